@@ -1,0 +1,96 @@
+// What the bytes of a .stash and a .ring file mean, apart from the rows (records.def).
+// SPDX-License-Identifier: Apache-2.0
+//
+//   X.stash   FileHeader | field table | metadata JSON | segment | segment | ...
+//             segment = SegmentHeader | payload (row_count rows, or codec 1 columns)
+//   X.ring    RingHeader (one page) | lane | lane | ...      exists while X is written, or after a crash
+//             lane = LaneHeader (one page) | capacity_rows rows
+//
+// A row of a lane has a number that only grows (its sequence); row n lies at index n % capacity.
+// Rows [consumed, committed) of a lane are not yet in X.stash. A segment names its lane and the
+// number of its first row, so a crash between "segment appended" and "consumed stored" is seen
+// by the reader: it starts at max(consumed, end of the lane's last segment). All little endian.
+// stashtrace/format/container.py reads the same layout; tests/unit/format checks they agree.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace stashtrace::container {
+
+inline constexpr char kFileMagic[8] = {'S', 'T', 'A', 'S', 'H', 'T', 'R', '\n'};
+inline constexpr char kRingMagic[8] = {'S', 'T', 'A', 'S', 'H', 'R', 'G', '\n'};
+inline constexpr std::uint32_t kLaneMagic = 0x454e414c;        // "LANE"
+inline constexpr std::uint64_t kSyncWord = 0xd15c0b5e9a7e5eedULL;
+inline constexpr std::uint16_t kContainerMajor = 1;            // other framing: +1
+inline constexpr std::uint16_t kContainerMinor = 0;
+inline constexpr std::uint16_t kOldestMajor = 1;
+inline constexpr std::uint32_t kPageBytes = 4096;
+
+struct FileHeader {
+  char magic[8];
+  std::uint16_t container_major;
+  std::uint16_t container_minor;
+  std::uint32_t header_bytes;       // sizeof(FileHeader) when written
+  std::uint32_t field_table_bytes;  // JSON text, see below; starts at header_bytes
+  std::uint32_t metadata_bytes;     // JSON text; starts at header_bytes + field_table_bytes
+  std::uint64_t data_offset_bytes;  // first segment, 8-aligned
+  std::uint32_t header_crc32;       // zlib crc32 of field table + metadata
+  std::uint32_t file_flags;         // FileFlag
+};
+static_assert(sizeof(FileHeader) == 40);
+enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the merge; the ring was folded in
+
+// Field table: {"records": [{"name", "id", "version", "collector", "row_bytes",
+//   "fields": [{"name", "type": "u16|i32|u32|i64|u64|f64|text56", "offset"}]}]}
+// Metadata: {"run_id", "host", "boot_id", "netns", "pid", "ppid", "incarnation", "parent_incarnation", "argv", "exe",
+//   "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"monotonic", "tick_hz", "start_ticks",
+//   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
+
+enum Codec : std::uint16_t { kRaw = 0, kColumns = 1 };  // kColumns: kernels/column_codec.h
+
+struct SegmentHeader {
+  std::uint64_t sync_word;
+  std::uint16_t record_id;
+  std::uint16_t codec;
+  std::uint32_t tid;
+  std::uint32_t lane_id;        // index of the lane in the ring file
+  std::uint32_t row_count;
+  std::uint64_t first_sequence;  // of the lane
+  std::uint32_t payload_bytes;
+  std::uint32_t payload_crc32;
+  std::uint32_t header_crc32;    // of the 40 bytes before this field
+  std::uint32_t reserved;
+};
+static_assert(sizeof(SegmentHeader) == 48 && offsetof(SegmentHeader, header_crc32) == 40);
+// Payloads are padded with zeros to a multiple of 8; payload_bytes counts without padding.
+
+struct RingHeader {                 // first page of X.ring
+  char magic[8];
+  std::uint16_t container_major;
+  std::uint16_t container_minor;
+  std::uint32_t pid;
+  std::uint64_t used_bytes;         // lanes lie in [kPageBytes, used_bytes); grows, release-stored
+  std::uint64_t lost_lanes;         // rows not recorded because no lane could be made
+};
+
+struct LaneHeader {                 // first page of a lane
+  std::uint32_t lane_magic;
+  std::uint16_t record_id;
+  std::uint16_t row_bytes;
+  std::uint32_t lane_id;
+  std::uint32_t capacity_rows;      // a power of two
+  std::uint64_t lane_bytes;         // header page + rows, rounded up to pages
+  std::uint32_t tid;                // present owner; all rows in [consumed, committed) are its
+  std::uint32_t state;              // 0 in use, 1 free (owner ended), may be taken once drained
+  alignas(64) std::uint64_t reserved;   // producer: rows claimed
+  std::uint64_t committed;          // producer: rows complete, release-stored
+  std::uint64_t dropped;            // rows refused because the lane was full
+  alignas(64) std::uint64_t consumed;   // drainer: rows that are in X.stash
+};
+static_assert(sizeof(LaneHeader) == 192 && std::is_standard_layout_v<LaneHeader>);
+static_assert(offsetof(LaneHeader, reserved) == 64 && offsetof(LaneHeader, consumed) == 128);
+
+}  // namespace stashtrace::container

@@ -1,0 +1,220 @@
+"""Enumerations of the event model.
+
+The first group repeats the CODES of ``csrc/schema/records.def`` so that Python has static names;
+``tests/architecture/test_schema_codes.py`` fails when the two differ. The second group is ours alone.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import enum
+
+
+class Severity(enum.IntEnum):
+    """How bad a loss is."""
+
+    INFO = 0
+    ERROR = 1
+    DATA_LOSS = 2
+
+
+class ThreadRole(enum.IntEnum):
+    """What a thread is to the job."""
+
+    UNKNOWN = 0
+    STEP = 1
+    WORKER = 2
+    PIN_MEMORY = 3
+    TRACER = 4
+    BACKEND = 5
+
+
+class SpanKind(enum.IntEnum):
+    """What a span or an instant is."""
+
+    USER = 0
+    STEP_MARK = 1
+    GC = 2
+    PROBE = 3
+    LOADER = 4
+
+
+class IoOp(enum.IntEnum):
+    """Which I/O call."""
+
+    READ = 1
+    WRITE = 2
+    PREAD = 3
+    PWRITE = 4
+    READV = 5
+    WRITEV = 6
+    PREADV = 7
+    PWRITEV = 8
+    OPEN = 9
+    CLOSE = 10
+    LSEEK = 11
+    STAT = 12
+    FSYNC = 13
+    MMAP = 14
+    MUNMAP = 15
+    MSYNC = 16
+    SENDFILE = 17
+    FOPEN = 18
+    FCLOSE = 19
+    FREAD = 20
+    FWRITE = 21
+    FSEEK = 22
+    FFLUSH = 23
+    UNLINK = 24
+    RENAME = 25
+    MKDIR = 26
+    READDIR = 27
+    TRUNCATE = 28
+    RECV = 29
+    SEND = 30
+    CONNECT = 31
+    FADVISE = 32
+
+
+class IoFlag(enum.IntFlag):
+    """Bits of ``io_flags``."""
+
+    SAMPLED = 1
+    BLOCKED = 2
+    BLOCK_INPUT = 4
+    STDIO = 8
+    SOCKET = 16
+    PIPE = 32
+    NETWORK_FS = 64
+    DIRECT = 128
+
+
+class WaitOp(enum.IntEnum):
+    """Which blocking call."""
+
+    COND_WAIT = 1
+    MUTEX_LOCK = 2
+    FUTEX = 3
+    SEMAPHORE = 4
+    POLL = 5
+    SLEEP = 6
+    JOIN = 7
+
+
+class BatchPhase(enum.IntEnum):
+    """A phase in the life of a batch."""
+
+    WAIT = 1
+    FETCH = 2
+    COLLATE = 3
+    PUT = 4
+    INDEX_WAIT = 5
+    RECEIVE = 6
+    PIN = 7
+    SERIALIZE = 8
+
+
+class Phase(enum.IntEnum):
+    """A phase of a training step."""
+
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    UPDATE_SKIPPED = 4
+    CHECKPOINT = 5
+    CHECKPOINT_LOAD = 6
+
+
+class PhaseFlag(enum.IntFlag):
+    """Bits of ``phase_flags``."""
+
+    NO_GRAD = 1
+    TRAINING = 2
+    NESTED = 4
+    FAILED = 8
+    BACKGROUND = 16
+
+
+class CollectiveOp(enum.IntEnum):
+    """Which collective."""
+
+    OTHER = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    ALL_TO_ALL = 4
+    BROADCAST = 5
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    BARRIER = 9
+    SEND = 10
+    RECEIVE = 11
+
+
+class CollectiveFlag(enum.IntFlag):
+    """Bits of ``collective_flags``."""
+
+    FUNCTIONAL = 1
+    COALESCED = 2
+    ASYNC_OP = 4
+    INFERENCE = 8
+    IN_BACKWARD = 16
+
+
+#: Operations in which nobody can end before everybody has entered.
+SYNCHRONISING_OPS = (
+    CollectiveOp.ALL_REDUCE,
+    CollectiveOp.ALL_GATHER,
+    CollectiveOp.REDUCE_SCATTER,
+    CollectiveOp.ALL_TO_ALL,
+    CollectiveOp.BARRIER,
+)
+
+
+class StallKind(enum.IntEnum):
+    """Where a nanosecond of a step went. The order resolves overlaps: the lowest value wins.
+
+    ``COMPUTE`` of a CPU rank is the exception: it is what remains of the phases (see
+    ``docs/concepts/stalls.md``).
+    """
+
+    COMPUTE = 1
+    STRAGGLER = 2
+    NETWORK = 3
+    INTERCONNECT = 4
+    H2D = 5
+    FETCH = 6
+    PREP = 7
+    HANDOFF = 8
+    CHECKPOINT = 9
+    SYNC = 10
+    LAUNCH = 11
+    OTHER = 13
+
+
+class TrackKind(enum.IntEnum):
+    """What a track of the time line shows."""
+
+    THREAD = 1
+    COMMUNICATOR = 2
+    STREAM = 3
+    DEVICE = 4
+    COUNTER = 5
+
+
+class ProcessRole(enum.IntEnum):
+    """What a process is to the job."""
+
+    OTHER = 0
+    RANK = 1
+    WORKER = 2
+    LAUNCHER = 3
+
+
+class FlowKind(enum.IntEnum):
+    """What an arrow of the time line joins."""
+
+    BATCH = 1
+    COLLECTIVE = 2
+    LAUNCH = 3

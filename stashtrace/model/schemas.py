@@ -1,0 +1,256 @@
+"""Every table of the event model: column names, types, units and meaning.
+
+Times are int64 nanoseconds of the run's common clock, intervals are half-open ``[begin_ns, end_ns)``.
+``*_code`` columns of texts index the trace's ``StringPool``; those of enumerations name their type.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: name, numpy dtype text, unit ('' if none), one-line meaning."""
+
+    name: str
+    dtype: str
+    unit: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A named, ordered set of columns."""
+
+    name: str
+    columns: tuple[Column, ...]
+    doc: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in order."""
+        return tuple(c.name for c in self.columns)
+
+
+def _schema(name: str, doc: str, *columns: tuple[str, str, str, str]) -> Schema:
+    return Schema(name, tuple(Column(*c) for c in columns), doc)
+
+
+_INTERVAL = (
+    ("begin_ns", "i8", "ns", "first instant inside"),
+    ("end_ns", "i8", "ns", "first instant after"),
+)
+
+PROCESSES = _schema(
+    "processes",
+    "One row per traced process image",
+    ("process_id", "i8", "", "row number, unique in the trace"),
+    ("host_code", "i8", "", "string: host name"),
+    ("boot_code", "i8", "", "string: boot id and time namespace, the clock domain"),
+    ("netns_code", "i8", "", "string: network namespace"),
+    ("pid", "i8", "", "process id on its host"),
+    ("parent_process_id", "i8", "", "process_id of the parent, -1 if not traced"),
+    ("rank", "i8", "", "global rank, -1 if none; workers carry the rank they serve"),
+    ("local_rank", "i8", "", "rank within the host, -1 if none"),
+    ("world_size", "i8", "", "ranks of the job, -1 if unknown"),
+    ("role_code", "i8", "", "ProcessRole"),
+    ("worker_id", "i8", "", "DataLoader worker number, -1 if none"),
+    ("name_code", "i8", "", "string: what a person calls it"),
+    *_INTERVAL,
+)
+TRACKS = _schema(
+    "tracks",
+    "A line of the time line: thread, communicator, stream, counter",
+    ("track_id", "i8", "", "row number, unique in the trace"),
+    ("process_id", "i8", "", "processes.process_id"),
+    ("kind_code", "i8", "", "TrackKind"),
+    ("native_id", "i8", "", "thread id, stream id, ...; 0 if none"),
+    ("role_code", "i8", "", "ThreadRole of a thread"),
+    ("name_code", "i8", "", "string"),
+    ("unit_code", "i8", "", "string: unit of a counter, empty otherwise"),
+)
+SPANS = _schema(
+    "spans",
+    "User annotations, garbage collection, probes' own time; step marks have begin_ns == end_ns",
+    ("span_id", "i8", "", "row number, unique in the table"),
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id"),
+    ("kind_code", "i8", "", "SpanKind"),
+    ("name_code", "i8", "", "string"),
+    ("correlation_id", "i8", "", "joins records of one cause, 0 if none"),
+    ("value", "i8", "", "meaning depends on the kind"),
+)
+PHASES = _schema(
+    "phases",
+    "Forward, backward, optimizer, checkpoint",
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id"),
+    ("process_id", "i8", "", "processes.process_id"),
+    ("phase_code", "i8", "", "Phase"),
+    ("phase_flags", "i8", "", "PhaseFlag bits"),
+    ("name_code", "i8", "", "string: class of the module, optimizer, ..."),
+    ("begin_cpu_ns", "i8", "ns", "thread CPU time at begin, -1 if unknown"),
+    ("end_cpu_ns", "i8", "ns", "thread CPU time at end, -1 if unknown"),
+    ("begin_runqueue_ns", "i8", "ns", "time runnable but not running at begin, -1 if unknown"),
+    ("end_runqueue_ns", "i8", "ns", "time runnable but not running at end, -1 if unknown"),
+)
+BATCHES = _schema(
+    "batches",
+    "Phases in the life of DataLoader batches",
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id of the recording thread"),
+    ("process_id", "i8", "", "processes.process_id of the recording process"),
+    ("rank", "i8", "", "rank that is served, -1 if none"),
+    ("loader_id", "u8", "", "one per iterator, same in main process and workers"),
+    ("batch_index", "i8", "", "the loader's index of the batch, -1 if none"),
+    ("worker_id", "i8", "", "worker that made the batch, -1 for the main process"),
+    ("phase_code", "i8", "", "BatchPhase"),
+    ("cpu_ns", "i8", "ns", "CPU time of the thread inside, -1 if unknown"),
+    ("runqueue_ns", "i8", "ns", "runnable but not running inside, -1 if unknown"),
+    ("major_faults_count", "i8", "", "page faults that waited for storage, inside"),
+    ("block_inputs_count", "i8", "", "ru_inblock growth of the thread, inside"),
+)
+IO = _schema(
+    "io",
+    "One row per I/O call; sorted by track_id, then begin_ns",
+    *_INTERVAL,
+    ("track_id", "i4", "", "tracks.track_id"),
+    ("path_code", "i4", "", "string: path, empty if unknown"),
+    ("op_code", "i2", "", "IoOp"),
+    ("io_flags", "i2", "", "IoFlag bits"),
+    ("offset_bytes", "i8", "bytes", "file offset, -1 if unknown"),
+    ("result_bytes", "i8", "bytes", "bytes moved or 0, or minus errno"),
+)
+WAITS = _schema(
+    "waits",
+    "Blocking waits of watched threads, above the recording threshold",
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id"),
+    ("process_id", "i8", "", "processes.process_id"),
+    ("wait_code", "i8", "", "WaitOp"),
+)
+COLLECTIVES = _schema(
+    "collectives",
+    "One row per rank and collective; host side (call, return) and backend side (begin, end)",
+    ("collective_key", "i8", "", "row number; the same cause on other ranks has the same group and sequence"),
+    ("process_id", "i8", "", "processes.process_id"),
+    ("rank", "i8", "", "global rank"),
+    ("track_id", "i8", "", "tracks.track_id of the calling thread"),
+    ("communicator_track_id", "i8", "", "tracks.track_id of the communicator, -1 if none"),
+    ("group_hash", "u8", "", "same on every rank of the group"),
+    ("sequence", "i8", "", "number within the group"),
+    ("op_code", "i8", "", "CollectiveOp"),
+    ("name_code", "i8", "", "string: operator as called"),
+    ("message_bytes", "i8", "bytes", "payload of this rank's input"),
+    ("peer_rank", "i8", "", "root or peer within the group, -1 if none"),
+    ("collective_flags", "i8", "", "CollectiveFlag bits"),
+    ("call_ns", "i8", "ns", "the caller entered"),
+    ("return_ns", "i8", "ns", "the launching call returned, -1 if unseen"),
+    ("begin_ns", "i8", "ns", "the backend began, -1 if unseen"),
+    ("end_ns", "i8", "ns", "the backend finished, -1 if never seen"),
+    ("status_code", "i8", "", "0 fine, 1 failed, 2 end seen late by a wait, 3 end unseen"),
+)
+COLLECTIVE_WAITS = _schema(
+    "collective_waits",
+    "A thread blocked on a collective (Work.wait)",
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id"),
+    ("process_id", "i8", "", "processes.process_id"),
+    ("collective_key", "i8", "", "collectives.collective_key, -1 if unknown"),
+)
+GROUPS = _schema(
+    "groups",
+    "One row per rank and process group",
+    ("process_id", "i8", "", "processes.process_id"),
+    ("rank", "i8", "", "global rank"),
+    ("group_hash", "u8", "", "same on every rank of the group"),
+    ("name_code", "i8", "", "string"),
+    ("backend_code", "i8", "", "string: gloo, nccl, ..."),
+    ("members_code", "i8", "", "string: global ranks, comma separated, in group order"),
+    ("group_rank", "i8", "", "this rank within the group"),
+    ("group_size", "i8", "", "members"),
+    ("observed_count", "i8", "", "collectives recorded, -1 if not compared"),
+    ("backend_count", "i8", "", "the group's own sequence number, -1 if none"),
+    ("crosses_hosts", "i8", "", "1 if its traffic leaves a host, 0 if not, -1 if unknown"),
+    ("locality_code", "i8", "", "string: the evidence for crosses_hosts"),
+)
+COUNTERS = _schema(
+    "counters",
+    "Sampled values; the track names the quantity and its unit",
+    ("ts_ns", "i8", "ns", "when"),
+    ("track_id", "i8", "", "tracks.track_id"),
+    ("value", "f8", "", "in the track's unit; cumulative ones end in _total"),
+)
+FLOWS = _schema(
+    "flows",
+    "Arrows; source and destination are an instant on a track",
+    ("kind_code", "i8", "", "FlowKind"),
+    ("source_track_id", "i8", "", "tracks.track_id"),
+    ("source_ns", "i8", "ns", "inside the source span"),
+    ("destination_track_id", "i8", "", "tracks.track_id"),
+    ("destination_ns", "i8", "ns", "inside the destination span"),
+)
+LOSSES = _schema(
+    "losses",
+    "What could not be recorded or read",
+    ("process_id", "i8", "", "processes.process_id, -1 if the whole run"),
+    ("collector_code", "i8", "", "string: collector or 'format'"),
+    ("name_code", "i8", "", "string: snake_case reason"),
+    ("severity_code", "i8", "", "Severity"),
+    ("lost_count", "i8", "", "records, events or bytes as the name says"),
+    ("advice_code", "i8", "", "string: one sentence for the user"),
+)
+ALIGNMENT = _schema(
+    "alignment",
+    "What the merge of clocks is worth",
+    ("boot_code", "i8", "", "string: clock domain"),
+    ("reference_code", "i8", "", "string: clock domain it is mapped to"),
+    ("offset_ns", "i8", "ns", "added to this domain's monotonic clock"),
+    ("drift_ppb", "i8", "ppb", "rate difference to the reference, 1e-9"),
+    ("error_ns", "i8", "ns", "half-width of the interval that holds the true offset"),
+    ("method_code", "i8", "", "string: same_clock, realtime, collectives"),
+)
+METADATA = _schema(
+    "metadata",
+    "Facts about processes: versions, command line, environment",
+    ("process_id", "i8", "", "processes.process_id, -1 for the run"),
+    ("key_code", "i8", "", "string"),
+    ("value_code", "i8", "", "string"),
+)
+
+#: Every table of EventTables and Trace, by attribute name.
+TABLES: dict[str, Schema] = {
+    s.name: s
+    for s in (
+        PROCESSES, TRACKS, SPANS, PHASES, BATCHES, IO, WAITS, COLLECTIVES, COLLECTIVE_WAITS,
+        GROUPS, COUNTERS, FLOWS, LOSSES, ALIGNMENT, METADATA,
+    )
+}
+
+# Results of analyses (one schema each; the docstring of the analysis repeats the names).
+STEPS = _schema(
+    "steps",
+    "One row per rank and step",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal from 0, the same step on every rank"),
+    *_INTERVAL,
+    ("process_id", "i8", "", "processes.process_id"),
+    ("track_id", "i8", "", "tracks.track_id of the step thread"),
+    ("sub_steps_count", "i8", "", "micro-batches"),
+    ("kind_code", "i8", "", "string: train, skipped_update, validation, marked"),
+    ("warmup", "i8", "", "1 if left out of summaries by default"),
+)
+STALLS = _schema(
+    "stalls",
+    "Where the time of each step of each rank went; step -1 is outside_steps",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("stall_ns", "i8", "ns", "time of this kind; the kinds of a step sum to its wall time"),
+    ("method", "U16", "", "kernels, brackets or host"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this"),
+    ("cause_rank", "i8", "", "straggler: the rank that was late most, -1 otherwise"),
+)
