@@ -1,0 +1,1 @@
+"""Starting traced commands and looking at the machine they run on."""

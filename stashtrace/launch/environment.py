@@ -1,0 +1,133 @@
+"""The environment that turns an ordinary command into a traced one.
+
+Called by ``stashtrace run`` and by tests. Pure: a mapping in, a new dict out; nothing is started and the
+caller's environment stays as it is. The variables are the whole contract between launcher and guest
+(their table is in ``docs/reference/environment.md``); the user's own values are kept behind ours.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stashtrace.errors import CaptureError, UsageError
+
+#: Collectors that a run turns on unless told otherwise; names as in ``csrc/schema/records.def``.
+COLLECTORS = (
+    "posix_io",
+    "waits",
+    "proc",
+    "torch_dataloader",
+    "torch_step",
+    "torch_distributed",
+    "annotations",
+)
+_PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
+INJECT_PATH = _PACKAGE / "probes" / "inject"
+
+
+def traced_environment(
+    base: Mapping[str, str],
+    *,
+    run_dir: str | os.PathLike[str],
+    run_id: str,
+    collectors: Sequence[str] | None = None,
+    steps: str | tuple[int | None, int | None] | None = None,
+    wait_threshold_ns: int | None = None,
+    sample_ms: int | None = None,
+    drainer: str | None = None,
+    log_level: str | None = None,
+    library: str | os.PathLike[str] | None = None,
+) -> dict[str, str]:
+    """Return a copy of ``base`` in which every process of the command records itself.
+
+    Parameters
+    ----------
+    base : mapping
+        Environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours.
+    run_dir : path
+        Where the processes write; made absolute, since they may change their directory.
+    run_id : str
+        Hexadecimal name of the run, stored in every file.
+    collectors : sequence of str, optional
+        Subset of :data:`COLLECTORS`; all by default.
+    steps : str or (first, last), optional
+        ``"A:B"``: record probes and hooks for these steps alone.
+    wait_threshold_ns, sample_ms, drainer, log_level : optional
+        STASHTRACE_WAIT_THRESHOLD_NS, STASHTRACE_SAMPLE_MS, STASHTRACE_DRAINER and STASHTRACE_LOG;
+        None keeps what ``base`` says.
+    library : path, optional
+        Runtime library to preload, the package's own by default.
+
+    Returns
+    -------
+    dict of str to str
+
+    Raises
+    ------
+    UsageError
+        If a collector is unknown or ``steps`` is not a range.
+    CaptureError
+        If the library is missing, or lies where LD_PRELOAD cannot name it.
+    """
+    environment = dict(base)
+    environment["LD_PRELOAD"] = _prepend(_library_path(library), base.get("LD_PRELOAD", "").replace(" ", ":"))
+    environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
+    environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
+    environment["STASHTRACE_RUN_ID"] = run_id
+    environment["STASHTRACE_COLLECTORS"] = ",".join(_known_collectors(collectors))
+    environment.pop("STASHTRACE_STEPS", None)
+    if steps is not None:
+        environment["STASHTRACE_STEPS"] = _step_range(steps)
+    for name, value in (
+        ("STASHTRACE_WAIT_THRESHOLD_NS", wait_threshold_ns),
+        ("STASHTRACE_SAMPLE_MS", sample_ms),
+        ("STASHTRACE_DRAINER", drainer),
+        ("STASHTRACE_LOG", log_level),
+    ):
+        if value is not None:
+            environment[name] = str(value)
+    return environment
+
+
+def _prepend(first: str, old: str) -> str:
+    """Put ``first`` before a colon-separated list, once, so that a traced command may trace another."""
+    # An empty entry of PYTHONPATH means the current directory, so it must survive.
+    return ":".join([first, *(part for part in (old.split(":") if old else []) if part != first)])
+
+
+def _library_path(library: str | os.PathLike[str] | None) -> str:
+    path = Path(library).absolute() if library is not None else LIBRARY_PATH
+    if not path.is_file():
+        raise CaptureError(
+            f"{path.name} is not in {path.parent}",
+            hint="build it with `make native`, or install the package again",
+        )
+    if any(separator in str(path) for separator in ": "):
+        # The loader splits LD_PRELOAD at both characters and knows no quoting.
+        raise CaptureError(
+            f"the path {path} holds a colon or a blank, which LD_PRELOAD cannot name",
+            hint="install stashtrace into a folder without blanks and colons",
+        )
+    return str(path)
+
+
+def _known_collectors(collectors: Sequence[str] | None) -> tuple[str, ...]:
+    if collectors is None:
+        return COLLECTORS
+    unknown = [name for name in collectors if name not in COLLECTORS]
+    if unknown:
+        raise UsageError(f"no collector named {unknown[0]!r}", hint="choose from: " + ", ".join(COLLECTORS))
+    return tuple(dict.fromkeys(collectors))
+
+
+def _step_range(steps: str | tuple[int | None, int | None]) -> str:
+    text = steps if isinstance(steps, str) else ":".join("" if end is None else str(end) for end in steps)
+    first, colon, last = text.partition(":")
+    well_formed = bool(colon) and all(part == "" or part.isdecimal() for part in (first, last))
+    if not well_formed or (first and last and int(first) >= int(last)):
+        raise UsageError(f"steps {text!r} is not a range A:B with A < B", hint="for example --steps 10:20")
+    return text

@@ -1,0 +1,69 @@
+"""traced_environment: what it adds, what it keeps, what it refuses."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stashtrace.errors import CaptureError, UsageError
+from stashtrace.launch.environment import COLLECTORS, INJECT_PATH, traced_environment
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    path = tmp_path / "libstashtrace.so"
+    path.write_bytes(b"")
+    return path
+
+
+def test_keeps_the_users_values_behind_ours(library: Path) -> None:
+    base = {"LD_PRELOAD": "/opt/a.so /opt/b.so", "PYTHONPATH": "/home/user/lib", "HOME": "/home/user"}
+    env = traced_environment(base, run_dir="/run/x", run_id="ab", library=library)
+    assert env["LD_PRELOAD"] == f"{library}:/opt/a.so:/opt/b.so"
+    assert env["PYTHONPATH"] == f"{INJECT_PATH}:/home/user/lib"
+    assert env["HOME"] == "/home/user"
+    assert base["PYTHONPATH"] == "/home/user/lib", "the caller's mapping must stay as it was"
+
+
+def test_says_where_and_what_to_record(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(library.parent)
+    env = traced_environment({}, run_dir="out", run_id="ab12", collectors=["waits"], steps=(5, None), library=library)
+    assert env["STASHTRACE_DIR"] == str(library.parent / "out")
+    assert env["STASHTRACE_RUN_ID"] == "ab12"
+    assert env["STASHTRACE_COLLECTORS"] == "waits"
+    assert env["STASHTRACE_STEPS"] == "5:"
+
+
+def test_twice_is_once(library: Path) -> None:
+    once = traced_environment({}, run_dir="/x", run_id="1", steps="1:2", library=library)
+    twice = traced_environment(once, run_dir="/y", run_id="2", library=library)
+    assert twice["LD_PRELOAD"] == str(library)
+    assert twice["PYTHONPATH"] == str(INJECT_PATH)
+    assert "STASHTRACE_STEPS" not in twice, "a nested run must not inherit the outer window"
+    assert twice["STASHTRACE_COLLECTORS"].split(",") == list(COLLECTORS)
+
+
+def test_options_override_only_when_given(library: Path) -> None:
+    base = {"STASHTRACE_LOG": "debug", "STASHTRACE_SAMPLE_MS": "50"}
+    env = traced_environment(base, run_dir="/x", run_id="1", sample_ms=10, library=library)
+    assert (env["STASHTRACE_LOG"], env["STASHTRACE_SAMPLE_MS"]) == ("debug", "10")
+
+
+@pytest.mark.parametrize("steps", ["5", "b:a", "7:3", "-1:4"])
+def test_refuses_a_range_that_is_none(library: Path, steps: str) -> None:
+    with pytest.raises(UsageError):
+        traced_environment({}, run_dir="/x", run_id="1", steps=steps, library=library)
+
+
+def test_refuses_unknown_collectors_and_unnameable_libraries(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cupti"):
+        traced_environment({}, run_dir="/x", run_id="1", collectors=["cupti"], library=library)
+    with pytest.raises(CaptureError):
+        traced_environment({}, run_dir="/x", run_id="1", library=tmp_path / "missing.so")
+    blank = tmp_path / "a b" / "libstashtrace.so"
+    blank.parent.mkdir()
+    blank.write_bytes(b"")
+    with pytest.raises(CaptureError, match="blank"):
+        traced_environment({}, run_dir="/x", run_id="1", library=blank)
