@@ -1,0 +1,50 @@
+"""What the architecture tests read: the tracked source files, and the imports of a Python file."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".c", ".def"}
+
+
+def tracked_files() -> list[Path]:
+    """Files that belong to the project: by git where there is a checkout, else everything but build output."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode == 0 and listed.stdout:
+        return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
+    skipped = {".git", ".venv", "build", "dist", "__pycache__", ".cache"}
+    return [p for p in ROOT.rglob("*") if p.is_file() and not skipped & set(p.relative_to(ROOT).parts)]
+
+
+def source_files(*folders: str) -> list[Path]:
+    """Tracked source files below the named folders of the project."""
+    return [
+        p
+        for p in tracked_files()
+        if p.suffix in SOURCE_SUFFIXES and p.relative_to(ROOT).parts[0] in folders and "data" not in p.parts
+    ]
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """Absolute names imported by a file: (dotted name, line, only for type checkers)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            typing_only.update(child for statement in node.body for child in ast.walk(statement))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, node in typing_only
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno, node in typing_only
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), node.lineno, node in typing_only

@@ -1,0 +1,55 @@
+"""Generated pages are fresh, and the published names are the documented ones."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+from source_tree import ROOT, tracked_files
+
+import stashtrace
+
+
+def generator(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["format.md", "tables.md"])
+def test_format_pages_are_fresh(page: str) -> None:
+    text = generator("generate_format").PAGES[page]()
+    assert (ROOT / "docs/reference" / page).read_text(encoding="utf-8") == text, "run python docs/generate_format.py"
+
+
+def test_api_page_names_the_public_surface() -> None:
+    page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^### `([\w.]+)", page, re.M))
+    assert documented == set(stashtrace.__all__)
+
+
+def test_environment_page_names_every_variable() -> None:
+    page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
+    used = set()
+    for path in tracked_files():
+        parts = path.relative_to(ROOT).parts
+        if parts[0] in ("csrc", "stashtrace") and path.suffix in (".h", ".cpp", ".py"):
+            used.update(re.findall(r'"(STASHTRACE_[A-Z_]+)"', path.read_text(encoding="utf-8")))
+    missing = {name for name in used if f"`{name}`" not in page}
+    assert missing == set()
+
+
+def test_links_between_pages_resolve() -> None:
+    broken = []
+    for page in tracked_files():
+        if page.suffix != ".md":
+            continue
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+    assert broken == []

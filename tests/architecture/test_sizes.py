@@ -1,0 +1,29 @@
+"""Files stay small, and no drawer is called utils."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from source_tree import ROOT, source_files, tracked_files
+
+SOURCES = source_files("csrc", "stashtrace", "tests", "benchmarks", "examples")
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_file_is_small(path) -> None:
+    relative = path.relative_to(ROOT)
+    ceiling = 600 if relative.parts[0] == "tests" else 400
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= ceiling, f"{relative} has {lines} lines, the ceiling is {ceiling}"
+
+
+def test_no_drawer_names() -> None:
+    found = [p for p in tracked_files() if p.stem in BANNED_NAMES or BANNED_NAMES & set(p.relative_to(ROOT).parts)]
+    assert not found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_license_line(path) -> None:
+    head = path.read_text(encoding="utf-8")[:1500]
+    assert not head.strip() or "SPDX-License-Identifier: Apache-2.0" in head, f"{path.relative_to(ROOT)} has no SPDX line"

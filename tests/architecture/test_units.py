@@ -1,0 +1,43 @@
+"""A number's name ends in its unit, in the files' schema and in every table."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from stashtrace import _native
+from stashtrace.model import schemas
+
+SUFFIXES = (
+    "_ns", "_bytes", "_bytes_per_s", "_ratio", "_watts", "_celsius", "_hz", "_count", "_ticks", "_ppb",
+    "_id", "_code", "_hash", "_flags", "_padding", "_rank", "_size", "_index", "_key",
+)
+# Ordinals, plain identities and texts, which have no unit.
+UNITLESS = {
+    "ticks", "tid", "pid", "part", "text", "value", "rank", "local_rank", "world_size", "step", "sequence", "step_a",
+    "step_b", "kind", "method", "warmup", "crosses_hosts", "op", "communicator", "path", "directory", "verdict", "name",
+}
+
+
+def accepted(name: str) -> bool:
+    return name.endswith(SUFFIXES) or name in UNITLESS
+
+
+RECORD_FIELDS = [(r["name"], f["name"]) for r in _native.schema()["records"] for f in r["fields"]]
+TABLES = [v for v in vars(schemas).values() if isinstance(v, schemas.Schema)]
+COLUMNS = [(t.name, c) for t in TABLES for c in t.columns]
+
+
+@pytest.mark.parametrize(("record", "field"), RECORD_FIELDS, ids=lambda v: str(v))
+def test_record_field(record: str, field: str) -> None:
+    assert accepted(field), f"{record}.{field} says no unit"
+
+
+@pytest.mark.parametrize(("table", "column"), COLUMNS, ids=lambda v: getattr(v, "name", str(v)))
+def test_table_column(table: str, column: schemas.Column) -> None:
+    numeric = column.dtype[0] in "iuf"
+    assert not numeric or accepted(column.name), f"{table}.{column.name} says no unit"
+    assert column.doc, f"{table}.{column.name} has no meaning"
+    for unit in ("ns", "bytes"):
+        if column.name.endswith(f"_{unit}"):
+            assert column.unit == unit, f"{table}.{column.name} declares unit {column.unit!r}"
