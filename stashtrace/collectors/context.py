@@ -1,0 +1,220 @@
+"""What a room's ``decode`` is given beside the rows: clock, tracks, strings, and who the process is.
+
+``align.align`` makes one context per process; each ``stashtrace/collectors/X.py:decode(raw, context)``
+reads it and returns :class:`EventTables`. A decoder never touches files, never sees another process,
+and answers in the run's common clock, because ``to_ns`` already maps to it.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.model.kinds import ProcessRole, Severity, ThreadRole, TrackKind
+from stashtrace.model.schemas import TABLES, TRACKS
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+from stashtrace.model.trace import EventTables
+
+Int64 = npt.NDArray[np.int64]
+#: Ticks of one process -> ns of the common clock.
+TickClock = Callable[[npt.NDArray[np.uint64]], Int64]
+#: (collector, reason, severity, lost_count, advice), as in RawProcess.losses.
+LossRow = tuple[str, str, int, int, str]
+
+#: String ids above this are looked up by search instead of through a flat array.
+_FLAT_LIMIT = 1 << 22
+
+
+class TrackRegistry:
+    """Tracks of a whole trace: hands out ids, keeps names and roles, makes the ``tracks`` table."""
+
+    def __init__(self, strings: StringPool) -> None:
+        self.strings = strings
+        self._ids: dict[tuple[int, int, int, str], int] = {}
+        self._rows: list[list[int]] = []
+
+    def _get(self, process_id: int, kind: TrackKind, native_id: int, name: str, unit: str, by_name: bool) -> int:
+        key = (process_id, int(kind), native_id, name if by_name else "")
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = len(self._rows)
+            code = self.strings.code
+            self._rows.append([found, process_id, int(kind), native_id, 0, code(name), code(unit)])
+        return found
+
+    def thread(self, process_id: int, tid: int) -> int:
+        """Track of a thread, made at first use."""
+        return self._get(process_id, TrackKind.THREAD, tid, "", "", False)
+
+    def communicator(self, process_id: int, native_id: int, name: str) -> int:
+        """Track of a communicator of one process; ``native_id`` is its group hash."""
+        signed = native_id - (1 << 64) if native_id >= 1 << 63 else native_id
+        return self._get(process_id, TrackKind.COMMUNICATOR, signed, name, "", False)
+
+    def counter(self, process_id: int, name: str, unit: str, native_id: int = 0) -> int:
+        """Track of a sampled quantity."""
+        return self._get(process_id, TrackKind.COUNTER, native_id, name, unit, True)
+
+    def describe_thread(self, process_id: int, tid: int, *, name: str = "", role: int = ThreadRole.UNKNOWN) -> None:
+        """Set name and role of a thread; empty name and unknown role leave what is there."""
+        row = self._rows[self.thread(process_id, tid)]
+        if name:
+            row[5] = self.strings.code(name)
+        if role != ThreadRole.UNKNOWN:
+            row[4] = int(role)
+
+    def table(self) -> Table:
+        """The ``tracks`` table so far."""
+        return Table.from_rows(TRACKS, self._rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Who a process is to the job, as ``align.ranks`` found out; ``rank`` of a worker is the rank it serves."""
+
+    process_id: int
+    pid: int
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = -1
+    role: ProcessRole = ProcessRole.OTHER
+    worker_id: int = -1
+    parent_process_id: int = -1
+
+
+class DecodeContext:
+    """Clock, tracks and strings of one process.
+
+    Parameters
+    ----------
+    identity : ProcessIdentity
+        Its fields are readable from the context too: ``context.process_id``, ``context.rank``, ...
+    tracks : TrackRegistry
+        Shared by the processes of a trace.
+    texts : mapping of int to str
+        String id -> text, of this process (``RawProcess.strings``).
+    clock : callable
+        uint64 ticks -> int64 ns of the common clock.
+    wanted : set of str, optional
+        Tables the caller will keep; a decoder may skip the others. All if None.
+    """
+
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        *,
+        tracks: TrackRegistry,
+        texts: Mapping[int, str],
+        clock: TickClock,
+        wanted: frozenset[str] | None = None,
+    ) -> None:
+        self.identity = identity
+        self.process_id = identity.process_id
+        self.pid = identity.pid
+        self.rank = identity.rank
+        self.registry = tracks
+        self.strings = tracks.strings
+        self.losses: list[LossRow] = []
+        self.wanted = wanted
+        self._texts = texts
+        self._clock = clock
+        self._flat: Int64 | None = None
+
+    # Time ---------------------------------------------------------------------------------------
+
+    def to_ns(self, ticks: Any) -> Int64:
+        """Ticks (any integer array) -> int64 ns of the common clock."""
+        return self._clock(np.asarray(ticks, dtype=np.uint64))
+
+    def to_ns_or_unseen(self, ticks: Any) -> Int64:
+        """Same, but 0 ticks (never seen) become -1."""
+        array = np.asarray(ticks, dtype=np.uint64)
+        return np.where(array == 0, np.int64(-1), self._clock(array))
+
+    # Tracks -------------------------------------------------------------------------------------
+
+    def track(self, tid: int) -> int:
+        """Track id of a thread of this process."""
+        return self.registry.thread(self.process_id, int(tid))
+
+    def tracks(self, tids: npt.NDArray[Any]) -> Int64:
+        """Track id of each row's thread. Cheap for rows grouped by thread, as RawRecords are."""
+        tids = np.asarray(tids)
+        if len(tids) == 0:
+            return np.empty(0, dtype=np.int64)
+        starts = np.concatenate(([0], np.flatnonzero(tids[1:] != tids[:-1]) + 1))
+        ids = np.fromiter((self.track(t) for t in tids[starts].tolist()), dtype=np.int64, count=len(starts))
+        return np.repeat(ids, np.diff(np.append(starts, len(tids))))
+
+    def counter_track(self, name: str, unit: str, native_id: int = 0) -> int:
+        """Track of a sampled quantity of this process."""
+        return self.registry.counter(self.process_id, name, unit, native_id)
+
+    def communicator_track(self, group_hash: int, name: str) -> int:
+        """Track of a communicator of this process."""
+        return self.registry.communicator(self.process_id, int(group_hash), name)
+
+    # Strings ------------------------------------------------------------------------------------
+
+    def text(self, string_id: int) -> str:
+        """Text of a string id of this process; empty if 0 or not recorded."""
+        return self._texts.get(int(string_id), "")
+
+    def codes(self, string_ids: Any) -> Int64:
+        """String ids of this process -> codes of the trace's pool; 0 or not recorded -> 0 (empty)."""
+        ids = np.asarray(string_ids)
+        if len(ids) == 0:
+            return np.empty(0, dtype=np.int64)
+        top = int(ids.max())
+        if top >= _FLAT_LIMIT:
+            distinct, inverse = np.unique(ids, return_inverse=True)
+            return self.strings.codes(self.text(i) for i in distinct.tolist())[inverse]
+        if self._flat is None or top >= len(self._flat):
+            flat = np.zeros(top + 1, dtype=np.int64)
+            for string_id, text in self._texts.items():
+                if string_id <= top:
+                    flat[string_id] = self.strings.code(text)
+            self._flat = flat
+        return self._flat[ids]
+
+    # Results ------------------------------------------------------------------------------------
+
+    def wants(self, table: str) -> bool:
+        """Whether the caller will keep this table."""
+        return self.wanted is None or table in self.wanted
+
+    def add_loss(self, collector: str, reason: str, lost_count: int, advice: str = "",
+                 severity: Severity = Severity.DATA_LOSS) -> None:
+        """Report something that the rows show to be missing."""
+        self.losses.append((collector, reason, int(severity), int(lost_count), advice))
+
+    def tables(self, **columns: Mapping[str, Any]) -> EventTables:
+        """EventTables from columns per table name; a scalar column is repeated to the table's length."""
+        return EventTables(self.strings, {name: _table(name, given) for name, given in columns.items()})
+
+
+def _table(name: str, columns: Mapping[str, Any]) -> Table:
+    schema = TABLES[name]
+    rows = max((len(v) for v in columns.values() if np.ndim(v)), default=1)
+    dtypes = {c.name: c.dtype for c in schema.columns}
+    full = {k: v if np.ndim(v) else np.full(rows, v, dtype=dtypes.get(k)) for k, v in columns.items()}
+    return Table(schema, full)
+
+
+def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool) -> dict[str, Any]:
+    """Columns of the ``losses`` table from loss tuples."""
+    listed = list(rows)
+    return {
+        "process_id": np.full(len(listed), process_id, dtype=np.int64),
+        "collector_code": strings.codes(r[0] for r in listed),
+        "name_code": strings.codes(r[1] for r in listed),
+        "severity_code": np.array([r[2] for r in listed], dtype=np.int64),
+        "lost_count": np.array([r[3] for r in listed], dtype=np.int64),
+        "advice_code": strings.codes(r[4] for r in listed),
+    }

@@ -1,0 +1,67 @@
+"""Decodes what the recorder says about itself: threads, losses, facts.
+
+``clock_sync`` rows are read by ``align.clocks`` before any decoder runs, ``string_part`` rows by the
+reader. Called through the registry by ``align.align``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace import _native
+from stashtrace.collectors.context import DecodeContext, LossRow, losses_columns
+from stashtrace.model.trace import EventTables, RawProcess
+
+RECORDS = ("thread_info", "loss", "metadata")
+TABLES = ("losses", "metadata", "tracks")
+
+
+def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
+    """Name the tracks; fill ``losses`` and ``metadata``."""
+    threads = raw.records.get("thread_info")
+    if threads is not None:
+        rows = np.sort(threads.rows, order="ticks", kind="stable")
+        for tid, name_id, role in zip(
+            rows["tid"].tolist(), rows["name_id"].tolist(), rows["role_code"].tolist(), strict=True
+        ):
+            context.registry.describe_thread(context.process_id, tid, name=context.text(name_id), role=role)
+    return context.tables(
+        losses=losses_columns(context.process_id, _losses(raw, context), context.strings),
+        metadata=_metadata(raw, context),
+    )
+
+
+def _losses(raw: RawProcess, context: DecodeContext) -> list[LossRow]:
+    """Loss rows of one reason are cumulated: the recorder reports a growing drop count piece by piece."""
+    records = raw.records.get("loss")
+    if records is None:
+        return []
+    names = {c["code"]: c["name"] for c in _native.schema()["collectors"]}
+    total: dict[tuple[str, str, int, str], int] = {}
+    for row in records.rows.tolist():
+        _ticks, count, reason_id, detail_id, collector, severity, _reserved = row
+        name = names.get(collector, f"collector_{collector}")
+        key = (name, context.text(reason_id) or "unnamed", severity, context.text(detail_id))
+        total[key] = total.get(key, 0) + count
+    return [(c, r, s, n, a) for (c, r, s, a), n in total.items()]
+
+
+def _metadata(raw: RawProcess, context: DecodeContext) -> dict[str, object]:
+    facts = {k: v if isinstance(v, str) else _plain(v) for k, v in raw.metadata.items() if k not in ("env", "losses")}
+    env = raw.metadata.get("env")
+    if isinstance(env, dict):
+        facts.update({f"env.{k}": str(v) for k, v in env.items()})
+    records = raw.records.get("metadata")
+    if records is not None:
+        for row in np.sort(records.rows, order="ticks", kind="stable"):
+            facts[context.text(row["key_id"])] = context.text(row["value_id"])
+    return {
+        "process_id": np.full(len(facts), context.process_id, dtype=np.int64),
+        "key_code": context.strings.codes(facts),
+        "value_code": context.strings.codes(facts.values()),
+    }
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
