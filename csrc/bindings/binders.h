@@ -1,0 +1,9 @@
+// The list of binders: each csrc/bindings/bind_X.cpp defines `void bind_X(py::module_& module)`.
+// SPDX-License-Identifier: Apache-2.0
+//
+// module.cpp calls them in this order. To add one: a file bind_X.cpp and one line in the list below.
+#pragma once
+
+#define STASHTRACE_BINDERS(BINDER) \
+  BINDER(bind_schema)              \
+  // end of list
