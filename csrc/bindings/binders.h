@@ -6,4 +6,5 @@
 
 #define STASHTRACE_BINDERS(BINDER) \
   BINDER(bind_schema)              \
+  BINDER(bind_intervals)           \
   // end of list
