@@ -7,4 +7,5 @@
 #define STASHTRACE_BINDERS(BINDER) \
   BINDER(bind_schema)              \
   BINDER(bind_intervals)           \
+  BINDER(bind_perfetto)            \
   // end of list
