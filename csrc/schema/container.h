@@ -48,6 +48,8 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 // Metadata: {"run_id", "host", "boot_id", "netns", "pid", "ppid", "incarnation", "parent_incarnation", "argv", "exe",
 //   "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"monotonic", "tick_hz", "start_ticks",
 //   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
+// A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
+// recorded process): an id that its own file does not define is to be looked up in the parent's.
 
 enum Codec : std::uint16_t { kRaw = 0, kColumns = 1 };  // kColumns: kernels/column_codec.h
 
@@ -73,7 +75,7 @@ struct RingHeader {                 // first page of X.ring
   std::uint16_t container_minor;
   std::uint32_t pid;
   std::uint64_t used_bytes;         // lanes lie in [kPageBytes, used_bytes); grows, release-stored
-  std::uint64_t lost_lanes;         // rows not recorded because no lane could be made
+  std::uint64_t lost_lanes;         // rows not recorded because no lane could be made, not yet told in a loss row
 };
 
 struct LaneHeader {                 // first page of a lane
@@ -87,7 +89,9 @@ struct LaneHeader {                 // first page of a lane
   std::uint32_t state;              // 0 in use, 1 free (owner ended), may be taken once drained
   alignas(64) std::uint64_t reserved;   // producer: rows claimed
   std::uint64_t committed;          // producer: rows complete, release-stored
-  std::uint64_t dropped;            // rows refused because the lane was full
+  std::uint64_t dropped;            // rows refused because the lane was full, not yet told in a loss row
+  std::uint64_t mark;               // producer's own: leaves its fast path when reserved gets here
+  std::uint64_t row_mask;           // producer's own: capacity_rows - 1
   alignas(64) std::uint64_t consumed;   // drainer: rows that are in X.stash
 };
 static_assert(sizeof(LaneHeader) == 192 && std::is_standard_layout_v<LaneHeader>);

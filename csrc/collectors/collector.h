@@ -1,0 +1,46 @@
+// What a native collector is: a room that can be started and stopped. SPDX-License-Identifier: Apache-2.0
+//
+// A room csrc/collectors/X defines `namespace stashtrace::rooms { Collector& X() noexcept; }`, which returns an
+// object that lives for ever (a constinit static without destructor). CMake finds the folder; runtime.cpp starts the
+// room if STASHTRACE_COLLECTORS names it. template_room/ is a complete small one to copy.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.h"
+#include "core/status.h"
+
+namespace stashtrace {
+
+// Called on the drainer's thread about every STASHTRACE_SAMPLE_MS. It may emit; it must not block for long.
+class TickListener {
+ public:
+  virtual void tick(std::uint64_t now_ticks) noexcept = 0;
+
+ protected:
+  ~TickListener() = default;
+};
+
+class Context {
+ public:
+  virtual const Config& config() const noexcept = 0;
+  virtual bool add_tick_listener(TickListener& listener) noexcept = 0;  // false: no place left
+
+ protected:
+  ~Context() = default;
+};
+
+class Collector {
+ public:
+  // Runs in the library constructor of every traced process: it must be cheap and may not emit. It may refuse: the
+  // reason becomes a `loss` row, the run goes on.
+  virtual Status start(Context& context) noexcept = 0;
+  virtual void stop() noexcept = 0;  // nothing is emitted after it returns
+  // In a forked child before its first row: string ids kept from the parent are not in the child's file.
+  virtual void after_fork() noexcept {}
+
+ protected:
+  ~Collector() = default;
+};
+
+}  // namespace stashtrace

@@ -1,0 +1,58 @@
+// The clock of all records: raw ticks, and what they are worth. SPDX-License-Identifier: Apache-2.0
+//
+// Ticks are the TSC (cntvct on aarch64) where it runs at one rate on all cores, else CLOCK_MONOTONIC in ns.
+// Conversion happens offline: clock_sync rows pair ticks with the kernel's clocks. Any thread, any time.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace stashtrace {
+
+namespace clock_detail {
+// Zero until init_clock() has seen that the counter may be trusted; written once, before any record.
+extern constinit bool counter_trusted;
+}  // namespace clock_detail
+
+inline std::int64_t clock_ns(clockid_t id) noexcept {
+  timespec now{};
+  ::clock_gettime(id, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+inline std::uint64_t now_ticks() noexcept {
+  if (__builtin_expect(clock_detail::counter_trusted, 1)) {
+#if defined(__x86_64__)
+    return __rdtsc();
+#else
+    std::uint64_t value;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(value));
+    return value;
+#endif
+  }
+  return static_cast<std::uint64_t>(clock_ns(CLOCK_MONOTONIC));
+}
+
+// Chooses the clock. Idempotent; the same on every process of a host, since it looks at the host alone.
+void init_clock() noexcept;
+const char* clock_name() noexcept;  // "tsc" or "monotonic"
+
+struct ClockReading {
+  std::uint64_t ticks;
+  std::int64_t monotonic_ns;
+  std::int64_t realtime_ns;
+  std::uint32_t bracket_ticks;  // distance of the two tick reads around it: its uncertainty
+};
+
+// The tightest of `attempts` readings.
+ClockReading read_clocks(int attempts = 5) noexcept;
+
+// Ticks per second between an earlier reading and now; waits up to 100 us if that was too recent.
+std::uint64_t estimate_tick_hz(const ClockReading& earlier) noexcept;
+
+}  // namespace stashtrace

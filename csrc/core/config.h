@@ -1,0 +1,44 @@
+// Every STASHTRACE_* variable, parsed once. SPDX-License-Identifier: Apache-2.0
+//
+// Called by the library constructor; afterwards read-only, from any thread. The table of the variables for
+// users is docs/reference/environment.md; the launcher's half is stashtrace/launch/environment.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace stashtrace {
+
+enum class DrainerMode : std::uint8_t { automatic, thread, self, off };
+enum class LogLevel : std::uint8_t { error, info, debug };
+
+struct Config {
+  static constexpr std::size_t kDirBytes = 3072;  // PATH_MAX less room for our file names
+  static constexpr std::size_t kRunIdBytes = 80;
+  static constexpr std::size_t kStepsBytes = 64;
+
+  bool active = false;                       // STASHTRACE_DIR is set and usable as a path
+  char dir[kDirBytes] = {};                  // STASHTRACE_DIR
+  char run_id[kRunIdBytes] = {};             // STASHTRACE_RUN_ID
+  char steps[kStepsBytes] = {};              // STASHTRACE_STEPS, checked by the launcher, used by the probes
+  std::uint32_t collectors = ~std::uint32_t{0};  // STASHTRACE_COLLECTORS: bit = code of records.def
+  std::int64_t wait_threshold_ns = 20'000;   // STASHTRACE_WAIT_THRESHOLD_NS
+  std::uint32_t sample_ms = 100;             // STASHTRACE_SAMPLE_MS
+  std::uint32_t io_lane_bytes = 0;           // STASHTRACE_LANE_BYTES, 0: as records.def says
+  DrainerMode drainer = DrainerMode::automatic;  // STASHTRACE_DRAINER
+  LogLevel log = LogLevel::error;            // STASHTRACE_LOG
+
+  bool collector_on(std::string_view name) const noexcept;
+};
+
+// Reads an environment in the form of `environ`. Values that make no sense keep their default.
+void parse_config(Config& config, const char* const* environment) noexcept;
+
+// The value of a variable in an environment block, empty if it is not there.
+std::string_view variable(const char* const* environment, std::string_view name) noexcept;
+
+const char* name_of(DrainerMode mode) noexcept;
+const char* name_of(LogLevel level) noexcept;
+
+}  // namespace stashtrace

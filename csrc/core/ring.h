@@ -1,0 +1,126 @@
+// One lane: a ring of fixed rows that one thread writes and one drainer reads. SPDX-License-Identifier: Apache-2.0
+//
+//   row number   0 ......... consumed ............. committed .. reserved ....... consumed + capacity
+//                in X.stash    | complete, only here  | being written | free
+//
+// The lane lies in a MAP_SHARED file, so rows below `committed` survive any death of the process. The producer is
+// one thread *and its signal handlers*: a handler that records in the middle of a row claims the next one and
+// leaves publishing to the row it interrupted, which is why claiming is one instruction (`xadd`, no lock prefix:
+// nobody else writes `reserved`). Callers: emit.h (producer), drainer.cpp (consumer).
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "schema/container.h"
+
+namespace stashtrace::ring {
+
+using container::LaneHeader;
+
+// Rows that nested signal handlers may claim beyond the check of the row they interrupt.
+inline constexpr std::uint64_t kSlackRows = 16;
+inline constexpr std::uint32_t kFewestRows = 64;
+
+enum LaneState : std::uint32_t { kInUse = 0, kFree = 1 };
+
+inline constexpr std::uint32_t capacity_rows(std::uint32_t lane_bytes, std::uint32_t row_bytes) noexcept {
+  const std::uint32_t rows = std::bit_floor(lane_bytes / row_bytes);
+  return rows < kFewestRows ? kFewestRows : rows;
+}
+
+inline std::byte* rows(LaneHeader* lane) noexcept { return reinterpret_cast<std::byte*>(lane) + container::kPageBytes; }
+
+template <class T>
+inline T relaxed(T& field) noexcept {
+  return std::atomic_ref<T>(field).load(std::memory_order_relaxed);
+}
+
+// Signal-atomic on its own thread; not atomic against other threads, and need not be.
+inline std::uint64_t claim(LaneHeader* lane) noexcept {
+#if defined(__x86_64__)
+  std::uint64_t row = 1;
+  __asm__ volatile("xaddq %0, %1" : "+r"(row), "+m"(lane->reserved) : : "memory", "cc");
+  return row;
+#else
+  return std::atomic_ref(lane->reserved).fetch_add(1, std::memory_order_relaxed);
+#endif
+}
+
+inline bool must_look_up(LaneHeader* lane) noexcept { return relaxed(lane->reserved) >= lane->mark; }
+
+// Claim, store, publish. The caller has seen room (must_look_up() false, or look_up() true).
+template <class Store>
+inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
+  const std::uint64_t row = claim(lane);
+  store(rows(lane) + (row & lane->row_mask) * row_bytes);
+  std::atomic_ref committed(lane->committed);
+  // Only the outermost writer finds its own number here; it publishes what its handlers wrote as well.
+  if (committed.load(std::memory_order_relaxed) == row) [[likely]] {
+    std::uint64_t seen;
+    do {
+      seen = relaxed(lane->reserved);
+      committed.store(seen, std::memory_order_release);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } while (relaxed(lane->reserved) != seen) [[unlikely]];
+  }
+}
+
+struct LookUp {
+  bool room;        // the row may be put
+  bool wants_drain; // a quarter was filled since the last drain
+};
+
+// The producer's slow path, once per quarter of the lane or when it is full: sets the next mark.
+inline LookUp look_up(LaneHeader* lane) noexcept {
+  std::uint64_t reserved = relaxed(lane->reserved);
+  const std::uint64_t committed = relaxed(lane->committed);
+  if (reserved - committed > kSlackRows) {
+    // A handler left by longjmp in the middle of a row: nobody will publish what came after. Forget and count it.
+    std::atomic_ref(lane->dropped).fetch_add(reserved - committed, std::memory_order_relaxed);
+    std::atomic_ref(lane->reserved).store(committed, std::memory_order_relaxed);
+    reserved = committed;
+  }
+  const std::uint64_t consumed = std::atomic_ref(lane->consumed).load(std::memory_order_acquire);
+  const std::uint64_t capacity = lane->row_mask + 1;
+  const std::uint64_t quarter = capacity / 4;
+  const std::uint64_t full_at = consumed + capacity - kSlackRows;
+  if (reserved >= full_at) {
+    lane->mark = reserved;
+    return {false, true};
+  }
+  const std::uint64_t next_quarter = (reserved / quarter + 1) * quarter;
+  lane->mark = next_quarter < full_at ? next_quarter : full_at;
+  return {true, reserved - consumed >= quarter};
+}
+
+// What the drainer sees: rows [consumed, committed), in at most two pieces.
+struct Batch {
+  std::uint64_t first;
+  std::uint64_t count;
+  const std::byte* piece[2];
+  std::size_t piece_bytes[2];
+};
+
+inline Batch pending(LaneHeader* lane) noexcept {
+  Batch batch{};
+  batch.first = relaxed(lane->consumed);
+  batch.count = std::atomic_ref(lane->committed).load(std::memory_order_acquire) - batch.first;
+  const std::uint64_t capacity = lane->row_mask + 1;
+  const std::uint64_t begin = batch.first & lane->row_mask;
+  const std::uint64_t before_wrap = batch.count < capacity - begin ? batch.count : capacity - begin;
+  batch.piece[0] = rows(lane) + begin * lane->row_bytes;
+  batch.piece_bytes[0] = before_wrap * lane->row_bytes;
+  batch.piece[1] = rows(lane);
+  batch.piece_bytes[1] = (batch.count - before_wrap) * lane->row_bytes;
+  return batch;
+}
+
+inline void consume(LaneHeader* lane, std::uint64_t up_to) noexcept {
+  std::atomic_ref(lane->consumed).store(up_to, std::memory_order_release);
+}
+
+}  // namespace stashtrace::ring

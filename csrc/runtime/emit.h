@@ -1,0 +1,100 @@
+// emit<Record>(row) and ScopedRecord<Record>: the only two ways to record. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: hooks, collectors, capi.cpp. noexcept, no lock, no allocation and no system call but for the first row
+// of a type on a thread and once per quarter of a lane; safe in signal handlers. In a process that is not traced
+// both do nothing. A hook asks recording() first, so that it takes no time stamps for nothing.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/clock.h"
+#include "core/ring.h"
+#include "schema/schema.h"
+
+namespace stashtrace {
+
+namespace detail {
+
+// Lives in a page that the kernel empties in a forked child (MADV_WIPEONFORK), so a child made by a raw system
+// call, which runs no atfork handler, reads kForked before it can touch its parent's lanes.
+enum ProcessState : std::uint32_t { kForked = 0, kRecording = 1, kPaused = 2, kInert = 3, kReviving = 4 };
+extern constinit std::atomic<std::uint32_t>* process_state;
+
+struct ThreadState {
+  container::LaneHeader* lanes[schema::kRecords.size()];
+  std::uint32_t tid;
+  bool known;          // its thread_info row is written
+  bool watches_waits;  // set by the probes for the step thread
+};
+extern constinit thread_local ThreadState thread_state;
+
+bool revive() noexcept;                                          // first use in a forked child
+container::LaneHeader* find_lane(std::size_t index) noexcept;    // first use in a thread; null: counted as lost
+bool make_room(container::LaneHeader* lane) noexcept;            // at a mark; false: full, counted
+
+inline container::LaneHeader* ready_lane(std::size_t index) noexcept {
+  container::LaneHeader* lane = thread_state.lanes[index];
+  if (lane == nullptr || process_state->load(std::memory_order_relaxed) == kForked) [[unlikely]] {
+    lane = find_lane(index);
+    if (lane == nullptr) return nullptr;
+  }
+  if (ring::must_look_up(lane)) [[unlikely]] {
+    if (!make_room(lane)) return nullptr;
+  }
+  return lane;
+}
+
+}  // namespace detail
+
+// Should hooks record now? One relaxed load; false in a process that is not traced and outside STASHTRACE_STEPS.
+inline bool recording() noexcept {
+  const std::uint32_t state = detail::process_state->load(std::memory_order_relaxed);
+  if (state == detail::kRecording) [[likely]] return true;
+  return state == detail::kForked && detail::revive();
+}
+
+// Is this thread one whose blocking waits are recorded? (stashtrace._native.watch_waits)
+inline bool watches_waits() noexcept { return detail::thread_state.watches_waits; }
+
+// False when the row could not be kept; the loss is already counted.
+template <class R>
+inline bool emit(const R& row) noexcept {
+  container::LaneHeader* lane = detail::ready_lane(schema::record_index<R>());
+  if (lane == nullptr) [[unlikely]] return false;
+  ring::put(lane, sizeof(R), [&row](std::byte* to) { std::memcpy(to, &row, sizeof(R)); });
+  return true;
+}
+
+// The same for a row that is bytes, with the record known by its place in schema::kRecords.
+bool emit_bytes(std::size_t index, const void* row) noexcept;
+
+// Says that something of a collector could not be recorded. Cheap, but not for hot paths: it interns two texts.
+void report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
+                 std::uint16_t severity) noexcept;
+
+// A record with begin_ticks and end_ticks around a scope; the rest of `row` is filled in meanwhile.
+template <class R>
+class ScopedRecord {
+ public:
+  ScopedRecord() noexcept : on_(recording()) {
+    if (on_) row.begin_ticks = now_ticks();
+  }
+  ~ScopedRecord() {
+    if (!on_) return;
+    row.end_ticks = now_ticks();
+    emit(row);
+  }
+  ScopedRecord(const ScopedRecord&) = delete;
+  ScopedRecord& operator=(const ScopedRecord&) = delete;
+  void cancel() noexcept { on_ = false; }
+
+  R row{};
+
+ private:
+  bool on_;
+};
+
+}  // namespace stashtrace
