@@ -65,7 +65,7 @@ inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
       seen = relaxed(lane->reserved);
       committed.store(seen, std::memory_order_release);
       std::atomic_signal_fence(std::memory_order_seq_cst);
-    } while (relaxed(lane->reserved) != seen) [[unlikely]];
+    } while (relaxed(lane->reserved) != seen);
   }
 }
 

@@ -146,12 +146,14 @@ namespace codes {
 #undef COLLECTOR
 #undef RECORD
 
+void this_type_is_not_in_records_def();  // never defined: reaching it stops the compiler
+
 // Index of a record type in kRecords; used as the lane number of a thread.
 template <typename R>
 consteval std::size_t record_index() {
   for (std::size_t i = 0; i < kRecords.size(); ++i)
     if (kRecords[i].id == R::kId) return i;
-  throw "not in records.def";
+  this_type_is_not_in_records_def();
 }
 
 consteval bool ids_are_unique() {
