@@ -8,4 +8,5 @@
   BINDER(bind_schema)              \
   BINDER(bind_intervals)           \
   BINDER(bind_perfetto)            \
+  BINDER(bind_codec)               \
   // end of list

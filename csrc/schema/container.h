@@ -50,8 +50,12 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 //   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
 // A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
 // recorded process): an id that its own file does not define is to be looked up in the parent's.
+// A merged file also has "losses": [[collector, reason, severity, lost_count, advice], ...], what the ring and the
+// raw segments told about missing rows before they were dropped.
 
-enum Codec : std::uint16_t { kRaw = 0, kColumns = 1 };  // kColumns: kernels/column_codec.h
+// kColumns: kernels/column_codec.h. kDeflate: the raw rows as one zlib stream (texts). The merge writes both.
+enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kDeflate = 2 };
+inline constexpr std::uint32_t kMaxSegmentRows = 1u << 20;  // of a packed segment; a reader refuses more
 
 struct SegmentHeader {
   std::uint64_t sync_word;

@@ -1,0 +1,52 @@
+// How the columns of one segment are predicted and grouped, and the prediction itself. Internal to column_codec.
+// SPDX-License-Identifier: Apache-2.0
+//
+// choose_plan measures candidates on a sample of rows, so no caller has to know what a record means:
+// the next begin from the last end, the next offset from the last one plus its bytes, groups by op_code
+// are all found this way. Pure functions, any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/column_codec.h"
+
+namespace stashtrace::column_codec {
+
+using Column = std::vector<std::uint64_t>;
+
+inline constexpr std::uint64_t kMaxKey = 0xffff;
+
+// Rows ordered by the value of a key column, stably: group g is order[starts[g]] .. order[starts[g + 1] - 1].
+// An empty order stands for the rows as they are.
+struct Groups {
+  std::vector<std::uint32_t> order;
+  std::vector<std::size_t> starts;
+};
+
+struct ColumnPlan {
+  std::uint8_t index = 0;
+  Predictor predictor = Predictor::zero;
+  Grouping grouping = Grouping::none;
+  std::uint8_t other = kNoColumn;
+};
+
+struct Plan {
+  std::uint8_t key = kNoColumn;
+  std::vector<ColumnPlan> columns;  // in an order in which each needs only earlier ones
+};
+
+Groups one_group(std::size_t rows);
+Groups group_by(const Column& key);  // values must be <= kMaxKey
+
+Plan choose_plan(const std::vector<Column>& columns, std::span<const Field> fields);
+
+// values - prediction, in the order of `groups`.
+void subtract_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups,
+                         Column& residuals);
+
+// The inverse, in place: residuals in the order of `groups` become values in the order of rows.
+void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups, Column& values);
+
+}  // namespace stashtrace::column_codec

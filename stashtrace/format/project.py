@@ -1,0 +1,97 @@
+"""From the field table of a file to today's rows: numpy dtypes, projected by field name.
+
+A file explains itself, so there is no up-conversion code: a field the file lacks reads as 0, a field
+it has too many is left out, a record today's schema does not know is skipped and counted by the
+reader. Called by ``reader`` and ``compact``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace import _native
+
+FIELD_DTYPES = {"u16": "<u2", "i32": "<i4", "u32": "<u4", "i64": "<i8", "u64": "<u8", "f64": "<f8", "text56": "S56"}
+_MAX_ROW_BYTES = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One record type as a file has it.
+
+    Attributes
+    ----------
+    name, collector : str
+        As in the file's field table.
+    record_id, version : int
+        The same.
+    dtype : numpy dtype
+        Whole rows, ``itemsize`` is the file's row size.
+    """
+
+    name: str
+    collector: str
+    record_id: int
+    version: int
+    dtype: np.dtype[np.void]
+
+
+def layout_of(entry: Mapping[str, Any]) -> Layout | None:
+    """Layout of one entry of a field table, None if it makes no sense. Fields of unknown type are left out."""
+    try:
+        row_bytes = int(entry["row_bytes"])
+        names, formats, offsets = [], [], []
+        for field in entry["fields"]:
+            dtype = FIELD_DTYPES.get(field["type"])
+            if dtype is None:
+                continue
+            names.append(str(field["name"]))
+            formats.append(dtype)
+            offsets.append(int(field["offset"]))
+        if not 0 < row_bytes <= _MAX_ROW_BYTES or not names or min(offsets) < 0:
+            return None
+        dtype_of_rows = np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": row_bytes}  # type: ignore[call-overload]
+        )
+        return Layout(str(entry["name"]), str(entry["collector"]), int(entry["id"]), int(entry["version"]), dtype_of_rows)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def layouts(table: Iterable[Any]) -> dict[int, Layout]:
+    """Record id -> layout, of the entries that make sense."""
+    found = (layout_of(entry) for entry in table if isinstance(entry, Mapping))
+    return {layout.record_id: layout for layout in found if layout is not None}
+
+
+@functools.cache
+def current_layouts() -> dict[str, Layout]:
+    """Record name -> layout of today's schema."""
+    return {layout.name: layout for layout in layouts(_native.schema()["records"]).values()}
+
+
+def same_rows(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether rows of one dtype can be read as the other without projecting."""
+    return one == other
+
+
+def project(rows: npt.NDArray[np.void], target: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """Rows with the fields of ``target``, matched by name; the same array if nothing differs.
+
+    A field of another type is converted when that loses nothing, and reads as 0 otherwise.
+    """
+    if same_rows(rows.dtype, target):
+        return rows
+    out = np.zeros(len(rows), dtype=target)
+    assert target.names is not None and rows.dtype.names is not None
+    for name in target.names:
+        if name in rows.dtype.names and np.can_cast(rows.dtype[name], target[name], casting="safe"):
+            out[name] = rows[name]
+    return out

@@ -1,0 +1,165 @@
+"""Opens a run: a directory of .stash and .ring files, or a single .stash. Offline side of the recorder.
+
+``open_run`` reads heads and segment headers only; rows are read when a process is loaded, one process
+at a time. Called by ``align``, ``compact`` and the CLI. Damage is a loss row; ``strict=True`` raises.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stashtrace.errors import FormatError, UnsupportedVersionError
+from stashtrace.format.stash_file import LossTuple, StashFile
+from stashtrace.model.kinds import Severity
+
+RUN_FILE = "run.json"
+_LEFTOVER = re.compile(r"\.tmp$")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRun:
+    """A run as it lies on disk.
+
+    Attributes
+    ----------
+    path : str
+        Directory, or the file that was opened.
+    run : dict
+        Content of run.json, empty if there is none.
+    processes : list of StashFile
+        One per process image, sorted by name. ``process.load()`` reads its rows.
+    losses : list of (collector, reason, severity, lost_count, advice)
+        What concerns no single process: unreadable files, missing run.json.
+    """
+
+    path: str
+    run: dict[str, Any]
+    processes: list[StashFile]
+    losses: list[LossTuple] = field(default_factory=list)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run, empty if unknown."""
+        if self.run.get("run_id"):
+            return str(self.run["run_id"])
+        return next((str(p.metadata["run_id"]) for p in self.processes if p.metadata.get("run_id")), "")
+
+
+def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str | None = None) -> RawRun:
+    """Open a run directory or a single .stash file.
+
+    Parameters
+    ----------
+    path : path
+        What ``stashtrace run --out`` made, or one file of it.
+    strict : bool
+        Raise on damage that otherwise becomes a loss row.
+    run_id : str, optional
+        Which run to take if the directory holds several; a prefix will do.
+
+    Raises
+    ------
+    FormatError
+        If there is nothing to read, or several runs and no choice.
+    UnsupportedVersionError
+        If a newer stashtrace wrote it.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FormatError(f"{path} does not exist", hint="record something: `stashtrace run -- CMD`")
+    if not os.path.isdir(path):
+        return RawRun(path, {}, [StashFile(path, strict=strict)])
+    losses: list[LossTuple] = []
+    names = _list(path)
+    stems = sorted({n.rpartition(".")[0] for n in names if n.endswith((".stash", ".ring"))})
+    processes = list(_open_all(path, stems, strict, losses))
+    run = _run_json(path, losses, strict)
+    if not processes:
+        raise _nothing_in(path, stems, losses)
+    processes = _choose(path, run, processes, run_id)
+    if run_id is not None and not str(run.get("run_id", "")).startswith(run_id):
+        run = {}
+    if not run:
+        losses.append(("format", "no_run_json", int(Severity.INFO), 1,
+                       "run.json is missing: command, exit code and begin of the run are not known"))
+    return RawRun(path, run, processes, losses)
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossTuple]) -> Iterator[StashFile]:
+    newer: UnsupportedVersionError | None = None
+    opened = 0
+    for stem in stems:
+        full = os.path.join(path, stem + ".stash")
+        if not os.path.exists(full):
+            losses.append(("format", "ring_without_file", int(Severity.DATA_LOSS), 1,
+                           f"{stem}.ring has no .stash beside it, so its rows cannot be understood"))
+            continue
+        try:
+            yield StashFile(full, strict=strict)
+            opened += 1
+        except UnsupportedVersionError as error:
+            if strict:
+                raise
+            newer = error
+            losses.append(("format", "newer_version", int(Severity.DATA_LOSS), 1, str(error)))
+        except FormatError as error:
+            if strict:
+                raise
+            losses.append(("format", "unreadable_file", int(Severity.DATA_LOSS), 1, str(error)))
+    if newer is not None and not opened:
+        raise newer
+
+
+def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossTuple]) -> FormatError:
+    if stems:
+        return FormatError(f"{path} holds no readable trace: {losses[0][4]}",
+                           hint=f"`stashtrace info {path}` lists what is there")
+    return FormatError(f"{path} holds no trace",
+                       hint="give the directory of `stashtrace run --out DIR -- CMD`; it holds .stash files")
+
+
+def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any]:
+    try:
+        with open(os.path.join(path, RUN_FILE), encoding="utf-8") as file:
+            run = json.load(file)
+        if not isinstance(run, dict):
+            raise ValueError("not an object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        if strict:
+            raise FormatError(f"{os.path.join(path, RUN_FILE)} is damaged: {error}") from error
+        losses.append(("format", "damaged_run_json", int(Severity.ERROR), 1, f"{RUN_FILE} is damaged: {error}"))
+        return {}
+    return run
+
+
+def _choose(path: str, run: Mapping[str, Any], processes: list[StashFile], run_id: str | None) -> list[StashFile]:
+    counts = Counter(str(p.metadata.get("run_id", "")) for p in processes)
+    if run_id is not None:
+        chosen = [i for i in counts if i.startswith(run_id)]
+        if len(chosen) != 1:
+            raise FormatError(f"{path} holds no single run {run_id}", hint=f"it holds {', '.join(sorted(counts))}")
+        return [p for p in processes if str(p.metadata.get("run_id", "")) == chosen[0]]
+    if len(counts) > 1:
+        listed = ", ".join(f"{i or '(no id)'} ({n} processes)" for i, n in sorted(counts.items()))
+        raise FormatError(
+            f"{path} holds {len(counts)} runs: {listed}",
+            hint=f"choose one with `--run {max(counts, key=counts.__getitem__)[:8]}`, "
+                 "or record each run into its own directory",
+        )
+    return processes

@@ -1,0 +1,254 @@
+"""One process image on disk: its .stash and, while it runs or after it was killed, its .ring.
+
+Made by ``reader.open_run``; ``load`` gives the rows of chosen record types as ``RawProcess``. Reading is
+one ``np.frombuffer`` a segment; rows of the ring continue where the lane's last segment ends.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import FormatError
+from stashtrace.format.codec import decode
+from stashtrace.format.container import ByteFile, FileHead, Segment, read_head, scan_segments
+from stashtrace.format.project import Layout, current_layouts, layouts, project
+from stashtrace.format.ring import RingImage, read_ring
+from stashtrace.model.kinds import Severity
+from stashtrace.model.trace import RawProcess, RawRecords
+
+#: (collector, reason, severity, lost_count, advice)
+LossTuple = tuple[str, str, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of one lane, as the file lays them out."""
+
+    layout: Layout
+    tid: int
+    lane_id: int
+    first_sequence: int
+    rows: npt.NDArray[np.void]
+
+
+class StashFile:
+    """Head and segment index of one process; rows are read by :meth:`load` and :meth:`chunks`.
+
+    Parameters
+    ----------
+    path : str
+        The .stash file; the .ring beside it is found by name.
+    strict : bool
+        Raise on damage that otherwise becomes a loss row.
+    """
+
+    def __init__(self, path: str, *, strict: bool = False) -> None:
+        self.path = path
+        self.name = os.path.basename(path).removesuffix(".stash")
+        self.strict = strict
+        self._ring: RingImage | None = None
+        self._losses: Counter[tuple[str, str, int, str]] = Counter()
+        self._reported: set[int] = set()  # payload offsets of damaged segments: rows may be read more than once
+        # The ring first: what is drained meanwhile is then found in the file and recognised as the same rows.
+        ring_error: FormatError | None = None
+        try:
+            self._ring = read_ring(self.ring_path)
+        except FormatError as error:
+            ring_error = error
+        with ByteFile(path) as source:
+            self.head: FileHead = read_head(source)
+            self.segments, skipped = scan_segments(source, self.head)
+            self.size_bytes = source.size
+        if self.head.merged:
+            self._ring = None
+        elif ring_error is not None:
+            if strict:
+                raise ring_error
+            self._lose("format", "unreadable_ring", 1, str(ring_error), Severity.ERROR)
+        self.layouts = layouts(self.head.records)
+        if skipped:
+            self._damage("damaged_bytes", skipped, f"{self.name}.stash ends early or was damaged; the rest was read")
+        self._lane_ends = self._account_for_lanes()
+
+    @property
+    def ring_path(self) -> str:
+        """Where the ring is, or was."""
+        return self.path.removesuffix(".stash") + ".ring"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the file header."""
+        return self.head.metadata
+
+    @property
+    def has_ring(self) -> bool:
+        """Whether rows of a ring belong to this file."""
+        return self._ring is not None
+
+    @property
+    def losses(self) -> list[LossTuple]:
+        """What is known to be missing, so far; damaged payloads show up while rows are read."""
+        return [(c, r, s, n, a) for (c, r, s, a), n in self._losses.items()]
+
+    def row_counts(self) -> dict[str, int]:
+        """Rows per record name, by the headers alone."""
+        counts: Counter[str] = Counter()
+        for segment in self.segments:
+            layout = self.layouts.get(segment.record_id)
+            counts[layout.name if layout else f"record_{segment.record_id:#x}"] += segment.row_count
+        for layout, _tid, _lane, rows in self._ring_parts():
+            counts[layout.name] += rows[1]
+        return dict(counts)
+
+    def chunks(self, records: Collection[str] | None = None) -> Iterator[Chunk]:
+        """All rows piece by piece, as the file lays them out: segments in file order, then the ring."""
+        with ByteFile(self.path) as source:
+            for segment in self.segments:
+                layout = self.layouts.get(segment.record_id)
+                if layout is None or (records is not None and layout.name not in records):
+                    continue
+                rows = self._rows_of(source, segment, layout)
+                if rows is not None and len(rows):
+                    yield Chunk(layout, segment.tid, segment.lane_id, segment.first_sequence, rows)
+        for layout, tid, lane_id, (first, count, data) in self._ring_parts():
+            if records is None or layout.name in records:
+                yield Chunk(layout, tid, lane_id, first, np.frombuffer(data, dtype=layout.dtype, count=count))
+
+    def load(self, records: Collection[str] | None = None) -> RawProcess:
+        """Rows of the named record types, all if None, projected onto today's schema."""
+        wanted = None if records is None else {*records, "string_part"}
+        current = current_layouts()
+        pieces: dict[str, list[Chunk]] = {}
+        for chunk in self.chunks(wanted):
+            if chunk.layout.name in current:
+                pieces.setdefault(chunk.layout.name, []).append(chunk)
+        loaded = {name: _join(pieces.pop(name), current[name].dtype) for name in list(pieces)}
+        texts = loaded.pop("string_part", None)
+        strings = {} if texts is None else self._texts(texts.rows)
+        return RawProcess(self.name, self.metadata, loaded, strings, self.losses)
+
+    # Rows ---------------------------------------------------------------------------------------
+
+    def _rows_of(self, source: ByteFile, segment: Segment, layout: Layout) -> npt.NDArray[np.void] | None:
+        payload = source.read(segment.payload_offset, segment.payload_bytes)
+        try:
+            if len(payload) != segment.payload_bytes or zlib.crc32(payload) != segment.payload_crc32:
+                raise FormatError("checksum does not match")
+            return decode(segment.codec, payload, segment.row_count, layout.dtype)
+        except FormatError as error:
+            if segment.payload_offset not in self._reported:
+                self._damage("damaged_rows", segment.row_count,
+                             f"{self.name}.stash: {layout.name} rows are damaged ({error})", layout.collector)
+                self._reported.add(segment.payload_offset)
+            return None
+
+    def _ring_parts(self) -> Iterator[tuple[Layout, int, int, tuple[int, int, bytes]]]:
+        """What the ring adds to the segments: (layout, tid, lane id, (first sequence, rows, bytes))."""
+        for lane in self._ring.lanes if self._ring else ():
+            layout = self.layouts.get(lane.record_id)
+            if layout is None or layout.dtype.itemsize != lane.row_bytes:
+                continue
+            begin = max(lane.first_sequence, self._lane_ends.get((lane.record_id, lane.lane_id), 0))
+            count = lane.first_sequence + lane.row_count - begin
+            if count > 0:
+                data = lane.rows[(begin - lane.first_sequence) * lane.row_bytes:]
+                yield layout, lane.tid, lane.lane_id, (begin, count, data)
+
+    def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, str]:
+        """String id -> text. A text of which a part is missing keeps what is there and ends in an ellipsis."""
+        short = (rows["part"] == 0) & (rows["length_bytes"] <= 56)
+        first = rows[short]
+        texts = {
+            i: t[:n].decode("utf-8", "replace")
+            for i, n, t in zip(first["string_id"].tolist(), first["length_bytes"].tolist(), first["text"].tolist(),
+                               strict=True)
+        }
+        parts: dict[int, dict[int, bytes]] = {}
+        lengths: dict[int, int] = {}
+        long = rows[~short]
+        for i, part, length, text in zip(*(long[n].tolist() for n in ("string_id", "part", "length_bytes", "text")),
+                                         strict=True):
+            parts.setdefault(i, {})[part] = text
+            lengths[i] = length
+        incomplete = 0
+        for i, have in parts.items():
+            count = -(-lengths[i] // 56)
+            whole = [have.get(p) for p in range(count)]
+            kept = whole[: whole.index(None)] if None in whole else whole
+            incomplete += len(kept) != count
+            data = b"".join(t.ljust(56, b"\0") for t in kept if t is not None)[: lengths[i]]
+            texts[i] = data.decode("utf-8", "replace") + ("" if len(kept) == count else "…")
+        if incomplete:
+            key = ("core", "incomplete_strings", int(Severity.DATA_LOSS), "parts of some texts were not recorded")
+            self._losses[key] = incomplete
+        return texts
+
+    # Losses -------------------------------------------------------------------------------------
+
+    def _account_for_lanes(self) -> dict[tuple[int, int], int]:
+        """Sequence after the last row of each lane in the file; gaps between segments become losses."""
+        ends: dict[tuple[int, int], int] = {}
+        for segment in self.segments:
+            layout = self.layouts.get(segment.record_id)
+            if layout is None or layout.name not in current_layouts():
+                name = layout.name if layout else f"record {segment.record_id:#x}"
+                self._lose(layout.collector if layout else "format", "unknown_record_rows", segment.row_count,
+                           f"{name} rows were written by another version of stashtrace and are skipped", Severity.INFO)
+            self._gap(ends, (segment.record_id, segment.lane_id), segment.first_sequence, segment.row_count)
+        for row in self.metadata.get("losses", ()) if self.head.merged else ():
+            collector, reason, severity, count, advice = row
+            self._losses[(str(collector), str(reason), int(severity), str(advice))] += int(count)
+        found = dict(ends)
+        if self._ring is not None:
+            self._account_for_ring(ends)
+        return found
+
+    def _account_for_ring(self, ends: dict[tuple[int, int], int]) -> None:
+        assert self._ring is not None
+        for lane in self._ring.lanes:
+            layout = self.layouts.get(lane.record_id)
+            collector = layout.collector if layout else "format"
+            if lane.dropped:
+                self._lose(collector, "lane_full_rows", lane.dropped,
+                           f"{layout.name if layout else 'some'} rows came faster than they could be written",
+                           Severity.DATA_LOSS)
+            if layout is not None and layout.dtype.itemsize == lane.row_bytes:
+                self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
+        if self._ring.lost_lanes:
+            self._lose("core", "lost_lane_rows", self._ring.lost_lanes,
+                       "more threads recorded than the ring file could grow for", Severity.DATA_LOSS)
+        if self._ring.damaged_lanes:
+            self._damage("damaged_lanes", self._ring.damaged_lanes, f"{self.name}.ring is damaged in places")
+
+    def _gap(self, ends: dict[tuple[int, int], int], lane: tuple[int, int], first: int, count: int) -> None:
+        expected = ends.get(lane, 0)
+        if first > expected and not self.head.merged:
+            layout = self.layouts.get(lane[0])
+            self._damage("missing_rows", first - expected, f"{self.name}.stash lacks rows that were written to it",
+                         layout.collector if layout else "format")
+        ends[lane] = max(expected, first + count)
+
+    def _lose(self, collector: str, reason: str, count: int, advice: str, severity: Severity) -> None:
+        self._losses[(collector, reason, int(severity), advice)] += count
+
+    def _damage(self, reason: str, count: int, advice: str, collector: str = "format") -> None:
+        if self.strict:
+            raise FormatError(advice)
+        self._lose(collector, reason, count, advice, Severity.DATA_LOSS)
+
+
+def _join(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
+    """Rows of one record type, grouped by thread, each thread in the order written."""
+    chunks.sort(key=lambda c: c.tid)
+    rows = [project(c.rows, dtype) for c in chunks]
+    tids = np.repeat(np.array([c.tid for c in chunks], dtype=np.uint32), [len(r) for r in rows])
+    return RawRecords(rows[0] if len(rows) == 1 else np.concatenate(rows), tids)
