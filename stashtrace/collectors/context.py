@@ -181,7 +181,7 @@ class DecodeContext:
                 if string_id <= top:
                     flat[string_id] = self.strings.code(text)
             self._flat = flat
-        return self._flat[ids]
+        return np.asarray(self._flat[ids], dtype=np.int64)
 
     # Results ------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext, LossRow, losses_columns
 from stashtrace.model.trace import EventTables, RawProcess
 
-RECORDS = ("thread_info", "loss", "metadata")
+RECORDS = ("string_part", "clock_sync", "thread_info", "loss", "metadata")
 TABLES = ("losses", "metadata", "tracks")
 
 

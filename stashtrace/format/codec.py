@@ -65,7 +65,8 @@ def _holds_text(dtype: np.dtype[np.void]) -> bool:
 
 def _fields(dtype: np.dtype[np.void]) -> list[tuple[int, int, bool]]:
     """(offset, size, signed) of each field; bytes no field covers become fields of their own."""
-    assert dtype.names is not None and dtype.fields is not None
+    assert dtype.names is not None
+    assert dtype.fields is not None
     known = sorted((dtype.fields[n][1], dtype[n].itemsize, dtype[n].kind == "i") for n in dtype.names)
     fields: list[tuple[int, int, bool]] = []
     position = 0

@@ -49,18 +49,18 @@ def layout_of(entry: Mapping[str, Any]) -> Layout | None:
         row_bytes = int(entry["row_bytes"])
         names, formats, offsets = [], [], []
         for field in entry["fields"]:
-            dtype = FIELD_DTYPES.get(field["type"])
-            if dtype is None:
+            known = FIELD_DTYPES.get(field["type"])
+            if known is None:
                 continue
             names.append(str(field["name"]))
-            formats.append(dtype)
+            formats.append(known)
             offsets.append(int(field["offset"]))
         if not 0 < row_bytes <= _MAX_ROW_BYTES or not names or min(offsets) < 0:
             return None
-        dtype_of_rows = np.dtype(
-            {"names": names, "formats": formats, "offsets": offsets, "itemsize": row_bytes}  # type: ignore[call-overload]
+        dtype: np.dtype[np.void] = np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": row_bytes}
         )
-        return Layout(str(entry["name"]), str(entry["collector"]), int(entry["id"]), int(entry["version"]), dtype_of_rows)
+        return Layout(str(entry["name"]), str(entry["collector"]), int(entry["id"]), int(entry["version"]), dtype)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -90,7 +90,8 @@ def project(rows: npt.NDArray[np.void], target: np.dtype[np.void]) -> npt.NDArra
     if same_rows(rows.dtype, target):
         return rows
     out = np.zeros(len(rows), dtype=target)
-    assert target.names is not None and rows.dtype.names is not None
+    assert target.names is not None
+    assert rows.dtype.names is not None
     for name in target.names:
         if name in rows.dtype.names and np.can_cast(rows.dtype[name], target[name], casting="safe"):
             out[name] = rows[name]

@@ -48,7 +48,7 @@ class Table:
             if not (column.dtype.startswith("U") and array.dtype.kind == "U"):
                 array = array.astype(column.dtype, copy=False)
             if array.ndim != 1 or (length is not None and len(array) != length):
-                raise ValueError(f"table {schema.name}: column {column.name} has shape {array.shape}, expected ({length},)")
+                raise ValueError(f"table {schema.name}: {column.name} has shape {array.shape}, expected ({length},)")
             length = len(array)
             array = array.view()
             array.flags.writeable = False

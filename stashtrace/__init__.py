@@ -1,0 +1,50 @@
+"""stashtrace: where did each nanosecond of each step of each rank go.
+
+The public names are loaded on first use, so ``import stashtrace`` costs nothing inside a traced job and
+pulls in no numpy there. Everything that is not in ``__all__`` is private.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stashtrace import errors as errors
+    from stashtrace.align.align import load_trace as load
+    from stashtrace.analysis.registry import analyze
+    from stashtrace.exporters.registry import export
+    from stashtrace.model.table import Table
+    from stashtrace.model.trace import Trace
+    from stashtrace.probes.annotations import annotate, flush, step
+
+__version__ = "0.1.0"
+
+__all__ = ["Table", "Trace", "__version__", "analyze", "annotate", "errors", "export", "flush", "load", "step"]
+
+_TARGETS = {
+    "Table": "stashtrace.model.table:Table",
+    "Trace": "stashtrace.model.trace:Trace",
+    "analyze": "stashtrace.analysis.registry:analyze",
+    "annotate": "stashtrace.probes.annotations:annotate",
+    "errors": "stashtrace.errors:",
+    "export": "stashtrace.exporters.registry:export",
+    "flush": "stashtrace.probes.annotations:flush",
+    "load": "stashtrace.align.align:load_trace",
+    "step": "stashtrace.probes.annotations:step",
+}
+
+
+def __getattr__(name: str) -> Any:
+    target = _TARGETS.get(name)
+    if target is None:
+        raise AttributeError(f"module 'stashtrace' has no attribute {name!r}")
+    module_name, _, attribute = target.partition(":")
+    module = importlib.import_module(module_name)
+    value = globals()[name] = getattr(module, attribute) if attribute else module
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
