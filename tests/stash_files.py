@@ -62,7 +62,7 @@ class StashWriter:
         self.schema_records = [dict(r) for r in _native.schema()["records"]]
         self.metadata: dict[str, Any] = {
             "run_id": run_id, "host": host, "boot_id": boot_id, "netns": "net:[1]", "pid": pid, "ppid": ppid,
-            "incarnation": incarnation, "parent_incarnation": 0, "argv": ["python", "train.py"],
+            "incarnation": incarnation, "parent_incarnation": -1, "argv": ["python", "train.py"],
             "exe": "/usr/bin/python3", "env": dict(env or {}), "clock": "tsc", "tick_hz": tick_hz,
             "start_ticks": START_NS, "start_monotonic_ns": START_NS,
             "start_realtime_ns": START_NS + REALTIME_OFFSET_NS, "collectors": [], "version": "0.1.0",

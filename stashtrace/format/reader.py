@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,8 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     run = _run_json(path, losses, strict)
     if not processes:
         raise _nothing_in(path, stems, losses)
-    processes = _choose(path, run, processes, run_id)
+    processes = _choose(path, processes, run_id)
+    _link_forks(processes)
     if run_id is not None and not str(run.get("run_id", "")).startswith(run_id):
         run = {}
     if not run:
@@ -148,7 +149,19 @@ def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any
     return run
 
 
-def _choose(path: str, run: Mapping[str, Any], processes: list[StashFile], run_id: str | None) -> list[StashFile]:
+def _link_forks(processes: Sequence[StashFile]) -> None:
+    """A forked child uses string ids its parent had given: tell it whose."""
+    known = {(p.metadata.get("host"), p.metadata.get("pid"), p.metadata.get("incarnation")): p for p in processes}
+    for process in processes:
+        facts = process.metadata
+        parent = known.get((facts.get("host"), facts.get("ppid"), facts.get("parent_incarnation")))
+        ancestor = parent
+        while ancestor is not None and ancestor is not process:
+            ancestor = ancestor.parent
+        process.parent = parent if ancestor is None else None  # a damaged or reused pid must not close a circle
+
+
+def _choose(path: str, processes: list[StashFile], run_id: str | None) -> list[StashFile]:
     counts = Counter(str(p.metadata.get("run_id", "")) for p in processes)
     if run_id is not None:
         chosen = [i for i in counts if i.startswith(run_id)]

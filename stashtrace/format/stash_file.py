@@ -57,6 +57,9 @@ class StashFile:
         self.strict = strict
         self._ring: RingImage | None = None
         self._losses: Counter[tuple[str, str, int, str]] = Counter()
+        self._own_texts: dict[int, str] | None = None
+        #: File of the process this one was forked from; its string ids are valid here too. Set by open_run.
+        self.parent: StashFile | None = None
         self._reported: set[int] = set()  # payload offsets of damaged segments: rows may be read more than once
         # The ring first: what is drained meanwhile is then found in the file and recognised as the same rows.
         ring_error: FormatError | None = None
@@ -125,18 +128,26 @@ class StashFile:
 
     def load(self, records: Collection[str] | None = None) -> RawProcess:
         """Rows of the named record types, all if None, projected onto today's schema."""
-        wanted = None if records is None else {*records, "string_part"}
-        current = current_layouts()
-        pieces: dict[str, list[Chunk]] = {}
-        for chunk in self.chunks(wanted):
-            if chunk.layout.name in current:
-                pieces.setdefault(chunk.layout.name, []).append(chunk)
-        loaded = {name: _join(pieces.pop(name), current[name].dtype) for name in list(pieces)}
-        texts = loaded.pop("string_part", None)
-        strings = {} if texts is None else self._texts(texts.rows)
-        return RawProcess(self.name, self.metadata, loaded, strings, self.losses)
+        return RawProcess(self.name, self.metadata, self._records(records), self.texts(), self.losses)
+
+    def texts(self) -> dict[int, str]:
+        """String id -> text, with those of the process this one was forked from."""
+        if self._own_texts is None:
+            parts = self._records(("string_part",)).get("string_part")
+            self._own_texts = {} if parts is None else self._texts(parts.rows)
+        if self.parent is None:
+            return self._own_texts
+        return {**self.parent.texts(), **self._own_texts}
 
     # Rows ---------------------------------------------------------------------------------------
+
+    def _records(self, names: Collection[str] | None) -> dict[str, RawRecords]:
+        current = current_layouts()
+        pieces: dict[str, list[Chunk]] = {}
+        for chunk in self.chunks(names):
+            if chunk.layout.name in current and (names is not None or chunk.layout.name != "string_part"):
+                pieces.setdefault(chunk.layout.name, []).append(chunk)
+        return {name: _join(pieces.pop(name), current[name].dtype) for name in list(pieces)}
 
     def _rows_of(self, source: ByteFile, segment: Segment, layout: Layout) -> npt.NDArray[np.void] | None:
         payload = source.read(segment.payload_offset, segment.payload_bytes)

@@ -177,6 +177,21 @@ def test_missing_part_of_a_text_shows(tmp_path: Path) -> None:
     assert reasons(process) == {"incomplete_strings": 1}
 
 
+def test_a_forked_child_uses_the_texts_of_its_ancestors(tmp_path: Path) -> None:
+    grandparent = StashWriter(tmp_path, pid=10)
+    for text in ("one", "two", "three"):
+        grandparent.intern(text)
+    grandparent.save()
+    parent = StashWriter(tmp_path, pid=11, ppid=10, metadata={"parent_incarnation": 0})
+    parent.add("string_part", [(3, 0, 3, b"III")])
+    parent.save()
+    StashWriter(tmp_path, pid=12, ppid=11, metadata={"parent_incarnation": 0}).save()
+    StashWriter(tmp_path, pid=13, ppid=13, metadata={"parent_incarnation": 0}).save()
+    texts = {p.metadata["pid"]: p.load().strings for p in open_run(tmp_path).processes}
+    assert texts[12] == {1: "one", 2: "two", 3: "III"}
+    assert texts[13] == {}
+
+
 class TestBadInput:
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="does not exist"):
