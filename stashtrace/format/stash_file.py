@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode
-from stashtrace.format.container import ByteFile, FileHead, Segment, read_head, scan_segments
+from stashtrace.format.container import ByteFile, FileHead, Segment, pack_segment, read_head, scan_segments
 from stashtrace.format.project import Layout, current_layouts, layouts, project
 from stashtrace.format.ring import RingImage, read_ring
 from stashtrace.model.kinds import Severity
@@ -125,6 +125,15 @@ class StashFile:
         for layout, tid, lane_id, (first, count, data) in self._ring_parts():
             if records is None or layout.name in records:
                 yield Chunk(layout, tid, lane_id, first, np.frombuffer(data, dtype=layout.dtype, count=count))
+
+    def foreign_segments(self) -> Iterator[tuple[int, bytes]]:
+        """Segments of records that the field table does not describe, as they are: (checksum, bytes)."""
+        with ByteFile(self.path) as source:
+            for s in self.segments:
+                if s.record_id not in self.layouts:
+                    yield s.payload_crc32, pack_segment(
+                        source.read(s.payload_offset, s.payload_bytes), record_id=s.record_id, codec=s.codec,
+                        tid=s.tid, lane_id=s.lane_id, row_count=s.row_count, first_sequence=s.first_sequence)
 
     def load(self, records: Collection[str] | None = None) -> RawProcess:
         """Rows of the named record types, all if None, projected onto today's schema."""
@@ -232,7 +241,10 @@ class StashFile:
                 self._lose(collector, "lane_full_rows", lane.dropped,
                            f"{layout.name if layout else 'some'} rows came faster than they could be written",
                            Severity.DATA_LOSS)
-            if layout is not None and layout.dtype.itemsize == lane.row_bytes:
+            if layout is None or layout.dtype.itemsize != lane.row_bytes:
+                self._lose(collector, "unknown_record_rows", lane.row_count,
+                           f"{self.name}.ring holds rows that its .stash does not describe", Severity.DATA_LOSS)
+            else:
                 self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
         if self._ring.lost_lanes:
             self._lose("core", "lost_lane_rows", self._ring.lost_lanes,

@@ -1,0 +1,151 @@
+"""The command line: a table of commands, resolved on use, and the one place where errors become words.
+
+``python -m stashtrace`` and the ``stashtrace`` script call :func:`main`. Nothing heavy is imported here:
+``stashtrace --help`` costs a bare interpreter and little more (a test looks at ``sys.modules``). Data goes
+to stdout, words to stderr; each command lives in a file of its name with ``parser()`` and ``main(argv)``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from stashtrace.errors import StashtraceError, UsageError
+
+#: (name, "module:function", one-line help), in the order in which a person meets them.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("run", "stashtrace.cli.run:main", "Run a command and record where its step time goes"),
+    ("merge", "stashtrace.cli.merge:main", "Merge what the processes of a run left, and sum it up"),
+    ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, records, losses"),
+    ("status", "stashtrace.cli.status:main", "Look at a run that is still going, or hanging"),
+    ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),
+    ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),
+    ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
+    ("diff", "stashtrace.cli.diff:main", "Compare two runs, stall by stall"),
+    ("doctor", "stashtrace.cli.doctor:main", "Say what can be measured on this machine, and why"),
+)
+#: Options that every command knows; they may stand before or after its name.
+GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
+    ("-h, --help", "show help, of a command after its name"),
+    ("-v, -vv", "say more on stderr"),
+    ("--debug", "show the Python traceback of an error"),
+    ("--version", "print the version"),
+)
+_LEADING = frozenset({"-v", "-vv", "--verbose", "--debug"})
+_INTERRUPTED = 130
+
+
+def help_text() -> str:
+    """Text of ``stashtrace --help``."""
+    lines = [
+        "usage: stashtrace COMMAND [options]",
+        "",
+        "Where did each nanosecond of each step of each rank go?",
+        "",
+        "commands:",
+    ]
+    lines += [f"  {name:<12}{text}" for name, _, text in COMMANDS]
+    lines += ["", "options:"]
+    lines += [f"  {flags:<12}{text}" for flags, text in GLOBAL_OPTIONS]
+    lines += ["", "first steps:", "  stashtrace run -- torchrun --nproc-per-node 2 train.py", "  stashtrace doctor", ""]
+    return "\n".join(lines)
+
+
+def find_command(name: str) -> Callable[[list[str]], int]:
+    """Import and return the function behind a command.
+
+    Raises
+    ------
+    UsageError
+        If there is no such command; the hint names the nearest.
+    """
+    for known, target, _ in COMMANDS:
+        if known == name:
+            module_name, _, function_name = target.partition(":")
+            module = __import__(module_name, fromlist=[function_name])
+            function: Callable[[list[str]], int] = getattr(module, function_name)
+            return function
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [n for n, _, _ in COMMANDS], n=1)
+    hint = f"did you mean `stashtrace {near[0]}`?" if near else "`stashtrace --help` lists the commands"
+    raise UsageError(f"no command named {name!r}", hint=hint)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; the only caller of the commands."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own
+    try:
+        return _dispatch(arguments)
+    except StashtraceError as error:
+        if debug:
+            raise
+        say_error(str(error), error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        say_error("interrupted", None)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our stdout (head, less) has seen enough. Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if debug:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        say_error(f"{where}{error.strerror or error}", "the same command with --debug shows where")
+        return StashtraceError.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        say_error(
+            f"this is a fault of stashtrace itself: {type(error).__name__}: {error}",
+            "the same command with --debug shows where; what was recorded is untouched",
+        )
+        return StashtraceError.exit_code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    leading: list[str] = []
+    while arguments and arguments[0].startswith("-"):
+        option = arguments.pop(0)
+        if option in ("-h", "--help"):
+            sys.stdout.write(help_text())
+            return 0
+        if option in ("-V", "--version"):
+            from stashtrace import __version__
+
+            sys.stdout.write(f"stashtrace {__version__}\n")
+            return 0
+        if option not in _LEADING:
+            raise UsageError(
+                f"no option named {option!r}", hint="options of a command stand after its name; see `stashtrace --help`"
+            )
+        leading.append(option)
+    if not arguments:
+        sys.stderr.write(help_text())
+        return UsageError.exit_code
+    name, *rest = arguments
+    if name == "help":
+        name, rest = (rest[0], ["--help"]) if rest else ("", [])
+        if not name:
+            sys.stdout.write(help_text())
+            return 0
+    return find_command(name)([*leading, *rest])
+
+
+def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:
+    """Write ``error:`` and, after an empty line, ``hint:``; every error of the CLI goes through here."""
+    stream = sys.stderr if stream is None else stream
+    text = f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else "")
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))

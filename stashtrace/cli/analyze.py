@@ -1,0 +1,75 @@
+"""``stashtrace analyze NAME PATH...``: one analysis of one or several runs, on stdout."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
+from stashtrace.errors import UsageError
+
+BY = ("step", "rank", "run")
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace analyze``."""
+    from stashtrace.analysis.registry import ANALYSES
+
+    listed = "\n".join(f"  {name:<14}{text}" for name, _, text in ANALYSES)
+    parser = Parser("analyze", "Print one analysis of a run.", f"analyses:\n{listed}")
+    parser.add_argument("name", metavar="NAME", help="which analysis")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="run directory; of several, each row names its own")
+    parser.add_argument("--by", choices=BY, help="rows per step and rank, per rank, or per run")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table of one analysis."""
+    arguments = parser().read(argv)
+    name = known_analysis(arguments.name)
+    paths = [str(existing_run(p)) for p in arguments.paths]
+
+    from stashtrace.align.align import load_trace
+    from stashtrace.analysis.registry import analyze
+
+    options: dict[str, Any] = {"by": arguments.by} if arguments.by else {}
+    rows: list[dict[str, Any]] = []
+    columns: list[str] = []
+    for path in paths:
+        trace = load_trace(path, run_id=arguments.run) if arguments.run else load_trace(path)
+        try:
+            table = analyze(trace, name, **options)
+        except TypeError as error:
+            if "'by'" in str(error):
+                raise UsageError(f"analysis {name!r} knows no --by", hint="leave it out") from error
+            raise
+        extra = {"path": path} if len(paths) > 1 else {}
+        rows += named_rows(table, trace.strings, extra)
+        columns = column_names(table, tuple(extra))
+    write_rows(rows, columns, arguments.format, sys.stdout)
+    return 0
+
+
+def known_analysis(name: str) -> str:
+    """Return the name if there is such an analysis.
+
+    Raises
+    ------
+    UsageError
+        If not; the hint names the nearest.
+    """
+    from difflib import get_close_matches
+
+    from stashtrace.analysis.registry import ANALYSES
+
+    names = [known for known, _, _ in ANALYSES]
+    if name in names:
+        return name
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean `stashtrace analyze {near[0]}`?" if near else "choose from: " + ", ".join(names)
+    raise UsageError(f"no analysis named {name!r}", hint=hint)

@@ -1,0 +1,84 @@
+"""``stashtrace export FORMAT PATH -o FILE``: the time line for another tool."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.screen import Screen
+from stashtrace.errors import UsageError
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace export``."""
+    from stashtrace.exporters.registry import EXPORTERS
+
+    listed = "\n".join(f"  {name:<14}{text}" for name, _, text in EXPORTERS)
+    parser = Parser("export", "Write the time line of a run for another tool.", f"formats:\n{listed}")
+    parser.add_argument(
+        "exporter", metavar="FORMAT", choices=[n for n, _, _ in EXPORTERS], help="one of the formats below"
+    )
+    parser.add_argument("path", metavar="PATH", help="run directory or .stash file")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; .gz is compressed")
+    parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
+    parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")
+    parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the file; say so on stderr."""
+    arguments = parser().read(argv)
+    path = str(existing_run(arguments.path))
+
+    from stashtrace.align.align import load_trace
+    from stashtrace.exporters.registry import export
+
+    options: dict[str, Any] = {
+        name: value
+        for name, value in (("ranks", arguments.ranks), ("steps", arguments.steps), ("window_ns", arguments.window))
+        if value is not None
+    }
+    trace = load_trace(path, run_id=arguments.run)
+    export(trace, arguments.exporter, arguments.output, **options)
+    Screen().say(f"wrote {arguments.output}")
+    return 0
+
+
+def read_ranks(text: str) -> list[int]:
+    """``0,2,8-15`` as a list."""
+    ranks: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            ranks += range(int(first), int(last if dash else first) + 1)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a list of ranks", hint="for example --ranks 0,2,8-15") from error
+    return ranks
+
+
+def read_range(text: str) -> tuple[int, int]:
+    """``A:B`` as two whole numbers; an end that is left out is open."""
+    first, colon, last = text.partition(":")
+    try:
+        found = int(first or 0), int(last or 2**31)
+    except ValueError:
+        colon = ""
+    if not colon or found[0] >= found[1]:
+        raise UsageError(f"{text!r} is not a range A:B with A < B", hint="for example --steps 10:20")
+    return found
+
+
+def read_window(text: str) -> tuple[int, int]:
+    """``A:B`` in seconds as nanoseconds from the begin of the run."""
+    first, colon, last = text.partition(":")
+    try:
+        found = round(float(first or 0) * 1e9), round(float(last or 1e9) * 1e9)
+    except ValueError:
+        colon = ""
+    if not colon or found[0] >= found[1]:
+        raise UsageError(f"{text!r} is not a range A:B with A < B", hint="for example --window 1.5:4")
+    return found

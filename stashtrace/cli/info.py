@@ -1,0 +1,116 @@
+"""``stashtrace info PATH``: what a run holds."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import Severity
+from stashtrace.units import bytes_text, duration_text, ranks_text
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace info``."""
+    parser = Parser("info", "Show what a run holds: ranks, steps, records, losses.")
+    parser.add_argument("path", metavar="PATH", help="run directory or .stash file")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="lines (default) or JSON")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the facts."""
+    arguments = parser().read(argv)
+    facts = describe(str(existing_run(arguments.path)), arguments.run)
+    if arguments.format == "json":
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+    else:
+        sys.stdout.write(_lines(facts))
+    return 0
+
+
+def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
+    """Facts about a run, JSON-ready.
+
+    ``ranks`` is the list of global ranks, ``steps`` the number of steps that the ranks have in common order,
+    ``records`` rows per collector, ``losses`` a list of rows of the losses table.
+    """
+    from stashtrace.align.align import load_trace
+    from stashtrace.analysis.registry import analyze
+    from stashtrace.format.reader import open_run
+
+    raw = open_run(path, run_id=run_id)
+    records: Counter[str] = Counter()
+    for process in raw.processes:
+        collectors = {layout.name: layout.collector for layout in process.layouts.values()}
+        for name, count in process.row_counts().items():
+            records[collectors.get(name, "unknown")] += count
+    trace = load_trace(path, run_id=run_id)
+    try:
+        steps = analyze(trace, "steps")
+        ordinals = {int(s) for s in steps["step"] if s >= 0}
+    except MissingDataError:
+        ordinals = set()
+    run = raw.run
+    ranks = [int(r) for r in trace.ranks]
+    world = max((int(w) for w in trace.processes["world_size"]), default=-1)
+    return {
+        "path": path,
+        "run_id": raw.run_id,
+        "command": run.get("command", []),
+        "begin_realtime_ns": run.get("begin_realtime_ns"),
+        "duration_ns": run["end_monotonic_ns"] - run["begin_monotonic_ns"] if "end_monotonic_ns" in run else None,
+        "exit_code": run.get("exit_code"),
+        "hosts": sorted({trace.text(c) for c in trace.processes["host_code"]}),
+        "processes": len(trace.processes),
+        "merged": all(p.head.merged for p in raw.processes),
+        "size_bytes": sum(p.size_bytes for p in raw.processes),
+        "ranks": ranks,
+        "missing_ranks": [r for r in range(max(world, 0)) if r not in ranks],
+        "steps": len(ordinals),
+        "records": dict(sorted(records.items())),
+        "losses": [
+            {
+                "collector": trace.text(row["collector_code"]),
+                "reason": trace.text(row["name_code"]),
+                "severity": Severity(row["severity_code"]).name.lower(),
+                "lost_count": row["lost_count"],
+                "advice": trace.text(row["advice_code"]),
+            }
+            for row in trace.losses.rows()
+        ],
+    }
+
+
+def _lines(facts: dict[str, Any]) -> str:
+    begin = facts["begin_realtime_ns"]
+    ended = facts["exit_code"] is not None
+    ending = f"after {duration_text(facts['duration_ns'])}, exit code {facts['exit_code']}" if ended else ""
+    merged = "" if facts["merged"] else ", not merged"
+    missing = f", missing {ranks_text(facts['missing_ranks'])}" if facts["missing_ranks"] else ""
+    rows = [
+        ("run", f"{facts['run_id'] or '-'}  {facts['path']}"),
+        ("command", " ".join(facts["command"]) or "not known"),
+        ("begun", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin / 1e9)) if begin else "not known"),
+        ("ended", ending or "not yet, or its launcher was killed"),
+        ("hosts", ", ".join(facts["hosts"])),
+        ("processes", f"{facts['processes']}, {bytes_text(facts['size_bytes'])}{merged}"),
+        ("ranks", (ranks_text(facts["ranks"]) or "none") + missing),
+        ("steps", str(facts["steps"])),
+    ]  # fmt: skip
+    lines = [f"{name:<12}{text}" for name, text in rows]
+    lines += ["records"] + [f"  {name:<22}{count:>12,}" for name, count in facts["records"].items()]
+    lines += ["losses"] + [
+        f"  {row['lost_count']:,} {row['collector']}/{row['reason']} ({row['severity']}): {row['advice']}"
+        for row in facts["losses"]
+    ]
+    if not facts["losses"]:
+        lines[-1] += "      none"
+    return "\n".join(lines) + "\n"

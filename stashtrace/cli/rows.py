@@ -1,0 +1,82 @@
+"""Tables on stdout: aligned text for people, JSON and CSV for scripts.
+
+JSON and CSV hold the columns as documented, times in integer ns; a text behind a string code is written
+under the name without ``_code``. The aligned form rounds times and bytes to what a person compares.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+from stashtrace.units import bytes_text, duration_text
+
+FORMATS = ("table", "json", "csv")
+
+
+def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows as dicts with texts in place of string codes; ``extra`` columns come first."""
+    texts = {c.name for c in table.schema.columns if c.name.endswith("_code") and c.doc.startswith("string")}
+    for row in table.rows():
+        yield {
+            **(extra or {}),
+            **{(n[:-5] if n in texts else n): (strings.text(v) if n in texts else v) for n, v in row.items()},
+        }
+
+
+def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], format_name: str, stream: TextIO) -> None:
+    """Write rows in one of :data:`FORMATS`."""
+    if format_name == "json":
+        # One row a line: a list that json.load takes and grep does too.
+        body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        stream.write(f"[\n{body}\n]\n" if rows else "[]\n")
+    elif format_name == "csv":
+        writer = csv.DictWriter(stream, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        stream.write(aligned(rows, columns))
+
+
+def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """Columns under their names, numbers to the right."""
+    if not rows:
+        return "no rows\n"
+    titles = [name.removesuffix("_ns").removesuffix("_bytes") for name in columns]
+    cells = [[_cell(name, row[name]) for name in columns] for row in rows]
+    right = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
+    widths = [max(len(titles[i]), *(len(line[i]) for line in cells)) for i in range(len(columns))]
+
+    def line(parts: Sequence[str]) -> str:
+        padded = [p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True)]
+        return "  ".join(padded).rstrip() + "\n"
+
+    return line(titles) + "".join(line(c) for c in cells)
+
+
+def column_names(table: Table, extra: Sequence[str] = ()) -> list[str]:
+    """Names under which :func:`named_rows` gives the columns."""
+    return [
+        *extra,
+        *(
+            c.name[:-5] if c.name.endswith("_code") and c.doc.startswith("string") else c.name
+            for c in table.schema.columns
+        ),
+    ]
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == value else "-"
+    if isinstance(value, int):
+        # Moments are compared digit by digit; lengths of time are compared by size.
+        if name.endswith("_ns") and not name.startswith(("begin", "end", "ts_")):
+            return duration_text(value) if value != -1 else "-"
+        if name.endswith("_bytes"):
+            return bytes_text(value) if value != -1 else "-"
+    return str(value)

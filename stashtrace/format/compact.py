@@ -1,0 +1,246 @@
+"""The merge's rewrite of one process file: raw rows and ring leftovers -> packed columns, then the ring goes.
+
+    X.stash + X.ring --> X.stash.tmp (packed, checked, synced) --rename--> X.stash (FLAG_MERGED) --> unlink X.ring
+
+Called by `stashtrace run` and `stashtrace merge`. A crash at any point leaves either the raw files, or
+the merged file beside a ring that readers then ignore; so rows are never lost or doubled, and a second
+call finishes or does nothing. Memory is bounded by ``_BUFFER_BYTES`` whatever the size of the run.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import numpy as np
+
+from stashtrace.errors import FormatError
+from stashtrace.format.codec import decode, encode
+from stashtrace.format.container import FLAG_MERGED, ByteFile, pack_head, pack_segment, read_head, scan_segments
+from stashtrace.format.liveness import LiveRings
+from stashtrace.format.project import Layout
+from stashtrace.format.reader import RawRun
+from stashtrace.format.stash_file import StashFile
+
+_SEGMENT_ROWS = 1 << 16
+_BUFFER_BYTES = 64 << 20
+_HEAD_SLACK_BYTES = 4096  # room for the losses found while the rows are read
+
+#: Called with (bytes done, bytes in all) as files are rewritten.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class CompactReport:
+    """What became of the files of a run.
+
+    Attributes
+    ----------
+    merged, already, alive : list of str
+        Names of the files rewritten now, rewritten before, still being written.
+    problems : list of (name, reason)
+        Files left as they were, and why.
+    bytes_before, bytes_after : int
+        Of the files rewritten now, rings not counted.
+    """
+
+    merged: list[str] = field(default_factory=list)
+    already: list[str] = field(default_factory=list)
+    alive: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRings | None = None) -> CompactReport:
+    """Rewrite every process file of a run that has ended.
+
+    Parameters
+    ----------
+    run : RawRun
+        Opened before; open it again afterwards to read what was written.
+    progress : callable, optional
+        See :data:`Progress`.
+    live : LiveRings, optional
+        Which rings are still mapped by a process; looked up in /proc if not given.
+    """
+    live = live or LiveRings.look()
+    report = CompactReport()
+    total = sum(p.size_bytes for p in run.processes)
+    done = 0
+    for process in run.processes:
+        if process.head.merged:
+            _drop(process.ring_path)
+            report.already.append(process.name)
+        elif live.holds(process):
+            report.alive.append(process.name)
+        else:
+            _compact_one(process, report)
+        done += process.size_bytes
+        if progress is not None:
+            progress(done, total)
+    return report
+
+
+def _compact_one(process: StashFile, report: CompactReport) -> None:
+    try:
+        size = compact_file(process)
+    except BlockingIOError:
+        report.alive.append(process.name)
+    except OSError as error:
+        report.problems.append((process.name, f"{error.strerror}; the raw file is kept"))
+    except FormatError as error:
+        report.problems.append((process.name, f"{error}; the raw file is kept"))
+    else:
+        report.merged.append(process.name)
+        report.bytes_before += process.size_bytes
+        report.bytes_after += size
+
+
+def compact_file(process: StashFile) -> int:
+    """Rewrite one file and drop its ring; returns the new size.
+
+    Raises
+    ------
+    OSError
+        If there is no room or no permission; the raw files are then as they were. BlockingIOError if
+        another merge is at work on this file.
+    FormatError
+        If what was written does not read back as what was to be written.
+    """
+    temporary = process.path + ".tmp"
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with os.fdopen(descriptor, "r+b") as out:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            out.truncate(0)
+            checksums = _write(process, out)
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
+            _check(temporary, checksums)
+            os.chmod(temporary, os.stat(process.path).st_mode & 0o777)
+            os.replace(temporary, process.path)
+        except BaseException:
+            _drop(temporary)
+            raise
+    _sync_directory(os.path.dirname(process.path))
+    if process.has_ring:  # a ring that could not be understood stays for whoever can
+        _drop(process.ring_path)
+    return size
+
+
+def _write(process: StashFile, out: BinaryIO) -> list[int]:
+    """Head, segments, head again with the losses found on the way. Returns the checksums of the payloads."""
+    reserved = len(_head(process, 0)) + _HEAD_SLACK_BYTES
+    out.seek(reserved)
+    checksums: list[int] = []
+    for segment in _segments(process, checksums):
+        out.write(segment)
+    head = _head(process, reserved)
+    if len(head) != reserved:
+        raise FormatError(f"{process.name}.stash has {len(process.losses)} different losses, too many for its head")
+    end = out.tell()
+    out.seek(0)
+    out.write(head)
+    out.seek(end)
+    return checksums
+
+
+def _head(process: StashFile, size: int) -> bytes:
+    """Bytes of the new head, filled up to ``size`` by blanks within the JSON text."""
+    metadata = {**process.metadata, "losses": process.losses}
+    head = pack_head(process.head.records, metadata, flags=process.head.flags | FLAG_MERGED)
+    if size <= len(head):
+        return head
+    blanks = size - len(pack_head(process.head.records, {**metadata, "blanks": ""}, flags=FLAG_MERGED))
+    metadata["blanks"] = " " * max(blanks, 0)
+    return pack_head(process.head.records, metadata, flags=process.head.flags | FLAG_MERGED)
+
+
+class _Lane:
+    """Rows of one lane that wait to become a segment."""
+
+    __slots__ = ("first_sequence", "layout", "parts", "rows")
+
+    def __init__(self, layout: Layout, first_sequence: int) -> None:
+        self.layout = layout
+        self.first_sequence = first_sequence
+        self.parts: list[bytes] = []
+        self.rows = 0
+
+
+def _segments(process: StashFile, checksums: list[int]) -> Iterator[bytes]:
+    lanes: dict[tuple[int, int, int], _Lane] = {}
+    buffered = 0
+    for chunk in process.chunks():
+        size = chunk.layout.dtype.itemsize
+        data = memoryview(np.ascontiguousarray(chunk.rows).view(np.uint8))  # type: ignore[arg-type]
+        begin = 0
+        while begin < len(chunk.rows):
+            key = (chunk.layout.record_id, chunk.tid, chunk.lane_id)
+            lane = lanes.get(key)
+            if lane is not None and lane.first_sequence + lane.rows != chunk.first_sequence + begin:
+                yield _pack(key, lanes.pop(key), checksums)
+                buffered -= lane.rows * size
+                lane = None
+            if lane is None:
+                lane = lanes[key] = _Lane(chunk.layout, chunk.first_sequence + begin)
+            take = min(len(chunk.rows) - begin, _SEGMENT_ROWS - lane.rows)
+            lane.parts.append(bytes(data[begin * size:(begin + take) * size]))
+            lane.rows += take
+            buffered += take * size
+            begin += take
+            if lane.rows == _SEGMENT_ROWS:
+                yield _pack(key, lanes.pop(key), checksums)
+                buffered -= lane.rows * size
+        if buffered > _BUFFER_BYTES:
+            for key in list(lanes):
+                yield _pack(key, lanes.pop(key), checksums)
+            buffered = 0
+    for key in list(lanes):
+        yield _pack(key, lanes.pop(key), checksums)
+    for raw in process.foreign_segments():
+        checksums.append(raw[0])
+        yield raw[1]
+
+
+def _pack(key: tuple[int, int, int], lane: _Lane, checksums: list[int]) -> bytes:
+    record_id, tid, lane_id = key
+    raw = b"".join(lane.parts)
+    codec, payload = encode(np.frombuffer(raw, dtype=lane.layout.dtype))
+    if decode(codec, payload, lane.rows, lane.layout.dtype).tobytes() != raw:
+        raise FormatError(f"{lane.layout.name} rows do not survive packing")
+    checksums.append(zlib.crc32(payload))
+    return pack_segment(payload, record_id=record_id, codec=codec, tid=tid, lane_id=lane_id, row_count=lane.rows,
+                        first_sequence=lane.first_sequence)
+
+
+def _check(path: str, checksums: list[int]) -> None:
+    """Read back what was written: the head, every segment in its place, every payload."""
+    with ByteFile(path) as source:
+        head = read_head(source)
+        segments, skipped = scan_segments(source, head)
+        found = [zlib.crc32(source.read(s.payload_offset, s.payload_bytes)) for s in segments]
+    if skipped or found != checksums or not head.merged:
+        raise FormatError(f"{path} does not read back as written")
+
+
+def _drop(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,76 @@
+"""Is the process that writes a file still there? Asked before the merge rewrites it and by `stashtrace status`.
+
+A recorder keeps its ring mapped for as long as it lives, so the ring's inode in /proc/*/maps is the
+answer on this host, through containers and pid namespaces alike. Of another host only the age of the
+file is known.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from stashtrace.format.stash_file import StashFile
+
+_FOREIGN_AGE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRings:
+    """Rings that some process of this host has mapped.
+
+    Attributes
+    ----------
+    boot_id : str
+        Of this host.
+    inodes : frozenset of (major, minor, inode)
+        As /proc/PID/maps shows them.
+    """
+
+    boot_id: str
+    inodes: frozenset[tuple[int, int, int]]
+
+    @classmethod
+    def look(cls) -> LiveRings:
+        """Read /proc once. Processes of other users that may not be looked into are not seen."""
+        found: set[tuple[int, int, int]] = set()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                found.update(_rings_of(entry))
+        return cls(own_boot_id(), frozenset(found))
+
+    def holds(self, stash: StashFile) -> bool:
+        """Whether the writer of this file is still at work, or may be."""
+        try:
+            facts = os.stat(stash.ring_path)
+        except OSError:
+            return False  # ended in order, or merged
+        if str(stash.metadata.get("boot_id", "")).startswith(self.boot_id) and self.boot_id:
+            return (os.major(facts.st_dev), os.minor(facts.st_dev), facts.st_ino) in self.inodes
+        newest = max(facts.st_mtime, os.stat(stash.path).st_mtime)
+        return time.time() - newest < _FOREIGN_AGE_S
+
+
+def own_boot_id() -> str:
+    """Boot id of this host, empty if it cannot be read."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _rings_of(pid: str) -> list[tuple[int, int, int]]:
+    rings = []
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.endswith(".ring\n"):
+                    _range, _mode, _offset, device, inode = line.split(maxsplit=5)[:5]
+                    major, _, minor = device.partition(":")
+                    rings.append((int(major, 16), int(minor, 16), int(inode)))
+    except OSError:  # it ended meanwhile, or belongs to somebody else
+        return rings
+    return rings

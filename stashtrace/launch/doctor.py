@@ -1,0 +1,247 @@
+"""What will be measured, inferred or invisible on this machine, and what that means for the answer.
+
+``checks`` is called by ``stashtrace doctor`` and, for the line about what is invisible, by the summary's
+caller. It looks, it never changes a setting, and it imports neither torch nor a GPU library.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import shutil
+import stat
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stashtrace.errors import StashtraceError
+
+_GPU_DRIVER = "libcuda.so.1"
+_RECORDS_TRIED = 20_000
+_PT_INTERP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of ``doctor``: what, how well (ok, measured, inferred, partly, invisible, broken), why, meaning."""
+
+    name: str
+    state: str
+    detail: str
+    meaning: str
+
+    def as_dict(self) -> dict[str, str]:
+        """For ``--format json``."""
+        return asdict(self)
+
+
+def checks(command: Sequence[str] = ()) -> list[Check]:
+    """Examine this machine, and ``command`` if one is given."""
+    found = [probe() for probe in _PROBES]
+    return [*found, *([_target(command)] if command else [])]
+
+
+def _record_path() -> Check:
+    try:
+        from stashtrace import _native
+    except ImportError as error:
+        return Check("record path", "broken", str(error), "nothing can be recorded; `make native` or install again")
+    flags = _cpu_flags()
+    steady = {"constant_tsc", "nonstop_tsc"} <= flags
+    lane = next((r["lane_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
+    clock = "TSC invariant" if steady else "CLOCK_MONOTONIC (TSC not invariant)"
+    detail = f"{clock}, ring {lane >> 20} MiB per thread, {_stamp_ns(_native.now_ticks):.0f} ns a stamp from Python"
+    meaning = "records survive a killed process" if steady else "the same, at twice the cost per record"
+    return Check("record path", "ok", detail, meaning)
+
+
+def _stamp_ns(now_ticks: Callable[[], int]) -> float:
+    """Cost of one time stamp through the binding: an upper bound of what a native record pays twice."""
+    rounds = []
+    for _ in range(5):
+        begin = time.perf_counter_ns()
+        for _ in range(_RECORDS_TRIED // 10):
+            now_ticks()
+        rounds.append((time.perf_counter_ns() - begin) / (_RECORDS_TRIED // 10))
+    return statistics.median(rounds)
+
+
+def _posix_io() -> Check:
+    accounting = _read("/proc/sys/kernel/task_delayacct")
+    delay = "on" if accounting == "1" else "off"
+    return Check(
+        "POSIX I/O", "measured", f"by blocking: rusage of the thread (delay accounting {delay})",
+        "storage or page cache is told apart by evidence, not by duration; network file systems by switches alone",
+    )  # fmt: skip
+
+
+def _dataloader() -> Check:
+    version = _torch_version()
+    if not version:
+        return Check(
+            "DataLoader", "invisible", "torch is not installed here", "no steps and no batches; I/O and waits alone"
+        )
+    return Check("DataLoader", "measured", f"torch {version}", "wait, fetch, collate and hand-off of each batch")
+
+
+def _collectives() -> Check:
+    if not _torch_version():
+        return Check("collectives", "invisible", "torch is not installed here", "ranks are not compared")
+    return Check(
+        "collectives", "measured", "call, return and end; gloo: backend begin is estimated",
+        "late ranks and the link are told apart",
+    )  # fmt: skip
+
+
+def _gpu() -> Check:
+    try:
+        ctypes.CDLL(_GPU_DRIVER)
+    except OSError:
+        return Check(
+            "GPU", "invisible", f"no {_GPU_DRIVER}", "the step thread of the CPU is taken as the critical resource"
+        )
+    return Check(
+        "GPU",
+        "invisible",
+        f"{_GPU_DRIVER} is here, this version records no GPU time",
+        "GPU work shows as waiting of the host",
+    )
+
+
+def _cold_cache() -> Check:
+    if os.access("/proc/sys/vm/drop_caches", os.W_OK) and os.geteuid() == 0:
+        return Check("cold cache", "ok", "drop_caches may be written", "cold and warm runs can be compared")
+    return Check(
+        "cold cache", "partly", "no permission for drop_caches; posix_fadvise works on files you own",
+        "a cold run is as cold as its file system allows",
+    )  # fmt: skip
+
+
+def _clock() -> Check:
+    source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
+    return Check("clock sync", "ok", f"one host, kernel clock {source}", "ranks of this host share one clock, exactly")
+
+
+def _pressure() -> Check:
+    missing = [n for n in ("cpu", "io", "memory") if not _readable(f"/proc/pressure/{n}")]
+    if missing:
+        return Check(
+            "pressure",
+            "invisible",
+            "no /proc/pressure (kernel without PSI)",
+            "crowding is seen by run-queue time alone",
+        )
+    return Check("pressure", "measured", "/proc/pressure: cpu, io, memory", "crowding of the host is named")
+
+
+def _run_queue() -> Check:
+    if not _readable("/proc/self/schedstat"):
+        return Check("run queue", "invisible", "no /proc/self/schedstat", "CPU contention cannot be told from compute")
+    return Check("run queue", "measured", "/proc/self/task/*/schedstat", "CPU contention is shown beside compute")
+
+
+def _perf() -> Check:
+    level = _read("/proc/sys/kernel/perf_event_paranoid")
+    if level is None:
+        return Check("perf events", "invisible", "no perf_event_paranoid", "not needed by any answer of this version")
+    return Check("perf events", "ok", f"perf_event_paranoid {level}", "not needed by any answer of this version")
+
+
+def _shared_memory() -> Check:
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return Check(
+            "/dev/shm", "partly", "missing", "torch's own worker queues may fail; rings lie in the run directory"
+        )
+    free = room.f_bavail * room.f_frsize
+    state = "ok" if free >= 1 << 30 else "partly"
+    meaning = "room for DataLoader batches" if state == "ok" else "DataLoader workers may die with a bus error"
+    return Check("/dev/shm", state, f"{free / 2**30:.1f} GiB free", meaning)
+
+
+def _preload() -> Check:
+    from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            traced_environment({}, run_dir=folder, run_id="0")
+    except StashtraceError as error:
+        return Check("preload", "broken", str(error), error.hint or "nothing native can be recorded")
+    return Check("preload", "ok", LIBRARY_PATH.name, "dynamically linked programs are traced without an edit")
+
+
+def _target(command: Sequence[str]) -> Check:
+    """Whether the loader will take our library into the program that ``command`` starts."""
+    path = command[0] if "/" in command[0] else shutil.which(command[0])
+    if path is None or not Path(path).is_file():
+        return Check("this command", "broken", f"{command[0]} not found", "it cannot be run")
+    mode = Path(path).stat().st_mode
+    if mode & (stat.S_ISUID | stat.S_ISGID) and Path(path).stat().st_uid != os.geteuid():
+        return Check(
+            "this command", "invisible", f"{path} is setuid", "the loader ignores LD_PRELOAD: nothing of it is recorded"
+        )
+    kind = program_kind(Path(path))
+    if kind == "static":
+        return Check(
+            "this command", "invisible", f"{path} is statically linked", "it has no loader: nothing of it is recorded"
+        )
+    if kind == "script":
+        return Check("this command", "ok", f"{path} is a script", "its interpreter and what it starts are traced")
+    if kind == "foreign":
+        return Check(
+            "this command", "invisible", f"{path} is not an ELF program of this machine", "it is started, not recorded"
+        )
+    return Check("this command", "ok", f"{path} is dynamically linked", "it and what it starts are traced")
+
+
+def program_kind(path: Path) -> str:
+    """What a file is to the loader: dynamic, static, script or foreign."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if head[:2] == b"#!":
+            return "script"
+        if head[:4] != b"\x7fELF" or len(head) < 64 or head[4] != 2:
+            return "foreign"
+        table_at, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
+        file.seek(table_at)
+        table = file.read(size * count)
+    kinds = [struct.unpack_from("<I", table, i * size)[0] for i in range(len(table) // size)]
+    return "dynamic" if _PT_INTERP in kinds else "static"
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu_flags() -> set[str]:
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("flags"):
+            return set(line.split())
+    return set()
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _readable(path: str) -> bool:
+    return _read(path) is not None
+
+
+_PROBES: tuple[Callable[[], Check], ...] = (
+    _record_path, _preload, _posix_io, _dataloader, _collectives, _gpu, _cold_cache, _clock, _pressure, _run_queue,
+    _perf, _shared_memory,
+)  # fmt: skip

@@ -1,0 +1,306 @@
+"""Starts a command with tracing on, and stays out of its way until it has ended.
+
+Called by ``stashtrace run`` (merging is the caller's business). The command runs in our own process group
+with our own stdin and stdout, exactly where it would run without us: what the terminal sends (Ctrl-C,
+Ctrl-Z) reaches it by the kernel, what somebody sends to us alone is passed on. Signals are taken by
+``sigwaitinfo``, which tells the two apart; no handler runs, so nothing can be interrupted halfway.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stashtrace.errors import CaptureError, UsageError
+from stashtrace.launch.directory import prepare_directory, write_run_file
+from stashtrace.launch.environment import traced_environment
+
+FORWARDED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
+)  # fmt: skip
+_SI_KERNEL = 128
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a traced command ended.
+
+    Attributes
+    ----------
+    directory : Path
+        Where its records are.
+    exit_code : int
+        As a shell reports it: 128 + n after signal n.
+    signal_number : int
+        The signal that ended it, 0 if none.
+    interrupts_count : int
+        Ctrl-C that arrived meanwhile.
+    survivors : tuple of int
+        Processes of the job that still ran when the grace time was over.
+    complaint : str
+        Why ``run.json`` could not be finished, empty if it was.
+    """
+
+    directory: Path
+    exit_code: int
+    signal_number: int
+    interrupts_count: int
+    survivors: tuple[int, ...]
+    complaint: str
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known about the command while it runs."""
+
+    child: int
+    status: int | None = None
+    interrupts_count: int = 0
+    children_left: bool = True
+    received: list[int] = field(default_factory=list)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    out: str | None = None,
+    collectors: Sequence[str] | None = None,
+    steps: str | None = None,
+    grace_s: float = 10.0,
+    version: str = "",
+    library: str | None = None,
+    on_wait: Callable[[Sequence[int]], None] | None = None,
+) -> Outcome:
+    """Run ``command`` with tracing on and wait for it and what it leaves running.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and its arguments.
+    out : str, optional
+        Run directory.
+    collectors, steps : optional
+        As in :func:`traced_environment`.
+    grace_s : float
+        How long processes may outlive the command before the run counts as ended.
+    version : str
+        Of stashtrace, noted in ``run.json``.
+    library : str, optional
+        Runtime library, the package's own by default.
+    on_wait : callable, optional
+        Told once which processes are being waited for after the command has ended.
+
+    Raises
+    ------
+    UsageError
+        If there is no such command.
+    CaptureError
+        If it cannot be started, or the directory cannot be used.
+    """
+    program = find_program(command)
+    run_id = secrets.token_hex(8)
+    # Refuses unknown collectors and a missing library before a directory is made.
+    traced_environment({}, run_dir=".", run_id=run_id, collectors=collectors, steps=steps, library=library)
+    directory = prepare_directory(out)
+    environment = traced_environment(
+        os.environ, run_dir=directory, run_id=run_id, collectors=collectors, steps=steps, library=library
+    )
+    content = _run_facts(command, run_id, environment["STASHTRACE_COLLECTORS"].split(","), version)
+    write_run_file(directory, content)
+
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have left it ignored: no exit status then
+    # An ignored signal (nohup) stays ignored: for us, and for the command, which inherits it.
+    taken = [s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN] + [signal.SIGCHLD]
+    signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    try:
+        _adopt_orphans()
+        watch = _Watch(_spawn(program, command, environment, old_mask))
+        _wait_for_command(watch, taken)
+        ended = time.time_ns(), time.monotonic_ns()
+        survivors = _wait_for_stragglers(watch, directory, taken, grace_s, on_wait)
+        while (late := signal.sigtimedwait(taken, 0)) is not None:
+            _take(watch, late)  # else it would strike when the mask is lifted, and the outcome were lost
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    number = os.WTERMSIG(watch.status) if watch.status is not None and os.WIFSIGNALED(watch.status) else 0
+    code = 128 + number if number else os.waitstatus_to_exitcode(watch.status or 0)
+    content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
+    complaint = ""
+    try:
+        write_run_file(directory, content)
+    except CaptureError as error:  # the disk filled up meanwhile: the run is readable, it only looks unfinished
+        complaint = str(error)
+    return Outcome(directory, code, number, watch.interrupts_count, tuple(survivors), complaint)
+
+
+def find_program(command: Sequence[str]) -> str:
+    """Path of the program that ``command`` names.
+
+    Raises
+    ------
+    UsageError
+        If nothing is named, or nothing of that name exists.
+    CaptureError
+        If it exists and cannot be executed.
+    """
+    if not command:
+        raise UsageError("no command to run", hint="put it after two dashes: `stashtrace run -- python train.py`")
+    name = command[0]
+    script_hint = f"did you mean `stashtrace run -- python {' '.join(command)}`?"
+    if "/" in name:
+        path = Path(name)
+        if not path.exists():
+            raise UsageError(f"command not found: {name}")
+        if path.is_dir():
+            raise CaptureError(f"{name} is a directory, not a command")
+        if not os.access(path, os.X_OK):
+            raise CaptureError(
+                f"{name} is not executable", hint=script_hint if name.endswith(".py") else f"`chmod +x {name}`"
+            )
+        return name
+    found = shutil.which(name)
+    if found is None:
+        here = Path(name).exists()
+        raise UsageError(
+            f"command not found: {name}",
+            hint=script_hint
+            if here and name.endswith(".py")
+            else f"`stashtrace run -- ./{name}`, if it is the file here"
+            if here
+            else None,
+        )
+    return found
+
+
+def living_processes(directory: Path) -> list[int]:
+    """Processes of this host that have a ring of the run open now."""
+    pids = []
+    for ring in directory.glob("*.ring"):
+        pid = ring.name.split(".")[-3]
+        try:
+            # The mapping proves that it is the same process and not a later one with its number.
+            if ring.name in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                pids.append(int(pid))
+        except OSError:
+            continue  # it is gone, or not ours to look at
+    return pids
+
+
+def _spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals]) -> int:
+    # Python ignores these two for itself; the command gets them as any shell would give them.
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    try:
+        return os.posix_spawn(program, list(command), dict(environment), setsigmask=mask, setsigdef=defaults)
+    except OSError as error:
+        hint = None
+        if error.errno == errno.ENOEXEC:
+            hint = "a script needs a first line such as #!/bin/sh"
+        elif error.errno == errno.E2BIG:
+            hint = "arguments and environment together are too long for the kernel"
+        raise CaptureError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}", hint=hint) from error
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of what the command leaves behind, so that its end is seen."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        return  # stragglers are then found by their rings alone
+
+
+def _reap(watch: _Watch) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            watch.children_left = False
+            return
+        if pid == 0:
+            return
+        if pid == watch.child:
+            watch.status = status
+
+
+def _take(watch: _Watch, info: signal.struct_siginfo) -> None:
+    """Act on one signal that reached us."""
+    number = info.si_signo
+    if number == signal.SIGCHLD:
+        return
+    watch.received.append(number)
+    if number == signal.SIGINT:
+        watch.interrupts_count += 1
+    by_terminal = info.si_code == _SI_KERNEL
+    if not by_terminal and watch.status is None:
+        try:
+            os.kill(watch.child, number)
+        except ProcessLookupError:
+            return
+    if number == signal.SIGTSTP:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees the job stopped, as it would without us
+
+
+def _wait_for_command(watch: _Watch, taken: Sequence[int]) -> None:
+    _reap(watch)
+    while watch.status is None:
+        _take(watch, signal.sigwaitinfo(taken))
+        _reap(watch)
+
+
+def _wait_for_stragglers(
+    watch: _Watch,
+    directory: Path,
+    taken: Sequence[int],
+    grace_s: float,
+    on_wait: Callable[[Sequence[int]], None] | None,
+) -> list[int]:
+    deadline = time.monotonic() + grace_s
+    told = False
+    while True:
+        _reap(watch)
+        left = living_processes(directory)
+        if not left or time.monotonic() >= deadline:
+            return left
+        if not told and on_wait is not None and time.monotonic() > deadline - grace_s + 1.0:
+            on_wait(left)
+            told = True
+        info = signal.sigtimedwait(taken, _POLL_S)
+        if info is not None:
+            _take(watch, info)
+            if info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                return living_processes(directory)
+
+
+def _run_facts(command: Sequence[str], run_id: str, collectors: Sequence[str], version: str) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "run_id": run_id,
+        "command": list(command),
+        "begin_realtime_ns": time.time_ns(),
+        "begin_monotonic_ns": time.monotonic_ns(),
+        "host": os.uname().nodename,
+        "boot_id": _boot_id(),
+        "collectors": list(collectors),
+        "stashtrace_version": version,
+        "launcher_pid": os.getpid(),
+    }
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,204 @@
+"""The terminal summary: what slows a run down, in one screen of plain words.
+
+``summary`` is called by ``stashtrace run`` and ``merge``; it returns text and prints nothing. Numbers come
+from ``facts``, the choice and wording of verdicts from ``findings``; here is only their arrangement.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stashtrace.model.trace import Trace
+from stashtrace.report.facts import GROUPS, RankFacts, RunFacts, gather
+from stashtrace.report.findings import Finding, choose
+from stashtrace.report.look import Look
+from stashtrace.units import duration_text, percent_text, ranks_text
+
+#: More ranks than this are folded into a middle row and the ranks that differ from it.
+_ROWS_AT_MOST = 8
+_OUTLIERS_AT_MOST = 6
+_LOW_CONFIDENCE_RATIO = 0.05
+_CONTENTION_RATIO = 0.05
+_STEAL_RATIO = 0.02
+_INDENT = "  "
+
+
+def summary(trace: Trace, *, look: Look | None = None, shown: str = "", merged_path: str = "") -> str:
+    """Return the summary of a run as text.
+
+    Parameters
+    ----------
+    trace : Trace
+        One run.
+    look : Look, optional
+        What the screen can show: 80 columns of UTF-8 without colour by default.
+    shown : str
+        The run directory as the user would type it; the trace's own path by default.
+    merged_path : str
+        Overrides the path in the next commands.
+    """
+    look = look or Look()
+    facts = gather(trace)
+    path = merged_path or shown or trace.path or "DIR"
+    return render(facts, choose(facts), look, path)
+
+
+def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) -> str:
+    """Arrange facts and findings into lines; ends with a newline."""
+    lines = [*_headline(facts, look), ""]
+    if facts.ranks:
+        lines += [*_table(facts, look), ""]
+        for finding in findings:
+            lines += _finding(finding, look)
+        if not findings:
+            lines.append(f"{_INDENT}no stall above 3 %: compute bound")
+        lines.append("")
+    lines += [*_machine(facts, look), *_trust(facts, look), "", *_next(facts, findings, path, look)]
+    return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
+
+
+def _headline(facts: RunFacts, look: Look) -> list[str]:
+    parts = [f"{facts.ranks_count} rank{_s(facts.ranks_count)}, {facts.hosts_count} host{_s(facts.hosts_count)}"]
+    if facts.ranks:
+        step_ns = float(np.median([r.step_ns for r in facts.ranks]))
+        parts[0] += f", {facts.steps_count} step{_s(facts.steps_count)} of {duration_text(step_ns)}"
+        if facts.warmup_count:
+            parts[0] += f" (first {facts.warmup_count} left out)"
+    else:
+        parts.append("no training steps seen")
+    if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
+        parts.insert(0, f"LOW CONFIDENCE: {percent_text(facts.unexplained_ratio)} unexplained")
+    line = "stashtrace  " + "  ".join(parts)
+    if len(line) <= look.width:
+        return [line]
+    return ["stashtrace  " + parts[0], *("            " + part for part in parts[1:])]
+
+
+def _table(facts: RunFacts, look: Look) -> list[str]:
+    rows = _rows(facts)
+    shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
+    shown = [g for g in GROUPS if g in _always(facts) or any(s[g] >= 0.005 for s in shares)]
+    label_width = max(4, *(len(label) for label, _ in rows)) + 2
+    times = [duration_text(float(np.median([r.step_ns for r in members]))) for _, members in rows]
+    time_width = max(len("step"), *(len(t) for t in times))
+    cells = 20
+    while cells > 4:
+        widths = {g: max(len(g), 5 + max(len(look.bar(s[g], cells)) for s in shares)) + 2 for g in shown}
+        if len(_INDENT) + label_width + time_width + 2 + sum(widths.values()) <= look.width:
+            break
+        cells -= 1
+    lines = [
+        (_INDENT + "rank".ljust(label_width) + "step".rjust(time_width) + "  "
+         + "".join(_title(g, widths[g]) for g in shown)).rstrip()
+    ]  # fmt: skip
+    for (label, _), time, share in zip(rows, times, shares, strict=True):
+        line = _INDENT + label.ljust(label_width) + time.rjust(time_width) + "  "
+        for group in shown:
+            bar = look.bar(share[group], cells)
+            pad = " " * (widths[group] - 6 - len(bar))
+            line += f"{_percent(float(share[group])):>5} " + look.paint(bar, group) + pad
+        lines.append(line.rstrip())
+    return lines
+
+
+def _title(group: str, width: int) -> str:
+    # The name begins where the percents begin to have digits, so short columns stay readable.
+    return (" " + group).ljust(width) if width > len(group) else group.ljust(width)
+
+
+def _percent(ratio: float) -> str:
+    return percent_text(ratio).replace(" %", "%") if ratio < 0.00995 and ratio else percent_text(ratio)
+
+
+def _always(facts: RunFacts) -> tuple[str, ...]:
+    return ("compute", "data", "link", "late", "other") if facts.ranks_count > 1 else ("compute", "data", "other")
+
+
+def _rows(facts: RunFacts) -> list[tuple[str, list[RankFacts]]]:
+    """One row per rank; of many ranks the middle one, and those that differ."""
+    if len(facts.ranks) <= _ROWS_AT_MOST:
+        return [(str(r.rank), [r]) for r in facts.ranks]
+    shares = np.array([[r.share(g) for g in GROUPS] for r in facts.ranks])
+    distance = np.abs(shares - np.median(shares, axis=0)).max(axis=1)
+    typical = float(np.median(distance))
+    apart = np.flatnonzero(distance > max(0.05, 4 * typical))
+    apart = sorted(apart[np.argsort(-distance[apart], kind="stable")][:_OUTLIERS_AT_MOST].tolist())
+    alike = [r for i, r in enumerate(facts.ranks) if i not in apart]
+    label = ranks_text([r.rank for r in alike])
+    if len(label) > 12:
+        label = f"{len(alike)} ranks" if not apart else f"{len(alike)} others"
+    return [(label, alike), *((str(facts.ranks[i].rank), [facts.ranks[i]]) for i in apart)]
+
+
+def _finding(finding: Finding, look: Look) -> list[str]:
+    first, *more = look.wrap(finding.verdict, f"{_INDENT}▶ ", _INDENT + "  ")
+    lines = [look.paint(first, "strong"), *(look.paint(line, "strong") for line in more)]
+    for sentence in finding.evidence:
+        lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
+    return lines
+
+
+def _machine(facts: RunFacts, look: Look) -> list[str]:
+    """CPU contention and host steal, when they matter; a job that was cut off."""
+    lines: list[str] = []
+    crowded = {r.rank: r.contention_ratio for r in facts.ranks if r.contention_ratio > _CONTENTION_RATIO}
+    if crowded:
+        worst = max(crowded, key=crowded.__getitem__)
+        which = (
+            f"rank {worst}'s step thread"
+            if len(crowded) == 1
+            else f"the step threads of ranks {ranks_text(sorted(crowded))}"
+        )
+        upto = "" if len(crowded) == 1 else "up to "
+        lines += look.wrap(
+            f"CPU contention: {which} stood in the run queue for {upto}{percent_text(crowded[worst])} of the step;"
+            " what looks like compute or link may be other processes",
+            _INDENT, _INDENT * 2,
+        )  # fmt: skip
+    if facts.steal_ratio > _STEAL_RATIO:
+        lines += look.wrap(
+            f"host steal: the hypervisor took {percent_text(facts.steal_ratio)} of the CPU time of {facts.steal_host}",
+            _INDENT,
+            _INDENT * 2,
+        )
+    if facts.ending:
+        lines += look.wrap(facts.ending, _INDENT, _INDENT * 2)
+    return [*lines, ""] if lines else []
+
+
+def _trust(facts: RunFacts, look: Look) -> list[str]:
+    def listed(names: Sequence[str]) -> str:
+        return ", ".join(names) or "-"
+
+    lines = look.wrap(
+        f"measured: {listed(facts.measured)}    inferred: {listed(facts.inferred)}    "
+        f"invisible here: {listed(facts.invisible)}".replace(" ", "\0").replace("\0\0\0\0", "    ").replace(",\0", ", "),
+        _INDENT, _INDENT + "  ",
+    )  # fmt: skip
+    lines = [line.replace("\0", " ") for line in lines]
+    parts = [
+        f"own cost {percent_text(facts.own_cost_ratio)} CPU" if facts.own_cost_ratio >= 0 else "own cost not measured",
+        f"lost records {facts.lost_records_count}",
+        f"clocks {facts.clock_text}",
+    ]
+    lines.append(_INDENT + "    ".join(parts))
+    for sentence in facts.losses:
+        lines += look.wrap(sentence, _INDENT + "! ", _INDENT + "  ")
+    return lines
+
+
+def _next(facts: RunFacts, findings: Sequence[Finding], path: str, look: Look) -> list[str]:
+    lines = [f"timeline   stashtrace view {path}"]
+    lines.append(f"details    stashtrace analyze stalls {path} --by step")
+    if facts.missing_ranks:
+        lines.append(
+            f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {ranks_text(list(facts.missing_ranks))})"
+        )
+    return [look.paint(_INDENT + line, "faint") if line.startswith("#") else _INDENT + line for line in lines]
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

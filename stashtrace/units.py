@@ -1,0 +1,77 @@
+"""Numbers as a person reads them. Floor 0: used by reports, exporters and the CLI; never parsed back."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+_TIME_UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
+_BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+
+
+def duration_text(ns: float) -> str:
+    """Time with three digits at most.
+
+    Examples
+    --------
+    >>> duration_text(184_200_000), duration_text(1_840_000), duration_text(950), duration_text(95e9)
+    ('184 ms', '1.84 ms', '950 ns', '95.0 s')
+    """
+    for size, unit in _TIME_UNITS:
+        # 999.6 us would be printed as 1000 us.
+        if abs(ns) >= size * 0.9995:
+            return f"{_three_digits(ns / size)} {unit}"
+    return f"{round(ns)} ns"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in powers of ten, three digits at most.
+
+    Examples
+    --------
+    >>> bytes_text(999), bytes_text(26_214_400), bytes_text(4096)
+    ('999 B', '26.2 MB', '4.10 KB')
+    """
+    for size, unit in _BYTE_UNITS:
+        if abs(count) >= size * 0.9995:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{round(count)} B"
+
+
+def percent_text(ratio: float) -> str:
+    """Share of one: whole percents, one decimal below 1 %.
+
+    Examples
+    --------
+    >>> percent_text(0.614), percent_text(0.004), percent_text(0.0), percent_text(0.0001)
+    ('61 %', '0.4 %', '0 %', '<0.1 %')
+    """
+    percent = ratio * 100
+    if percent == 0:
+        return "0 %"
+    if abs(percent) < 0.05:
+        return "<0.1 %"
+    return f"{percent:.1f} %" if abs(percent) < 0.995 else f"{percent:.0f} %"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """Ascending ranks with runs folded.
+
+    Examples
+    --------
+    >>> ranks_text([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    parts: list[str] = []
+    position = 0
+    while position < len(ranks):
+        end = position
+        while end + 1 < len(ranks) and ranks[end + 1] == ranks[end] + 1:
+            end += 1
+        parts.append(str(ranks[position]) if end == position else f"{ranks[position]}-{ranks[end]}")
+        position = end + 1
+    return ",".join(parts)
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,96 @@
+"""The shell of the CLI: help, version, errors; what it costs to ask."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from conftest import ROOT, Answer, environment
+
+import stashtrace
+from stashtrace.cli import COMMANDS, find_command, help_text
+
+Run = Callable[..., Answer]
+
+
+def test_help_names_every_command_once() -> None:
+    lines = help_text().splitlines()
+    for name, _, text in COMMANDS:
+        assert sum(line.split()[:1] == [name] and line.endswith(text) for line in lines) == 1
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
+def test_help_is_data(run: Run, words: list[str]) -> None:
+    assert run(*words) == Answer(0, help_text(), "")
+
+
+def test_no_words_is_a_usage_error(run: Run) -> None:
+    assert run() == Answer(2, "", help_text())
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == Answer(0, f"stashtrace {stashtrace.__version__}\n", "")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """The goal of 50 ms over a bare interpreter is kept by what is not imported."""
+    code = (
+        "import sys\nfrom stashtrace.cli import main\nmain(['--help'])\n"
+        "heavy = {'numpy', 'argparse', 'ctypes', 'subprocess', 'json', 'torch'}\n"
+        "ours = {'stashtrace', 'stashtrace.cli', 'stashtrace.errors'}\n"
+        "print(sorted(heavy & set(sys.modules)), [m for m in sys.modules if m.startswith('stashtrace') and m not in ours],"
+        "file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stderr == "[] []\n"
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+def test_each_command_has_help_in_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        find_command(name)(["--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert text.startswith(f"usage: stashtrace {name}")
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["rum"], "error: no command named 'rum'\n\nhint: did you mean `stashtrace run`?\n"),
+        (["qqq"], "error: no command named 'qqq'\n\nhint: `stashtrace --help` lists the commands\n"),
+        (["--frobnicate"], "error: no option named '--frobnicate'\n\n"
+         "hint: options of a command stand after its name; see `stashtrace --help`\n"),
+        (["run"], "error: no command to run\n\nhint: put it after two dashes: `stashtrace run -- python train.py`\n"),
+        (["run", "--sideways", "--", "true"], "error: stashtrace run: unrecognized arguments: --sideways\n\n"
+         "hint: `stashtrace run --help` shows the options\n"),
+        (["diff", "one"], "error: stashtrace diff: the following arguments are required: B\n\n"
+         "hint: `stashtrace diff --help` shows the options\n"),
+    ],
+)  # fmt: skip
+def test_usage_errors(run: Run, words: list[str], error: str) -> None:
+    assert run(*words) == Answer(2, "", error)
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    answer = run("run", "--debug")
+    assert "Traceback" in answer.err
+    assert answer.code == 1
+    assert "Traceback" not in run("run").err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m stashtrace doctor | head -c 1",
+        shell=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stderr == ""
