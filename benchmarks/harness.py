@@ -1,0 +1,120 @@
+"""What every benchmark shares: describe the machine, summarise repetitions, write one JSON file.
+
+Called by ``benchmarks/bench_*.py``. Standard library only. A result holds no host name and no path of the machine.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def machine() -> dict[str, Any]:
+    """CPU, memory, kernel, libraries and load: what a figure depends on."""
+    cpu = _first_match("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.machine()
+    memory_kib = int(_first_match("/proc/meminfo", r"^MemTotal:\s*(\d+)") or 0)
+    flags = _first_match("/proc/cpuinfo", r"^flags\s*:\s*(.+)$") or ""
+    return {
+        "cpu": cpu,
+        "cores_count": os.cpu_count(),
+        "virtual": "hypervisor" in flags.split(),
+        "memory_bytes": memory_kib * 1024,
+        "kernel": platform.release().split("-")[0],
+        "libc": " ".join(platform.libc_ver()),
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def versions(*modules: str) -> dict[str, str]:
+    """Python, compiler and the project's commit, and the versions of importable modules."""
+    found = {"python": platform.python_version(), "gcc": _output(["gcc", "-dumpfullversion"]) or "not found"}
+    found["commit"] = _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]) or "unknown"
+    for name in modules:
+        module = __import__(name)
+        found[name] = str(getattr(module, "__version__", "unknown"))
+    return found
+
+
+def summary(values: Sequence[float]) -> dict[str, float | int]:
+    """Median, quartiles, extremes and count of repetitions."""
+    if not values:
+        raise ValueError("no repetitions to summarise")
+    ordered = sorted(values)
+    quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else [ordered[0]] * 3
+    return {
+        "median": statistics.median(ordered),
+        "p25": quartiles[0],
+        "p75": quartiles[2],
+        "min": ordered[0],
+        "max": ordered[-1],
+        "count": len(ordered),
+    }
+
+
+def write_result(name: str, figures: dict[str, Any], *, command: str, modules: Sequence[str] = (), folder: Path = RESULTS) -> Path:
+    """Write ``<folder>/<name>.json`` and return its path.
+
+    Parameters
+    ----------
+    name : str
+        Of the benchmark; an earlier result of the same name is replaced.
+    figures : dict
+        Figure name (its unit ends it) -> number, or what :func:`summary` returns.
+    command : str
+        What to type in the repository to repeat it.
+    modules : sequence of str
+        Imported packages whose versions matter.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    content = {
+        "benchmark": name,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": command,
+        "machine": machine(),
+        "versions": versions(*modules),
+        "figures": rounded(figures),
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def rounded(value: Any) -> Any:
+    """The same structure with floats cut to five significant digits."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(v) for v in value]
+    if isinstance(value, float) and value and math.isfinite(value):
+        return round(value, 4 - math.floor(math.log10(abs(value))))
+    return value
+
+
+def _first_match(path: str, pattern: str) -> str:
+    try:
+        found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"), re.M)
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"{command[0]}: {error}", file=sys.stderr)
+        return ""

@@ -1,0 +1,102 @@
+"""Decodes the samples of /proc into counters.
+
+Cumulative quantities keep their raw value and end in ``_total``; analyses take differences. A value of -1 means that
+the kernel did not offer it, and makes no row. Called through the registry by ``align.align``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.collectors.context import DecodeContext
+from stashtrace.model.trace import EventTables, RawProcess, RawRecords
+
+RECORDS = ("task_sample", "process_sample", "host_sample", "net_sample")
+TABLES = ("counters",)
+
+#: Field of a record -> (name of the counter, unit).
+_TASK = {
+    "run_ns": ("thread_run_ns_total", "ns"),
+    "runqueue_ns": ("thread_runqueue_ns_total", "ns"),
+    "timeslices_count": ("thread_timeslices_count_total", "count"),
+}
+_PROCESS = {
+    "user_ns": ("process_user_ns_total", "ns"),
+    "system_ns": ("process_system_ns_total", "ns"),
+    "read_bytes": ("process_read_bytes_total", "bytes"),
+    "write_bytes": ("process_write_bytes_total", "bytes"),
+    "minor_faults_count": ("process_minor_faults_count_total", "count"),
+    "major_faults_count": ("process_major_faults_count_total", "count"),
+    "voluntary_switches_count": ("process_voluntary_switches_count_total", "count"),
+    "involuntary_switches_count": ("process_involuntary_switches_count_total", "count"),
+    "resident_bytes": ("process_resident_bytes", "bytes"),
+}
+_HOST = {
+    "user_ns": ("host_user_ns_total", "ns"),
+    "system_ns": ("host_system_ns_total", "ns"),
+    "idle_ns": ("host_idle_ns_total", "ns"),
+    "iowait_ns": ("host_iowait_ns_total", "ns"),
+    "steal_ns": ("host_steal_ns_total", "ns"),
+    "psi_cpu_some_ns": ("host_psi_cpu_some_ns_total", "ns"),
+    "psi_io_some_ns": ("host_psi_io_some_ns_total", "ns"),
+    "psi_io_full_ns": ("host_psi_io_full_ns_total", "ns"),
+    "psi_memory_some_ns": ("host_psi_memory_some_ns_total", "ns"),
+    "page_cache_bytes": ("host_page_cache_bytes", "bytes"),
+    "retransmits_count": ("host_tcp_retransmits_count_total", "count"),
+}
+_NET = {
+    "receive_bytes": ("net_receive_bytes_total", "bytes"),
+    "transmit_bytes": ("net_transmit_bytes_total", "bytes"),
+}
+
+
+def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
+    """Fill ``counters``, sorted by track, then time.
+
+    Counters of a thread carry its thread id as ``native_id`` of the track; those of an interface end in
+    ``.NAME`` (``net_receive_bytes_total.eth0``).
+    """
+    if not context.wants("counters"):
+        return context.tables()
+    parts: list[tuple[Any, Any, Any]] = []
+    for record, fields, key in (
+        ("task_sample", _TASK, "tid"),
+        ("process_sample", _PROCESS, ""),
+        ("host_sample", _HOST, ""),
+        ("net_sample", _NET, "interface_id"),
+    ):
+        records = raw.records.get(record)
+        if records is not None and len(records.rows):
+            parts.extend(_counters(records, fields, key, context))
+    if not parts:
+        return context.tables()
+    ts, track, value = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((ts, track))
+    return context.tables(counters={"ts_ns": ts[order], "track_id": track[order], "value": value[order]})
+
+
+def _counters(
+    records: RawRecords, fields: dict[str, tuple[str, str]], key: str, context: DecodeContext
+) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
+    rows = records.rows
+    ts = context.to_ns(rows["ticks"])
+    keys, inverse = np.unique(rows[key], return_inverse=True) if key else (np.zeros(1, dtype=np.uint32), None)
+    found = []
+    for field, (name, unit) in fields.items():
+        tracks = np.array([_track(name, unit, key, int(k), context) for k in keys.tolist()], dtype=np.int64)
+        track = tracks[inverse] if inverse is not None else np.full(len(rows), tracks[0])
+        seen = rows[field] >= 0
+        found.append((ts[seen], track[seen], rows[field][seen].astype(np.float64)))
+    return found
+
+
+def _track(name: str, unit: str, key: str, value: int, context: DecodeContext) -> int:
+    if key == "tid":
+        return context.counter_track(name, unit, native_id=value)
+    if key == "interface_id":
+        return context.counter_track(f"{name}.{context.text(value)}", unit)
+    return context.counter_track(name, unit)
