@@ -158,7 +158,7 @@ class TraceBuilder:
         flags: int = 0,
         status: int = 0,
     ) -> dict[int, int]:
-        """Append one collective: rank -> (call, end), (call, return, end) or (call, return, begin, end); end -1 = never.
+        """Append one collective: rank -> (call, end), (call, return, end), (call, return, begin, end); end -1 = never.
 
         Returns rank -> collective_key. The default sequence is the next of the group.
         """

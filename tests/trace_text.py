@@ -44,7 +44,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 def trace_from_text(text: str, *, unit_ns: int = MS, hosts: Iterable[str] = ("node00",)) -> Trace:
     """Trace from a drawing: one line per thing, ``name : characters``, one character per ``unit_ns``.
 
-    A run of equal characters is one interval; ``.`` and blanks are nothing; a ``|`` takes no time, it cuts a run in two.
+    A run of equal characters is one interval; ``.`` and blanks are nothing; ``|`` takes no time, it cuts a run in two.
     Lines of one name may be repeated (intervals that overlap). Lines start with ``rank R``; what follows is
 
     ======================= ==================================================================================
@@ -57,7 +57,7 @@ def trace_from_text(text: str, *, unit_ns: int = MS, hosts: Iterable[str] = ("no
     ``fetch``               digit = batch made in the main process (num_workers=0)
     ``wait``                blocking calls: c cond, m mutex, f futex, e semaphore, p poll, s sleep, j join
     ``coll``                digit = sequence number, run = from the call to the end; ``>`` after it: never ends.
-                            Options: ``op=broadcast``, ``root=0``, ``group=7``, ``bytes=4096``: ``rank 0 coll op=barrier :``
+                            Options: op=broadcast, root=0, group=7, bytes=4096, as in ``rank 0 coll op=barrier :``
     ``block``               digit = sequence number of the collective that Work.wait blocks on (group= as above)
     ``io``                  b blocked read, i read that counted block input, c cached read, r recv, w blocked write,
                             q blocked read of a pipe. Options: ``path=/data/x``, ``bytes=4096`` of each call

@@ -239,8 +239,9 @@ STEPS = _schema(
     ("process_id", "i8", "", "processes.process_id"),
     ("track_id", "i8", "", "tracks.track_id of the step thread"),
     ("sub_steps_count", "i8", "", "micro-batches"),
-    ("kind_code", "i8", "", "string: train, skipped_update, validation, marked"),
+    ("kind", "U16", "", "train, skipped_update, validation or marked"),
     ("warmup", "i8", "", "1 if left out of summaries by default"),
+    ("matched_code", "i8", "", "1 its collectives fall into the same step on other ranks, 0 some do not, -1 none"),
 )
 STALLS = _schema(
     "stalls",
@@ -253,4 +254,26 @@ STALLS = _schema(
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
     ("cause_rank", "i8", "", "straggler: the rank that was late most, -1 otherwise"),
+)
+STALL_TOTALS = _schema(
+    "stall_totals",
+    "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
+    ("rank", "i8", "", "global rank, -1 for all"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("stall_ns", "i8", "ns", "time of this kind in all counted steps"),
+    ("share_ratio", "f8", "", "of the wall time of these steps"),
+    ("method", "U16", "", "kernels, brackets or host"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this"),
+    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
+    ("steps_count", "i8", "", "steps summed"),
+)
+STALL_INTERVALS = _schema(
+    "stall_intervals",
+    "The attribution as intervals on the time line; those of a rank neither overlap nor leave gaps",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id of the step thread"),
 )

@@ -1,0 +1,189 @@
+"""Each batch wait of a rank divided into fetch, prep and hand-off by what the worker did that makes the batch.
+
+    main process   |------------ waits for batch i ------------|
+    its worker     [ batch i-2 ][ batch i: io blocked ][ .. ]  put, unpickle, pin
+                    state decides   fetch               prep   hand-off
+
+Used by ``host_layers`` and ``evidence``. Without workers it works the same way: then the main process is the worker.
+Where the worker's state is known only as a sum (off the CPU for so long in this batch: page faults of a mapped file,
+threads that read for it) the amount is laid at the begin of the pieces it must lie in, and they carry a doubt.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stashtrace.analysis.collective_layers import disjoint_rows
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.trace_index import Layer, TraceIndex
+from stashtrace.model.kinds import BatchPhase, StallKind
+
+_FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
+#: Share of the time that other threads of a worker were blocked in storage which its main thread must have been off the
+#: CPU without other reason, to believe that it waited for them.
+_COVERED_NUMERATOR, _COVERED_DENOMINATOR = 9, 10
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWaits:
+    """Waits of the step thread, sorted and disjoint, with what is known of each awaited batch.
+
+    Attributes
+    ----------
+    made_by
+        Process that makes the batch, -1 if unknown.
+    made_ns
+        When it was done; ``NEVER`` if that was not recorded.
+    ran_ns
+        CPU and run-queue time of the step thread inside, 0 if unknown.
+    """
+
+    begin: Int64
+    end: Int64
+    worker_id: Int64
+    made_by: Int64
+    made_ns: Int64
+    ran_ns: Int64
+
+    @property
+    def time(self) -> TimeSet:
+        """The waits as a set."""
+        return TimeSet.of(self.begin, self.end)
+
+
+def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
+    """Waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index)."""
+    waits = index.batches_of_phase(BatchPhase.WAIT)
+    rows = index.batch_waits.rows(thread.track_id)
+    rows = rows[disjoint_rows(waits["begin_ns"][rows], waits["end_ns"][rows])]
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    made = index.fetches.rows(thread.rank)
+    loaders = np.unique(np.concatenate([waits["loader_id"][rows], fetches["loader_id"][made]]))
+    wait_loader = np.searchsorted(loaders, waits["loader_id"][rows])
+    made_loader = np.searchsorted(loaders, fetches["loader_id"][made])
+    wait_index, made_index = waits["batch_index"][rows], fetches["batch_index"][made]
+    found = _find(wait_loader, wait_index, made_loader, made_index)
+    found[wait_index < 0] = -1
+    worker = waits["worker_id"][rows]
+    by_worker = _find(wait_loader, worker, made_loader, fetches["worker_id"][made])
+    process = np.append(fetches["process_id"][made], -1)
+    return BatchWaits(
+        begin=waits["begin_ns"][rows],
+        end=waits["end_ns"][rows],
+        worker_id=worker,
+        made_by=process[np.where(found >= 0, found, by_worker)],
+        made_ns=np.append(fetches["end_ns"][made], NEVER)[found],
+        ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + np.maximum(waits["runqueue_ns"][rows], 0),
+    )
+
+
+def _find(major: Int64, minor: Int64, among_major: Int64, among_minor: Int64) -> Int64:
+    """Last row with the same pair of numbers, or -1."""
+    if len(among_major) == 0 or len(major) == 0:
+        return np.full(len(major), -1, dtype=np.int64)
+    low = int(min(minor.min(), among_minor.min()))
+    width = int(max(minor.max(), among_minor.max())) - low + 1
+    key, among = major * width + (minor - low), among_major * width + (among_minor - low)
+    order = np.argsort(among, kind="stable")
+    at = np.searchsorted(among[order], key, side="right") - 1
+    hit = order[np.maximum(at, 0)]
+    return int64(np.where((at >= 0) & (among[hit] == key), hit, -1))
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Pieces of waits before their batch was made, by what they are worth."""
+
+    fetch: list[TimeSet] = field(default_factory=list)
+    likely_fetch: list[TimeSet] = field(default_factory=list)
+    perhaps_fetch: list[TimeSet] = field(default_factory=list)
+
+
+def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> list[Layer]:
+    """Layers fetch, prep and hand-off of the waits."""
+    ready = np.clip(waits.made_ns, waits.begin, waits.end)
+    unknown = waits.made_by < 0
+    unmade = ~unknown & (waits.made_ns == NEVER)
+    before = TimeSet.of(waits.begin[~unknown], ready[~unknown])
+    parts = _Parts()
+    by_process = RowsBy(waits.made_by)
+    for process in by_process.values.tolist():
+        if process >= 0:
+            rows = by_process.rows(process)
+            _divide(index, thread, int(process), TimeSet.of(waits.begin[rows], ready[rows]), parts)
+    empty = [TimeSet.empty()]
+    return [
+        Layer(_FETCH, TimeSet.united(*empty, *parts.fetch)),
+        Layer(_FETCH, TimeSet.united(*empty, *parts.likely_fetch), (_PREP,)),
+        Layer(_PREP, TimeSet.united(*empty, *parts.perhaps_fetch), (_FETCH,)),
+        Layer(_PREP, TimeSet.of(waits.begin[unmade], ready[unmade]), (_HANDOFF,)),
+        Layer(_PREP, before),
+        Layer(_HANDOFF, TimeSet.of(ready[~unknown], waits.end[~unknown])),
+        Layer(_PREP, TimeSet.of(waits.begin[unknown], waits.end[unknown]), (_FETCH, _HANDOFF)),
+    ]
+
+
+def _divide(index: TraceIndex, thread: StepThread, process: int, before: TimeSet, parts: _Parts) -> None:
+    """Cut the time before the batch was made by the state of one worker process."""
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    rows = index.fetches.rows(thread.rank)
+    rows = rows[fetches["process_id"][rows] == process]
+    main_track = int(fetches["track_id"][rows[0]]) if len(rows) else -1
+    making = TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
+
+    io, own = index.io, index.io_by_process.rows(process)
+    storage, receives = own[io.is_storage[own]], own[io.is_receive[own]]
+    received = TimeSet.of(io.begin[receives], io.end[receives])
+    on_main = io.track[storage] == main_track
+    main_receives = receives[io.track[receives] == main_track]
+    main = TimeSet.of(io.begin[storage[on_main]], io.end[storage[on_main]])
+    main = main | (TimeSet.of(io.begin[main_receives], io.end[main_receives]) & making)
+    side = TimeSet.of(io.begin[storage[~on_main]], io.end[storage[~on_main]]) | (received & making)
+    thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
+    asleep = main | TimeSet.of(thread_waits["begin_ns"][wait_rows], thread_waits["end_ns"][wait_rows])
+    sure = main | (side & asleep)
+    parts.fetch.append(before & sure)
+
+    rows = rows[disjoint_rows(fetches["begin_ns"][rows], fetches["end_ns"][rows])]
+    begin, end = fetches["begin_ns"][rows], fetches["end_ns"][rows]
+    cpu, queued = fetches["cpu_ns"][rows], fetches["runqueue_ns"][rows]
+    timed = cpu >= 0
+    known = asleep.within(begin, end)
+    # Off the CPU without a known reason, per batch.
+    hidden = np.where(timed, np.maximum(end - begin - cpu - np.maximum(queued, 0) - known, 0), 0)
+    side = side - sure
+    helped = side.within(begin, end)
+    believed = timed & (helped > 0) & (hidden * _COVERED_DENOMINATOR >= helped * _COVERED_NUMERATOR)
+    _reads_of_threads(before, side, begin, end, believed, parts)
+
+    faulted = (fetches["major_faults_count"][rows] > 0) | (fetches["block_inputs_count"][rows] > 0)
+    estimate = np.where(faulted, hidden - np.where(believed, helped, 0), 0)
+    _page_faults(before - sure - side, begin, end, np.maximum(estimate, 0), end - begin - known - helped, parts)
+
+
+def _reads_of_threads(before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: Int64, parts: _Parts) -> None:
+    """Other threads of the worker were blocked in storage; whether its main thread waited for them is a guess."""
+    if len(side) == 0:
+        return
+    piece_begin, piece_end, row = (before & side).pieces(begin, end)
+    yes = believed[row].astype(bool)
+    parts.likely_fetch.append(TimeSet.of(piece_begin[yes], piece_end[yes]))
+    parts.perhaps_fetch.append(TimeSet.of(piece_begin[~yes], piece_end[~yes]))
+
+
+def _page_faults(free: TimeSet, begin: Int64, end: Int64, estimate: Int64, room: Int64, parts: _Parts) -> None:
+    """Lay each batch's estimated time in page faults over the free pieces of its making, in proportion."""
+    if not (estimate > 0).any():
+        return
+    piece_begin, piece_end, row = free.pieces(begin, end)
+    length = piece_end - piece_begin
+    # float64 would round; lengths and estimates stay below 2**31 us each, so microseconds keep the product exact.
+    share = np.minimum(length, (length // 1000) * (estimate[row] // 1000) // np.maximum(room[row] // 1000, 1) * 1000)
+    most = np.minimum(length, estimate[row])
+    share = np.where(room[row] <= estimate[row], most, share)
+    parts.likely_fetch.append(TimeSet.of(piece_begin, piece_begin + share))
+    parts.perhaps_fetch.append(TimeSet.of(piece_begin + share, piece_begin + most))

@@ -1,0 +1,197 @@
+"""When the step thread of a host-driven rank is blocked on a collective, on which one, and why it is not done yet.
+
+    call          last rank calls            end
+     |--- straggler ---|------- link ---------|        the blocking collective: the oldest that has not ended
+           ##################                          the thread's own wait: only this part is a stall
+
+Used by ``host_layers`` and ``breakdown``. The blocked time is the union of what ``Work.wait`` recorded and of blocking
+calls of the thread while a collective of the rank is in flight (DDP waits inside C++), outside of batch waits.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.matching import ACROSS, INSIDE, MIXED
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.trace_index import Layer, Tagged, TraceIndex
+from stashtrace.model.kinds import StallKind, WaitOp
+
+#: Blocking calls by which a backend waits. A mutex, a sleep or a join is not one of them.
+BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.POLL)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Pieces of the step thread's time blocked on a collective, sorted and disjoint.
+
+    Attributes
+    ----------
+    row
+        Row of ``trace.collectives`` that is not done yet, -1 if none is known to be in flight.
+    waited_row
+        Row that the thread asked for; differs from ``row`` if that one is queued behind it; -1 if unknown.
+    link
+        Link of the group.
+    presumed
+        No wait was recorded, but nothing after the call either: the thread hangs in it.
+    """
+
+    begin: Int64
+    end: Int64
+    row: Int64
+    waited_row: Int64
+    link: Int64
+    presumed: npt.NDArray[np.bool_]
+
+
+def disjoint_rows(begin: Int64, end: Int64) -> Int64:
+    """Rows, by begin, without those that start inside an earlier one (waits inside waits of the same thread)."""
+    order = np.lexsort((-end, begin))
+    order = order[end[order] > begin[order]]
+    if len(order) == 0:
+        return int64([])
+    latest = np.maximum.accumulate(end[order])
+    return int64(order[np.concatenate([[True], begin[order][1:] >= latest[:-1]])])
+
+
+def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
+    """For each instant with something in flight the oldest of it: begin, end and row; rows in order of their call."""
+    if len(call) == 0:
+        return int64([]), int64([]), int64([])
+    order = np.lexsort((end, call))
+    latest = np.maximum.accumulate(end[order])
+    begin = np.maximum(call[order], np.concatenate([[-NEVER], latest[:-1]]))
+    keep = end[order] > begin
+    return begin[keep], end[order][keep], int64(order[keep])
+
+
+def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
+    """Pieces of the step thread's time that it spends blocked on collectives."""
+    table, matched = index.trace.collectives, index.matched
+    rows = index.collectives.rows(thread.process_id)
+    call, end = table["call_ns"][rows], matched.end_ns[rows]
+    # An end that nobody saw, of an operation that all had entered, must not block the queue for ever.
+    hanging = matched.last_enter_ns[rows] == NEVER
+    floor = np.maximum(matched.last_enter_ns[rows], np.maximum(table["return_ns"][rows], call))
+    end = np.where((end == NEVER) & ~hanging, floor, end)
+    end = np.minimum(end, max(thread.end_ns, int(call.max()) if len(call) else 0))
+
+    waits, parts = index.trace.collective_waits, []
+    wait_rows = index.collective_waits.rows(thread.track_id)
+    wait_rows = wait_rows[disjoint_rows(waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows])]
+    wait_begin, wait_end = waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows]
+    waited = _rows_of_keys(table["collective_key"][rows], waits["collective_key"][wait_rows])
+    group = table["group_hash"][rows]
+    heads = in_flight_heads(call, end)
+    for chosen, queue in _queues(group, waited, call, end, heads):
+        parts.append(_pieces(wait_begin[chosen], wait_end[chosen], waited[chosen], queue))
+    explicit = TimeSet.of(wait_begin, wait_end)
+
+    thread_waits = index.trace.waits
+    own = index.waits.rows(thread.track_id)
+    own = own[np.isin(thread_waits["wait_code"][own], BACKEND_WAITS)]
+    silent = TimeSet.of(thread_waits["begin_ns"][own], thread_waits["end_ns"][own]) - batch_waits - explicit
+    implied = _pieces(silent.begin, silent.end, np.full(len(silent), -1, dtype=np.int64), heads)
+    parts.append(tuple(c[implied[2] >= 0] for c in implied))
+
+    hang = _hang(index, thread, rows[hanging], call[hanging])
+    begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
+    order = np.argsort(begin, kind="stable")
+    begin, stop, row, asked = begin[order], stop[order], row[order], asked[order]
+    presumed = np.zeros(len(begin), dtype=bool)
+    if hang is not None and hang[1] > hang[0]:
+        left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits
+        begin, stop = np.concatenate([begin, left.begin]), np.concatenate([stop, left.end])
+        row = np.concatenate([row, np.full(len(left), np.flatnonzero(rows == hang[2])[0])])
+        asked = np.concatenate([asked, np.full(len(left), -1)])
+        presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
+        order = np.argsort(begin, kind="stable")
+        begin, stop, row, asked, presumed = begin[order], stop[order], row[order], asked[order], presumed[order]
+    default = int(matched.link[rows[0]]) if len(rows) else INSIDE
+    speaks = np.where(row >= 0, row, asked)
+    links = np.append(matched.link[rows], default)[speaks]
+    every = np.append(rows, -1)
+    return Blocked(begin, stop, every[row], every[asked], links, presumed)
+
+
+def _rows_of_keys(keys: Int64, wanted: Int64) -> Int64:
+    """Position of each wanted key among the keys, -1 if it is not there."""
+    if len(keys) == 0:
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where((wanted >= 0) & (keys[at] == wanted), at, -1)
+
+
+Queue = tuple[Int64, Int64, Int64]
+
+
+def _queues(
+    group: npt.NDArray[np.uint64], waited: Int64, call: Int64, end: Int64, heads: Queue
+) -> list[tuple[npt.NDArray[np.bool_], Queue]]:
+    """Waits by the queue they stand in: that of the group waited for, or of all groups if it is unknown."""
+    queues: list[tuple[npt.NDArray[np.bool_], Queue]] = [(waited < 0, heads)]
+    wanted = group[waited[waited >= 0]]
+    waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
+    for value in np.unique(wanted):
+        members = np.flatnonzero(group == value)
+        begin, stop, row = in_flight_heads(call[members], end[members])
+        queues.append(((waited >= 0) & (waited_group == value), (begin, stop, members[row])))
+    return queues
+
+
+def _pieces(begin: Int64, end: Int64, waited: Int64, queue: Queue) -> tuple[Int64, ...]:
+    """Waits cut by the queue's heads; what no head covers has row -1."""
+    waits = TimeSet(int64(begin), int64(end))
+    head = TimeSet(queue[0], queue[1])
+    cut = waits.pieces(queue[0], queue[1])
+    bare = waits - head
+    piece_begin = np.concatenate([cut[0], bare.begin])
+    asked = waited[np.searchsorted(waits.begin, piece_begin, side="right") - 1] if len(waits) else int64([])
+    row = np.concatenate([queue[2][cut[2]], np.full(len(bare), -1)])
+    return piece_begin, np.concatenate([cut[1], bare.end]), row, asked
+
+
+def _hang(index: TraceIndex, thread: StepThread, rows: Int64, call: Int64) -> tuple[int, int, int] | None:
+    """The thread never came back from an operation that somebody never entered: begin, end, row."""
+    if len(rows) == 0:
+        return None
+    first = int(call.argmin())
+    row, begin = int(rows[first]), max(int(call[first]), int(index.trace.collectives["return_ns"][rows[first]]))
+    phases = index.phases.rows(thread.track_id)
+    later = (index.trace.phases["end_ns"][phases] > begin).any()
+    later |= (index.trace.collectives["call_ns"][index.collectives.rows(thread.process_id)] > begin).any()
+    return None if later else (begin, thread.end_ns, row)
+
+
+def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], Tagged]:
+    """Layers straggler, network and interconnect of blocked pieces, and whom the straggler time waited for."""
+    matched = index.matched
+    rows = np.maximum(blocked.row, 0)
+    known = blocked.row >= 0
+    if len(matched.end_ns):
+        last_enter = np.where(known, matched.last_enter_ns[rows], -NEVER)
+        cause = np.where(known, matched.last_rank[rows], -1)
+        partial = known & matched.partial[rows]
+    else:
+        last_enter, cause = np.full(len(rows), -NEVER), np.full(len(rows), -1, dtype=np.int64)
+        partial = np.zeros(len(rows), dtype=bool)
+    late_end = np.clip(last_enter, blocked.begin, blocked.end)
+    is_late = late_end > blocked.begin
+    layers = []
+    for presumed in (False, True):
+        chosen = is_late & (blocked.presumed == presumed)
+        doubts = (StallKind.OTHER,) if presumed else ()
+        layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
+    for link, kind in ((ACROSS, StallKind.NETWORK), (MIXED, StallKind.NETWORK), (INSIDE, StallKind.INTERCONNECT)):
+        for unsure in (False, True):
+            chosen = (blocked.link == link) & (partial == unsure)
+            other = [StallKind.INTERCONNECT] * (link == MIXED) + [StallKind.STRAGGLER] * unsure
+            layers.append(Layer(kind, TimeSet.of(late_end[chosen], blocked.end[chosen]), tuple(other)))
+    return layers, Tagged(blocked.begin[is_late], late_end[is_late], cause[is_late])

@@ -1,0 +1,59 @@
+"""Layers of a rank whose critical resource is the step thread (method ``host``), in the order of ``stalls.md``.
+
+Called by ``stalls`` through its table of methods. A method for GPU ranks is another function with the same result.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.batch_layers import batch_layers, batch_waits
+from stashtrace.analysis.collective_layers import blocked_on_collectives, collective_layers
+from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
+from stashtrace.model.kinds import Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+
+_COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
+_CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
+#: Waits that no parallel loop of a phase makes: their cause is foreign wherever they stand.
+_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN)
+
+
+def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
+    trace = index.trace
+    loads = batch_waits(index, thread)
+    blocked = blocked_on_collectives(index, thread, loads.time)
+    layers, late = collective_layers(index, blocked)
+    layers += batch_layers(index, thread, loads)
+
+    rows = index.phases.rows(thread.track_id)
+    rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
+    code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
+    saves, works = np.isin(code, _CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
+    layers.append(Layer(StallKind.CHECKPOINT, TimeSet.of(begin[saves], end[saves])))
+
+    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    reads = io.is_storage[own] & io.is_read[own]
+    foreign = io.is_blocked[own] & ~reads
+    layers.append(Layer(StallKind.FETCH, TimeSet.of(io.begin[own[reads]], io.end[own[reads]])))
+    busy = TimeSet.of(begin[works], end[works])
+    spans, named = trace.spans, index.spans.rows(thread.track_id)
+    named = named[spans["kind_code"][named] == SpanKind.USER]
+    annotated = TimeSet.of(spans["begin_ns"][named], spans["end_ns"][named])
+    waits, held = trace.waits, index.waits.rows(thread.track_id)
+    alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
+    standing = TimeSet.of(
+        np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
+        np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+    )
+    local = TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated
+    layers.append(Layer(StallKind.OTHER, standing | local))
+
+    explained = TimeSet.united(*(layer.time for layer in layers))
+    layers.append(Layer(StallKind.COMPUTE, busy))
+    layers += gap_layers(gaps_between_phases(index, thread, loads), explained, annotated - busy)
+    return RankLayers("host", layers, late)

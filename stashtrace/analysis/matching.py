@@ -1,0 +1,212 @@
+"""Collectives matched across ranks: who entered last, when each row really ended, which link its bytes took.
+
+Used by the attribution (``collective_layers``) and by the analyses ``collectives`` and ``stragglers``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy
+from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Operations in which the root feeds the others, and those in which it waits for them.
+_FROM_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
+_TO_ROOT = (CollectiveOp.REDUCE, CollectiveOp.GATHER)
+#: Link of a group: inside one host, between hosts, between hosts but some members share one.
+INSIDE, ACROSS, MIXED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Columns beside ``trace.collectives``, row by row.
+
+    Attributes
+    ----------
+    end_ns
+        End on this rank; estimated from later ends where it was not seen, ``NEVER`` if nothing speaks for an end.
+    last_enter_ns, last_rank
+        When and who the last rank was that this row had to wait for; own call and -1 if it waits for nobody,
+        ``NEVER`` if that rank never entered.
+    partial
+        True if a member's row is missing although the operation ended: somebody unseen may have been later.
+    link
+        INSIDE, ACROSS or MIXED, of the row's group.
+    """
+
+    end_ns: Int64
+    last_enter_ns: Int64
+    last_rank: Int64
+    partial: npt.NDArray[np.bool_]
+    link: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One process group: global ranks in group order, and its link."""
+
+    members: Int64
+    link: int
+
+
+def group_table(trace: Trace) -> dict[int, Group]:
+    """Group hash -> Group; groups that no rank described consist of the ranks seen in their collectives."""
+    rows, seen = RowsBy(trace.groups["group_hash"]), RowsBy(trace.collectives["group_hash"])
+    places = _places(trace)
+    found: dict[int, Group] = {}
+    for value in np.union1d(rows.values, seen.values).tolist():
+        described = rows.rows(value)
+        text = max((trace.text(c) for c in trace.groups["members_code"][described].tolist()), key=len, default="")
+        if text:
+            members = np.array([int(m) for m in text.split(",")], dtype=np.int64)
+        else:
+            members = np.unique(trace.collectives["rank"][seen.rows(value)])
+        found[value] = Group(members, _link(members, trace.groups["crosses_hosts"][described], places))
+    return found
+
+
+def _places(trace: Trace) -> dict[int, tuple[int, int]]:
+    table = trace.processes
+    rows = np.flatnonzero((table["role_code"] == ProcessRole.RANK) & (table["rank"] >= 0))
+    names = zip(table["host_code"][rows].tolist(), table["netns_code"][rows].tolist(), strict=True)
+    return dict(zip(table["rank"][rows].tolist(), names, strict=True))
+
+
+def _link(members: Int64, crosses: Int64, places: dict[int, tuple[int, int]]) -> int:
+    known = [places[m] for m in members.tolist() if m in places]
+    crossing = bool((crosses == 1).any()) if (crosses >= 0).any() else len(set(known)) > 1
+    if not crossing:
+        return INSIDE
+    return MIXED if 1 < len(set(known)) < len(known) else ACROSS
+
+
+def match(trace: Trace) -> Matched:
+    """Match the rows of ``trace.collectives`` across ranks."""
+    table = trace.collectives
+    count = len(table)
+    groups = group_table(trace)
+    end = _resolved_ends(trace)
+    last_enter = table["call_ns"].copy()
+    last_rank = np.full(count, -1, dtype=np.int64)
+    partial = np.zeros(count, dtype=bool)
+    link = np.zeros(count, dtype=np.int64)
+    by_group = RowsBy(table["group_hash"])
+    for value in by_group.values.tolist():
+        rows = by_group.rows(value)
+        link[rows] = groups[value].link
+        op = table["op_code"][rows]
+        pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+        _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank)
+        _match_blocks(table, rows[~pairs], groups[value].members, last_enter, last_rank, partial)
+    return Matched(end, last_enter, last_rank, partial, link)
+
+
+def _match_blocks(
+    table: Table,
+    rows: Int64,
+    members: Int64,
+    last_enter: Int64,
+    last_rank: Int64,
+    partial: npt.NDArray[np.bool_],
+) -> None:
+    """Operations of one group by sequence number."""
+    if len(rows) == 0:
+        return
+    rank, call = table["rank"], table["call_ns"]
+    rows = rows[np.lexsort((-rank[rows], call[rows], table["sequence"][rows]))]
+    sequence = table["sequence"][rows]
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = sequence[1:] != sequence[:-1]
+    block = np.cumsum(new) - 1
+    starts = np.flatnonzero(new)
+    final = np.append(starts[1:], len(rows)) - 1  # the last to call stands last
+    present = np.diff(np.append(starts, len(rows)))
+    ended = np.maximum.reduceat(table["end_ns"][rows], starts) >= 0
+    late_ns, late_rank = call[rows[final]].copy(), rank[rows[final]].copy()
+    incomplete = present < len(members)
+    hanging = np.flatnonzero(incomplete & ~ended)
+    for at in hanging.tolist():  # at most a few: a group hangs once
+        late_ns[at] = NEVER
+        late_rank[at] = np.setdiff1d(members, rank[rows[starts[at] : final[at] + 1]])[0]
+    op, root = table["op_code"][rows], table["peer_rank"][rows]
+    root_global = np.where((root >= 0) & (root < len(members)), members[np.clip(root, 0, len(members) - 1)], -1)
+    is_root = rank[rows] == root_global
+    waits_for_all = np.isin(op, SYNCHRONISING_OPS) | (np.isin(op, _TO_ROOT) & is_root)
+    last_enter[rows[waits_for_all]] = late_ns[block[waits_for_all]]
+    last_rank[rows[waits_for_all]] = late_rank[block[waits_for_all]]
+    partial[rows[waits_for_all]] = (incomplete & ended)[block[waits_for_all]]
+
+    root_row = np.full(len(starts), -1, dtype=np.int64)
+    root_row[block[is_root]] = rows[is_root]
+    receives = np.isin(op, _FROM_ROOT) & ~is_root & (root_global >= 0)
+    source = root_row[block[receives]]
+    root_call = np.where(source >= 0, call[source], np.where(ended[block[receives]], call[rows[receives]], NEVER))
+    last_enter[rows[receives]] = root_call
+    last_rank[rows[receives]] = root_global[receives]
+    partial[rows[receives]] = (source < 0) & ended[block[receives]]
+
+
+def _match_pairs(table: Table, rows: Int64, members: Int64, last_enter: Int64, last_rank: Int64) -> None:
+    """Point to point: the n-th receive of a pair of ranks belongs to its n-th send."""
+    if len(rows) == 0:
+        return
+    rows = rows[np.lexsort((table["call_ns"][rows], table["sequence"][rows]))]
+    peer = table["peer_rank"][rows]
+    known = (peer >= 0) & (peer < len(members))
+    rows, peer = rows[known], members[peer[known]]
+    own = table["rank"][rows]
+    sends = table["op_code"][rows] == CollectiveOp.SEND
+    source, target = np.where(sends, own, peer), np.where(sends, peer, own)
+    order = np.lexsort((~sends, target, source))
+    rows, source, target, sends = rows[order], source[order], target[order], sends[order]
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    starts = np.flatnonzero(new)
+    for begin, end in zip(starts.tolist(), np.append(starts[1:], len(rows)).tolist(), strict=True):
+        sent = rows[begin:end][sends[begin:end]]
+        received = rows[begin:end][~sends[begin:end]]
+        both = min(len(sent), len(received))
+        last_enter[received[:both]] = table["call_ns"][sent[:both]]
+        last_rank[received[:both]] = source[begin]
+        missing = received[both:]
+        never = missing[table["end_ns"][missing] < 0]
+        last_enter[never] = NEVER
+        last_rank[never] = source[begin]
+
+
+def _resolved_ends(trace: Trace) -> Int64:
+    """Ends on this rank. An unseen one lies before: the end of a wait for it, and any later end of its group and rank.
+
+    Backends finish the operations of a group in order. Without such evidence the operation never ended.
+    """
+    table = trace.collectives
+    end: Int64 = table["end_ns"].copy()
+    unseen = end < 0
+    if not unseen.any():
+        return end
+    end[unseen] = NEVER
+    waits = trace.collective_waits
+    known = np.flatnonzero(waits["collective_key"] >= 0)
+    if len(known):
+        keys = table["collective_key"]
+        order = np.argsort(keys, kind="stable")
+        at = order[np.minimum(np.searchsorted(keys[order], waits["collective_key"][known]), len(keys) - 1)]
+        fits = (keys[at] == waits["collective_key"][known]) & unseen[at]
+        np.minimum.at(end, at[fits], waits["end_ns"][known][fits])
+    order = np.lexsort((table["sequence"], table["group_hash"], table["process_id"]))
+    group, process = table["group_hash"][order], table["process_id"][order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (group[1:] != group[:-1]) | (process[1:] != process[:-1])
+    # Smallest end of the rows from here to the end of the block: a running minimum from the back, block by block.
+    starts = np.append(np.flatnonzero(new), len(order))
+    for begin, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        block = order[begin:stop]
+        later = np.minimum.accumulate(end[block][::-1])[::-1]
+        end[block] = np.where(unseen[block], np.maximum(later, table["call_ns"][block]), end[block])
+    return end

@@ -1,0 +1,62 @@
+"""The analyses by name. Adding one: its file, its test, and one line in ``ANALYSES``; CLI and docs follow."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from stashtrace.errors import UsageError
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: (name, "module:function", one-line help). Other packages add theirs by the entry point ``stashtrace.analyses``.
+ANALYSES: tuple[tuple[str, str, str], ...] = (
+    ("steps", "stashtrace.analysis.steps:steps", "begin and end of every step of every rank"),
+    ("stalls", "stashtrace.analysis.stalls:stalls", "where each nanosecond of each step of each rank went"),
+    ("stall_intervals", "stashtrace.analysis.stalls:stall_intervals", "the same attribution as intervals"),
+)
+
+
+def find(name: str) -> Callable[..., Table]:
+    """Function of an analysis.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name; the hint lists them.
+    """
+    target = next((t for n, t, _ in ANALYSES if n == name), None)
+    if target is None:
+        for entry in entry_points(group="stashtrace.analyses"):
+            if entry.name == name:
+                found: Callable[..., Table] = entry.load()
+                return found
+        raise UsageError(f"no analysis is called {name!r}", hint="one of " + ", ".join(n for n, _, _ in ANALYSES))
+    module, _, function = target.partition(":")
+    resolved: Callable[..., Table] = getattr(importlib.import_module(module), function)
+    return resolved
+
+
+def analyze(trace: Trace, name: str, **options: Any) -> Table:
+    """Run an analysis by name.
+
+    Parameters
+    ----------
+    trace : Trace
+        What ``stashtrace.load`` returned.
+    name : str
+        One of ``ANALYSES``.
+    **options
+        Keyword arguments of that analysis, e.g. ``by="rank"`` of ``stalls``.
+
+    Examples
+    --------
+    >>> from stashtrace.model.strings import StringPool
+    >>> analyze(Trace(StringPool(), {}), "astrology")
+    Traceback (most recent call last):
+    stashtrace.errors.UsageError: no analysis is called 'astrology'
+    """
+    return find(name)(trace, **options)

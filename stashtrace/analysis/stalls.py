@@ -1,0 +1,247 @@
+"""stalls: every nanosecond of each step of each rank goes to exactly one kind. The heart of the product.
+
+    layers of a rank, in order of priority        |-- straggler --|   |- fetch -|      |---- compute ----|
+    painted: first layer that covers an instant   [...............][.][.........][..........................]
+    cut by the windows of the steps and summed     step 0                    | step 1        | ...
+
+What a rank's layers are is the business of its method (``METHODS``): today ``host``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from stashtrace._native import intervals
+
+from stashtrace.analysis.host_layers import host_layers
+from stashtrace.analysis.step_threads import StepThread, step_threads
+from stashtrace.analysis.steps import steps as find_steps
+from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
+from stashtrace.errors import UsageError
+from stashtrace.model.kinds import StallKind
+from stashtrace.model.schemas import STALL_INTERVALS, STALL_TOTALS, STALLS
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Step number of the time outside steps.
+OUTSIDE_STEPS = -1
+#: Method of a rank -> its layers.
+METHODS: dict[str, Callable[[TraceIndex, StepThread], RankLayers]] = {"host": host_layers}
+_KINDS = tuple(StallKind)
+_ALWAYS = (StallKind.COMPUTE, StallKind.OTHER)
+
+
+def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup: bool = False) -> Table:
+    """Attribute every nanosecond of each step of each rank to one kind.
+
+    Overlapping causes are resolved by the order of ``docs/concepts/stalls.md``; what could not be observed is an
+    interval (``low_ns``, ``high_ns``), never a guess. The kinds of a step sum to its wall time, exactly. A kind that
+    did not occur has no row, except ``compute`` and ``other``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps; uses kernels, brackets or host spans, whichever each rank has.
+    by : {"step", "rank", "run"}
+        ``step``: one row per rank, step and kind, and step -1 for the time outside steps. ``rank``, ``run``: sums over
+        the steps, without the time outside them; of all ranks, ``rank`` is -1. These have the columns of
+        ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns, cause_rank, steps_count.
+    warmup : bool
+        Whether the sums of ``rank`` and ``run`` count the warm-up steps.
+
+    Columns
+    -------
+    rank, step, kind, stall_ns, method, low_ns, high_ns, cause_rank
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps; the message names the collector or probe to turn on.
+    """
+    if by not in ("step", "rank", "run"):
+        raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
+    found = find_steps(trace)
+    index = TraceIndex(trace)
+    by_rank = RowsBy(found["rank"])
+    tables = [_rank_table(index, t, found.take(by_rank.rows(t.rank))) for t in step_threads(trace)]
+    table = Table.concat(STALLS, tables)
+    return table if by == "step" else _totals(table, found, by, warmup)
+
+
+def stall_intervals(trace: Trace) -> Table:
+    """The same attribution as intervals: what each rank did when, for the time line.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    rank, step, kind, begin_ns, end_ns, track_id
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    found = find_steps(trace)
+    index = TraceIndex(trace)
+    by_rank = RowsBy(found["rank"])
+    tables = []
+    for thread in step_threads(trace):
+        steps = found.take(by_rank.rows(thread.rank))
+        layers = METHODS["host"](index, thread).layers
+        begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+        kind = np.array([x.kind for x in layers], dtype=np.int64)[layer]
+        begin, end, kind = _merge_equal(begin, end, kind)
+        windows, numbers = _windows(thread, steps)
+        cut = intervals.join(begin, end, windows.begin, windows.end)
+        count = len(cut[0])
+        columns = {
+            "rank": np.full(count, thread.rank),
+            "step": numbers[cut[3]],
+            "kind": _names(kind[cut[2]]),
+            "begin_ns": cut[0],
+            "end_ns": cut[1],
+            "track_id": np.full(count, thread.track_id),
+        }
+        tables.append(Table(STALL_INTERVALS, columns))
+    return Table.concat(STALL_INTERVALS, tables)
+
+
+def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
+    texts = np.empty(max(_KINDS) + 1, dtype="U16")
+    for kind in _KINDS:
+        texts[kind] = kind.name.lower()
+    return texts[kinds]
+
+
+def _merge_equal(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Int64, Int64]:
+    """Join neighbours of one kind (two layers may share it)."""
+    if len(begin) == 0:
+        return begin, end, kind
+    new = np.concatenate([[True], (begin[1:] != end[:-1]) | (kind[1:] != kind[:-1])])
+    first = np.flatnonzero(new)
+    return begin[first], end[np.append(first[1:], len(begin)) - 1], kind[first]
+
+
+def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
+    """Steps and the time around them, sorted and disjoint, with their step numbers."""
+    begin, end = steps["begin_ns"], steps["end_ns"]
+    keep = end > begin
+    begin, end, number = begin[keep], end[keep], steps["step"][keep]
+    first = min([thread.begin_ns, *begin[:1].tolist()])
+    last = max([thread.end_ns, *end[-1:].tolist()])
+    outside = TimeSet.of(begin, end).gaps(first, last)
+    begin, end = np.concatenate([begin, outside.begin]), np.concatenate([end, outside.end])
+    number = np.concatenate([number, np.full(len(outside), OUTSIDE_STEPS)])
+    order = np.argsort(begin, kind="stable")
+    return TimeSet(int64(begin[order]), int64(end[order])), int64(number[order])
+
+
+def _rank_table(index: TraceIndex, thread: StepThread, steps: Table) -> Table:
+    made = METHODS["host"](index, thread)
+    windows, numbers = _windows(thread, steps)
+    matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
+    values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row
+    point, low, high = (np.zeros((len(values), max(_KINDS) + 1), dtype=np.int64) for _ in range(3))
+    rest = Layer(StallKind.OTHER, TimeSet.empty())
+    for column, layer in enumerate([*made.layers, rest]):
+        np.add.at(point[:, layer.kind], row, matrix[:, column])
+        np.add.at(high[:, layer.kind], row, matrix[:, column])
+        if not layer.doubts:
+            np.add.at(low[:, layer.kind], row, matrix[:, column])
+        for doubt in layer.doubts:
+            np.add.at(high[:, doubt], row, matrix[:, column])
+    wanted = high > 0
+    wanted[:, list(_ALWAYS)] = True
+    at, kind = np.nonzero(wanted)
+    cause = np.full(point.shape, -1, dtype=np.int64)
+    cause[:, StallKind.STRAGGLER] = _causes(made, windows, row, len(values))
+    return Table(
+        STALLS,
+        {
+            "rank": np.full(len(at), thread.rank),
+            "step": values[at],
+            "kind": _names(kind),
+            "stall_ns": point[at, kind],
+            "method": np.full(len(at), made.method, dtype="U16"),
+            "low_ns": low[at, kind],
+            "high_ns": high[at, kind],
+            "cause_rank": cause[at, kind],
+        },
+    )
+
+
+def _causes(made: RankLayers, windows: TimeSet, row: Int64, count: int) -> Int64:
+    """Rank that each row's straggler time waited for longest, -1 if there is none."""
+    cut = intervals.join(made.late.begin, made.late.end, windows.begin, windows.end)
+    cause, at = made.late.tag[cut[2]], row[cut[3]]
+    out = np.full(count, -1, dtype=np.int64)
+    if len(cause) == 0:
+        return out
+    width = int(cause.max()) + 2
+    key, inverse = np.unique(at * width + cause + 1, return_inverse=True)
+    total = np.zeros(len(key), dtype=np.int64)
+    np.add.at(total, inverse, cut[1] - cut[0])
+    order = np.lexsort((-key, total))  # the longest comes last; of equals the lowest rank
+    out[key[order] // width] = key[order] % width - 1
+    return out
+
+
+def _totals(table: Table, steps: Table, by: str, warmup: bool) -> Table:
+    """Sums of the per-step table over steps."""
+    kept = steps if warmup else steps.take(steps["warmup"] == 0)
+    counted = {(r, s) for r, s in zip(kept["rank"].tolist(), kept["step"].tolist(), strict=True)}
+    pairs = zip(table["rank"].tolist(), table["step"].tolist(), strict=True)
+    table = table.take(np.fromiter((p in counted for p in pairs), dtype=bool, count=len(table)))
+    rank = table["rank"] if by == "rank" else np.full(len(table), -1, dtype=np.int64)
+    names, kind = np.unique(table["kind"], return_inverse=True)
+    order_of = np.array([StallKind[n.upper()] for n in names.tolist()], dtype=np.int64)
+    key, inverse = np.unique(rank * 64 + order_of[kind], return_inverse=True)
+    sums = {n: np.zeros(len(key), dtype=np.int64) for n in ("stall_ns", "low_ns", "high_ns")}
+    for name, total in sums.items():
+        np.add.at(total, inverse, table[name])
+    out_rank, out_kind = key // 64, key % 64
+    wall = np.zeros(len(key), dtype=np.int64)
+    ranks, position = np.unique(out_rank, return_inverse=True)
+    per_rank = np.zeros(len(ranks), dtype=np.int64)
+    np.add.at(per_rank, position, sums["stall_ns"])
+    wall = per_rank[position]
+    count_of = RowsBy(kept["rank"])
+    counts = np.array([len(kept) if r < 0 else len(count_of.rows(r)) for r in ranks.tolist()], dtype=np.int64)
+    return Table(
+        STALL_TOTALS,
+        {
+            "rank": out_rank,
+            "kind": _names(out_kind),
+            "stall_ns": sums["stall_ns"],
+            "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
+            "method": np.full(len(key), table["method"][0] if len(table) else "", dtype="U16"),
+            "low_ns": sums["low_ns"],
+            "high_ns": sums["high_ns"],
+            "cause_rank": _heaviest(inverse, table["cause_rank"], table["stall_ns"], len(key)),
+            "steps_count": counts[position],
+        },
+    )
+
+
+def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> Int64:
+    """Cause with the most weight of each row, -1 if there is none."""
+    out = np.full(count, -1, dtype=np.int64)
+    known = cause >= 0
+    if not known.any():
+        return out
+    width = int(cause.max()) + 1
+    key, inverse = np.unique(row[known] * width + cause[known], return_inverse=True)
+    total = np.zeros(len(key), dtype=np.int64)
+    np.add.at(total, inverse, weight[known])
+    order = np.lexsort((-key, total))
+    out[key[order] // width] = key[order] % width
+    return out

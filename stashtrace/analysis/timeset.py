@@ -1,0 +1,117 @@
+"""TimeSet: sorted, disjoint intervals with set operators, over the native kernels.
+
+Every file of this package that reasons about time uses it; elapsed values are never added, intervals are.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from stashtrace._native import intervals
+
+Int64 = npt.NDArray[np.int64]
+
+#: Later than any real time: the end of what never ended. Half of int64, so that differences do not overflow.
+NEVER = np.int64(2**62)
+
+
+def int64(values: Any) -> Int64:
+    """Contiguous int64 column."""
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSet:
+    """Sorted, disjoint, non-empty intervals ``[begin, end)``."""
+
+    begin: Int64
+    end: Int64
+
+    @classmethod
+    def of(cls, begin: Any, end: Any) -> TimeSet:
+        """Union of any intervals; empty and inverted ones vanish."""
+        return cls(*intervals.union(int64(begin), int64(end)))
+
+    @classmethod
+    def empty(cls) -> TimeSet:
+        """No time."""
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+    @classmethod
+    def united(cls, *sets: TimeSet) -> TimeSet:
+        """Union of several sets."""
+        return cls.of(np.concatenate([s.begin for s in sets]), np.concatenate([s.end for s in sets]))
+
+    def __or__(self, other: TimeSet) -> TimeSet:
+        return TimeSet.united(self, other)
+
+    def __and__(self, other: TimeSet) -> TimeSet:
+        return TimeSet(*intervals.intersect(self.begin, self.end, other.begin, other.end))
+
+    def __sub__(self, other: TimeSet) -> TimeSet:
+        return TimeSet(*intervals.subtract(self.begin, self.end, other.begin, other.end))
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @property
+    def total_ns(self) -> int:
+        """Length of the set."""
+        return int((self.end - self.begin).sum())
+
+    def within(self, begin: Any, end: Any) -> Int64:
+        """Length of the set inside each of the given windows."""
+        return np.asarray(intervals.coverage(self.begin, self.end, int64(begin), int64(end)), dtype=np.int64)
+
+    def gaps(self, begin: int, end: int) -> TimeSet:
+        """Time of one window that is not in the set."""
+        return TimeSet(*intervals.complement(self.begin, self.end, int(begin), int(end)))
+
+    def pieces(self, begin: Any, end: Any) -> tuple[Int64, Int64, Int64]:
+        """Cut by other intervals (sorted, disjoint): begin and end of each piece, row of the other interval."""
+        found = intervals.join(self.begin, self.end, int64(begin), int64(end))
+        return found[0], found[1], found[3]
+
+
+class RowsBy:
+    """Rows of a table grouped by an integer column: one sort, then a slice per value.
+
+    Rows of one value keep their order.
+    """
+
+    __slots__ = ("_bounds", "_order", "values")
+
+    def __init__(self, keys: Any) -> None:
+        keys = np.asarray(keys)
+        if len(keys) > 1 and not (keys[1:] >= keys[:-1]).all():
+            self._order = np.argsort(keys, kind="stable")
+            keys = keys[self._order]
+        else:
+            self._order = np.arange(len(keys))
+        first = np.ones(len(keys), dtype=bool)
+        first[1:] = keys[1:] != keys[:-1]
+        starts = np.flatnonzero(first)
+        self.values = keys[starts]
+        self._bounds = np.append(starts, len(keys))
+
+    def rows(self, value: int) -> Int64:
+        """Row numbers of one value; empty if it is not there."""
+        at = int(np.searchsorted(self.values, value))
+        if at == len(self.values) or self.values[at] != value:
+            return np.empty(0, dtype=np.int64)
+        return np.asarray(self._order[self._bounds[at] : self._bounds[at + 1]], dtype=np.int64)
+
+
+def running_before(lengths: Int64, group: Int64) -> Int64:
+    """Sum of the lengths of earlier rows of the same group; rows of a group stand together."""
+    if len(lengths) == 0:
+        return np.empty(0, dtype=np.int64)
+    before = np.cumsum(lengths) - lengths
+    first = np.ones(len(group), dtype=bool)
+    first[1:] = group[1:] != group[:-1]
+    starts = np.flatnonzero(first)
+    return np.asarray(before - np.repeat(before[starts], np.diff(np.append(starts, len(group)))), dtype=np.int64)

@@ -1,0 +1,177 @@
+"""Rows of the big tables by thread and process, grouped once for all ranks; and the vocabulary of layers.
+
+Made by ``stalls`` and ``breakdown``, read by the files that build layers (``*_layers``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stashtrace.analysis.matching import Matched, match
+from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
+from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, StallKind
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+READ_OPS = (
+    IoOp.READ,
+    IoOp.PREAD,
+    IoOp.READV,
+    IoOp.PREADV,
+    IoOp.FREAD,
+    IoOp.OPEN,
+    IoOp.FOPEN,
+    IoOp.STAT,
+    IoOp.READDIR,
+    IoOp.MMAP,
+    IoOp.SENDFILE,
+)
+_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
+_NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Time that has one kind, unless an earlier layer of the rank covers it.
+
+    ``doubts`` are the kinds it may have instead: they widen ``low_ns`` of this kind and ``high_ns`` of those.
+    """
+
+    kind: StallKind
+    time: TimeSet
+    doubts: tuple[StallKind, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """Sorted, disjoint intervals with a number each."""
+
+    begin: Int64
+    end: Int64
+    tag: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayers:
+    """What one method knows about one rank: layers in order, the first that covers an instant wins.
+
+    Attributes
+    ----------
+    method : str
+        ``host``, ``brackets`` or ``kernels``.
+    layers : list of Layer
+        Together they cover the life of the rank; what they leave is ``other``.
+    late : Tagged
+        Straggler time with the rank that was waited for.
+    """
+
+    method: str
+    layers: list[Layer]
+    late: Tagged
+
+
+@dataclass(frozen=True, slots=True)
+class IoRows:
+    """Calls during which the thread was blocked, and receives, of all threads."""
+
+    begin: Int64
+    end: Int64
+    track: Int64
+    is_storage: np.ndarray
+    is_read: np.ndarray
+    is_receive: np.ndarray
+    is_blocked: np.ndarray
+
+
+class TraceIndex:
+    """Groupings of one trace, each made when first asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    @cached_property
+    def matched(self) -> Matched:
+        """Collectives matched across ranks."""
+        return match(self.trace)
+
+    @cached_property
+    def phases(self) -> RowsBy:
+        """Rows of phases by track."""
+        return RowsBy(self.trace.phases["track_id"])
+
+    @cached_property
+    def spans(self) -> RowsBy:
+        """Rows of spans by track."""
+        return RowsBy(self.trace.spans["track_id"])
+
+    @cached_property
+    def waits(self) -> RowsBy:
+        """Rows of waits by track."""
+        return RowsBy(self.trace.waits["track_id"])
+
+    @cached_property
+    def batch_waits(self) -> RowsBy:
+        """Rows of ``batches_of_phase(WAIT)`` by track."""
+        return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
+
+    @cached_property
+    def fetches(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by rank served."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
+
+    @cached_property
+    def _batches(self) -> dict[int, Table]:
+        return {}
+
+    def batches_of_phase(self, phase: BatchPhase) -> Table:
+        """Rows of batches of one phase, by begin."""
+        if phase not in self._batches:
+            table = self.trace.batches
+            self._batches[phase] = table.take(table["phase_code"] == phase).sort_by("begin_ns", "end_ns", "batch_index")
+        return self._batches[phase]
+
+    @cached_property
+    def collectives(self) -> RowsBy:
+        """Rows of collectives by process."""
+        return RowsBy(self.trace.collectives["process_id"])
+
+    @cached_property
+    def collective_waits(self) -> RowsBy:
+        """Rows of collective_waits by track."""
+        return RowsBy(self.trace.collective_waits["track_id"])
+
+    @cached_property
+    def io(self) -> IoRows:
+        """Blocked calls and receives."""
+        table = self.trace.io
+        flags, op = table["io_flags"], table["op_code"]
+        rows = np.flatnonzero(((flags & _WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT))
+        flags, op = flags[rows], op[rows]
+        blocked = (flags & _WAITED) != 0
+        storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
+        return IoRows(
+            begin=table["begin_ns"][rows],
+            end=table["end_ns"][rows],
+            track=int64(table["track_id"][rows]),
+            is_storage=storage,
+            is_read=np.isin(op, READ_OPS),
+            is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
+            is_blocked=blocked,
+        )
+
+    @cached_property
+    def io_by_track(self) -> RowsBy:
+        """Rows of ``io`` by track."""
+        return RowsBy(self.io.track)
+
+    @cached_property
+    def io_by_process(self) -> RowsBy:
+        """Rows of ``io`` by process."""
+        tracks = self.trace.tracks
+        owner = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, -1, dtype=np.int64)
+        owner[tracks["track_id"]] = tracks["process_id"]
+        return RowsBy(owner[self.io.track])
