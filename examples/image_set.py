@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from plain_clock import Faults, PlainClock
+from torch.nn import functional
 from torch.utils.data import Dataset
 
 try:
@@ -70,7 +71,7 @@ def decode(content: bytes, suffix: str) -> Pixels:
 
 
 class ImageSet(Dataset[tuple[torch.Tensor, int]]):
-    """The files of a folder, decoded and augmented (random crop, random flip) one by one."""
+    """The files of a folder, decoded and augmented (random resized crop, random flip) one by one."""
 
     def __init__(self, files: list[Path], crop: int, clock: PlainClock, faults: Faults) -> None:
         self.files = files
@@ -91,8 +92,8 @@ class ImageSet(Dataset[tuple[torch.Tensor, int]]):
         with self.clock.sample("decode"):
             pixels = decode(content, path.suffix)
             self.faults.slow_decode()
-            image = torch.from_numpy(np.ascontiguousarray(self.augment(pixels).transpose(2, 0, 1)))
-        return image.float().div_(127.5).sub_(1.0), int(path.stem.rsplit("-", 1)[1])
+            image = self.augment(pixels)
+        return image, int(path.stem.rsplit("-", 1)[1])
 
     def collate(self, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor, list[object]]:
         """Stack the samples of a batch."""
@@ -100,8 +101,11 @@ class ImageSet(Dataset[tuple[torch.Tensor, int]]):
             images, labels = zip(*samples, strict=True)
             return torch.stack(images), torch.tensor(labels), self.faults.luggage()
 
-    def augment(self, pixels: Pixels) -> Pixels:
-        """A random crop, mirrored half of the time."""
-        top, left = torch.randint(0, len(pixels) - self.crop + 1, (2,)).tolist()
-        pixels = pixels[top : top + self.crop, left : left + self.crop]
-        return pixels[:, ::-1] if torch.rand(()) < 0.5 else pixels
+    def augment(self, pixels: Pixels) -> torch.Tensor:
+        """A random square of at least half the image, scaled to `crop` pixels and mirrored half of the time."""
+        side = int(torch.randint(len(pixels) // 2, len(pixels) + 1, ()))
+        top, left = torch.randint(0, len(pixels) - side + 1, (2,)).tolist()
+        square = torch.from_numpy(np.array(pixels[top : top + side, left : left + side]))
+        image = square.permute(2, 0, 1)[None].float().div_(127.5).sub_(1.0)
+        image = functional.interpolate(image, size=self.crop, mode="bilinear", antialias=True)[0]
+        return image.flip(2) if torch.rand(()) < 0.5 else image

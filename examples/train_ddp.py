@@ -30,7 +30,7 @@ def build_model(crop: int, size: str) -> nn.Module:
     """Three convolutions and two linear layers; `size` sets the gradient bytes (1, 8 or 64 MiB at 64 pixels)."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU(), nn.MaxPool2d(2)]
+        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.GroupNorm(4, outputs), nn.ReLU()]
 
     features = 64 * (crop // 8) ** 2
     return nn.Sequential(
@@ -130,8 +130,8 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, default=Path(__file__).parent / "data", help="folder of the image set")
-    add("--images", type=int, default=2000, help="images to generate")
-    add("--image-size", type=int, default=192, help="pixels of a stored image, each way")
+    add("--images", type=int, default=1000, help="images to generate")
+    add("--image-size", type=int, default=400, help="pixels of a stored image, each way")
     add("--generate-only", action="store_true", help="write the image set and stop")
     add("--crop", type=int, default=64, help="pixels that the model sees, each way")
     add("--batch-size", type=int, default=32, help="images per rank and step")
@@ -139,7 +139,7 @@ def parse_options() -> argparse.Namespace:
     add("--steps", type=int, default=100)
     add("--lr", type=float, default=0.02)
     add("--seed", type=int, default=0)
-    add("--model-size", choices=sorted(HIDDEN), default="medium")
+    add("--model-size", choices=sorted(HIDDEN), default="small")
     add("--bucket-mb", type=int, default=None, help="DDP's bucket_cap_mb")
     add("--manual-all-reduce", action="store_true", help="average the gradients here instead of in DDP")
     add("--checkpoint", type=Path, help="file for checkpoints of rank 0; none if not given")

@@ -143,7 +143,7 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
     truth, run_directory = out / "truth", out / "run"
     script = [
         sys.executable, str(EXAMPLE), "--data", str(data), *IMAGES, "--truth", str(truth),
-        "--batch-size", "8", "--bucket-mb", "1000", "--steps", str(scenario.steps), "--workers", str(scenario.workers),
+        "--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000", "--steps", str(scenario.steps), "--workers", str(scenario.workers),
         "--log-every", "1000", *scenario.options,
     ]
     if scenario.dominant.get(0) == "checkpoint":
