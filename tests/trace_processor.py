@@ -214,7 +214,21 @@ class _Host:
     def _broken_down_time(self, seconds: int, out: int) -> None:
         t = time.gmtime(seconds)
         weekday = (t.tm_wday + 1) % 7
-        self.write(out, struct.pack("<9i", t.tm_sec, t.tm_min, t.tm_hour, t.tm_mday, t.tm_mon - 1, t.tm_year - 1900, weekday, t.tm_yday - 1, 0))
+        self.write(
+            out,
+            struct.pack(
+                "<9i",
+                t.tm_sec,
+                t.tm_min,
+                t.tm_hour,
+                t.tm_mday,
+                t.tm_mon - 1,
+                t.tm_year - 1900,
+                weekday,
+                t.tm_yday - 1,
+                0,
+            ),
+        )
 
 
 class TraceProcessor:
@@ -245,7 +259,11 @@ class TraceProcessor:
         exports["emscripten_stack_init"](store)
         exports["__wasm_call_ctors"](store)
         i32 = wasmtime.ValType.i32
-        answer = wasmtime.Func(store, wasmtime.FuncType([i32(), i32()], []), lambda p, n: self._answers.extend(host.read(p, n & 0xFFFFFFFF)))
+        answer = wasmtime.Func(
+            store,
+            wasmtime.FuncType([i32(), i32()], []),
+            lambda p, n: self._answers.extend(host.read(p, n & 0xFFFFFFFF)),
+        )
         slot = exports["__indirect_function_table"].grow(store, 1, answer)
         self._buffer = exports["trace_processor_rpc_init"](store, slot, REQUEST_BYTES)
         self._request = exports["trace_processor_on_rpc_request"]

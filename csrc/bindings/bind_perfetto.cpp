@@ -23,6 +23,7 @@ using stashtrace::perfetto::FlowColumn;
 using stashtrace::perfetto::Sink;
 using stashtrace::perfetto::SliceBatch;
 using stashtrace::perfetto::TextTable;
+using stashtrace::perfetto::Ties;
 using stashtrace::perfetto::TrackDescription;
 
 using Ints = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
@@ -71,6 +72,16 @@ class Slices {
     require_length(codes, name);
     require_codes(codes, *texts, stashtrace::perfetto::kNoValue, name);
     batch_.args.push_back({name, codes.data(), nullptr, texts.get()});
+    arrays_.push_back(std::move(codes));
+    tables_.push_back(std::move(texts));
+    return *this;
+  }
+
+  Slices& correlation(Ints codes, std::shared_ptr<TextTable> texts) {
+    require_length(codes, "correlation");
+    require_codes(codes, *texts, stashtrace::perfetto::kNoValue, "correlation");
+    batch_.correlation = codes.data();
+    batch_.correlations = texts.get();
     arrays_.push_back(std::move(codes));
     tables_.push_back(std::move(texts));
     return *this;
@@ -172,11 +183,11 @@ void add_counter(Encoder& encoder, std::uint64_t uuid, std::string name, std::ui
   encoder.track(track);
 }
 
-void write_slices(Encoder& encoder, std::uint32_t sequence_id, const std::vector<const Slices*>& slices) {
+void write_slices(Encoder& encoder, std::uint32_t sequence_id, const std::vector<const Slices*>& slices, bool batch_first) {
   std::vector<SliceBatch> batches;
   for (const Slices* each : slices) batches.push_back(each->batch());
   const py::gil_scoped_release nogil;
-  encoder.slices(sequence_id, batches);
+  encoder.slices(sequence_id, batches, batch_first ? Ties::kBatchFirst : Ties::kLongerFirst);
 }
 
 void write_counter(Encoder& encoder, std::uint32_t sequence_id, std::uint64_t track, const Ints& ts_ns, const Doubles& values) {
@@ -219,6 +230,7 @@ void bind_perfetto(py::module_& module) {
       .def("arg_int", &Slices::arg_int, py::arg("name"), py::arg("values"), py::return_value_policy::reference_internal)
       .def("arg_double", &Slices::arg_double, py::arg("name"), py::arg("values"), py::return_value_policy::reference_internal)
       .def("arg_text", &Slices::arg_text, py::arg("name"), py::arg("codes"), py::arg("texts"), py::return_value_policy::reference_internal)
+      .def("correlation", &Slices::correlation, py::arg("codes"), py::arg("texts"), py::return_value_policy::reference_internal)
       .def("flow", &Slices::flow, py::arg("rows"), py::arg("ids"), py::arg("terminating") = false, py::return_value_policy::reference_internal)
       .def("__len__", [](const Slices& slices) { return slices.batch().count; });
 
@@ -230,7 +242,8 @@ void bind_perfetto(py::module_& module) {
       .def("track", &add_track, py::arg("uuid"), py::arg("name"), py::arg("parent") = 0, py::arg("order") = 0, py::arg("description") = "")
       .def("counter_track", &add_counter, py::arg("uuid"), py::arg("name"), py::arg("parent") = 0, py::arg("order") = 0,
            py::arg("description") = "", py::arg("unit") = "", py::arg("share_axis") = "")
-      .def("slices", &write_slices, py::arg("sequence_id"), py::arg("batches"))
+      .def("view", &Encoder::view, py::arg("begin_ns"), py::arg("end_ns"), py::arg("process_name"))
+      .def("slices", &write_slices, py::arg("sequence_id"), py::arg("batches"), py::arg("batch_first") = false)
       .def("counter", &write_counter, py::arg("sequence_id"), py::arg("track"), py::arg("ts_ns"), py::arg("values"))
       .def("flush", [](Encoder& encoder) {
         const py::gil_scoped_release nogil;

@@ -28,6 +28,7 @@ constexpr std::uint32_t kInternedData = 12;
 constexpr std::uint32_t kSequenceFlags = 13;
 constexpr std::uint32_t kPacketDefaults = 59;
 constexpr std::uint32_t kTrackDescriptor = 60;
+constexpr std::uint32_t kUiState = 78;
 // TrackEvent.
 constexpr std::uint32_t kAnnotation = 4;
 constexpr std::uint32_t kType = 9;
@@ -36,6 +37,7 @@ constexpr std::uint32_t kTrackUuid = 11;
 constexpr std::uint32_t kDoubleCounterValue = 44;
 constexpr std::uint32_t kFlowIds = 47;
 constexpr std::uint32_t kTerminatingFlowIds = 48;
+constexpr std::uint32_t kCorrelationText = 53;
 // DebugAnnotation.
 constexpr std::uint32_t kAnnotationNameIid = 1;
 constexpr std::uint32_t kIntValue = 4;
@@ -137,6 +139,18 @@ void Encoder::track(const TrackDescription& track) {
   send_if_full();
 }
 
+void Encoder::view(std::int64_t begin_ns, std::int64_t end_ns, std::string_view process_name) {
+  const std::size_t packet = buffer_.begin_message(kTracePacket);
+  const std::size_t state = buffer_.begin_message(kUiState);
+  buffer_.varint_field(1, static_cast<std::uint64_t>(begin_ns));
+  buffer_.varint_field(2, static_cast<std::uint64_t>(end_ns));
+  const std::size_t process = buffer_.begin_message(3);
+  buffer_.text_field(2, process_name);
+  buffer_.end_message(process);
+  buffer_.end_message(state);
+  buffer_.end_message(packet);
+}
+
 Encoder::Sequence& Encoder::sequence(std::uint32_t id, std::int64_t first_ns) {
   std::unique_ptr<Sequence>& found = sequences_[id];
   if (found) return *found;
@@ -225,6 +239,10 @@ void Encoder::write_begin(Sequence& seq, const Prepared& prepared, std::size_t r
   }
   for (const std::vector<std::uint32_t>& starts : prepared.flow_starts) room += kArgBytes * (starts[row + 1] - starts[row]);
 
+  std::string_view correlation;
+  if (batch.correlation != nullptr && batch.correlation[row] >= 0) correlation = batch.correlations->text(batch.correlation[row]);
+  room += correlation.size();
+
   EventPacket packet(buffer_.reserve(room), begin_ns - seq.last_ns, seq.id, kSliceBegin, static_cast<std::uint64_t>(batch.track[row]));
   seq.last_ns = begin_ns;
   std::uint8_t* p = packet.p;
@@ -259,6 +277,12 @@ void Encoder::write_begin(Sequence& seq, const Prepared& prepared, std::size_t r
       p = write_fixed64(p, static_cast<std::uint64_t>(flow.ids[i]));
     }
   }
+  if (!correlation.empty()) {
+    p = write_varint(p, tag(kCorrelationText, protobuf::kWireBytes));
+    p = write_varint(p, correlation.size());
+    std::memcpy(p, correlation.data(), correlation.size());
+    p += correlation.size();
+  }
   packet.p = p;
   buffer_.commit(packet.close());
 }
@@ -269,11 +293,11 @@ void Encoder::write_end(Sequence& seq, const Open& open) {
   buffer_.commit(packet.close());
 }
 
-void Encoder::slices(std::uint32_t sequence_id, std::span<const SliceBatch> batches) {
+void Encoder::slices(std::uint32_t sequence_id, std::span<const SliceBatch> batches, Ties ties) {
   std::size_t total = 0;
   for (const SliceBatch& batch : batches) total += batch.count;
   if (total == 0) return;
-  const std::vector<std::uint64_t> order = write_order(batches);
+  const std::vector<std::uint64_t> order = write_order(batches, ties);
   const auto entry = [&order](std::size_t i) { return order.empty() ? i : order[i]; };
   const auto begin_of = [&](std::uint64_t e) { return batches[e >> kRowBits].begin_ns[e & kRowMask]; };
   Sequence& seq = sequence(sequence_id, begin_of(entry(0)));

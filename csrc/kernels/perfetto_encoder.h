@@ -64,9 +64,16 @@ struct SliceBatch {
   const std::int64_t* track = nullptr;    // track uuid
   const std::int64_t* name = nullptr;     // code in names
   const TextTable* names = nullptr;
+  const std::int64_t* correlation = nullptr;   // code in correlations, negative: none; viewers colour slices by it
+  const TextTable* correlations = nullptr;
   std::vector<ArgColumn> args;
   std::vector<FlowColumn> flows;
 };
+
+// Slices that begin at one instant. kBatchFirst writes those of earlier batches first whatever their length, so that a
+// flow between two of them points from the earlier batch to the later one; the caller sees to it that a parent's
+// batch precedes its child's.
+enum class Ties { kLongerFirst, kBatchFirst };
 
 struct TrackDescription {
   std::uint64_t uuid = 0;
@@ -90,8 +97,10 @@ class Encoder {
   Encoder(Sink sink, std::size_t chunk_bytes);
 
   void track(const TrackDescription& track);
+  // What a viewer should show first: a time range and a process. Kept in the file for whoever opens it.
+  void view(std::int64_t begin_ns, std::int64_t end_ns, std::string_view process_name);
   // Slices of one track must nest: see assign_lanes(). Batches may be in any order inside.
-  void slices(std::uint32_t sequence_id, std::span<const SliceBatch> batches);
+  void slices(std::uint32_t sequence_id, std::span<const SliceBatch> batches, Ties ties = Ties::kLongerFirst);
   // One counter track; values in time order.
   void counter(std::uint32_t sequence_id, std::uint64_t track, std::span<const std::int64_t> ts_ns,
                std::span<const double> values);

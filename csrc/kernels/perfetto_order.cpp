@@ -13,13 +13,18 @@ namespace {
 struct Key {
   std::int64_t begin_ns;
   std::int64_t end_ns;
+  std::uint64_t batch = 0;                // 0 for all unless batches come first
 };
 
-bool before(const Key& a, const Key& b) { return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.end_ns > b.end_ns; }
+bool before(const Key& a, const Key& b) {
+  if (a.begin_ns != b.begin_ns) return a.begin_ns < b.begin_ns;
+  if (a.batch != b.batch) return a.batch < b.batch;
+  return a.end_ns > b.end_ns;
+}
 
 class Merger {
  public:
-  explicit Merger(std::span<const SliceBatch> batches) : batches_(batches) {}
+  Merger(std::span<const SliceBatch> batches, Ties ties) : batches_(batches), ties_(ties) {}
 
   std::vector<std::uint64_t> run() {
     fill();
@@ -47,7 +52,7 @@ class Merger {
   [[nodiscard]] Key key(std::uint64_t entry) const {
     const SliceBatch& batch = batches_[entry >> kRowBits];
     const std::uint64_t row = entry & kRowMask;
-    return {batch.begin_ns[row], batch.end_ns[row]};
+    return {batch.begin_ns[row], batch.end_ns[row], ties_ == Ties::kBatchFirst ? entry >> kRowBits : 0};
   }
 
   void fill() {
@@ -58,9 +63,10 @@ class Merger {
     for (std::size_t b = 0; b < batches_.size(); ++b) {
       const SliceBatch& batch = batches_[b];
       for (std::size_t row = 0; row < batch.count; ++row) {
-        const Key next{batch.begin_ns[row], batch.end_ns[row]};
+        const std::uint64_t entry = static_cast<std::uint64_t>(b) << kRowBits | row;
+        const Key next = key(entry);
         if (entries_.empty() || before(next, last)) starts_.push_back(entries_.size());
-        entries_.push_back(static_cast<std::uint64_t>(b) << kRowBits | row);
+        entries_.push_back(entry);
         last = next;
       }
     }
@@ -68,6 +74,7 @@ class Merger {
   }
 
   std::span<const SliceBatch> batches_;
+  Ties ties_;
   std::vector<std::uint64_t> entries_;
   std::vector<std::size_t> starts_;       // first entry of each run, then the total
 };
@@ -81,9 +88,9 @@ bool is_sorted(const SliceBatch& batch) {
 
 }  // namespace
 
-std::vector<std::uint64_t> write_order(std::span<const SliceBatch> batches) {
+std::vector<std::uint64_t> write_order(std::span<const SliceBatch> batches, Ties ties) {
   if (batches.size() == 1 && is_sorted(batches[0])) return {};
-  return Merger(batches).run();
+  return Merger(batches, ties).run();
 }
 
 std::vector<std::int32_t> assign_lanes(std::span<const std::int64_t> track, std::span<const std::int64_t> begin_ns,

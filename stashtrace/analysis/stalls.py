@@ -83,7 +83,7 @@ def stall_intervals(trace: Trace) -> Table:
 
     Columns
     -------
-    rank, step, kind, begin_ns, end_ns, track_id
+    rank, step, kind, begin_ns, end_ns, track_id, cause_rank
 
     Raises
     ------
@@ -96,13 +96,16 @@ def stall_intervals(trace: Trace) -> Table:
     tables = []
     for thread in step_threads(trace):
         steps = found.take(by_rank.rows(thread.rank))
-        layers = METHODS["host"](index, thread).layers
+        made = METHODS["host"](index, thread)
+        layers = made.layers
         begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
         kind = np.array([x.kind for x in layers], dtype=np.int64)[layer]
         begin, end, kind = _merge_equal(begin, end, kind)
         windows, numbers = _windows(thread, steps)
         cut = intervals.join(begin, end, windows.begin, windows.end)
         count = len(cut[0])
+        late = intervals.locate(made.late.begin, made.late.end, cut[0])
+        straggles = (kind[cut[2]] == StallKind.STRAGGLER) & (late >= 0)
         columns = {
             "rank": np.full(count, thread.rank),
             "step": numbers[cut[3]],
@@ -110,6 +113,7 @@ def stall_intervals(trace: Trace) -> Table:
             "begin_ns": cut[0],
             "end_ns": cut[1],
             "track_id": np.full(count, thread.track_id),
+            "cause_rank": np.where(straggles, np.append(made.late.tag, -1)[late], -1),
         }
         tables.append(Table(STALL_INTERVALS, columns))
     return Table.concat(STALL_INTERVALS, tables)

@@ -276,4 +276,5 @@ STALL_INTERVALS = _schema(
     ("kind", "U16", "", "StallKind in lower case"),
     *_INTERVAL,
     ("track_id", "i8", "", "tracks.track_id of the step thread"),
+    ("cause_rank", "i8", "", "straggler: the rank that was late as the interval began, -1 otherwise"),
 )

@@ -95,8 +95,8 @@ class Table:
         """Column names in order."""
         return self.schema.names
 
-    def take(self, index: Array) -> Table:
-        """Rows chosen by a boolean mask or an index array."""
+    def take(self, index: Array | slice) -> Table:
+        """Rows chosen by a boolean mask, an index array, or a slice (which copies nothing)."""
         return Table(self.schema, {n: a[index] for n, a in self._columns.items()})
 
     def sort_by(self, *names: str) -> Table:

@@ -1,0 +1,189 @@
+"""The time line of a trace for the Perfetto UI: who writes what in which order, options, compression.
+
+Called through `registry.export`. One process per rank; below it the step track with its budget, phases, communicators,
+DataLoader, files, blocking calls, annotations, gc, checkpoints, counters (perfetto_*.py, one file per layer). Ranks
+are written one after the other, so memory is that of the largest rank plus a megabyte of output.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace import _native
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.exporters.perfetto_collectives import collective_layer
+from stashtrace.exporters.perfetto_counters import counter_layer
+from stashtrace.exporters.perfetto_files import Bins, bins_for, file_layer
+from stashtrace.exporters.perfetto_layers import thread_layers
+from stashtrace.exporters.perfetto_rows import UNRANKED, RankRows, TraceRows, Window
+from stashtrace.exporters.perfetto_steps import Budget, worst_step
+from stashtrace.exporters.perfetto_tracks import TrackTree
+from stashtrace.exporters.registry import Exported
+from stashtrace.model.kinds import ProcessRole, Severity
+from stashtrace.model.trace import Trace
+from stashtrace.units import duration_text
+
+#: Slices that a viewer takes with ease; docs/guides/timeline.md says what happens above.
+BUDGET_SLICES = 2_000_000
+#: Level 6 takes three times as long for a file that is a sixth smaller.
+GZIP_LEVEL = 2
+
+_COLLECTIVES_SEQUENCE = 1
+_FIRST_RANK_SEQUENCE = 2
+# Containers repeat pids; a viewer would put threads of equal pids together without an error.
+_FIRST_PID = 1_000_000
+
+
+def export_perfetto(
+    trace: Trace,
+    path: Path,
+    *,
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    window_ns: tuple[int, int] | None = None,
+    budget_slices: int = BUDGET_SLICES,
+) -> Exported:
+    """Write the time line for https://ui.perfetto.dev.
+
+    Parameters
+    ----------
+    trace : Trace
+        What to show.
+    path : Path
+        File to write: gzip unless the name ends in ``.pftrace``.
+    ranks : iterable of int, optional
+        Only these ranks.
+    steps : (int, int), optional
+        Only steps ``first <= step < last``, with everything of all ranks that overlaps them.
+    window_ns : (int, int), optional
+        Only this part, in ns from the begin of the trace.
+    budget_slices : int
+        Above it the I/O calls are summed per thread and time bin, and the tracks say so.
+    """
+    overlay = Budget(trace)
+    window = _window(trace, overlay, steps, window_ns)
+    rows = TraceRows(trace, window)
+    chosen = rows.ranks(ranks)
+    notes: list[str] = []
+    with _output(path) as write:
+        encoder = _native.perfetto.Encoder(write)
+        _first_view(encoder, overlay, trace, chosen, window)
+        tree = TrackTree(encoder)
+        roots = {rank: _process(tree, RankRows(rows, rank), order) for order, rank in enumerate(chosen)}
+        ranked = {rank: root for rank, root in roots.items() if rank != UNRANKED}
+        encoder.slices(_COLLECTIVES_SEQUENCE, collective_layer(rows, tree, ranked), batch_first=True)
+        bins = _bins(rows, chosen, budget_slices, encoder.slice_count)
+        if bins is not None:
+            notes.append(
+                f"I/O calls are summed per thread and {duration_text(bins.width_ns)}: more than {budget_slices} slices"
+            )
+        for order, (rank, root) in enumerate(roots.items()):
+            own = RankRows(rows, rank)
+            layers = overlay.slices(rows, tree, root, rank)
+            layers += thread_layers(own, tree, root)
+            layers += file_layer(own, tree, root, bins)
+            encoder.slices(_FIRST_RANK_SEQUENCE + 2 * order, layers)
+            counter_layer(own, tree, encoder, root, _FIRST_RANK_SEQUENCE + 2 * order + 1)
+        encoder.flush()
+    return Exported(path, path.stat().st_size, encoder.slice_count, tuple(notes))
+
+
+def _window(
+    trace: Trace, overlay: Budget, steps: tuple[int, int] | None, window_ns: tuple[int, int] | None
+) -> Window | None:
+    begin, end = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    if window_ns is not None:
+        origin = int(trace.processes["begin_ns"].min(initial=np.iinfo(np.int64).max)) if len(trace.processes) else 0
+        begin, end = origin + window_ns[0], origin + window_ns[1]
+    if steps is not None:
+        if overlay.steps is None:
+            raise MissingDataError("the trace has no steps to cut by", hint="cut by time instead: --window A:B")
+        table = overlay.steps.take((overlay.steps["step"] >= steps[0]) & (overlay.steps["step"] < steps[1]))
+        if not len(table):
+            last = int(overlay.steps["step"].max(initial=-1))
+            raise UsageError(f"no step is in {steps[0]}:{steps[1]}", hint=f"the trace holds steps 0 to {last}")
+        begin, end = max(begin, int(table["begin_ns"].min())), min(end, int(table["end_ns"].max()))
+    if steps is None and window_ns is None:
+        return None
+    if begin >= end:
+        raise UsageError("steps and window have no time in common")
+    return Window(begin, end)
+
+
+def _first_view(
+    encoder: _native.perfetto.Encoder, overlay: Budget, trace: Trace, ranks: list[int], window: Window | None
+) -> None:
+    """Note in the file what `stashtrace view` shows first: the worst step with a margin, and the rank to look at."""
+    worst = worst_step(overlay, ranks)
+    if worst is None:
+        return
+    begin, end, rank = worst
+    if window is not None and not (window.begin_ns <= begin and end <= window.end_ns):
+        return
+    margin = (end - begin) // 4
+    encoder.view(max(begin - margin, 0), end + margin, _name(trace, rank))
+
+
+def _process(tree: TrackTree, own: RankRows, order: int) -> int:
+    """Track of a rank; its pid is made up, the real ones are labels."""
+    pids = [str(p["pid"]) for p in own.processes.rows() if p["role_code"] != ProcessRole.WORKER]
+    labels = [f"pid {', '.join(pids[:3])}{' ...' if len(pids) > 3 else ''}"] if pids else []
+    losses = own.trace.losses
+    lost = losses.take(
+        np.isin(losses["process_id"], own.processes["process_id"]) & (losses["severity_code"] == Severity.DATA_LOSS)
+    )
+    if lost["lost_count"].sum() > 0:
+        labels.append(f"{int(lost['lost_count'].sum())} records lost")
+    return tree.process(_FIRST_PID + order, _name(own.trace, own.rank), labels, order)
+
+
+def _name(trace: Trace, rank: int) -> str:
+    """Zero padded, because viewers sort by text."""
+    if rank == UNRANKED:
+        return "without rank"
+    mine = trace.processes.take(trace.processes["rank"] == rank)
+    hosts = sorted({trace.text(code) for code in mine["host_code"].tolist()})
+    return f"rank {rank:03d} · {'+'.join(hosts)}"
+
+
+def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> Bins | None:
+    """How I/O must be summed so that everything fits, None if it fits as it is."""
+    trace, others, calls, threads = rows.trace, written, 0, 0
+    for rank in chosen:
+        own = RankRows(rows, rank)
+        others += sum(len(own.table(name)) for name in ("phases", "batches", "collective_waits", "waits", "spans"))
+        io = own.io()
+        calls += len(io)
+        threads += len(np.unique(io["track_id"]))
+    if not calls:
+        return None
+    begin, end = int(trace.io["begin_ns"].min()), int(trace.io["end_ns"].max())
+    if rows.window is not None:
+        begin, end = max(begin, rows.window.begin_ns), min(end, rows.window.end_ns)
+    return bins_for(calls, threads, budget_slices - others, begin, max(end, begin + 1))
+
+
+@contextmanager
+def _output(path: Path) -> Iterator[Callable[[memoryview], object]]:
+    """File that appears under its name only when it is complete."""
+    partial = path.with_name(f"{path.name}.part{os.getpid()}")
+    compressor = None if path.suffix == ".pftrace" else zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31)
+    try:
+        with partial.open("wb") as file:
+            if compressor is None:
+                yield file.write
+            else:
+                yield lambda part: file.write(compressor.compress(part))
+                file.write(compressor.flush())
+        partial.replace(path)
+    except OSError as error:
+        raise StashtraceError(f"cannot write {path}: {error.strerror}", hint="choose another file with -o") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Sampled quantities of one rank as counter tracks. Called by perfetto.py.
+
+Cumulative samples (names that end in `_total`) become rates, because a line that only rises shows nothing.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from stashtrace import _native
+from stashtrace.exporters.perfetto_layers import Order
+from stashtrace.exporters.perfetto_rows import RankRows
+from stashtrace.exporters.perfetto_tracks import Doubles, Ints, Line, TrackTree
+from stashtrace.model.kinds import TrackKind
+
+#: Counters worth a line, in this order: name (before any ``.interface``) -> title. User counters follow by name.
+_SHOWN = {
+    "process_user_ns_total": "CPU user",
+    "process_system_ns_total": "CPU system",
+    "thread_runqueue_ns_total": "waits for a CPU",
+    "process_read_bytes_total": "disk read",
+    "process_write_bytes_total": "disk write",
+    "net_receive_bytes_total": "net in",
+    "net_transmit_bytes_total": "net out",
+    "host_tcp_retransmits_count_total": "host TCP retransmits",
+    "host_psi_cpu_some_ns_total": "host pressure CPU",
+    "host_psi_io_some_ns_total": "host pressure I/O",
+    "host_psi_memory_some_ns_total": "host pressure memory",
+    "host_iowait_ns_total": "host I/O wait",
+    "host_steal_ns_total": "host steal",
+    "process_major_faults_count_total": "major faults",
+    "process_resident_bytes": "resident memory",
+    "host_page_cache_bytes": "host page cache",
+}
+_PLACE = {name: place for place, name in enumerate(_SHOWN)}
+_OURS = ("process_", "thread_", "host_", "net_")
+
+
+def counter_layer(
+    rows: RankRows, tree: TrackTree, encoder: _native.perfetto.Encoder, root: int, sequence_id: int
+) -> int:
+    """Write the counters of a rank on a sequence of their own; how many values."""
+    found = sorted(_readings(rows), key=lambda each: each[0])
+    if not found:
+        return 0
+    group = tree.group(
+        root,
+        Line(
+            "counters",
+            Order.COUNTERS,
+            "Samples of /proc. A rate holds until the next sample; lines that stay at 0 are left out.",
+        ),
+    )
+    for order, (_, title, unit, ts_ns, values) in enumerate(found):
+        encoder.counter(sequence_id, tree.counter(group, Line(title, order), unit), ts_ns, values)
+    return sum(len(each[3]) for each in found)
+
+
+def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, Ints, Doubles]]:
+    """(sort key, title, unit, times, values) of each counter that is worth a line."""
+    tracks = rows.table("tracks")
+    tracks = tracks.take(tracks["kind_code"] == TrackKind.COUNTER)
+    counters = rows.table("counters").sort_by("track_id", "ts_ns")
+    first = np.searchsorted(counters["track_id"], tracks["track_id"])
+    last = np.searchsorted(counters["track_id"], tracks["track_id"], side="right")
+    worker_of = {p["process_id"]: p["worker_id"] for p in rows.processes.rows()}
+    main_threads = {(t.process_id, t.native_id): t.label for t in rows.threads.values() if t.is_main}
+    for row, begin, end in zip(tracks.rows(), first.tolist(), last.tolist(), strict=True):
+        full_name = rows.trace.text(row["name_code"])
+        name, _, interface = full_name.partition(".")
+        worker = worker_of[row["process_id"]]
+        whose = f"worker {worker}" if worker >= 0 else ""
+        if name.startswith(_OURS):
+            if name not in _SHOWN or (worker >= 0 and name.startswith(("host_", "net_"))):
+                continue
+            if name.startswith("thread_"):
+                whose = main_threads.get((row["process_id"], row["native_id"]), "")
+                if not whose:
+                    continue
+            title = " ".join(part for part in (_SHOWN[name], interface) if part)
+        else:
+            name, title = full_name, full_name.removesuffix("_total").replace("_", " ")
+        unit, ts_ns, values = reading(
+            name, rows.trace.text(row["unit_code"]), counters["ts_ns"][begin:end], counters["value"][begin:end]
+        )
+        if len(ts_ns) and (values != 0).any():
+            yield (
+                (_PLACE.get(name, len(_PLACE)), worker, title),
+                f"{title} · {whose}" if whose else title,
+                unit,
+                ts_ns,
+                values,
+            )
+
+
+def reading(name: str, unit: str, ts_ns: Ints, value: Doubles) -> tuple[str, Ints, Doubles]:
+    """Unit, times and values that a person can read: rates of what is cumulative, megabytes of bytes."""
+    cumulative = name.endswith("_total")
+    if cumulative:
+        step = np.maximum(np.diff(ts_ns), 1)
+        value, ts_ns = np.maximum(np.diff(value), 0) / step, ts_ns[:-1]
+    scales = {"ns": ("%", 100.0, "ms", 1e-6), "bytes": ("MB/s", 1e3, "MB", 1e-6)}
+    rate_unit, rate, plain_unit, plain = scales.get(unit, (f"{unit} per s".lstrip(), 1e9, unit, 1.0))
+    return (rate_unit, ts_ns, value * rate) if cumulative else (plain_unit, ts_ns, value * plain)

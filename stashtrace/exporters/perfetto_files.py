@@ -1,0 +1,117 @@
+"""I/O of one rank as slices: call by call while the file's budget lasts, else summed per thread and time bin.
+
+Called by perfetto.py, which knows the budget. Millions of calls are the only thing in a trace that a viewer cannot
+take, so they are the only thing that is ever summed, and track and slice say so.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace import _native
+from stashtrace.exporters.perfetto_layers import Order
+from stashtrace.exporters.perfetto_rows import RankRows
+from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, coded
+from stashtrace.model.kinds import IoFlag, IoOp
+from stashtrace.model.table import Table
+from stashtrace.units import duration_text
+
+NO_VALUE: int = _native.perfetto.NO_VALUE
+#: Flags that say that the thread was off the CPU for storage.
+BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
+
+_OPS = [op.name.lower() for op in IoOp] + ["call"]
+_WHERE = ("", " pipe", " socket")
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """How calls are summed: into bins of this width, counted from this instant."""
+
+    origin_ns: int
+    width_ns: int
+
+
+def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) -> list[_native.perfetto.Slices]:
+    """Slices of the I/O of a rank below a track of their own."""
+    io = rows.io()
+    if not len(io):
+        return []
+    piece = call_piece(rows, io) if bins is None else sum_piece(rows, io, bins)
+    note = (
+        ""
+        if bins is None
+        else f" Sums of all calls in {duration_text(bins.width_ns)}: there are more than a viewer can take. "
+        "Cut by steps, window or ranks to see each call."
+    )
+    suffix = "" if bins is None else " (summed)"
+    group = tree.group(root, Line(f"files{suffix}", Order.FILES, f"I/O calls by thread.{note}"))
+    lines = {
+        t.track_id: Line(f"{t.label}{suffix}", t.order, f"I/O of {t.description}.{note}") for t in rows.threads.values()
+    }
+    return tree.add(group, lines, [piece])
+
+
+def call_piece(rows: RankRows, io: Table) -> Piece:
+    """One slice per call."""
+    flags = io["io_flags"].astype(np.int64)
+    blocked = (flags & BLOCKED) != 0
+    where = np.where(flags & IoFlag.SOCKET, 2, np.where(flags & IoFlag.PIPE, 1, 0))
+    names = Texts([f"{op}{place}{end}" for op in _OPS for place in _WHERE for end in ("", " (blocked)")])
+    code = (coded(io["op_code"].astype(np.int64), list(IoOp)) * len(_WHERE) + where) * 2 + blocked
+    result, offset = io["result_bytes"], io["offset_bytes"]
+    piece = Piece(io["track_id"], io["begin_ns"], io["end_ns"], code, names)
+    piece.texts["path"] = (np.where(io["path_code"] > 0, io["path_code"], -1).astype(np.int64), rows.texts)
+    piece.ints["bytes"] = np.where(result >= 0, result, NO_VALUE)
+    piece.ints["errno"] = np.where(result < 0, -result, NO_VALUE)
+    piece.ints["offset_bytes"] = np.where(offset >= 0, offset, NO_VALUE)
+    return piece
+
+
+def sum_piece(rows: RankRows, io: Table, bins: Bins) -> Piece:
+    """One slice per thread and bin that has calls; a call belongs to the bin in which it begins."""
+    track, begin, end = io["track_id"].astype(np.int64), io["begin_ns"], io["end_ns"]
+    bin_number = (begin - bins.origin_ns) // bins.width_ns
+    fresh = np.r_[True, (track[1:] != track[:-1]) | (bin_number[1:] != bin_number[:-1])]
+    first = np.flatnonzero(fresh)
+    group = np.cumsum(fresh) - 1
+    until = np.maximum.reduceat(end, first)
+    same_thread = track[first][1:] == track[first][:-1]
+    until[:-1] = np.where(same_thread, np.minimum(until[:-1], begin[first][1:]), until[:-1])
+    longest = np.lexsort((end - begin, group))[np.r_[first[1:], len(io)] - 1]
+    flags = io["io_flags"].astype(np.int64)
+    piece = Piece(
+        track[first],
+        begin[first],
+        np.maximum(until, begin[first]),
+        np.zeros(len(first), dtype=np.int64),
+        Texts(["calls"]),
+    )
+    piece.ints["calls_count"] = np.add.reduceat(np.ones(len(io), dtype=np.int64), first)
+    piece.ints["bytes"] = np.add.reduceat(np.maximum(io["result_bytes"], 0), first)
+    piece.ints["busy_ns"] = np.add.reduceat(_own_time(track, begin, end), first)
+    piece.ints["blocked_count"] = np.add.reduceat(((flags & BLOCKED) != 0).astype(np.int64), first)
+    path = io["path_code"][longest]
+    piece.texts["path_of_longest"] = (np.where(path > 0, path, -1).astype(np.int64), rows.texts)
+    return piece
+
+
+def bins_for(calls_count: int, threads_count: int, allowed_count: int, begin_ns: int, end_ns: int) -> Bins | None:
+    """Bins that keep the number of slices within what is allowed; None if the calls themselves fit."""
+    if calls_count <= allowed_count:
+        return None
+    per_thread = max(allowed_count // max(threads_count, 1), 100)
+    return Bins(begin_ns, max((end_ns - begin_ns) // per_thread + 1, 1))
+
+
+def _own_time(track: Ints, begin: Ints, end: Ints) -> Ints:
+    """Time that each call adds to what earlier calls of its thread already cover: their sum is a union."""
+    shift = track - track.min(initial=0)
+    span = int(end.max() - begin.min()) + 1
+    moved = begin + shift * span, end + shift * span  # threads apart, so that one running maximum serves all
+    covered = np.maximum.accumulate(np.r_[moved[0][0], moved[1]])[:-1]
+    own: Ints = np.maximum(moved[1] - np.maximum(moved[0], covered), 0)
+    return own

@@ -1,0 +1,187 @@
+"""Rows of a trace by rank, cut to what an export asks for. Used by perfetto.py and its layers; writes nothing."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import UsageError
+from stashtrace.exporters.perfetto_tracks import Texts
+from stashtrace.model.kinds import ProcessRole, ThreadRole, TrackKind
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Stands for the processes that belong to no rank (launchers, shells).
+UNRANKED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Half-open interval of time; rows that touch it are kept whole."""
+
+    begin_ns: int
+    end_ns: int
+
+    def touches(self, begin_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Mask of the intervals that share an instant with the window; empty ones count as their instant."""
+        return (begin_ns < self.end_ns) & ((end_ns > self.begin_ns) | (begin_ns >= self.begin_ns))
+
+
+class TraceRows:
+    """A trace, indexed by rank."""
+
+    def __init__(self, trace: Trace, window: Window | None) -> None:
+        self.trace = trace
+        self.window = window
+        processes, tracks = trace.processes, trace.tracks
+        self.rank_of_process = _by_id(processes["process_id"], processes["rank"])
+        self.process_of_track = _by_id(tracks["track_id"], tracks["process_id"])
+        self.rank_of_track = self.rank_of_process[self.process_of_track]
+
+    def ranks(self, wanted: Iterable[int] | None) -> list[int]:
+        """Ranks to write, ascending, the unranked processes last."""
+        present = self.trace.ranks.tolist()
+        if wanted is None:
+            return [*present, UNRANKED] if (self.trace.processes["rank"] < 0).any() else present
+        chosen = sorted(set(wanted))
+        missing = [r for r in chosen if r not in present]
+        if missing:
+            raise UsageError(
+                f"the trace holds no rank {', '.join(map(str, missing))}",
+                hint=f"it holds {', '.join(map(str, present)) or 'no rank'}",
+            )
+        return chosen
+
+    def cut(self, table: Table, begin: str = "begin_ns", end: str = "end_ns") -> Table:
+        """Rows that touch the window."""
+        return table if self.window is None else table.take(self.window.touches(table[begin], table[end]))
+
+    @cached_property
+    def texts(self) -> Texts:
+        """All texts of the trace."""
+        return Texts(list(self.trace.strings))
+
+    @cached_property
+    def io_bounds(self) -> npt.NDArray[np.int64]:
+        """First row of each track in the io table, which is sorted by track."""
+        tracks = np.arange(len(self.process_of_track))
+        return np.searchsorted(self.trace.io["track_id"], tracks).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread of a rank, with what people call it."""
+
+    track_id: int
+    process_id: int
+    native_id: int
+    label: str
+    description: str
+    is_step: bool
+    in_worker: bool
+    order: int
+
+    @property
+    def is_main(self) -> bool:
+        """The step thread, or what a worker makes batches with."""
+        return self.is_step or (self.in_worker and "·" not in self.label)
+
+
+class RankRows:
+    """Rows of one rank and its workers, cut to the window."""
+
+    def __init__(self, rows: TraceRows, rank: int) -> None:
+        self.rank = rank
+        self.trace = rows.trace
+        self.texts = rows.texts
+        self._rows = rows
+
+    def table(self, name: str) -> Table:
+        """Rows of this rank in a table that has a process or a track."""
+        table = self.trace.table(name)
+        if "process_id" in table:
+            mine = self._rows.rank_of_process[table["process_id"]] == self.rank
+        else:
+            mine = self._rows.rank_of_track[table["track_id"]] == self.rank
+        table = table.take(mine)
+        return self._rows.cut(table) if "begin_ns" in table else table
+
+    def io(self) -> Table:
+        """I/O of this rank, by track and time, without a pass over the other ranks' rows."""
+        bounds = self._rows.io_bounds
+        parts = [
+            self._rows.cut(self.trace.io.take(slice(bounds[t], bounds[t + 1])))
+            for t in np.flatnonzero(self._rows.rank_of_track[:-1] == self.rank).tolist()
+            if bounds[t] < bounds[t + 1]
+        ]
+        return Table.concat(self.trace.io.schema, parts)
+
+    @cached_property
+    def processes(self) -> Table:
+        """Processes of this rank: its own first, then workers."""
+        mine = self.trace.processes.take(self.trace.processes["rank"] == self.rank)
+        order = np.lexsort((mine["process_id"], mine["role_code"] != ProcessRole.RANK))
+        return mine.take(order)
+
+    @cached_property
+    def threads(self) -> dict[int, Thread]:
+        """Threads of this rank by track, in the order in which they are shown."""
+        tracks = self.table("tracks")
+        tracks = tracks.take(tracks["kind_code"] == TrackKind.THREAD)
+        process = {p["process_id"]: p for p in self.processes.rows()}
+        found = []
+        for row in tracks.rows():
+            owner = process[row["process_id"]]
+            found.append((_importance(row["role_code"], owner), row["native_id"], row, owner))
+        found.sort(key=lambda each: each[:2])
+        return {
+            row["track_id"]: Thread(
+                track_id=row["track_id"],
+                process_id=row["process_id"],
+                native_id=row["native_id"],
+                label=self._label(row, owner),
+                description=f"thread {row['native_id']} of {self._process(owner)}",
+                is_step=row["role_code"] == ThreadRole.STEP,
+                in_worker=owner["role_code"] == ProcessRole.WORKER,
+                order=order,
+            )
+            for order, (_, _, row, owner) in enumerate(found)
+        }
+
+    def _process(self, owner: dict[str, int]) -> str:
+        return f"process {owner['pid']} on {self.trace.text(owner['host_code'])}"
+
+    def _label(self, row: dict[str, int], owner: dict[str, int]) -> str:
+        name = self.trace.text(row["name_code"]) or str(row["native_id"])
+        if owner["role_code"] == ProcessRole.WORKER:
+            worker = f"worker {owner['worker_id']}"
+            return worker if row["role_code"] == ThreadRole.WORKER else f"{worker} · {name}"
+        if row["role_code"] == ThreadRole.STEP:
+            return "step thread"
+        if row["role_code"] == ThreadRole.PIN_MEMORY:
+            return "pin memory"
+        return (
+            name
+            if owner["role_code"] == ProcessRole.RANK
+            else f"{self.trace.text(owner['name_code']) or owner['pid']} · {name}"
+        )
+
+
+def _importance(role: int, owner: dict[str, int]) -> tuple[int, int, int]:
+    """Sort key of a thread: the step thread, its helpers, workers by number, everything else."""
+    place = {ThreadRole.STEP: 0, ThreadRole.PIN_MEMORY: 1, ThreadRole.BACKEND: 2}.get(ThreadRole(role), 3)
+    if owner["role_code"] == ProcessRole.WORKER:
+        return 4, owner["worker_id"], 0 if role == ThreadRole.WORKER else 1
+    return place if owner["role_code"] == ProcessRole.RANK else 5, 0, 0
+
+
+def _by_id(ids: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Dense lookup table id -> value. Gaps give -1, and so does the id -1, which finds the spare last place."""
+    table = np.full(int(ids.max()) + 2 if len(ids) else 1, -1, dtype=np.int64)
+    table[ids] = values
+    return table

@@ -1,0 +1,125 @@
+"""The budget, visible: one slice per step, and in it what each instant was spent on. Called by perfetto.py.
+
+Needs the analyses `steps` and `stalls`; a trace without steps has no such track.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace import _native
+from stashtrace.analysis.stalls import stall_intervals
+from stashtrace.analysis.steps import steps
+from stashtrace.errors import MissingDataError
+from stashtrace.exporters.perfetto_layers import NO_VALUE, Order
+from stashtrace.exporters.perfetto_rows import TraceRows
+from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, numbered
+from stashtrace.model.kinds import StallKind
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+KINDS = [kind.name.lower() for kind in StallKind]
+# Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
+# for compute, red for straggler, orange and yellow for links, blue and violet for data, pink for checkpoints.
+_COLOURS = {
+    "compute": 200,
+    "straggler": 326,
+    "network": 202,
+    "interconnect": 95,
+    "h2d": 24,
+    "fetch": 127,
+    "prep": 423,
+    "handoff": 659,
+    "checkpoint": 105,
+    "sync": 495,
+    "launch": 189,
+    "other": 81,
+}
+_ABOUT = (
+    "Where each nanosecond of the step went. compute: the phases ran; straggler: waited for a late rank; network, "
+    "interconnect: bytes moved between hosts, inside one; fetch: a batch was waited for and its worker read storage; "
+    "prep: it decoded; handoff: the batch was on its way; checkpoint: saving; other: none of these."
+)
+
+
+class Budget:
+    """Steps and stall intervals of a trace, or nothing if it has no steps."""
+
+    def __init__(self, trace: Trace) -> None:
+        try:
+            self.steps: Table | None = steps(trace)
+            self.intervals: Table | None = stall_intervals(trace)
+        except MissingDataError:
+            self.steps = self.intervals = None
+
+    def slices(self, rows: TraceRows, tree: TrackTree, root: int, rank: int) -> list[_native.perfetto.Slices]:
+        """The step track of one rank."""
+        if self.steps is None or self.intervals is None:
+            return []
+        mine = rows.cut(self.steps.take(self.steps["rank"] == rank))
+        parts = self.intervals.take((self.intervals["rank"] == rank) & np.isin(self.intervals["step"], mine["step"]))
+        line = {0: Line(f"step · rank {rank:03d}", Order.STEP, _ABOUT)}
+        return tree.add(root, line, [_step_piece(mine, parts), _part_piece(parts)])
+
+
+def _step_piece(mine: Table, parts: Table) -> Piece:
+    codes, names = numbered(["step"], np.zeros(len(mine)), mine["step"])
+    piece = Piece(np.zeros(len(mine), dtype=np.int64), mine["begin_ns"], mine["end_ns"], codes, names)
+    sorts, sort = np.unique(mine["kind"], return_inverse=True)
+    piece.texts["kind"] = (sort.astype(np.int64), Texts(sorts.tolist()))
+    piece.ints["warmup"] = np.where(mine["warmup"] == 1, 1, NO_VALUE)
+    position = np.searchsorted(mine["step"], parts["step"])
+    for kind in KINDS:
+        chosen = parts["kind"] == kind
+        total = np.zeros(len(mine), dtype=np.int64)
+        np.add.at(total, position[chosen], (parts["end_ns"] - parts["begin_ns"])[chosen])
+        if total.any():
+            piece.ints[f"{kind}_ns"] = np.where(total > 0, total, NO_VALUE)
+    return piece
+
+
+def _part_piece(parts: Table) -> Piece:
+    code = _codes(parts)
+    piece = Piece(np.zeros(len(parts), dtype=np.int64), parts["begin_ns"], parts["end_ns"], code, Texts(KINDS))
+    piece.correlation = (code, Texts([f"{kind} #{_COLOURS[kind]}" for kind in KINDS]))
+    cause = parts["cause_rank"]
+    piece.ints["late_rank"] = np.where(cause >= 0, cause, NO_VALUE)
+    return piece
+
+
+def _codes(parts: Table) -> Ints:
+    distinct, inverse = np.unique(parts["kind"], return_inverse=True)
+    return np.array([KINDS.index(k) for k in distinct.tolist()] or [0], dtype=np.int64)[inverse]
+
+
+def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
+    """What a viewer should show first: (begin_ns, end_ns, rank) of the step that lost most, and the rank to look at.
+
+    Steps of the warm-up count only if there are no others. The rank is the one that made the others wait, if a
+    straggler is the largest stall, else the one that lost most.
+    """
+    if budget.steps is None or budget.intervals is None:
+        return None
+    table = budget.steps.take(np.isin(budget.steps["rank"], ranks))
+    table = table.take(table["warmup"] == 0) if (table["warmup"] == 0).any() else table
+    if not len(table):
+        return None
+    parts = budget.intervals
+    stalls = parts.take(
+        (parts["kind"] != "compute") & np.isin(parts["step"], table["step"]) & np.isin(parts["rank"], ranks)
+    )
+    length = stalls["end_ns"] - stalls["begin_ns"]
+    lost = np.bincount(stalls["step"], length, minlength=int(table["step"].max()) + 1)
+    step = int(lost.argmax()) if len(stalls) else int(table["step"][0])
+    here = stalls["step"] == step
+    rank = int(table["rank"][0])
+    if here.any():
+        late = here & (stalls["kind"] == "straggler") & (stalls["cause_rank"] >= 0)
+        blamed = np.bincount(stalls["cause_rank"][late], length[late]) if late.any() else np.zeros(1)
+        suffered = (
+            np.bincount(stalls["rank"][here & ~late], length[here & ~late]) if (here & ~late).any() else np.zeros(1)
+        )
+        rank = int(blamed.argmax()) if blamed.max() >= suffered.max() else int(suffered.argmax())
+    rows = table.take(table["step"] == step)
+    return int(rows["begin_ns"].min()), int(rows["end_ns"].max()), rank

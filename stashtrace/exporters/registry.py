@@ -1,0 +1,93 @@
+"""The list of exporters, and ``export``, the one way to call them. Called by the public API and the CLI."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from stashtrace.errors import UsageError
+from stashtrace.model.trace import Trace
+
+#: (name, "module:function", one-line help); resolved on use.
+EXPORTERS: tuple[tuple[str, str, str], ...] = (
+    (
+        "perfetto",
+        "stashtrace.exporters.perfetto:export_perfetto",
+        "time line for ui.perfetto.dev (.pftrace.gz or .pftrace)",
+    ),
+    ("csv", "stashtrace.exporters.table_files:export_csv", "one table or analysis as CSV"),
+    ("parquet", "stashtrace.exporters.table_files:export_parquet", "one table or analysis as Parquet (needs pyarrow)"),
+    (
+        "arrow",
+        "stashtrace.exporters.table_files:export_arrow",
+        "one table or analysis as an Arrow file (needs pyarrow)",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an exporter wrote.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    file_bytes : int
+        Its size.
+    rows_count : int
+        Slices of a time line, rows of a table.
+    notes : tuple of str
+        What a person should know about it: cuts, aggregation.
+    """
+
+    path: Path
+    file_bytes: int
+    rows_count: int
+    notes: tuple[str, ...] = ()
+
+
+def exporters() -> tuple[tuple[str, str, str], ...]:
+    """Exporters of this package and those that other packages add through the entry point ``stashtrace.exporters``."""
+    added = tuple(
+        (e.name, e.value, f"from {e.dist.name if e.dist else 'another package'}")
+        for e in entry_points(group="stashtrace.exporters")
+    )
+    return EXPORTERS + added
+
+
+def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exported:
+    """Write a trace to a file.
+
+    Parameters
+    ----------
+    trace : Trace
+        From :func:`stashtrace.load`.
+    name : str
+        Exporter: ``perfetto``, ``csv``, ``parquet``, ``arrow``.
+    path : str or Path
+        File to write; replaced only when the export succeeded.
+    **options
+        Of that exporter, see its own documentation.
+
+    Returns
+    -------
+    Exported
+        Path, size, count, and notes on what was cut or aggregated.
+
+    Raises
+    ------
+    UsageError
+        If there is no such exporter, or it does not know an option.
+    """
+    for known, target, _ in exporters():
+        if known == name:
+            module, _, function = target.partition(":")
+            call: Callable[..., Exported] = getattr(import_module(module), function)
+            return call(trace, Path(path), **options)
+    raise UsageError(f"no exporter is called {name}", hint=f"there are: {', '.join(n for n, _, _ in exporters())}")
