@@ -143,8 +143,8 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
     truth, run_directory = out / "truth", out / "run"
     script = [
         sys.executable, str(EXAMPLE), "--data", str(data), *IMAGES, "--truth", str(truth),
-        "--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000", "--steps", str(scenario.steps), "--workers", str(scenario.workers),
-        "--log-every", "1000", *scenario.options,
+        "--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000", "--log-every", "1000",
+        "--steps", str(scenario.steps), "--workers", str(scenario.workers), *scenario.options,
     ]
     if scenario.dominant.get(0) == "checkpoint":
         script += ["--checkpoint", str(out / "checkpoint.pt")]
