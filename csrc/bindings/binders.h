@@ -9,4 +9,5 @@
   BINDER(bind_intervals)           \
   BINDER(bind_perfetto)            \
   BINDER(bind_codec)               \
+  BINDER(bind_clock)               \
   // end of list

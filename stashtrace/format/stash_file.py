@@ -112,6 +112,12 @@ class StashFile:
             counts[layout.name] += rows[1]
         return dict(counts)
 
+    def thread_ids(self) -> list[int]:
+        """Threads that wrote something other than texts, ascending."""
+        tids = {s.tid for s in self.segments if self._name_of(s.record_id) not in ("", "string_part")}
+        tids |= {tid for layout, tid, _, _ in self._ring_parts() if layout.name != "string_part"}
+        return sorted(tids)
+
     def chunks(self, records: Collection[str] | None = None) -> Iterator[Chunk]:
         """All rows piece by piece, as the file lays them out: segments in file order, then the ring."""
         with ByteFile(self.path) as source:
@@ -182,6 +188,10 @@ class StashFile:
             if count > 0:
                 data = lane.rows[(begin - lane.first_sequence) * lane.row_bytes:]
                 yield layout, lane.tid, lane.lane_id, (begin, count, data)
+
+    def _name_of(self, record_id: int) -> str:
+        layout = self.layouts.get(record_id)
+        return layout.name if layout else ""
 
     def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, str]:
         """String id -> text. A text of which a part is missing keeps what is there and ends in an ellipsis."""

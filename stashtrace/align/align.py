@@ -1,0 +1,101 @@
+"""All processes of a run on one time line: ``load_trace`` and ``iter_io``.
+
+Opens the run, builds one clock per host, finds out who is who, then lets each room decode one process at
+a time and joins the tables. Called by the CLI, the exporters' tests and users (as ``stashtrace.load``).
+Rows of a process are dropped as soon as they are decoded, so memory is that of the tables asked for.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+
+from stashtrace.align.join import join_tables
+from stashtrace.align.session import Session
+from stashtrace.errors import DataLossWarning, UsageError
+from stashtrace.model.kinds import Severity
+from stashtrace.model.schemas import TABLES
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+Path = str | os.PathLike[str]
+
+
+def load_trace(
+    path: Path | Sequence[Path],
+    *,
+    tables: Collection[str] | None = None,
+    ranks: Collection[int] | None = None,
+    run_id: str | None = None,
+    strict: bool = False,
+) -> Trace:
+    """Load a run as a :class:`Trace`.
+
+    Parameters
+    ----------
+    path : path or sequence of paths
+        Run directory, a single .stash file, or the directories that several hosts left of one run.
+    tables : collection of str, optional
+        Tables to load; the others stay empty. ``io`` is the one that takes memory. Processes, tracks,
+        losses, alignment and metadata are always there.
+    ranks : collection of int, optional
+        Ranks to load, with their workers; processes that serve no rank are always there.
+    run_id : str, optional
+        Which run, if a directory holds several; a prefix will do.
+    strict : bool
+        Raise on damage that otherwise becomes a row of ``losses`` and a :class:`DataLossWarning`.
+
+    Raises
+    ------
+    FormatError
+        If there is nothing to read.
+    UsageError
+        If a table or rank is not there.
+    """
+    if tables is not None and set(tables) - set(TABLES):
+        raise UsageError(f"no such table: {', '.join(sorted(set(tables) - set(TABLES)))}",
+                         hint=f"there are {', '.join(TABLES)}")
+    session = Session.open(path, run_id=run_id, strict=strict, ranks=ranks)
+    wanted = None if tables is None else frozenset(tables)
+    parts = [session.decode(index, wanted) for index in range(len(session))]
+    trace = Trace(session.strings, join_tables(session, parts, wanted), path=session.path)
+    _warn(trace)
+    return trace
+
+
+def iter_io(source: Trace | Path | Sequence[Path], *, ranks: Collection[int] | None = None) -> Iterator[Table]:
+    """The ``io`` table process by process, for runs whose calls do not fit into memory.
+
+    Codes and track ids are those of a trace loaded from the same path with the same ``ranks``, but only for
+    a :class:`Trace` as source are its strings extended so that path codes can be looked up in it.
+
+    Parameters
+    ----------
+    source : Trace, path or sequence of paths
+        A trace that already holds its ``io`` table is cut by process; one that was loaded without it is
+        read again from its path.
+    ranks : collection of int, optional
+        As in :func:`load_trace`.
+    """
+    if isinstance(source, Trace):
+        if len(source.io):
+            yield source.io
+            return
+        session = Session.open(source.path.split(os.pathsep), ranks=ranks, strings=source.strings)
+    else:
+        session = Session.open(source, ranks=ranks)
+    for index in range(len(session)):
+        table = session.decode(index, frozenset({"io"})).io
+        if len(table):
+            yield table
+
+
+def _warn(trace: Trace) -> None:
+    losses = trace.losses
+    serious = losses.take(losses["severity_code"] == int(Severity.DATA_LOSS))
+    if len(serious):
+        reasons = sorted({trace.text(c) for c in serious["name_code"]})
+        warnings.warn(f"{trace.path}: something is missing ({', '.join(reasons)}); see the losses table",
+                      DataLossWarning, stacklevel=3)

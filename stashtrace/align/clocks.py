@@ -1,0 +1,153 @@
+"""One clock per host: ticks of every process -> CLOCK_MONOTONIC of its boot -> the run's common time.
+
+The TSC runs host-wide, so all ``clock_sync`` rows of all processes of one boot make one mapping, piecewise
+linear between the best readings. A moment is an integer anchor plus a rounded product of a small distance;
+floating point holds distances inside one piece, never a time stamp. Called by ``align.align``; pure.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace import _native
+
+Int64 = npt.NDArray[np.int64]
+
+#: Best reading kept per this much time: shorter pieces would turn reading noise into rate.
+_WINDOW_NS = 500_000_000
+#: A piece shorter than this is not used to extrapolate.
+_BASELINE_NS = 2_000_000_000
+#: Error claimed for a reading without a bracket (the start pair in a file's header).
+_UNBRACKETED_NS = 1_000
+#: Rates further than this from the nominal one are a jump of the clock, not drift.
+_MAX_DRIFT_PPB = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Paired readings of one clock domain, any order.
+
+    Attributes
+    ----------
+    ticks, monotonic_ns, realtime_ns, bracket_ns : int64 arrays
+        One reading each; ``bracket_ns`` is the full width of the uncertainty, -1 if unknown.
+    """
+
+    ticks: Int64
+    monotonic_ns: Int64
+    realtime_ns: Int64
+    bracket_ns: Int64
+
+    @classmethod
+    def concat(cls, parts: Sequence[Readings]) -> Readings:
+        """Readings of several processes."""
+        return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in cls.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class TickMap:
+    """Ticks -> ns, exact at its anchors, linear between them, monotonic.
+
+    Attributes
+    ----------
+    ticks, ns : int64 arrays
+        Anchors, ascending; at least two.
+    error_ns : int
+        Half-width of the interval around a mapped moment: brackets and what the kept readings leave unexplained.
+    rejected_count : int
+        Readings that contradict the others.
+    """
+
+    ticks: Int64
+    ns: Int64
+    error_ns: int
+    rejected_count: int = 0
+
+    def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
+        """Map uint64 ticks to int64 ns."""
+        flat = np.ascontiguousarray(ticks, dtype=np.uint64)
+        return np.asarray(_native.clock.map_ticks(flat, self.ticks, self.ns), dtype=np.int64)
+
+
+def tick_map(readings: Readings, tick_hz: float) -> TickMap:
+    """Mapping of one clock domain from all its readings.
+
+    Parameters
+    ----------
+    readings : Readings
+        At least one.
+    tick_hz : float
+        Nominal rate, used where there is a single reading and to recognise jumps.
+    """
+    nominal = 1e9 / tick_hz
+    order = np.lexsort([readings.bracket_ns, readings.ticks])
+    ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
+    bracket = np.where(readings.bracket_ns[order] < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns[order])
+    kept = _best_per_window(ns, bracket)
+    kept, rejected = _consistent(ticks, ns, bracket, kept, nominal)
+    if len(kept) == 1:
+        only = int(kept[0])
+        span = 1 << 40
+        ends = np.array([0, span]), np.array([0, round(span * nominal)])
+        anchors = TickMap(ticks[only] + ends[0], ns[only] + ends[1], int(bracket[only] + 1) // 2, rejected)
+    else:
+        anchors = TickMap(*_with_ends(ticks[kept], ns[kept]), int(bracket[kept].max() + 1) // 2, rejected)
+    residual = np.abs(anchors(ticks.view(np.uint64)) - ns)
+    unexplained = np.maximum(residual - bracket // 2, 0)
+    agreeing = unexplained[unexplained <= np.quantile(unexplained, 0.99)]
+    return TickMap(anchors.ticks, anchors.ns, anchors.error_ns + int(agreeing.max(initial=0)), rejected)
+
+
+def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
+    """Index of the narrowest reading of each window of time."""
+    window = (ns - ns[0]) // _WINDOW_NS
+    best = np.lexsort([bracket, window])
+    starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
+    return np.sort(best[starts])
+
+
+def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float) -> tuple[Int64, int]:
+    """Drop readings that no clock of about the nominal rate could give; the longest chain wins."""
+    chosen: list[int] = []
+    best: list[int] = []
+    rejected = 0
+    for i in kept.tolist():
+        if chosen:
+            j = chosen[-1]
+            distance = int(ticks[i] - ticks[j])
+            expected = distance * nominal
+            slack = expected * _MAX_DRIFT_PPB * 1e-9 + int(bracket[i] + bracket[j])
+            if distance <= 0 or ns[i] <= ns[j] or abs(int(ns[i] - ns[j]) - expected) > slack:
+                rejected += 1
+                if len(chosen) > len(best):
+                    best = chosen
+                chosen = [i] if distance > 0 and ns[i] > ns[j] else chosen
+                continue
+        chosen.append(i)
+    return np.array(max(best, chosen, key=len), dtype=np.int64), rejected
+
+
+def _with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
+    """Extend the outer pieces at the rate of a longer baseline, so that two close readings do not set it."""
+    ends = []
+    for near, step in ((0, 1), (len(ticks) - 1, -1)):
+        far = near + step
+        while 0 <= far + step < len(ticks) and abs(int(ns[far] - ns[near])) < _BASELINE_NS:
+            far += step
+        slope = int(ns[far] - ns[near]) / int(ticks[far] - ticks[near])
+        reach = 1 << 40
+        ends.append((int(ticks[near]) - step * reach, int(ns[near]) - step * round(reach * slope)))
+    return (np.concatenate(([ends[0][0]], ticks, [ends[1][0]])), np.concatenate(([ends[0][1]], ns, [ends[1][1]])))
+
+
+def realtime_offset(readings: Readings) -> tuple[int, int]:
+    """(REALTIME - MONOTONIC in ns, half-width of its spread) of a clock domain, by its narrow readings."""
+    bracket = np.where(readings.bracket_ns < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns)
+    narrow = bracket <= np.quantile(bracket, 0.5)
+    offsets = np.sort((readings.realtime_ns - readings.monotonic_ns)[narrow])
+    return int(offsets[len(offsets) // 2]), int(offsets[-1] - offsets[0] + 1) // 2

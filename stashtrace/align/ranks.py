@@ -1,0 +1,203 @@
+"""Who is who: parents, ranks, workers and launcher among the processes of a run.
+
+Works on the facts in file headers and on core rows, before any decoder runs. Called by ``align.align``;
+pure. What the job said about itself (``metadata`` rows) goes before its environment, because a launcher's
+environment is inherited by everything it starts.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stashtrace.model.kinds import ProcessRole
+
+_RANK_KEYS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANK_KEYS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_WORLD_KEYS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+#: Records that only a process that trains writes.
+TRAINING_RECORDS = ("phase_span", "collective_call", "group")
+
+
+@dataclass(slots=True)
+class ProcessFacts:
+    """What is known of one process before its rows are decoded.
+
+    Attributes
+    ----------
+    metadata : mapping
+        Of the file header.
+    begin_ns : int
+        Start on the common clock.
+    learned : mapping of str to str
+        ``metadata`` rows: what the job said later.
+    row_counts : mapping of str to int
+        Rows per record name.
+    worker_thread : bool
+        Whether a thread has the role of a DataLoader worker.
+    """
+
+    metadata: Mapping[str, Any]
+    begin_ns: int = 0
+    learned: Mapping[str, str] = field(default_factory=dict)
+    row_counts: Mapping[str, int] = field(default_factory=dict)
+    worker_thread: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Process id on its host."""
+        return int(self.metadata.get("pid", 0))
+
+    def number(self, learned: str, environment: Sequence[str]) -> int:
+        """A number the process said, else the first that its environment holds, else -1."""
+        env = self.metadata.get("env")
+        for text in (self.learned.get(learned), *((env.get(k) for k in environment) if isinstance(env, dict) else ())):
+            if text is not None and str(text).strip().isdigit():
+                return int(text)
+        return -1
+
+    @property
+    def trains(self) -> int:
+        """Evidence that this process runs the training loop."""
+        return sum(self.row_counts.get(name, 0) for name in TRAINING_RECORDS)
+
+
+@dataclass(slots=True)
+class Identity:
+    """The answer for one process; ``parent`` is an index into the list of facts, -1 if not traced."""
+
+    parent: int = -1
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = -1
+    role: ProcessRole = ProcessRole.OTHER
+    worker_id: int = -1
+    name: str = ""
+
+
+def identify(processes: Sequence[ProcessFacts]) -> list[Identity]:
+    """Parents, ranks and roles of all processes of a run."""
+    identities = [Identity(parent=p) for p in _parents(processes)]
+    own = [p.number("rank", _RANK_KEYS) for p in processes]
+    workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
+    leaders = _leaders(processes, identities, own, workers)
+    for rank, index in leaders.items():
+        facts, identity = processes[index], identities[index]
+        identity.role = ProcessRole.RANK
+        identity.rank = rank
+        identity.local_rank = facts.number("local_rank", _LOCAL_RANK_KEYS)
+        identity.world_size = facts.number("world_size", _WORLD_KEYS)
+    for index, identity in enumerate(identities):
+        if identity.role is not ProcessRole.RANK:
+            _serve(index, identities, processes, own, leaders, workers)
+    for index in leaders.values():
+        for ancestor in _ancestors(index, identities):
+            if identities[ancestor].rank < 0:
+                identities[ancestor].role = ProcessRole.LAUNCHER
+    for facts, identity in zip(processes, identities, strict=True):
+        identity.name = _name(facts, identity)
+    return identities
+
+
+def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
+    """(ranks there, ranks missing, world size) of a run."""
+    there = sorted({i.rank for i in identities if i.role is ProcessRole.RANK})
+    world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
+    return there, [r for r in range(world) if r not in set(there)], world
+
+
+def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
+    """Index of each parent: the same boot, its pid, the incarnation it names, else the last one begun before."""
+    by_pid: dict[tuple[str, int], list[int]] = {}
+    for index, facts in enumerate(processes):
+        by_pid.setdefault((str(facts.metadata.get("boot_id", "")), facts.pid), []).append(index)
+    parents = []
+    for index, facts in enumerate(processes):
+        candidates = by_pid.get((str(facts.metadata.get("boot_id", "")), int(facts.metadata.get("ppid", -1))), [])
+        named = [c for c in candidates
+                 if processes[c].metadata.get("incarnation") == facts.metadata.get("parent_incarnation")]
+        begun = [c for c in candidates if processes[c].begin_ns <= facts.begin_ns and c != index]
+        choice = named or begun
+        parent = max(choice, key=lambda c: processes[c].begin_ns, default=-1)
+        parents.append(-1 if parent == index else parent)
+    for index in range(len(parents)):  # a damaged header must not close a circle
+        seen, at = {index}, parents[index]
+        while at >= 0 and at not in seen:
+            seen.add(at)
+            at = parents[at]
+        if at >= 0:
+            parents[index] = -1
+    return parents
+
+
+def _ancestors(index: int, identities: Sequence[Identity]) -> list[int]:
+    found = []
+    at = identities[index].parent
+    while at >= 0:
+        found.append(at)
+        at = identities[at].parent
+    return found
+
+
+def _is_worker(index: int, processes: Sequence[ProcessFacts], identities: Sequence[Identity]) -> bool:
+    facts = processes[index]
+    if facts.learned.get("role") == "worker" or facts.worker_thread:
+        return True
+    makes_batches = facts.row_counts.get("batch", 0) > 0 and not facts.trains
+    return makes_batches and any(processes[a].row_counts.get("batch", 0) for a in _ancestors(index, identities))
+
+
+def _leaders(processes: Sequence[ProcessFacts], identities: Sequence[Identity], own: Sequence[int],
+             workers: set[int]) -> dict[int, int]:
+    """Rank -> the process that is it: who trains, else the topmost one that has the rank in its environment."""
+    candidates: dict[int, list[int]] = {}
+    for index, rank in enumerate(own):
+        if rank >= 0 and index not in workers:
+            candidates.setdefault(rank, []).append(index)
+    leaders: dict[int, int] = {}
+    for rank, indices in sorted(candidates.items()):
+        leaders[rank] = min(indices, key=lambda i: (
+            "rank" not in processes[i].learned, not processes[i].trains, len(_ancestors(i, identities)),
+            processes[i].begin_ns, -int(processes[i].metadata.get("incarnation", 0))))
+    if leaders or not processes:
+        return leaders
+    # Nobody has a rank: a job of one process, or something that is no training job at all.
+    roots = [i for i in range(len(processes)) if i not in workers]
+    best = max(roots, default=0, key=lambda i: (
+        processes[i].trains, processes[i].row_counts.get("batch", 0), -len(_ancestors(i, identities)),
+        sum(processes[i].row_counts.values()), -processes[i].begin_ns))
+    return {0: best}
+
+
+def _serve(index: int, identities: Sequence[Identity], processes: Sequence[ProcessFacts], own: Sequence[int],
+           leaders: Mapping[int, int], workers: set[int]) -> None:
+    """Rank that a process without a rank of its own works for."""
+    identity = identities[index]
+    master = next((a for a in _ancestors(index, identities) if identities[a].role is ProcessRole.RANK), -1)
+    if master < 0 and index in workers:  # its parent left no file, but the environment was inherited
+        master = leaders.get(own[index], -1)
+    if master >= 0:
+        served = identities[master]
+        identity.rank, identity.local_rank = served.rank, served.local_rank
+        identity.world_size = served.world_size
+    if index in workers:
+        identity.role = ProcessRole.WORKER
+        identity.worker_id = processes[index].number("worker_id", ())
+
+
+def _name(facts: ProcessFacts, identity: Identity) -> str:
+    if identity.role is ProcessRole.WORKER:
+        return f"worker {identity.worker_id}" if identity.worker_id >= 0 else "worker"
+    argv = facts.metadata.get("argv")
+    words = [str(a) for a in argv] if isinstance(argv, list) else []
+    program = os.path.basename(words[0]) if words else os.path.basename(str(facts.metadata.get("exe", "")))
+    if program.startswith("python"):
+        if "-m" in words[1:-1]:
+            return words[words.index("-m") + 1]
+        if "-c" in words[1:-1]:
+            return f"{program} -c"
+        return next((os.path.basename(w) for w in words[1:] if not w.startswith("-")), program)
+    return program

@@ -1,0 +1,320 @@
+"""One opened run during loading: files, clocks, identities, tracks. Made and used by ``align.align`` alone."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
+from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
+from stashtrace.collectors.context import DecodeContext, Int64, LossRow, ProcessIdentity, TrackRegistry, losses_columns
+from stashtrace.collectors.registry import Room, resolve
+from stashtrace.errors import FormatError, UsageError
+from stashtrace.format.liveness import LiveRings
+from stashtrace.format.project import current_layouts
+from stashtrace.format.reader import RawRun, open_run
+from stashtrace.format.stash_file import StashFile
+from stashtrace.model.kinds import ProcessRole, Severity, ThreadRole
+from stashtrace.model.schemas import TABLES
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+from stashtrace.model.trace import EventTables, RawProcess
+
+#: Read in the first pass, before anything is decoded.
+CORE_RECORDS = ("clock_sync", "metadata", "thread_info")
+#: Honest floor of the error between two hosts whose only common clock is the wall clock.
+_REALTIME_ERROR_NS = 1_000_000
+
+Path = str | os.PathLike[str]
+
+
+class HostClock:
+    """Clock domain of one boot: its map to its own CLOCK_MONOTONIC and the way from there to the common clock."""
+
+    def __init__(self, boot_id: str, map_: TickMap, realtime_ns: int, realtime_error_ns: int) -> None:
+        self.boot_id = boot_id
+        self.map = map_
+        self.realtime_offset_ns = realtime_ns
+        self.realtime_error_ns = realtime_error_ns
+        self.offset_ns = 0  # to the reference's monotonic clock
+        self.error_ns = map_.error_ns
+        self.method = "same_clock"
+        self.origin_ns = 0  # of the common clock, on the reference's monotonic clock
+
+    def refer_to(self, reference: HostClock) -> None:
+        """Map to another boot by the wall clock, as a first guess."""
+        if reference is self:
+            return
+        self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
+        self.method = "realtime"
+        self.error_ns = max(_REALTIME_ERROR_NS, self.realtime_error_ns + reference.realtime_error_ns
+                            + self.map.error_ns + reference.map.error_ns)
+
+    def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
+        """Ticks -> ns of the common clock."""
+        out = self.map(ticks)
+        out += self.offset_ns - self.origin_ns
+        return out
+
+
+class Session:
+    """Everything that is known of a run before its rows are decoded. Make one with :meth:`open`."""
+
+    def __init__(self, runs: Sequence[RawRun], files: list[StashFile], strings: StringPool, path: str) -> None:
+        self.runs = runs
+        self.files = files
+        self.strings = strings
+        self.path = path
+        self.tracks = TrackRegistry(strings)
+        self.core = [file.load(CORE_RECORDS) for file in files]
+        self.clocks = _host_clocks(runs, self.core)
+        self.identities: list[Identity] = []
+        self.losses: list[tuple[int, LossRow]] = []
+        self.ends_ns: list[int] = []
+        self.reference = ""
+        self.origin_monotonic_ns = 0
+
+    @classmethod
+    def open(cls, path: Path | Sequence[Path], *, run_id: str | None = None, strict: bool = False,
+             ranks: Collection[int] | None = None, strings: StringPool | None = None) -> Session:
+        """Open a run and find out everything but its rows. See ``load_trace`` for the parameters."""
+        paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(p) for p in path]
+        if not paths:
+            raise UsageError("no path given")
+        runs = [open_run(p, strict=strict, run_id=run_id) for p in paths]
+        files = [file for run in runs for file in run.processes]
+        session = cls(runs, files, strings if strings is not None else StringPool(), os.pathsep.join(paths))
+        session._identify(ranks)
+        session._register_threads()
+        return session
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def clock_of(self, index: int) -> HostClock:
+        """Clock of one process."""
+        return self.clocks[_domain(self.core[index])]
+
+    # Setting up ---------------------------------------------------------------------------------
+
+    def _identify(self, ranks: Collection[int] | None) -> None:
+        facts = [_facts(raw, file, self.clocks[_domain(raw)]) for raw, file in zip(self.core, self.files, strict=True)]
+        identities = identify(facts)
+        leader = min((i for i, who in enumerate(identities) if who.role is ProcessRole.RANK),
+                     key=lambda i: identities[i].rank, default=0)
+        reference = self.clock_of(leader)
+        self.reference = reference.boot_id
+        for clock in self.clocks.values():
+            clock.refer_to(reference)
+        begins = [int(self.clock_of(i).map(_ticks(f.metadata))[0]) + self.clock_of(i).offset_ns
+                  for i, f in enumerate(self.files)]
+        begins += [int(run.run["begin_monotonic_ns"]) for run in self.runs
+                   if run.run.get("boot_id") == self.reference and isinstance(run.run.get("begin_monotonic_ns"), int)]
+        self.origin_monotonic_ns = min(begins)
+        for clock in self.clocks.values():
+            clock.origin_ns = self.origin_monotonic_ns
+        if ranks is None:
+            self._note_missing_ranks(identities)
+        self._choose(identities, facts, ranks)
+
+    def _note_missing_ranks(self, identities: Sequence[Identity]) -> None:
+        there, missing, world = missing_ranks(identities)
+        if missing and there:
+            listed = ", ".join(map(str, there[:-1])) + (" and " if len(there) > 1 else "") + str(there[-1])
+            self.losses.append((-1, (
+                "format", "ranks_missing", int(Severity.DATA_LOSS), len(missing),
+                f"run directory {self.path} holds rank{'s' if len(there) > 1 else ''} {listed} of {world}; "
+                "merge the directories of the other hosts: `stashtrace merge DIR OTHER...`")))
+
+    def _choose(self, identities: list[Identity], facts: Sequence[ProcessFacts], ranks: Collection[int] | None) -> None:
+        """Keep the wanted processes, in the order of the processes table, and number them."""
+        there = {i.rank for i in identities if i.role is ProcessRole.RANK}
+        if ranks is not None and not set(ranks) <= there:
+            raise UsageError(f"{self.path} has no rank {', '.join(map(str, sorted(set(ranks) - there)))}",
+                             hint=f"it has {', '.join(map(str, sorted(there)))}")
+        kept = [i for i, who in enumerate(identities) if ranks is None or who.rank < 0 or who.rank in ranks]
+        role_order = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2, ProcessRole.LAUNCHER: 3}
+        kept.sort(key=lambda i: (identities[i].rank < 0, identities[i].rank, role_order[identities[i].role],
+                                 identities[i].worker_id, facts[i].begin_ns, self.files[i].name))
+        number = {old: new for new, old in enumerate(kept)}
+        for who in identities:
+            who.parent = number.get(who.parent, -1)
+        self.identities = [identities[i] for i in kept]
+        self.files = [self.files[i] for i in kept]
+        self.core = [self.core[i] for i in kept]
+        self.ends_ns = [0] * len(kept)
+
+    def _register_threads(self) -> None:
+        """Tracks of all threads first, so that ids do not depend on which tables are loaded."""
+        for process_id, file in enumerate(self.files):
+            for tid in file.thread_ids():
+                self.tracks.thread(process_id, tid)
+
+    # Decoding -----------------------------------------------------------------------------------
+
+    def decode(self, index: int, wanted: frozenset[str] | None) -> EventTables:
+        """Tables of one process on the common clock; its rows are read and let go here."""
+        file, who = self.files[index], self.identities[index]
+        rooms = self._rooms(file, wanted)
+        raw = file.load({record for room in rooms for record in room.records} - {"clock_sync", "string_part"})
+        identity = ProcessIdentity(index, int(file.metadata.get("pid", 0)), who.rank, who.local_rank, who.world_size,
+                                   who.role, who.worker_id, who.parent)
+        context = DecodeContext(identity, tracks=self.tracks, texts=raw.strings, clock=self.clock_of(index),
+                                wanted=wanted)
+        found: dict[str, list[Table]] = {}
+        for room in rooms:
+            tables = room.decode(raw, context)
+            for name in TABLES:
+                table = tables.table(name)
+                if len(table) and (wanted is None or name in wanted or name in ("losses", "metadata")):
+                    found.setdefault(name, []).append(table)
+        joined = {name: Table.concat(TABLES[name], parts) for name, parts in found.items()}
+        self.losses += [(index, row) for row in (*file.losses, *context.losses)]
+        self.ends_ns[index] = self._end_of(index, joined)
+        return EventTables(self.strings, joined)
+
+    def _rooms(self, file: StashFile, wanted: frozenset[str] | None) -> list[Room]:
+        """Rooms that have rows in this file and fill a wanted table; a room without decoder is a loss."""
+        counts = file.row_counts()
+        names = dict.fromkeys(["core", *(lay.collector for lay in file.layouts.values()
+                                         if counts.get(lay.name) and lay.name in current_layouts())])
+        rooms = []
+        for name in names:
+            room = resolve(name)
+            if room is None:
+                self.losses.append((-1, ("format", "no_decoder", int(Severity.ERROR), 1,
+                                         f"records of {name} cannot be read by this stashtrace")))
+            elif wanted is None or name == "core" or not room.tables or wanted.intersection(room.tables):
+                rooms.append(room)
+        return rooms
+
+    def _end_of(self, index: int, tables: dict[str, Table]) -> int:
+        """Last sign of life: the latest moment in any of its rows."""
+        clock = self.clock_of(index)
+        latest = [int(clock(_ticks(self.files[index].metadata))[0])]
+        latest += [int(clock(r.rows["ticks"]).max()) for r in self.core[index].records.values() if len(r.rows)]
+        for table in tables.values():
+            latest += [int(table[n].max()) for n in ("end_ns", "ts_ns", "return_ns") if n in table and len(table)]
+        return max(latest)
+
+    # Small tables -------------------------------------------------------------------------------
+
+    def loss_table(self, parts: Sequence[Table]) -> Table:
+        """Losses of the run, of reading, and those that decoders found."""
+        rows = list(self.losses)
+        for run in self.runs:
+            rows += [(-1, row) for row in run.losses]
+        rejected = sum(clock.map.rejected_count for clock in self.clocks.values())
+        if rejected:
+            rows.append((-1, ("core", "clock_readings_rejected", int(Severity.ERROR), rejected,
+                              "some clock readings contradict the others; the host may have been suspended")))
+        if any(file.has_ring for file in self.files):
+            live = LiveRings.look()
+            going = sum(live.holds(file) for file in self.files)
+            if going:
+                rows.append((-1, ("format", "still_recording", int(Severity.INFO), going,
+                                  f"{going} processes are still recording; load again for the rest")))
+        merged: dict[tuple[int, str, str, int, str], int] = {}
+        for process_id, (collector, reason, severity, count, advice) in rows:
+            key = (process_id, collector, reason, severity, advice)
+            merged[key] = merged.get(key, 0) + count
+        tables = list(parts)
+        for process_id in sorted({key[0] for key in merged}):
+            own = [(c, r, s, n, a) for (p, c, r, s, a), n in merged.items() if p == process_id]
+            tables.append(Table(TABLES["losses"], losses_columns(process_id, own, self.strings)))
+        return Table.concat(TABLES["losses"], tables)
+
+    def process_table(self) -> Table:
+        """The ``processes`` table."""
+        code = self.strings.code
+        rows = []
+        for index, (file, who) in enumerate(zip(self.files, self.identities, strict=True)):
+            facts = file.metadata
+            begin = int(self.clock_of(index)(_ticks(facts))[0])
+            rows.append((index, code(str(facts.get("host", ""))), code(str(facts.get("boot_id", ""))),
+                         code(str(facts.get("netns", ""))), int(facts.get("pid", 0)), who.parent, who.rank,
+                         who.local_rank, who.world_size, int(who.role), who.worker_id, code(who.name), begin,
+                         max(begin, self.ends_ns[index])))
+        return Table.from_rows(TABLES["processes"], rows)
+
+    def alignment_table(self) -> Table:
+        """The ``alignment`` table."""
+        code = self.strings.code
+        return Table.from_rows(TABLES["alignment"], [
+            (code(clock.boot_id), code(self.reference), clock.offset_ns, 0, clock.error_ns, code(clock.method))
+            for clock in self.clocks.values()
+        ])
+
+    def metadata_table(self, parts: Sequence[Table]) -> Table:
+        """Facts of the run, then those of its processes."""
+        reference = next(c for c in self.clocks.values() if c.boot_id == self.reference)
+        facts = {
+            "origin_monotonic_ns": str(self.origin_monotonic_ns),
+            "origin_realtime_ns": str(self.origin_monotonic_ns + reference.realtime_offset_ns),
+            "run_id": self.runs[0].run_id,
+        }
+        for run in self.runs:
+            for key, value in run.run.items():
+                facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
+        own = {
+            "process_id": np.full(len(facts), -1, dtype=np.int64),
+            "key_code": self.strings.codes(facts),
+            "value_code": self.strings.codes(facts.values()),
+        }
+        return Table.concat(TABLES["metadata"], [Table(TABLES["metadata"], own), *parts])
+
+
+def _domain(raw: RawProcess) -> tuple[str, str]:
+    return str(raw.metadata.get("boot_id", "")), str(raw.metadata.get("clock", "tsc"))
+
+
+def _ticks(metadata: object) -> npt.NDArray[np.uint64]:
+    value = metadata.get("start_ticks", 0) if isinstance(metadata, dict) else 0
+    return np.array([value if isinstance(value, int) and 0 <= value < 1 << 63 else 0], dtype=np.uint64)
+
+
+def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
+    learned: dict[str, str] = {}
+    rows = raw.records.get("metadata")
+    if rows is not None:
+        for row in np.sort(rows.rows, order="ticks", kind="stable"):
+            learned[raw.strings.get(int(row["key_id"]), "")] = raw.strings.get(int(row["value_id"]), "")
+    threads = raw.records.get("thread_info")
+    worker = threads is not None and bool((threads.rows["role_code"] == int(ThreadRole.WORKER)).any())
+    return ProcessFacts(raw.metadata, int(clock.map(_ticks(raw.metadata))[0]), learned, file.row_counts(), worker)
+
+
+def _host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:
+    """One clock per boot from the readings of all its processes."""
+    readings: dict[tuple[str, str], list[Readings]] = {}
+    rates: dict[tuple[str, str], float] = {}
+    for raw in core:
+        hz = float(raw.metadata.get("tick_hz") or 1e9)
+        rates.setdefault(_domain(raw), hz)
+        readings.setdefault(_domain(raw), []).extend(_readings_of(raw, hz))
+    clocks = {}
+    for domain, parts in readings.items():
+        if not parts:
+            raise FormatError(f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
+                              hint="the file header names no start time; it is damaged or not from stashtrace")
+        joined = Readings.concat(parts)
+        clocks[domain] = HostClock(domain[0], tick_map(joined, rates[domain]), *realtime_offset(joined))
+    return clocks
+
+
+def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
+    found = []
+    start = [raw.metadata.get(n) for n in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
+    if all(isinstance(v, int) and 0 < v < 1 << 63 for v in start):
+        found.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
+    rows = raw.records.get("clock_sync")
+    if rows is not None and len(rows.rows):
+        r = rows.rows
+        bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
+        found.append(Readings(r["ticks"].astype(np.int64), r["monotonic_ns"].astype(np.int64),
+                              r["realtime_ns"].astype(np.int64), bracket))
+    return found
