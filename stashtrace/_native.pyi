@@ -95,4 +95,16 @@ class perfetto:
         track: npt.NDArray[Any], begin_ns: npt.NDArray[Any], end_ns: npt.NDArray[Any], nest: bool = True
     ) -> npt.NDArray[np.int32]: ...
 
+# bind_codec.cpp
+class column_codec:
+    @staticmethod
+    def encode(rows: bytes, row_bytes: int, fields: Sequence[tuple[int, int, bool]]) -> bytes: ...
+    @staticmethod
+    def decode(payload: bytes, row_bytes: int, row_count: int) -> npt.NDArray[np.uint8]: ...
+
+# bind_clock.cpp
+class clock:
+    @staticmethod
+    def map_ticks(ticks: npt.NDArray[np.uint64], anchor_ticks: _Column, anchor_ns: _Column) -> _Column: ...
+
 def __getattr__(name: str) -> Any: ...

@@ -21,7 +21,9 @@ Int64 = npt.NDArray[np.int64]
 #: Best reading kept per this much time: shorter pieces would turn reading noise into rate.
 _WINDOW_NS = 500_000_000
 #: A piece shorter than this is not used to extrapolate.
-_BASELINE_NS = 2_000_000_000
+_BASELINE_NS = 10_000_000_000
+#: A reading this much wider than the usual best one adds noise, not knowledge.
+_WIDE_RATIO = 4
 #: Error claimed for a reading without a bracket (the start pair in a file's header).
 _UNBRACKETED_NS = 1_000
 #: Rates further than this from the nominal one are a jump of the clock, not drift.
@@ -104,32 +106,38 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
 
 
 def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
-    """Index of the narrowest reading of each window of time."""
+    """Index of the narrowest reading of each window of time, windows without a narrow one left out."""
     window = (ns - ns[0]) // _WINDOW_NS
     best = np.lexsort([bracket, window])
     starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
-    return np.sort(best[starts])
+    chosen = best[starts]
+    usual = np.quantile(bracket[chosen], 0.25)
+    narrow = chosen[bracket[chosen] <= _WIDE_RATIO * usual + 1]
+    return np.sort(narrow)
 
 
 def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float) -> tuple[Int64, int]:
-    """Drop readings that no clock of about the nominal rate could give; the longest chain wins."""
-    chosen: list[int] = []
-    best: list[int] = []
-    rejected = 0
-    for i in kept.tolist():
-        if chosen:
-            j = chosen[-1]
-            distance = int(ticks[i] - ticks[j])
-            expected = distance * nominal
-            slack = expected * _MAX_DRIFT_PPB * 1e-9 + int(bracket[i] + bracket[j])
-            if distance <= 0 or ns[i] <= ns[j] or abs(int(ns[i] - ns[j]) - expected) > slack:
-                rejected += 1
-                if len(chosen) > len(best):
-                    best = chosen
-                chosen = [i] if distance > 0 and ns[i] > ns[j] else chosen
-                continue
-        chosen.append(i)
-    return np.array(max(best, chosen, key=len), dtype=np.int64), rejected
+    """The longest run of readings that one clock of about the nominal rate could give, and how many it leaves out.
+
+    A reading that its neighbours contradict is left out; where the clock jumped for good, a new run begins.
+    """
+
+    def agree(i: int, j: int) -> bool:
+        distance, advance = int(ticks[j] - ticks[i]), int(ns[j] - ns[i])
+        expected = distance * nominal
+        slack = expected * _MAX_DRIFT_PPB * 1e-9 + int(bracket[i] + bracket[j])
+        return distance > 0 and advance > 0 and abs(advance - expected) <= slack
+
+    runs: list[list[int]] = [[]]
+    order = kept.tolist()
+    for position, i in enumerate(order):
+        last = runs[-1]
+        if not last or agree(last[-1], i):
+            last.append(i)
+        elif position + 1 == len(order) or not agree(last[-1], order[position + 1]):
+            runs.append([i])
+    best = max(runs, key=len)
+    return np.array(best, dtype=np.int64), len(order) - len(best)
 
 
 def _with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:

@@ -159,6 +159,7 @@ def read_head(source: ByteFile) -> FileHead:
         raise FormatError(f"{path} has a damaged field table") from error
     if not isinstance(records, list) or not isinstance(metadata, dict):
         raise FormatError(f"{path} has a damaged field table")
+    metadata.pop("blanks", None)  # filling of a merged file's head
     return FileHead(major, minor, flags, records, metadata, data_offset)
 
 

@@ -1,0 +1,110 @@
+"""Who is who, drawn from the facts of made-up process trees."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
+from stashtrace.model.kinds import ProcessRole
+
+
+def process(pid: int, ppid: int, begin: int = 0, *, env: dict[str, str] | None = None, boot: str = "b", inc: int = 0,
+            parent_inc: int = -1, learned: dict[str, str] | None = None, argv: list[str] | None = None,
+            **rows: int) -> ProcessFacts:
+    metadata: dict[str, Any] = {"pid": pid, "ppid": ppid, "boot_id": boot, "incarnation": inc, "env": env or {},
+                                "parent_incarnation": parent_inc, "argv": argv or ["python", "train.py"]}
+    return ProcessFacts(metadata, begin, learned or {}, rows)
+
+
+def told(identities: list[Identity]) -> list[tuple[int, str, int]]:
+    return [(i.rank, i.role.name, i.worker_id) for i in identities]
+
+
+def rank_env(rank: int, world: int = 2) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+
+
+def test_torchrun_with_workers() -> None:
+    found = identify([
+        process(10, 1, 0, argv=["/usr/bin/python", "/usr/bin/torchrun", "train.py"]),
+        process(20, 10, 5, env=rank_env(0), phase_span=9, batch=4),
+        process(21, 10, 6, env=rank_env(1), phase_span=9, batch=4),
+        process(30, 20, 9, env=rank_env(0), learned={"role": "worker", "worker_id": "1"}),
+        process(31, 21, 9, env=rank_env(1), batch=12),
+        process(32, 21, 9, env=rank_env(1), io_op=3, argv=["gcc", "x.c"]),
+    ])
+    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (1, "RANK", -1), (0, "WORKER", 1), (1, "WORKER", -1),
+                           (1, "OTHER", -1)]
+    assert [i.parent for i in found] == [-1, 0, 0, 1, 2, 2]
+    assert [i.name for i in found] == ["torchrun", "train.py", "train.py", "worker 1", "worker", "gcc"]
+    assert [(i.local_rank, i.world_size) for i in found[3:5]] == [(0, 2), (1, 2)]
+
+
+def test_a_shell_with_the_rank_in_its_environment_is_not_the_rank() -> None:
+    found = identify([
+        process(10, 1, 0, env=rank_env(0), argv=["bash", "run.sh"]),
+        process(11, 10, 1, env=rank_env(0), phase_span=3),
+    ])
+    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1)]
+
+
+def test_without_evidence_the_topmost_is_the_rank() -> None:
+    found = identify([process(10, 1, 0, env={"SLURM_PROCID": "3"}), process(11, 10, 1, env={"SLURM_PROCID": "3"})])
+    assert told(found) == [(3, "RANK", -1), (3, "OTHER", -1)]
+
+
+def test_what_the_job_said_goes_before_its_environment() -> None:
+    found = identify([
+        process(10, 1, 0, env=rank_env(0), phase_span=1),
+        process(11, 10, 1, env=rank_env(0), learned={"rank": "5", "world_size": "8"}, phase_span=1),
+    ])
+    assert [(i.rank, i.role, i.world_size) for i in found] == [(0, ProcessRole.RANK, 2), (5, ProcessRole.RANK, 8)]
+
+
+def test_a_job_without_ranks_is_rank_0() -> None:
+    found = identify([
+        process(10, 1, 0, argv=["sh", "-c", "python train.py"], io_op=1000),
+        process(11, 10, 1, phase_span=3, batch=2),
+        process(12, 11, 2, batch=5),
+    ])
+    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (0, "WORKER", -1)]
+
+
+def test_no_training_at_all() -> None:
+    found = identify([process(10, 1, 0, argv=["dd"], io_op=5), process(11, 10, 1, argv=["dd"], io_op=500)])
+    assert told(found) == [(0, "RANK", -1), (0, "OTHER", -1)]
+    assert identify([]) == []
+
+
+def test_reused_pids_and_exec_find_the_right_parent() -> None:
+    found = identify([
+        process(10, 1, 0, inc=0),
+        process(10, 1, 100, inc=1),
+        process(20, 10, 50),
+        process(21, 10, 150),
+        process(22, 10, 150, parent_inc=0),
+    ])
+    assert [i.parent for i in found] == [-1, -1, 0, 1, 0]
+
+
+def test_same_pid_on_another_host_is_no_parent() -> None:
+    found = identify([process(10, 1, 0, boot="a"), process(20, 10, 5, boot="b")])
+    assert [i.parent for i in found] == [-1, -1]
+
+
+def test_a_circle_of_parents_is_cut() -> None:
+    found = identify([process(10, 11, 0), process(11, 10, 0), process(12, 12, 0)])
+    assert min(i.parent for i in found) == -1
+    assert all(i.rank >= 0 for i in found if i.role is ProcessRole.RANK)
+
+
+def test_a_worker_whose_parent_left_no_file() -> None:
+    found = identify([process(20, 10, 5, env=rank_env(1), phase_span=9),
+                      process(31, 999, 9, env=rank_env(1), learned={"role": "worker", "worker_id": "0"})])
+    assert told(found) == [(1, "RANK", -1), (1, "WORKER", 0)]
+
+
+def test_missing_ranks() -> None:
+    found = identify([process(20 + r, 1, 0, env=rank_env(r, 4), phase_span=1) for r in (0, 1, 3)])
+    assert missing_ranks(found) == ([0, 1, 3], [2], 4)
