@@ -105,12 +105,6 @@ bool Runtime::create_files() noexcept {
 bool Runtime::open_files() noexcept {
   if (opened_) return true;
   if (gave_up_) return false;
-  if (inherited_) {
-    lanes_.forget();
-    ring_.forget();
-    writer_.forget();
-    inherited_ = false;
-  }
   opened_ = create_files();
   return opened_;
 }
@@ -120,7 +114,10 @@ void Runtime::forked() noexcept {
   if (opened_) {
     identity_.ppid = identity_.pid;
     identity_.parent_incarnation = identity_.incarnation;
-    inherited_ = true;
+    // At once, not at the first record: a child that lives on in silence must not hold its parent's files.
+    lanes_.forget();
+    ring_.forget();
+    writer_.forget();
   } else if (identity_.parent_incarnation < 0) {
     identity_.ppid = raw::getppid();
   }

@@ -80,7 +80,6 @@ class Runtime final : public Context {
   LaneTable lanes_;
   Drainer drainer_;
   bool opened_ = false;              // the files of this incarnation exist
-  bool inherited_ = false;           // forked, and the parent's files are not let go yet
   bool gave_up_ = false;             // the directory takes no files, or the process is over
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};
