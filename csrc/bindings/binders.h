@@ -6,7 +6,6 @@
 
 #define STASHTRACE_BINDERS(BINDER) \
   BINDER(bind_schema)              \
-  BINDER(bind_runtime)             \
   BINDER(bind_intervals)           \
   BINDER(bind_perfetto)            \
   BINDER(bind_codec)               \

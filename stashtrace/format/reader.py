@@ -168,7 +168,9 @@ def _choose(path: str, processes: list[StashFile], run_id: str | None) -> list[S
         if len(chosen) != 1:
             raise FormatError(f"{path} holds no single run {run_id}", hint=f"it holds {', '.join(sorted(counts))}")
         return [p for p in processes if str(p.metadata.get("run_id", "")) == chosen[0]]
-    if len(counts) > 1:
+    # `stashtrace merge DIR OTHER...` brings the parts of one job together; each keeps the id of its launcher.
+    together = {str(run.get("run_id", "")), *(str(part.get("run_id", "")) for part in run.get("parts", ()))}
+    if len(counts) > 1 and not set(counts) <= together:
         listed = ", ".join(f"{i or '(no id)'} ({n} processes)" for i, n in sorted(counts.items()))
         raise FormatError(
             f"{path} holds {len(counts)} runs: {listed}",
