@@ -5,18 +5,31 @@
 // by its 64-bit hash: two texts of one hash would share a name, at 65,536 texts with a chance of 1e-10.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
 namespace stashtrace {
 
-inline constexpr std::uint32_t kStringSlots = 65'536;  // ids above are fresh ones: the table was full
+inline constexpr std::uint32_t kStringSlots = 65'536;    // ids above are fresh ones: the table was full
 inline constexpr std::size_t kLongestTextBytes = 4'096;  // the rest of a text is cut off
 
-// 0 for an empty text and in a process that is not traced.
+// 0 for an empty text and in a process that is not traced. Defined in runtime/intern.cpp.
 std::uint32_t intern(std::string_view text) noexcept;
 
-// After a fork the same ids stay valid, but a text must be written again, into the child's own file.
-void forget_written_strings() noexcept;
+// Which texts have an id, and in which generation (fork) of the process their rows were written last.
+class StringTable {
+ public:
+  // The id of a text, claimed if it is new. A full table gives a fresh id, which nobody will find again.
+  std::uint32_t id_of(std::string_view text) noexcept;
+  bool is_written(std::uint32_t id, std::uint32_t generation) const noexcept;
+  void set_written(std::uint32_t id, std::uint32_t generation) noexcept;
+
+ private:
+  std::atomic<std::uint64_t> hash_[kStringSlots];  // 0: empty
+  std::atomic<std::uint32_t> generation_[kStringSlots];
+  std::atomic<std::uint32_t> fresh_;
+};
 
 }  // namespace stashtrace

@@ -5,11 +5,57 @@
 // throws; all may be called from any thread, and all are harmless when the process is not traced.
 #pragma once
 
+#include <stddef.h>
+#include <stdint.h>
+
 #define STASHTRACE_API __attribute__((visibility("default")))
 
 extern "C" {
 
-// Version of the package that built the recorder.
+struct stashtrace_stats_t {
+  uint64_t rows_count, written_rows_count, dropped_rows_count, lanes_count, ring_bytes, written_bytes, segments_count;
+  int64_t drainer_cpu_ns, self_drain_ns;
+  int32_t incarnation;  // -1: no file yet
+  int32_t drainer_running;
+};
+
+struct stashtrace_config_t {
+  const char* dir;
+  const char* run_id;
+  const char* steps;
+  const char* drainer;
+  const char* log;
+  uint32_t collectors;  // bit = code
+  uint32_t sample_ms;
+  int64_t wait_threshold_ns;
+};
+
+struct stashtrace_stamp_t {
+  uint64_t ticks;
+  int64_t cpu_ns;       // of the thread
+  int64_t runqueue_ns;  // of the thread, -1 if the kernel does not tell
+};
+
 STASHTRACE_API const char* stashtrace_version() noexcept;
+STASHTRACE_API int stashtrace_active() noexcept;     // STASHTRACE_DIR is set
+STASHTRACE_API int stashtrace_recording() noexcept;  // and set_recording(false) was not the last word
+STASHTRACE_API void stashtrace_set_recording(int on) noexcept;
+STASHTRACE_API uint64_t stashtrace_now_ticks() noexcept;
+STASHTRACE_API uint64_t stashtrace_tick_hz() noexcept;
+STASHTRACE_API const char* stashtrace_clock_name() noexcept;
+STASHTRACE_API void stashtrace_stamp(stashtrace_stamp_t* out) noexcept;
+STASHTRACE_API void stashtrace_usage(int64_t* major_faults_count, int64_t* block_inputs_count) noexcept;
+STASHTRACE_API uint32_t stashtrace_intern(const char* text, size_t bytes) noexcept;
+// 1 recorded, 0 not (paused, dropped, not traced), -1 no such record or another size.
+STASHTRACE_API int stashtrace_emit(uint32_t record_id, const void* row, size_t bytes) noexcept;
+STASHTRACE_API void stashtrace_set_thread_role(uint32_t role, const char* name, size_t bytes) noexcept;
+STASHTRACE_API void stashtrace_watch_waits(int on) noexcept;
+STASHTRACE_API int stashtrace_start_drainer() noexcept;
+STASHTRACE_API int stashtrace_flush() noexcept;
+STASHTRACE_API void stashtrace_report_loss(uint32_t collector_code, const char* reason, uint64_t count,
+                                           const char* detail, uint32_t severity) noexcept;
+STASHTRACE_API void stashtrace_stats(stashtrace_stats_t* out) noexcept;
+STASHTRACE_API void stashtrace_config(stashtrace_config_t* out) noexcept;
+STASHTRACE_API const char* stashtrace_stash_path() noexcept;  // "" before the first record
 
 }  // extern "C"

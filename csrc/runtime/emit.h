@@ -16,6 +16,7 @@
 
 namespace stashtrace {
 
+#pragma GCC visibility push(hidden)
 namespace detail {
 
 // Lives in a page that the kernel empties in a forked child (MADV_WIPEONFORK), so a child made by a raw system
@@ -31,23 +32,14 @@ struct ThreadState {
 };
 extern constinit thread_local ThreadState thread_state;
 
-bool revive() noexcept;                                          // first use in a forked child
-container::LaneHeader* find_lane(std::size_t index) noexcept;    // first use in a thread; null: counted as lost
-bool make_room(container::LaneHeader* lane) noexcept;            // at a mark; false: full, counted
+bool revive() noexcept;  // first use in a forked child
 
-inline container::LaneHeader* ready_lane(std::size_t index) noexcept {
-  container::LaneHeader* lane = thread_state.lanes[index];
-  if (lane == nullptr || process_state->load(std::memory_order_relaxed) == kForked) [[unlikely]] {
-    lane = find_lane(index);
-    if (lane == nullptr) return nullptr;
-  }
-  if (ring::must_look_up(lane)) [[unlikely]] {
-    if (!make_room(lane)) return nullptr;
-  }
-  return lane;
-}
+// Everything but the plain case: first row of a type on a thread, a forked child, a mark of the lane.
+// False: not recorded, and counted. `row` has the size that schema::kRecords says.
+bool emit_slowly(std::size_t index, const void* row) noexcept;
 
 }  // namespace detail
+#pragma GCC visibility pop
 
 // Should hooks record now? One relaxed load; false in a process that is not traced and outside STASHTRACE_STEPS.
 inline bool recording() noexcept {
@@ -62,8 +54,11 @@ inline bool watches_waits() noexcept { return detail::thread_state.watches_waits
 // False when the row could not be kept; the loss is already counted.
 template <class R>
 inline bool emit(const R& row) noexcept {
-  container::LaneHeader* lane = detail::ready_lane(schema::record_index<R>());
-  if (lane == nullptr) [[unlikely]] return false;
+  constexpr std::size_t index = schema::record_index<R>();
+  container::LaneHeader* lane = detail::thread_state.lanes[index];
+  if (lane == nullptr || detail::process_state->load(std::memory_order_relaxed) == detail::kForked ||
+      ring::must_look_up(lane)) [[unlikely]]
+    return detail::emit_slowly(index, &row);
   ring::put(lane, sizeof(R), [&row](std::byte* to) { std::memcpy(to, &row, sizeof(R)); });
   return true;
 }

@@ -1,0 +1,43 @@
+// A lock for slow paths of guest code. SPDX-License-Identifier: Apache-2.0
+//
+// No glibc, so no hooks of ours or others on the way; may be reset in a forked child. Hold it only with signals
+// blocked (raw::SignalsBlocked), else a handler of the same thread waits for itself.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/raw_syscall.h"
+
+namespace stashtrace {
+
+class FutexLock {
+ public:
+  bool try_lock() noexcept {
+    std::uint32_t free = 0;
+    return word_.compare_exchange_strong(free, 1, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+  void lock() noexcept {
+    if (try_lock()) return;
+    while (word_.exchange(2, std::memory_order_acquire) != 0) raw::futex_wait(&word_, 2, -1);
+  }
+  // Gives up after about `limit_ns`: at exit, and when a thread would rather lose a row than stand still.
+  bool lock_within(std::int64_t limit_ns) noexcept {
+    if (try_lock()) return true;
+    constexpr std::int64_t kSlice = 200'000;
+    for (std::int64_t waited = 0; waited < limit_ns; waited += kSlice) {
+      if (word_.exchange(2, std::memory_order_acquire) == 0) return true;
+      raw::futex_wait(&word_, 2, kSlice);
+    }
+    return false;
+  }
+  void unlock() noexcept {
+    if (word_.exchange(0, std::memory_order_release) == 2) raw::futex_wake(&word_, 1);
+  }
+  void reset() noexcept { word_.store(0, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint32_t> word_{0};
+};
+
+}  // namespace stashtrace

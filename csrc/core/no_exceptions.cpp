@@ -1,0 +1,12 @@
+// Keeps the exception half of libstdc++ out of the guest library. SPDX-License-Identifier: Apache-2.0
+//
+// string_view::substr() and friends name this function for positions that are out of range, which ours never are.
+// Without a definition here the linker would bring in the archive's one, and with it the unwinder, locales and
+// symbols of newer C libraries. It is hidden (hooks/exports.map), so nobody else's call can land here.
+#include <bits/functexcept.h>
+
+namespace std {
+void __throw_out_of_range_fmt(const char*, ...) { __builtin_trap(); }
+}  // namespace std
+
+extern "C" void __cxa_pure_virtual() { __builtin_trap(); }

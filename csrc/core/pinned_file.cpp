@@ -1,0 +1,71 @@
+// Implementation of pinned_file.h. SPDX-License-Identifier: Apache-2.0
+#include "core/pinned_file.h"
+
+#include <cerrno>
+
+#include "core/raw_syscall.h"
+
+namespace stashtrace {
+
+namespace {
+
+// Above what scripts use and what `for fd in 3..1023: close(fd)` reaches, where the limit lets us.
+int lowest_number() noexcept {
+  struct rlimit64_ {
+    std::uint64_t soft, hard;
+  } limit{1024, 1024};
+  raw::call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, raw::address(&limit));
+  if (limit.soft > 2048) return 1536;
+  return limit.soft > 96 ? static_cast<int>(limit.soft) - 32 : 3;
+}
+
+}  // namespace
+
+bool PinnedFile::is_ours(int fd) const noexcept {
+  struct stat info;
+  return raw::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
+}
+
+int PinnedFile::adopt(int fd) noexcept {
+  const int high = raw::fcntl(fd, F_DUPFD_CLOEXEC, lowest_number());
+  if (high >= 0) {
+    raw::close(fd);
+    fd = high;
+  }
+  fd_ = fd;
+  return fd;
+}
+
+int PinnedFile::create(int flags) noexcept {
+  flags_ = flags;
+  const int fd = raw::open(path_, flags | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return fd;
+  struct stat info;
+  const int error = raw::fstat(fd, &info);
+  if (error < 0) {
+    raw::close(fd);
+    return error;
+  }
+  device_ = info.st_dev;
+  inode_ = info.st_ino;
+  adopt(fd);
+  return 0;
+}
+
+int PinnedFile::fd() noexcept {
+  if (fd_ >= 0 && is_ours(fd_)) return fd_;
+  const int fd = raw::open(path_, flags_ | O_CLOEXEC);
+  if (fd < 0) return fd;
+  if (!is_ours(fd)) {
+    raw::close(fd);
+    return -ESTALE;
+  }
+  return adopt(fd);
+}
+
+void PinnedFile::close() noexcept {
+  if (fd_ >= 0 && is_ours(fd_)) raw::close(fd_);
+  fd_ = -1;
+}
+
+}  // namespace stashtrace

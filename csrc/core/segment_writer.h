@@ -1,0 +1,33 @@
+// The .stash file: header once, then segments, by raw system calls. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: the Drainer (append, under its lock, signals blocked) and Runtime (create). A segment that could not be
+// written whole is cut off again, so the file always ends with a whole one unless the process died in between.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/pinned_file.h"
+#include "core/ring.h"
+#include "core/status.h"
+
+namespace stashtrace {
+
+class SegmentWriter {
+ public:
+  // Creates the file at file().path() and writes header, field table and metadata.
+  Status create(std::string_view field_table, std::string_view metadata) noexcept;
+  // One segment from the rows of a lane.
+  Status append(const container::LaneHeader& lane, const ring::Batch& batch) noexcept;
+  std::uint64_t written_bytes() const noexcept { return end_bytes_; }
+  std::uint64_t segments_count() const noexcept { return segments_count_; }
+  void forget() noexcept;  // in a forked child
+  PinnedFile& file() noexcept { return file_; }
+
+ private:
+  PinnedFile file_;
+  std::uint64_t end_bytes_ = 0;
+  std::uint64_t segments_count_ = 0;
+};
+
+}  // namespace stashtrace

@@ -1,0 +1,64 @@
+// Moves rows from lanes to the .stash file: in one background thread, or in the producer itself.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Callers: Runtime. Draining is under one lock, held with signals blocked, and nobody emits while holding it. The
+// thread exists only in processes that record much (or that asked for it); it also calls the samplers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "collectors/collector.h"
+#include "core/futex_lock.h"
+#include "core/segment_writer.h"
+#include "runtime/lane_table.h"
+
+namespace stashtrace {
+
+class Drainer {
+ public:
+  static constexpr std::size_t kMostListeners = 8;
+
+  constexpr Drainer(LaneTable& lanes, SegmentWriter& writer) noexcept : lanes_(lanes), writer_(writer) {}
+
+  // Drains one lane in the calling thread, which has signals blocked. False if others hold the lock for longer
+  // than `wait_ns`, or the file took nothing.
+  bool drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept;
+  // Every lane with rows; `only_full` leaves those below a quarter in the ring, where they are safe.
+  bool drain_all(bool only_full, std::int64_t wait_ns) noexcept;
+  bool everything_written() const noexcept;
+
+  // `period_ns` between ticks. Must be called at a safe point: pthread_create allocates.
+  bool start_thread(std::int64_t period_ns) noexcept;
+  void stop_thread(std::int64_t wait_ns) noexcept;
+  bool running() const noexcept { return state_.load(std::memory_order_acquire) == kRunning; }
+  void wake() noexcept;
+  bool add_listener(TickListener& listener) noexcept;
+  void reset_after_fork() noexcept;
+
+  std::int64_t thread_cpu_ns() const noexcept { return thread_cpu_ns_.load(std::memory_order_relaxed); }
+  std::int64_t self_drain_ns() const noexcept { return self_drain_ns_.load(std::memory_order_relaxed); }
+
+ private:
+  enum State : std::uint32_t { kNone, kRunning, kStopping, kStopped, kRefused };
+
+  static void* thread_main(void* self) noexcept;
+  void loop() noexcept;
+  bool drain_locked(container::LaneHeader* lane) noexcept;
+
+  LaneTable& lanes_;
+  SegmentWriter& writer_;
+  FutexLock lock_;
+  std::atomic<std::uint32_t> state_{kNone};
+  std::atomic<std::uint32_t> wakes_{0};
+  std::atomic<bool> sleeping_{false};
+  std::atomic<std::int64_t> blocked_until_ns_{0};  // after a failed write: nobody tries before
+  std::atomic<std::int64_t> thread_cpu_ns_{0};
+  std::atomic<std::int64_t> self_drain_ns_{0};
+  std::int64_t period_ns_ = 0;
+  TickListener* listeners_[kMostListeners] = {};
+  std::size_t listener_count_ = 0;
+};
+
+}  // namespace stashtrace

@@ -1,0 +1,222 @@
+// Slow paths of recording: first lane of a thread, a full lane, the recorder's own rows. SPDX-License-Identifier: Apache-2.0
+#include "runtime/emit.h"
+
+#include <linux/prctl.h>
+
+#include <cstring>
+
+#include "core/log.h"
+#include "core/raw_syscall.h"
+#include "core/string_table.h"
+#include "core/text_buffer.h"
+#include "runtime/runtime.h"
+
+namespace stashtrace {
+
+namespace {
+constexpr std::int64_t kNoLaneRetryNs = 1'000'000'000;
+constexpr std::int64_t kFullWaitNs = 2'000'000;  // what a producer stands still at most before it drops a row
+constexpr std::int64_t kSyncPeriodNs = 1'000'000'000;
+
+std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
+  for (const auto& collector : schema::kCollectors)
+    if (collector.name == record.collector) return collector.code;
+  return 0;
+}
+}  // namespace
+
+namespace detail {
+
+bool revive() noexcept {
+  std::uint32_t forked = kForked;
+  if (process_state->compare_exchange_strong(forked, kReviving, std::memory_order_acq_rel)) {
+    runtime().forked();
+    process_state->store(runtime().state_after_fork(), std::memory_order_release);
+  }
+  while (process_state->load(std::memory_order_acquire) == kReviving) raw::sched_yield();
+  return process_state->load(std::memory_order_relaxed) == kRecording;
+}
+
+bool emit_slowly(std::size_t index, const void* row) noexcept {
+  const std::uint32_t state = process_state->load(std::memory_order_acquire);
+  if (state == kForked || state == kReviving) revive();
+  if (process_state->load(std::memory_order_relaxed) == kInert) return false;
+  container::LaneHeader* lane = thread_state.lanes[index];
+  if (lane == nullptr) {
+    lane = runtime().take_lane(index);
+    if (lane == nullptr) return false;
+    runtime().greet();
+  }
+  if (ring::must_look_up(lane) && !runtime().make_room(lane)) return false;
+  const std::size_t bytes = schema::kRecords[index].row_bytes;
+  ring::put(lane, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
+  return true;
+}
+
+}  // namespace detail
+
+bool emit_bytes(std::size_t index, const void* row) noexcept {
+  container::LaneHeader* lane = detail::thread_state.lanes[index];
+  if (lane == nullptr || detail::process_state->load(std::memory_order_relaxed) == detail::kForked ||
+      ring::must_look_up(lane))
+    return detail::emit_slowly(index, row);
+  const std::size_t bytes = lane->row_bytes;
+  ring::put(lane, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
+  return true;
+}
+
+std::uint32_t Runtime::state_after_fork() const noexcept {
+  if (gave_up_) return detail::kInert;
+  return wanted_.load(std::memory_order_relaxed) ? detail::kRecording : detail::kPaused;
+}
+
+container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
+  if (no_lane_until_ns_.load(std::memory_order_relaxed) != 0 &&
+      clock_ns(CLOCK_MONOTONIC) < no_lane_until_ns_.load(std::memory_order_relaxed)) {
+    ring_.count_lost_row();
+    return nullptr;
+  }
+  const raw::SignalsBlocked quiet;
+  files_lock_.lock();
+  auto& thread = detail::thread_state;
+  container::LaneHeader*& lane = thread.lanes[index];
+  if (lane == nullptr && open_files()) {
+    if (thread.tid == 0) thread.tid = static_cast<std::uint32_t>(raw::gettid());
+    const auto& record = schema::kRecords[index];
+    const bool own_size = config_.io_lane_bytes != 0 && record.id == schema::IoOp::kId;
+    lane = lanes_.acquire(ring_, drainer_, index, own_size ? config_.io_lane_bytes : record.lane_bytes, identity_.pid,
+                          thread.tid);
+    if (lane == nullptr) {
+      ring_.count_lost_row();
+      no_lane_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kNoLaneRetryNs, std::memory_order_relaxed);
+      log_line(LogLevel::info, "no room for another lane", ring_.file().path());
+    }
+  }
+  container::LaneHeader* taken = lane;
+  files_lock_.unlock();
+  return taken;
+}
+
+bool Runtime::make_room(container::LaneHeader* lane) noexcept {
+  ring::LookUp look = ring::look_up(lane);
+  if (!look.wants_drain) return look.room;
+  const bool may_thread = config_.drainer == DrainerMode::automatic || config_.drainer == DrainerMode::thread;
+  if (may_thread) {
+    // Not inside a signal handler, as far as a mask can tell: pthread_create allocates.
+    if (!drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
+    if (drainer_.running()) {
+      drainer_.wake();
+      if (look.room) return true;
+    }
+  }
+  if (config_.drainer != DrainerMode::off) {
+    {
+      const raw::SignalsBlocked quiet;
+      drainer_.drain(lane, look.room ? 0 : kFullWaitNs);
+    }
+    sync_clocks(false);
+    look = ring::look_up(lane);
+  }
+  if (!look.room) std::atomic_ref(lane->dropped).fetch_add(1, std::memory_order_relaxed);
+  return look.room;
+}
+
+void Runtime::greet() noexcept {
+  if (!greeted_.exchange(true, std::memory_order_acq_rel)) {
+    sync_clocks(true);
+    const RoomList list = room_list();
+    for (std::size_t i = 0; i < list.count; ++i) {
+      Room& room = list.rooms[i];
+      if (room.started && generation() > 1) room.collector().after_fork();
+      if (!room.status.is_ok()) {
+        std::uint16_t code = 0;
+        for (const auto& collector : schema::kCollectors)
+          if (collector.name == room.name) code = collector.code;
+        report_loss(code, room.status.reason(), 0, room.status.detail(), schema::codes::Severity::error);
+      }
+    }
+    if (config_.drainer == DrainerMode::thread && raw::current_signal_mask() == 0) start_drainer();
+  }
+  if (!detail::thread_state.known) {
+    detail::thread_state.known = true;
+    watch_thread_end();
+    write_thread_info(schema::codes::ThreadRole::unknown, nullptr, 0);
+  }
+}
+
+void Runtime::sync_clocks(bool at_once) noexcept {
+  const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
+  std::int64_t due = next_sync_ns_.load(std::memory_order_relaxed);
+  if (!at_once && now < due) return;
+  if (!next_sync_ns_.compare_exchange_strong(due, now + kSyncPeriodNs, std::memory_order_relaxed) && !at_once) return;
+  const ClockReading reading = read_clocks();
+  emit(schema::ClockSync{reading.ticks, reading.monotonic_ns, reading.realtime_ns, reading.bracket_ticks, 0});
+}
+
+void Runtime::report_drops() noexcept {
+  std::uint64_t dropped[schema::kRecords.size()] = {};
+  for (std::size_t i = 0; i < lanes_.count(); ++i) {
+    container::LaneHeader* lane = lanes_.at(i);
+    if (ring::relaxed(lane->dropped) == 0) continue;
+    for (std::size_t record = 0; record < schema::kRecords.size(); ++record)
+      if (schema::kRecords[record].id == lane->record_id)
+        dropped[record] += std::atomic_ref(lane->dropped).exchange(0, std::memory_order_relaxed);
+  }
+  for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
+    if (dropped[record] == 0) continue;
+    told_drops_.fetch_add(dropped[record], std::memory_order_relaxed);
+    char memory[128];
+    TextBuffer detail(memory, sizeof memory);
+    detail.add(schema::kRecords[record].name).add(" rows came faster than they could be written to the run directory");
+    report_loss(collector_code_of(schema::kRecords[record]), "lane_full", dropped[record], detail.c_str(),
+                schema::codes::Severity::data_loss);
+  }
+  const std::uint64_t lost = ring_.take_lost_rows();
+  if (lost == 0) return;
+  told_drops_.fetch_add(lost, std::memory_order_relaxed);
+  report_loss(0, "no_lane", lost, "rows of threads that found no room in the ring file",
+              schema::codes::Severity::data_loss);
+}
+
+void Runtime::write_own_cost() noexcept {
+  const struct {
+    const char* key;
+    std::int64_t value;
+  } costs[] = {{"drainer_cpu_ns", drainer_.thread_cpu_ns()}, {"self_drain_ns", drainer_.self_drain_ns()}};
+  for (const auto& cost : costs) {
+    char memory[24];
+    TextBuffer digits(memory, sizeof memory);
+    digits.add(cost.value);
+    emit(schema::Metadata{now_ticks(), intern(cost.key), intern(digits.text())});
+  }
+}
+
+void Runtime::drainer_thread_begins() noexcept {
+  static constexpr char kName[] = "stashtrace drainer";
+  detail::thread_state.known = true;
+  write_thread_info(schema::codes::ThreadRole::tracer, kName, sizeof kName - 1);
+}
+
+void Runtime::drainer_thread_ticks() noexcept {
+  if (!opened_) return;
+  sync_clocks(false);
+  report_drops();
+}
+
+void write_thread_info(std::uint16_t role, const char* name, std::size_t name_bytes) noexcept {
+  char comm[16] = {};
+  if (name == nullptr) {
+    raw::call(SYS_prctl, PR_GET_NAME, raw::address(comm));
+    name = comm;
+    name_bytes = ::strnlen(comm, sizeof comm);
+  }
+  const auto tid = static_cast<std::uint32_t>(raw::gettid());
+  emit(schema::ThreadInfo{now_ticks(), tid, intern({name, name_bytes}), role, 0, 0});
+}
+
+void report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
+                 std::uint16_t severity) noexcept {
+  emit(schema::Loss{now_ticks(), count, intern(reason), intern(detail), collector_code, severity, 0});
+}
+
+}  // namespace stashtrace

@@ -1,0 +1,46 @@
+// Where the loader, fork and exit reach the recorder. SPDX-License-Identifier: Apache-2.0
+//
+// The constructor runs in every process of a traced job, also in `ls`: it reads the environment and the clocks and
+// makes one page of memory. Hooks may be called before it; they then see a process that is not traced.
+#include <pthread.h>
+
+#include "runtime/emit.h"
+#include "runtime/runtime.h"
+
+namespace stashtrace {
+
+namespace {
+
+// glibc keeps values of the first 32 keys in the thread itself and allocates for the others. We may be inside
+// somebody's malloc, so with a later key a thread's end is only noticed when its lanes are wanted by another.
+constexpr pthread_key_t kKeysWithoutAllocation = 32;
+
+constinit bool g_has_key = false;
+constinit pthread_key_t g_key = 0;
+
+void at_thread_end(void*) noexcept {
+  if (detail::process_state->load(std::memory_order_relaxed) != detail::kForked) runtime().thread_ends();
+}
+
+void at_fork_in_child() noexcept {
+  if (detail::process_state->load(std::memory_order_relaxed) == detail::kInert) return;
+  detail::process_state->store(detail::kForked, std::memory_order_relaxed);  // where the kernel does not wipe the page
+  detail::revive();
+}
+
+__attribute__((constructor)) void at_load() noexcept {
+  runtime().start(environ);
+  if (!runtime().active()) return;
+  pthread_atfork(nullptr, nullptr, &at_fork_in_child);
+  g_has_key = pthread_key_create(&g_key, &at_thread_end) == 0;
+}
+
+__attribute__((destructor)) void at_exit() noexcept { runtime().finish(); }
+
+}  // namespace
+
+void watch_thread_end() noexcept {
+  if (g_has_key && g_key < kKeysWithoutAllocation) pthread_setspecific(g_key, &g_key);
+}
+
+}  // namespace stashtrace

@@ -1,0 +1,209 @@
+// Life of the recorder: start, files, fork, end. SPDX-License-Identifier: Apache-2.0
+#include "runtime/runtime.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "core/log.h"
+#include "core/raw_syscall.h"
+#include "core/text_buffer.h"
+#include "runtime/emit.h"
+
+namespace stashtrace {
+
+namespace detail {
+namespace {
+constinit std::atomic<std::uint32_t> g_inert{kInert};
+}
+constinit std::atomic<std::uint32_t>* process_state = &g_inert;
+constinit thread_local ThreadState thread_state{};
+}  // namespace detail
+
+namespace {
+constinit Runtime g_runtime;
+constexpr std::int64_t kExitWaitNs = 2'000'000'000;
+constexpr std::size_t kHeaderTextBytes = 512 * 1024;
+constexpr int kMostIncarnations = 100'000;
+}  // namespace
+
+Runtime& runtime() noexcept { return g_runtime; }
+
+void Runtime::start(const char* const* environment) noexcept {
+  init_clock();
+  identity_.start = read_clocks();
+  parse_config(config_, environment);
+  if (!config_.active) return;
+  init_log(config_.log, environment);
+  TextBuffer ranks(rank_variables_, sizeof rank_variables_ - 1);
+  write_rank_variables(ranks, environment);
+  ranks.c_str();
+  read_host(identity_);
+  identity_.pid = raw::getpid();
+  identity_.ppid = raw::getppid();
+  void* page = raw::mmap(nullptr, container::kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == nullptr) return;
+  raw::madvise(page, container::kPageBytes, MADV_WIPEONFORK);  // Linux 4.14; before, only pthread_atfork tells
+  auto* state = static_cast<std::atomic<std::uint32_t>*>(page);
+  state->store(detail::kPaused, std::memory_order_relaxed);
+  detail::process_state = state;
+  start_rooms();
+  state->store(detail::kRecording, std::memory_order_release);
+}
+
+void Runtime::start_rooms() noexcept {
+  const RoomList list = room_list();
+  for (std::size_t i = 0; i < list.count; ++i) {
+    Room& room = list.rooms[i];
+    if (!config_.collector_on(room.name)) continue;
+    room.status = room.collector().start(*this);
+    room.started = room.status.is_ok();
+  }
+}
+
+bool Runtime::give_up(const char* text, const char* subject, int error_number) noexcept {
+  gave_up_ = true;
+  detail::process_state->store(detail::kInert, std::memory_order_release);
+  log_line(LogLevel::error, text, subject, error_number);
+  return false;
+}
+
+bool Runtime::create_files() noexcept {
+  char* memory = static_cast<char*>(
+      raw::mmap(nullptr, kHeaderTextBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (memory == nullptr) return give_up("recording is off", "no memory", ENOMEM);
+  TextBuffer table(memory, kHeaderTextBytes / 2);
+  write_field_table(table);
+  const std::uint64_t hz = tick_hz();
+  Status status = Status::failed("stash_not_created", "", EEXIST);
+  for (int n = 0; n < kMostIncarnations && status.error_number() == EEXIST; ++n) {
+    identity_.incarnation = n;
+    char* const paths[] = {writer_.file().path(), ring_.file().path()};
+    const char* const suffixes[] = {".stash", ".ring"};
+    for (int i = 0; i < 2; ++i) {
+      TextBuffer path(paths[i], PinnedFile::kPathBytes - 1);
+      path.add(config_.dir).add("/").add(identity_.host).add(".").add(std::int64_t{identity_.pid});
+      path.add(".").add(std::int64_t{n}).add(suffixes[i]);
+      path.c_str();
+    }
+    TextBuffer metadata(memory + kHeaderTextBytes / 2, kHeaderTextBytes / 2);
+    write_metadata(metadata, identity_, config_, rank_variables_, hz);
+    status = writer_.create(table.text(), metadata.text());
+    if (!status) continue;
+    status = ring_.create(static_cast<std::uint32_t>(identity_.pid));
+    if (!status) {
+      raw::unlink(writer_.file().path());
+      writer_.file().close();
+    }
+  }
+  raw::munmap(memory, kHeaderTextBytes);
+  if (!status) return give_up("recording is off, cannot write", config_.dir, status.error_number());
+  log_line(LogLevel::debug, "recording to", writer_.file().path());
+  return true;
+}
+
+bool Runtime::open_files() noexcept {
+  if (opened_) return true;
+  if (gave_up_) return false;
+  opened_ = create_files();
+  return opened_;
+}
+
+void Runtime::forked() noexcept {
+  detail::thread_state = {};
+  if (opened_) {
+    identity_.ppid = identity_.pid;
+    identity_.parent_incarnation = identity_.incarnation;
+    // At once, not at the first record: a child that lives on in silence must not hold its parent's files.
+    lanes_.forget();
+    ring_.forget();
+    writer_.forget();
+  } else if (identity_.parent_incarnation < 0) {
+    identity_.ppid = raw::getppid();
+  }
+  identity_.pid = raw::getpid();
+  identity_.start = read_clocks(1);
+  opened_ = false;
+  greeted_.store(false, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_relaxed);
+  no_lane_until_ns_.store(0, std::memory_order_relaxed);
+  next_sync_ns_.store(0, std::memory_order_relaxed);
+  files_lock_.reset();
+  drainer_.reset_after_fork();
+}
+
+void Runtime::thread_ends() noexcept {
+  for (auto& lane : detail::thread_state.lanes) {
+    if (lane != nullptr) LaneTable::release(lane);
+    lane = nullptr;
+  }
+  detail::thread_state.known = false;
+}
+
+void Runtime::finish() noexcept {
+  if (!config_.active) return;
+  const std::uint32_t state = detail::process_state->load(std::memory_order_acquire);
+  if (state != detail::kRecording && state != detail::kPaused) return;  // forked and silent, or given up
+  if (raw::getpid() != identity_.pid) return;                           // a vfork child in its parent's memory
+  wanted_.store(false, std::memory_order_relaxed);
+  detail::process_state->store(detail::kPaused, std::memory_order_release);
+  const RoomList list = room_list();
+  for (std::size_t i = 0; i < list.count; ++i)
+    if (list.rooms[i].started) list.rooms[i].collector().stop();
+  drainer_.stop_thread(kExitWaitNs);
+  if (opened_) {
+    write_own_cost();
+    sync_clocks(true);
+    flush();
+  }
+  gave_up_ = true;
+  detail::process_state->store(detail::kInert, std::memory_order_release);
+  if (opened_ && drainer_.everything_written()) ring_.remove();
+}
+
+void Runtime::set_recording(bool on) noexcept {
+  wanted_.store(on, std::memory_order_relaxed);
+  std::uint32_t state = detail::process_state->load(std::memory_order_relaxed);
+  if (state == detail::kForked) detail::revive();
+  state = on ? detail::kPaused : detail::kRecording;
+  detail::process_state->compare_exchange_strong(state, on ? detail::kRecording : detail::kPaused);
+}
+
+bool Runtime::start_drainer() noexcept {
+  if (detail::process_state->load(std::memory_order_relaxed) == detail::kForked) detail::revive();
+  const bool may = config_.drainer == DrainerMode::automatic || config_.drainer == DrainerMode::thread;
+  if (!may || !config_.active || gave_up_ || detail::process_state->load() == detail::kInert) return false;
+  return drainer_.start_thread(std::int64_t{config_.sample_ms} * 1'000'000);
+}
+
+bool Runtime::flush() noexcept {
+  if (!opened_) return true;
+  report_drops();
+  const raw::SignalsBlocked quiet;
+  return drainer_.drain_all(false, kExitWaitNs);
+}
+
+std::uint64_t Runtime::tick_hz() noexcept { return estimate_tick_hz(identity_.start); }
+
+RuntimeStats Runtime::stats() noexcept {
+  RuntimeStats out{};
+  out.incarnation = opened_ ? identity_.incarnation : -1;
+  out.drainer_running = drainer_.running();
+  if (!opened_) return out;
+  for (std::size_t i = 0; i < lanes_.count(); ++i) {
+    container::LaneHeader* lane = lanes_.at(i);
+    out.rows_count += ring::relaxed(lane->committed);
+    out.written_rows_count += ring::relaxed(lane->consumed);
+    out.dropped_rows_count += ring::relaxed(lane->dropped);
+  }
+  out.dropped_rows_count += told_drops_.load(std::memory_order_relaxed);
+  out.lanes_count = lanes_.count();
+  out.ring_bytes = ring_.used_bytes();
+  out.written_bytes = writer_.written_bytes();
+  out.segments_count = writer_.segments_count();
+  out.drainer_cpu_ns = drainer_.thread_cpu_ns();
+  out.self_drain_ns = drainer_.self_drain_ns();
+  return out;
+}
+
+}  // namespace stashtrace

@@ -1,0 +1,113 @@
+// The recorder of this process: its files, its lanes, its collectors. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: entry.cpp (start, finish, fork), emit.cpp (slow paths), capi.cpp. One object for ever, without constructor or
+// destructor, since hooks may be called before the first and after the last. Files and lanes are made at the first
+// record: a process that records nothing leaves nothing. Two locks: files_lock_ (files, lanes), then, only by trying,
+// the drainer's.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "collectors/collector.h"
+#include "core/config.h"
+#include "core/futex_lock.h"
+#include "core/ring_file.h"
+#include "core/segment_writer.h"
+#include "runtime/drainer.h"
+#include "runtime/identity.h"
+#include "runtime/lane_table.h"
+
+namespace stashtrace {
+
+struct RuntimeStats {
+  std::uint64_t rows_count, written_rows_count, dropped_rows_count, lanes_count, ring_bytes, written_bytes,
+      segments_count;
+  std::int64_t drainer_cpu_ns, self_drain_ns;
+  std::int32_t incarnation;  // -1: no file yet
+  bool drainer_running;
+};
+
+class Runtime final : public Context {
+ public:
+  constexpr Runtime() noexcept : drainer_(lanes_, writer_) {}
+
+  // entry.cpp
+  void start(const char* const* environment) noexcept;
+  void finish() noexcept;
+  void forked() noexcept;            // in the child, before anything else of ours
+  void thread_ends() noexcept;       // of the calling thread
+
+  // emit.cpp
+  container::LaneHeader* take_lane(std::size_t index) noexcept;
+  bool make_room(container::LaneHeader* lane) noexcept;
+  void greet() noexcept;             // rows that open a file or a thread, after take_lane()
+  std::uint32_t state_after_fork() const noexcept;
+  std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
+
+  // drainer.cpp
+  void drainer_thread_begins() noexcept;
+  void drainer_thread_ticks() noexcept;
+
+  // capi.cpp
+  void set_recording(bool on) noexcept;
+  bool start_drainer() noexcept;
+  bool flush() noexcept;
+  RuntimeStats stats() noexcept;
+  std::uint64_t tick_hz() noexcept;
+  const char* stash_path() noexcept { return opened_ ? writer_.file().path() : ""; }
+  bool active() const noexcept { return config_.active; }
+
+  const Config& config() const noexcept override { return config_; }
+  bool add_tick_listener(TickListener& listener) noexcept override { return drainer_.add_listener(listener); }
+
+ private:
+  void start_rooms() noexcept;
+  bool open_files() noexcept;        // under files_lock_
+  bool create_files() noexcept;
+  bool give_up(const char* text, const char* subject, int error_number) noexcept;  // false
+  void report_drops() noexcept;
+  void sync_clocks(bool at_once) noexcept;
+  void write_own_cost() noexcept;
+
+  Config config_;
+  Identity identity_;
+  char rank_variables_[16 * 1024] = {};  // JSON object, copied at start: setproctitle() overwrites the originals
+  FutexLock files_lock_;
+  RingFile ring_;
+  SegmentWriter writer_;
+  LaneTable lanes_;
+  Drainer drainer_;
+  bool opened_ = false;              // the files of this incarnation exist
+  bool gave_up_ = false;             // the directory takes no files, or the process is over
+  std::atomic<bool> greeted_{false};
+  std::atomic<std::uint32_t> generation_{1};
+  std::atomic<bool> wanted_{true};   // recording, but for what a fork wiped
+  std::atomic<std::int64_t> no_lane_until_ns_{0};
+  std::atomic<std::int64_t> next_sync_ns_{0};
+  std::atomic<std::uint64_t> told_drops_{0};  // dropped rows that are in loss rows already
+};
+
+Runtime& runtime() noexcept;
+
+// Fills the thread's name and role in; also the first row of each thread.
+void write_thread_info(std::uint16_t role, const char* name, std::size_t name_bytes) noexcept;
+
+// Asks that thread_ends() be called when the calling thread ends.
+void watch_thread_end() noexcept;
+
+// The rooms that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).
+struct Room {
+  const char* name;
+  Collector& (*collector)() noexcept;
+  Status status;
+  bool started;
+};
+struct RoomList {
+  Room* rooms;
+  std::size_t count;
+};
+RoomList room_list() noexcept;
+
+}  // namespace stashtrace
