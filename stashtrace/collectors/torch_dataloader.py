@@ -1,0 +1,45 @@
+"""Decodes the life of DataLoader batches into the ``batches`` table.
+
+Called through the registry by ``align.align``. Rows of the main process and of its workers share
+``loader_id`` and ``batch_index``; joining them is left to the analyses.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.collectors.context import DecodeContext
+from stashtrace.model.trace import EventTables, RawProcess
+
+RECORDS = ("batch",)
+TABLES = ("batches",)
+
+
+def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
+    """Fill ``batches``, sorted by track, then begin."""
+    records = raw.records.get("batch")
+    if records is None or len(records.rows) == 0:
+        return context.tables()
+    rows = records.rows
+    begin = context.to_ns(rows["begin_ticks"])
+    track = context.tracks(records.tid)
+    order = np.lexsort((begin, track))
+    rows = rows[order]
+    return context.tables(
+        batches={
+            "begin_ns": begin[order],
+            "end_ns": context.to_ns(rows["end_ticks"]),
+            "track_id": track[order],
+            "process_id": context.process_id,
+            "rank": context.rank,
+            "loader_id": rows["loader_id"],
+            "batch_index": rows["batch_index"],
+            "worker_id": rows["worker_id"].astype(np.int64),
+            "phase_code": rows["phase_code"].astype(np.int64),
+            "cpu_ns": rows["cpu_ns"],
+            "runqueue_ns": rows["runqueue_ns"],
+            "major_faults_count": rows["major_faults_count"].astype(np.int64),
+            "block_inputs_count": rows["block_inputs_count"].astype(np.int64),
+        }
+    )

@@ -1,0 +1,1 @@
+"""What runs inside the user's Python processes: standard library and ``stashtrace._native`` only."""

@@ -1,0 +1,141 @@
+"""Patches torch when it has been imported, without ever importing it.
+
+``install()`` is called by the injected sitecustomize in every Python of a traced job and sets one finder
+at the front of ``sys.meta_path``. When a watched module has finished importing, the probes that want it
+are loaded and called; an exception of theirs becomes a ``loss`` row. Forked children inherit the patches,
+spawned ones run this again.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+#: Module that must have been imported -> (collector, "module:function" called with it).
+PROBES: dict[str, tuple[tuple[str, str], ...]] = {
+    "torch": (
+        ("torch_step", "stashtrace.probes.torch_step:install"),
+        ("torch_step", "stashtrace.probes.torch_checkpoint:install"),
+    ),
+    "torch.amp.grad_scaler": (("torch_step", "stashtrace.probes.torch_step:install_grad_scaler"),),
+    "torch.utils.data.dataloader": (("torch_dataloader", "stashtrace.probes.torch_dataloader:install"),),
+    "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch_distributed:install"),),
+    "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),
+}
+
+_process: _Process | None = None
+
+
+class _Process:
+    """What this process has patched so far."""
+
+    def __init__(self) -> None:
+        self.prepared = False
+
+    def prepare(self) -> bool:
+        """Load the recorder on first need; False if this process is not traced."""
+        if not self.prepared:
+            self.prepared = True
+            _prepare_process()
+        from stashtrace import _native
+
+        return bool(_native.active())
+
+
+class ImportHook:
+    """Meta path finder that finds nothing itself and calls back after a watched import.
+
+    Parameters
+    ----------
+    callback : callable
+        Called with the module's name and the module, once, when it has been executed.
+    """
+
+    def __init__(self, names: Sequence[str], callback: Callable[[str, ModuleType], None]) -> None:
+        self._waiting = set(names)
+        self._callback = callback
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Ask the other finders, and put the callback behind the loader they name."""
+        if name not in self._waiting:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._follow(name, spec.loader)
+                return spec
+        return None
+
+    def _follow(self, name: str, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if name in self._waiting:
+                self._waiting.discard(name)
+                self._callback(name, module)
+
+        try:
+            # On the loader object, not around it: its type and its other methods stay what they were.
+            loader.exec_module = exec_module
+        except AttributeError as error:
+            _report("torch_step", f"{name}_not_followed", str(error))
+
+
+def install() -> None:
+    """Watch for torch in this process; a second call does nothing."""
+    global _process
+    if _process is not None:
+        return
+    _process = _Process()
+    hook = ImportHook(tuple(PROBES), _imported)
+    for name in tuple(PROBES):
+        if name in sys.modules:  # the user's own sitecustomize was faster
+            _imported(name, sys.modules[name])
+    sys.meta_path.insert(0, hook)
+
+
+def _imported(name: str, module: ModuleType) -> None:
+    """Run the probes of one module; whatever goes wrong stays here."""
+    for collector, target in PROBES[name]:
+        try:
+            if _process is None or not _process.prepare() or not _is_on(collector):
+                continue
+            module_name, _, function = target.partition(":")
+            getattr(importlib.import_module(module_name), function)(module)
+        except Exception as error:
+            _report(collector, f"{target.partition(':')[0].rpartition('.')[2]}_not_installed", repr(error))
+
+
+def _is_on(collector: str) -> bool:
+    from stashtrace import _native
+
+    return collector in _native.config()["collectors"]
+
+
+def _prepare_process() -> None:
+    from stashtrace.probes import lifetime
+
+    lifetime.begin()
+
+
+def _report(collector: str, reason: str, detail: str) -> None:
+    try:
+        from stashtrace.probes import recorder
+
+        recorder.unavailable(collector, reason, detail)
+    except Exception as error:
+        rank = os.environ.get("RANK", "-")
+        sys.stderr.write(f"stashtrace[{rank} {os.getpid()}] error: {reason}: {detail} ({error!r})\n")

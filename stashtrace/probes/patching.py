@@ -1,0 +1,57 @@
+"""Replacing a function of torch by a wrapper, so that it still looks and pickles like the original.
+
+Used by all torch probes. A wrapper calls the original exactly once with the arguments it got, lets its
+exceptions through, and keeps its own inside. What cannot be replaced becomes a ``loss`` row.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from stashtrace.probes import recorder
+
+_MARK = "__stashtrace_original__"
+
+
+def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *, needed: bool = True) -> bool:
+    """Put ``make(original)`` in the place of ``owner.name``; twice is once.
+
+    Parameters
+    ----------
+    collector : str
+        Named in the loss row if this torch has no such attribute.
+    owner : module or class
+        Where the attribute lives; inherited attributes count as absent.
+    name : str
+        Attribute.
+    make : callable
+        Takes the original, returns the wrapper.
+    needed : bool
+        False: absence is normal and not reported.
+
+    Returns
+    -------
+    bool
+        Whether the wrapper is in place.
+    """
+    label = f"{getattr(owner, '__name__', owner)}.{name}"
+    original = vars(owner).get(name)
+    if original is None:
+        if needed:
+            recorder.unavailable(collector, "not_patched", f"this torch has no {label}")
+        return False
+    if hasattr(original, _MARK):
+        return True
+    try:
+        wrapper = make(original)
+        if not isinstance(original, (staticmethod, classmethod)):
+            functools.update_wrapper(wrapper, original)
+        setattr(wrapper, _MARK, original)
+        setattr(owner, name, wrapper)
+    except Exception as error:
+        recorder.unavailable(collector, "not_patched", f"{label}: {error!r}")
+        return False
+    return True

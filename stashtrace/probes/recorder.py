@@ -1,0 +1,146 @@
+"""Recording from Python: rows packed to the schema, failures of our own, and what the probes cost.
+
+Used by every probe. Nothing here may raise into the user's code; ``stashtrace._native`` is imported on
+first use, since most Python processes of a job never import torch. String ids are not cached: a forked
+child has a string table of its own.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from stashtrace import _native
+
+_FORMATS = {"u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d", "text56": "56s"}
+
+now_ticks = _native.now_ticks
+stamp = _native.stamp
+intern = _native.intern
+
+
+@functools.lru_cache(maxsize=1)
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = _native.schema()
+    return schema
+
+
+@functools.cache
+def collector_code(name: str) -> int:
+    """Number of a collector."""
+    return next(int(c["code"]) for c in _schema()["collectors"] if c["name"] == name)
+
+
+@functools.cache
+def code(enumeration: str, name: str) -> int:
+    """Value of an enumeration of ``records.def``, for example ``code("Phase", "forward")``."""
+    for entry in _schema()["codes"]:
+        if entry["enumeration"] == enumeration and entry["name"] == name:
+            return int(entry["value"])
+    raise KeyError(f"{enumeration}.{name}")
+
+
+class RecordWriter:
+    """Emits rows of one record type; reserved fields are filled with zeros.
+
+    Parameters
+    ----------
+    name : str
+        Record name in ``records.def``.
+    """
+
+    __slots__ = ("_emit", "_id", "_pack", "fields")
+
+    def __init__(self, name: str) -> None:
+        record = next(r for r in _schema()["records"] if r["name"] == name)
+        fields = record["fields"]
+        layout = "".join(
+            f"{f['size']}x" if f["name"].startswith("reserved_") else _FORMATS[f["type"]] for f in fields
+        )
+        packer = struct.Struct("<" + layout)
+        if packer.size != record["row_bytes"]:
+            raise ValueError(f"record {name}: {packer.size} bytes packed, {record['row_bytes']} declared")
+        self.fields = tuple(f["name"] for f in fields if not f["name"].startswith("reserved_"))
+        self._pack = packer.pack
+        self._id = int(record["id"])
+        self._emit: Callable[[int, bytes], bool] = _native.emit
+
+    def emit(self, *values: Any) -> bool:
+        """Record one row; False if it was dropped or recording is paused."""
+        return self._emit(self._id, self._pack(*values))
+
+
+class Failures:
+    """Counts exceptions of our own per place; a ``loss`` row at the 1st, 10th, 100th, ... of each."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def add(self, collector: str, reason: str, detail: str) -> None:
+        """Count one event that was not recorded. Never raises."""
+        key = (collector, reason)
+        count = self._seen[key] = self._seen.get(key, 0) + 1
+        power = 1
+        while power < count:
+            power *= 10
+        if power == count:
+            new = count - count // 10
+            _native.report_loss(collector_code(collector), reason, new, detail, code("Severity", "data_loss"))
+
+    def count(self, collector: str, reason: str) -> int:
+        """Events counted so far."""
+        return self._seen.get((collector, reason), 0)
+
+
+failures = Failures()
+
+
+def failed(collector: str, where: str, error: BaseException) -> None:
+    """Report an exception of a probe, for use in ``except`` around our own code."""
+    failures.add(collector, f"{where}_failed", f"{type(error).__name__}: {error}"[:300])
+
+
+def unavailable(collector: str, what: str, why: str) -> None:
+    """Report that something of this torch cannot be observed; the job goes on untouched."""
+    _native.report_loss(collector_code(collector), what, 0, why[:300], code("Severity", "error"))
+
+
+class Cost:
+    """Ticks spent in probes, summed over the threads; races lose a few, which a sum of costs can bear."""
+
+    __slots__ = ("calls", "ticks")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.ticks = 0
+
+    def add(self, ticks: int) -> None:
+        """Account for one call of a probe."""
+        self.calls += 1
+        self.ticks += ticks
+
+    def as_ns(self) -> int:
+        """Sum in nanoseconds."""
+        return self.ticks * 1_000_000_000 // max(1, _native.tick_hz())
+
+
+cost = Cost()
+
+
+@functools.lru_cache(maxsize=1)
+def _metadata_writer() -> RecordWriter:
+    return RecordWriter("metadata")
+
+
+def record_fact(key: str, value: object) -> None:
+    """Record a fact about the process that its file header could not know yet."""
+    _metadata_writer().emit(now_ticks(), intern(key), intern(str(value)))
+
+
+def record_cost() -> None:
+    """Record what the probes cost so far; called at exit and at the end of a worker."""
+    record_fact("probe_cost_ns", cost.as_ns())
+    record_fact("probe_calls", cost.calls)

@@ -1,0 +1,69 @@
+"""STASHTRACE_STEPS: record only the steps ``A:B`` of a process; outside them probes count and do not record.
+
+``torch_step`` tells when an update was made and when the next forward begins, ``annotations`` when the
+user marks a step; the first mark by the user makes those the only boundaries.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace import _native
+
+
+class StepWindow:
+    """Counts steps and pauses the recorder outside the wanted ones.
+
+    Parameters
+    ----------
+    steps : str
+        ``"A:B"``, ``"A:"``, ``":B"`` or empty for all.
+
+    Attributes
+    ----------
+    step : int
+        Steps ended so far.
+    open : bool
+        Whether probes should record now.
+    """
+
+    def __init__(self, steps: str) -> None:
+        first, _, last = steps.partition(":")
+        self._first = int(first) if first.isdecimal() else 0
+        self._last = int(last) if last.isdecimal() else None
+        self._updated = False
+        self._marked = False
+        self.step = 0
+        self.open = True
+        self._apply()
+
+    def _apply(self) -> None:
+        open_now = self._first <= self.step and (self._last is None or self.step < self._last)
+        if open_now != self.open:
+            self.open = open_now
+            _native.set_recording(open_now)
+
+    def always(self) -> None:
+        """Record everything from now on; for workers, which make batches of steps they do not know."""
+        self._first, self._last = 0, None
+        self._apply()
+
+    def updated(self) -> None:
+        """The optimizer has made an update; the step ends before the next forward."""
+        self._updated = True
+
+    def forward_begins(self) -> None:
+        """An outermost forward begins."""
+        if self._updated:
+            self._updated = False
+            if not self._marked:
+                self.step += 1
+                self._apply()
+
+    def marked(self) -> None:
+        """The user said that a step ends here."""
+        self._marked = True
+        self.step += 1
+        self._apply()
+
+
+window = StepWindow(_native.config().get("steps") or "")

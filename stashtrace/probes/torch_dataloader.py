@@ -1,0 +1,358 @@
+"""Batches of torch's DataLoader: what the main process waits for, receives and pins.
+
+Installed by ``bootstrap`` when ``torch.utils.data.dataloader`` has been imported. The worker's half is in
+``torch_dataloader_worker``; fetch and collate, which run on either side, are wrapped here. Nothing is added
+to what travels between the processes: both sides derive the same ``loader_id`` from what torch hands over.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import weakref
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import patching, recorder, torch_dataloader_worker
+from stashtrace.probes.recorder import cost, failed, now_ticks, stamp
+from stashtrace.probes.step_window import window
+from stashtrace.probes.thread_state import thread_state
+
+COLLECTOR = "torch_dataloader"
+_emit = recorder.RecordWriter("batch").emit
+_WAIT = recorder.code("BatchPhase", "wait")
+_FETCH = recorder.code("BatchPhase", "fetch")
+_COLLATE = recorder.code("BatchPhase", "collate")
+_RECEIVE = recorder.code("BatchPhase", "receive")
+_PIN = recorder.code("BatchPhase", "pin")
+#: Iterators without workers of this process so far.
+_ordinals = itertools.count(1)
+
+
+class Loader:
+    """One iterator, as both sides see it.
+
+    Parameters
+    ----------
+    owner_pid : int
+        Process that iterates.
+    base_seed : int
+        The iterator's own; handed to its workers by torch.
+    ordinal : int
+        Process counter of worker 0, or minus the number of the iterator if it has no workers: tells
+        iterators apart that were given the same seed.
+
+    Attributes
+    ----------
+    loader_id : int
+        64 bits, other for each epoch of persistent workers, whose batches count from 0 again.
+    """
+
+    __slots__ = ("_key", "begin_ticks", "epoch", "loader_id", "yielded")
+
+    def __init__(self, owner_pid: int, base_seed: int, ordinal: int) -> None:
+        self._key = f"{owner_pid} {base_seed} {ordinal}"
+        self.epoch = 0
+        self.yielded = 0
+        self.begin_ticks = now_ticks()
+        self.loader_id = self._hash()
+
+    def _hash(self) -> int:
+        digest = hashlib.blake2b(f"{self._key} {self.epoch}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+    def restart(self) -> None:
+        """The workers are told to begin another epoch."""
+        self.epoch += 1
+        self.yielded = 0
+        self.begin_ticks = now_ticks()
+        self.loader_id = self._hash()
+
+
+def install(dataloader: ModuleType) -> None:
+    """Patch the iterators, the fetchers and, for children to come, the worker loop."""
+    base = dataloader._BaseDataLoaderIter
+    multi = dataloader._MultiProcessingDataLoaderIter
+    patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", _iter)
+    patching.replace(COLLECTOR, base, "__next__", _next)
+    patching.replace(COLLECTOR, multi, "_reset", _reset)
+    patching.replace(COLLECTOR, multi, "_process_data", _process_data)
+    patching.replace(COLLECTOR, dataloader._DatasetKind, "create_fetcher", _create_fetcher)
+    tools = dataloader._utils
+    patching.replace(COLLECTOR, tools.pin_memory, "pin_memory", _pin_memory)
+    patching.replace(COLLECTOR, tools.pin_memory, "_pin_memory_loop", _pin_memory_loop)
+    torch_dataloader_worker.install(tools.worker)
+
+
+# The main process -------------------------------------------------------------------------------
+
+
+def _iter(original: Any) -> Any:
+    def __iter__(self: Any) -> Any:
+        if not window.open:
+            return original(self)
+        begin = stamp()
+        iterator = original(self)
+        try:
+            loader = _loader_of(iterator)
+            if loader is not None:
+                # Starting or waking workers keeps the step thread waiting for data like any batch.
+                _record(_WAIT, begin, stamp(), loader, -1, -1)
+        except Exception as error:
+            failed(COLLECTOR, "iter", error)
+        return iterator
+
+    return __iter__
+
+
+def _loader_of(iterator: Any) -> Loader | None:
+    """The iterator's Loader, made when first asked for."""
+    found: Loader | None = getattr(iterator, "_stashtrace_loader", None)
+    if found is None and hasattr(iterator, "_base_seed"):
+        workers = getattr(iterator, "_workers", ())
+        first = torch_dataloader_worker.process_counter(workers[0]) if workers else -next(_ordinals)
+        for number, worker in enumerate(workers):
+            if torch_dataloader_worker.process_counter(worker) != first + number:
+                recorder.failures.add(
+                    COLLECTOR, "workers_not_joined", "another thread started processes between the workers of a loader"
+                )
+        found = iterator._stashtrace_loader = Loader(os.getpid(), iterator._base_seed, first)
+        queue = getattr(iterator, "_worker_result_queue", None)
+        if queue is not None:
+            _watch_receive(queue, found)
+    return found
+
+
+def _next(original: Any) -> Any:
+    def __next__(self: Any) -> Any:
+        if not window.open:
+            return original(self)
+        state = thread_state
+        outer = state.batch
+        loader = None
+        index = worker = -1
+        begin = stamp()
+        try:
+            loader = _loader_of(self)
+            if loader is not None:
+                index, worker = _awaited(self)
+                state.batch = (loader, index, worker)
+                state.received = -1
+        except Exception as error:
+            failed(COLLECTOR, "next", error)
+        try:
+            result = original(self)
+        except BaseException as error:
+            _yielded(self, loader, begin, -1, worker, isinstance(error, StopIteration))
+            raise
+        finally:
+            # The next batch of an outer loader, whose dataset iterates this one, goes on.
+            ended, state.batch = state.batch, outer
+        if ended is not None:
+            _yielded(self, loader, begin, _returned(self, index), ended[2], False)
+        return result
+
+    return __next__
+
+
+def _awaited(iterator: Any) -> tuple[int, int]:
+    """Index of the batch that the next call will return, and the worker it was given to."""
+    index = getattr(iterator, "_rcvd_idx", None)
+    if index is None:
+        return int(iterator._num_yielded), -1
+    given = iterator._task_info.get(index)
+    return int(index), int(given[0]) if given else -1
+
+
+def _returned(iterator: Any, awaited: int) -> int:
+    """Index of the batch that was returned: workers that ended early leave holes in the count."""
+    following = getattr(iterator, "_rcvd_idx", None)
+    if following is None:
+        return awaited
+    if getattr(iterator, "_in_order", True):
+        return int(following) - 1
+    return thread_state.received
+
+
+def _yielded(iterator: Any, loader: Loader | None, begin: Any, index: int, worker: int, ended: bool) -> None:
+    if loader is None:
+        return
+    try:
+        end = stamp()
+        _record(_WAIT, begin, end, loader, index, worker)
+        if ended:
+            _emit_life(loader.begin_ticks, end[0], loader.loader_id, loader.yielded)
+        else:
+            loader.yielded += 1
+    except Exception as error:
+        failed(COLLECTOR, "next", error)
+
+
+_emit_span = recorder.RecordWriter("span").emit
+
+
+def _emit_life(begin: int, end: int, loader_id: int, batches: int) -> None:
+    kind = recorder.code("SpanKind", "loader")
+    _emit_span(begin, end, loader_id, batches, recorder.intern("DataLoader"), kind)
+
+
+def _process_data(original: Any) -> Any:
+    def _process_data(self: Any, data: Any, *rest: Any) -> Any:
+        # torch >= 2.7 says which worker made the batch; before, the index tells.
+        batch = thread_state.batch
+        if rest and batch is not None and type(rest[0]) is int:
+            thread_state.batch = (batch[0], batch[1], rest[0])
+        return original(self, data, *rest)
+
+    return _process_data
+
+
+def _reset(original: Any) -> Any:
+    def _reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            loader = getattr(self, "_stashtrace_loader", None)
+            if loader is not None:  # not the first epoch
+                loader.restart()
+        except Exception as error:
+            failed(COLLECTOR, "reset", error)
+        return original(self, *args, **kwargs)
+
+    return _reset
+
+
+def _watch_receive(queue: Any, loader: Loader) -> None:
+    """Time the taking of a batch from the pipe: from the moment it can be read until it is unpickled.
+
+    On the queue object alone, and through a weak reference, so that its pipe is closed as early as without us.
+    """
+    receive_bytes = getattr(queue, "_recv_bytes", None)
+    if receive_bytes is None:
+        recorder.unavailable(COLLECTOR, "receive_not_seen", f"{type(queue).__name__} has no _recv_bytes")
+        return
+    get_original = type(queue).get
+    weak = weakref.ref(queue)
+
+    def _recv_bytes(*args: Any) -> Any:
+        thread_state.receive_begin = stamp()
+        return receive_bytes(*args)
+
+    def get(*args: Any, **kwargs: Any) -> Any:
+        result = get_original(weak(), *args, **kwargs)
+        try:
+            begin = thread_state.receive_begin
+            if begin is not None and type(result) is tuple and type(result[0]) is int:
+                thread_state.receive_begin = None
+                thread_state.received = result[0]
+                thread_state.received_from = loader
+                if window.open:
+                    _record(_RECEIVE, begin, stamp(), loader, result[0], -1)
+        except Exception as error:
+            failed(COLLECTOR, "receive", error)
+        return result
+
+    queue._recv_bytes = _recv_bytes
+    queue.get = get
+
+
+# Both sides -------------------------------------------------------------------------------------
+
+
+def _create_fetcher(original: Any) -> Any:
+    function = original.__func__ if isinstance(original, staticmethod) else original
+
+    def create_fetcher(*args: Any, **kwargs: Any) -> Any:
+        fetcher = function(*args, **kwargs)
+        try:
+            fetcher.fetch = _timed_fetch(fetcher.fetch)
+            if fetcher.collate_fn is not None:
+                fetcher.collate_fn = _timed_collate(fetcher.collate_fn)
+        except Exception as error:
+            failed(COLLECTOR, "create_fetcher", error)
+        return fetcher
+
+    return staticmethod(create_fetcher)
+
+
+def _timed_fetch(fetch: Any) -> Any:
+    def timed_fetch(index: Any) -> Any:
+        batch = thread_state.batch
+        if batch is None or not window.open:
+            return fetch(index)
+        faults, inputs = _native.usage()
+        begin = stamp()
+        try:
+            return fetch(index)
+        finally:
+            try:
+                end = stamp()
+                faults_after, inputs_after = _native.usage()
+                _record(_FETCH, begin, end, *batch, faults_after - faults, inputs_after - inputs)
+            except Exception as error:
+                failed(COLLECTOR, "fetch", error)
+
+    return timed_fetch
+
+
+def _timed_collate(collate: Any) -> Any:
+    def timed_collate(samples: Any) -> Any:
+        batch = thread_state.batch
+        if batch is None or not window.open:
+            return collate(samples)
+        begin = stamp()
+        try:
+            return collate(samples)
+        finally:
+            try:
+                _record(_COLLATE, begin, stamp(), *batch)
+            except Exception as error:
+                failed(COLLECTOR, "collate", error)
+
+    return timed_collate
+
+
+def _record(
+    phase: int, begin: Any, end: Any, loader: Loader, index: int, worker: int, faults: int = 0, inputs: int = 0
+) -> None:
+    cpu = end[1] - begin[1] if begin[1] >= 0 <= end[1] else -1
+    runqueue = end[2] - begin[2] if begin[2] >= 0 <= end[2] else -1
+    _emit(begin[0], end[0], loader.loader_id, index, cpu, runqueue, worker, faults, inputs, phase)
+    cost.add(2 * (now_ticks() - end[0]))
+
+
+# Pinning ----------------------------------------------------------------------------------------
+
+
+def _pin_memory(original: Any) -> Any:
+    def pin_memory(data: Any, *args: Any, **kwargs: Any) -> Any:
+        state = thread_state
+        if state.in_pin or not window.open:  # it calls itself for each part of a batch
+            return original(data, *args, **kwargs)
+        state.in_pin = True
+        begin = stamp()
+        try:
+            return original(data, *args, **kwargs)
+        finally:
+            state.in_pin = False
+            try:
+                if state.batch is not None:
+                    _record(_PIN, begin, stamp(), *state.batch)
+                elif state.received_from is not None:
+                    _record(_PIN, begin, stamp(), state.received_from, state.received, -1)
+            except Exception as error:
+                failed(COLLECTOR, "pin", error)
+
+    return pin_memory
+
+
+def _pin_memory_loop(original: Any) -> Any:
+    def _pin_memory_loop(*args: Any, **kwargs: Any) -> Any:
+        try:
+            _native.set_thread_role(recorder.code("ThreadRole", "pin_memory"), "pin_memory")
+        except Exception as error:
+            failed(COLLECTOR, "pin", error)
+        return original(*args, **kwargs)
+
+    return _pin_memory_loop

@@ -1,0 +1,257 @@
+"""Phases of a training step: forward, backward, optimizer, skipped updates; garbage collection pauses.
+
+Installed by ``bootstrap`` when torch has been imported. Wrappers sit on ``nn.Module.__call__``, on the one
+door to the autograd engine, and on the optimizers' global hooks; an inner module call costs one thread-local
+look-up. Under Dynamo every wrapper is the original (``is_compiling`` is a constant there).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import annotations as marks
+from stashtrace.probes import patching, recorder
+from stashtrace.probes.recorder import cost, failed, intern, now_ticks, stamp
+from stashtrace.probes.step_window import window
+from stashtrace.probes.thread_state import thread_state
+
+COLLECTOR = "torch_step"
+#: Collections shorter than this are not worth a row.
+GC_THRESHOLD_NS = 100_000
+
+_emit_phase = recorder.RecordWriter("phase_span").emit
+_FORWARD = recorder.code("Phase", "forward")
+_BACKWARD = recorder.code("Phase", "backward")
+_OPTIMIZER = recorder.code("Phase", "optimizer")
+_SKIPPED = recorder.code("Phase", "update_skipped")
+_NO_GRAD = recorder.code("PhaseFlag", "no_grad")
+_TRAINING = recorder.code("PhaseFlag", "training")
+_NESTED = recorder.code("PhaseFlag", "nested")
+_FAILED = recorder.code("PhaseFlag", "failed")
+
+Stamp = tuple[int, int, int]
+is_compiling = marks.never_compiling
+_grad_enabled: Any = bool
+_step_threads: set[int] = set()
+
+
+def install(torch: ModuleType) -> None:
+    """Patch torch; called once, when ``import torch`` is done."""
+    global is_compiling, _grad_enabled
+    compiler = getattr(torch, "compiler", None)
+    is_compiling = marks.is_compiling = (
+        getattr(compiler, "is_dynamo_compiling", None) or getattr(compiler, "is_compiling", None) or is_compiling
+    )
+    _grad_enabled = torch.is_grad_enabled
+    _describe_process(torch)
+    if patching.replace(COLLECTOR, torch.nn.Module, "__call__", _module_call):
+        _skip_in_dynamo(torch, torch.nn.Module.__call__)
+    # torch.autograd.backward and grad both enter the engine here; older ones are wrapped themselves.
+    if not patching.replace(COLLECTOR, torch.autograd, "_engine_run_backward", _engine_call, needed=False):
+        patching.replace(COLLECTOR, torch.autograd, "backward", _engine_call)
+        patching.replace(COLLECTOR, torch.autograd, "grad", _engine_call)
+    _hook_optimizers(torch)
+    _watch_garbage_collection()
+
+
+def install_grad_scaler(grad_scaler: ModuleType) -> None:
+    """Patch ``GradScaler.step``; called when its module has been imported."""
+    patching.replace(COLLECTOR, grad_scaler.GradScaler, "step", _scaler_step)
+
+
+def _describe_process(torch: ModuleType) -> None:
+    # Only blocking waits of the thread that imports torch are of interest: it becomes the step thread.
+    _native.watch_waits(True)
+    recorder.record_fact("torch_version", torch.__version__)
+    recorder.record_fact("torch_threads", torch.get_num_threads())
+    recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
+
+
+def _skip_in_dynamo(torch: ModuleType, wrapper: Any) -> None:
+    """Tell Dynamo to look through our frame, as it does with torch's own ``__call__``."""
+    skip = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None)
+    if skip is not None:
+        skip(wrapper.__code__)
+
+
+# Forward ----------------------------------------------------------------------------------------
+
+
+def _module_call(original: Any) -> Any:
+    state = thread_state
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or state.in_forward:
+            return original(self, *args, **kwargs)
+        state.in_forward = True
+        begin = _forward_begins()
+        flags = _FAILED
+        try:
+            result = original(self, *args, **kwargs)
+            flags = 0
+            return result
+        finally:
+            state.in_forward = False
+            if begin is not None:
+                _forward_ends(self, begin, flags)
+
+    return __call__
+
+
+def _forward_begins() -> Stamp | None:
+    try:
+        if thread_state.open_updates:
+            thread_state.open_updates.clear()  # left by an optimizer step that raised
+        window.forward_begins()
+        return stamp() if window.open else None
+    except Exception as error:
+        failed(COLLECTOR, "forward", error)
+        return None
+
+
+def _forward_ends(module: Any, begin: Stamp, flags: int) -> None:
+    try:
+        if not _grad_enabled():
+            flags |= _NO_GRAD
+        if module.training:
+            flags |= _TRAINING
+        if thread_state.in_backward:
+            flags |= _NESTED  # recomputed by activation checkpointing
+        _record(_FORWARD, begin, stamp(), type(module).__name__, flags)
+    except Exception as error:
+        failed(COLLECTOR, "forward", error)
+
+
+def _record(phase: int, begin: Stamp, end: Stamp, name: str, flags: int) -> None:
+    _emit_phase(begin[0], end[0], begin[1], end[1], begin[2], end[2], intern(name), phase, flags)
+    # Our share of a phase: from its end stamp to here, and about as much for the begin stamp.
+    cost.add(2 * (now_ticks() - end[0]))
+
+
+# Backward ---------------------------------------------------------------------------------------
+
+
+def _engine_call(original: Any) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or thread_state.in_backward or not window.open:
+            return original(*args, **kwargs)
+        thread_state.in_backward = True
+        begin = stamp()
+        flags = _FAILED
+        try:
+            result = original(*args, **kwargs)
+            flags = 0
+            return result
+        finally:
+            thread_state.in_backward = False
+            try:
+                if thread_state.in_forward:
+                    flags |= _NESTED
+                _record(_BACKWARD, begin, stamp(), "backward", flags)
+            except Exception as error:
+                failed(COLLECTOR, "backward", error)
+
+    return run_backward
+
+
+# Optimizer --------------------------------------------------------------------------------------
+
+
+def _hook_optimizers(torch: ModuleType) -> None:
+    # torch.optim takes the name of this module away again, so it is not an attribute.
+    hooks = sys.modules.get("torch.optim.optimizer", torch.optim)
+    before = getattr(hooks, "register_optimizer_step_pre_hook", None)
+    after = getattr(hooks, "register_optimizer_step_post_hook", None)
+    if before is None or after is None:
+        recorder.unavailable(COLLECTOR, "not_patched", "this torch has no global optimizer hooks")
+        return
+    before(_update_begins)
+    after(_update_ends)
+
+
+def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if is_compiling():
+        return
+    try:
+        _mark_step_thread()
+        if window.open:
+            thread_state.open_updates.append((id(optimizer), stamp()))
+    except Exception as error:
+        failed(COLLECTOR, "optimizer", error)
+
+
+def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if is_compiling():
+        return
+    try:
+        thread_state.updates += 1
+        window.updated()
+        pending = thread_state.open_updates
+        while pending:
+            owner, begin = pending.pop()
+            if owner == id(optimizer):
+                flags = _NESTED if pending else 0
+                _record(_OPTIMIZER, begin, stamp(), type(optimizer).__name__, flags)
+                break
+    except Exception as error:
+        failed(COLLECTOR, "optimizer", error)
+
+
+def _mark_step_thread() -> None:
+    """The thread that drives the optimizer is the step thread; its blocking waits are recorded."""
+    ident = threading.get_ident()
+    if ident not in _step_threads:
+        _step_threads.add(ident)
+        _native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
+        _native.watch_waits(True)
+
+
+def _scaler_step(original: Any) -> Any:
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = thread_state.updates
+        begin = stamp() if window.open else None
+        result = original(self, optimizer, *args, **kwargs)
+        try:
+            if thread_state.updates == before:
+                _mark_step_thread()
+                window.updated()
+                if begin is not None:
+                    _record(_SKIPPED, begin, stamp(), type(optimizer).__name__, 0)
+        except Exception as error:
+            failed(COLLECTOR, "grad_scaler", error)
+        return result
+
+    return step
+
+
+# Garbage collection -----------------------------------------------------------------------------
+
+
+def _watch_garbage_collection() -> None:
+    emit = recorder.RecordWriter("span").emit
+    kind = recorder.code("SpanKind", "gc")
+    threshold = GC_THRESHOLD_NS * _native.tick_hz() // 1_000_000_000
+    now, state, step_window, name = now_ticks, thread_state, window, "gc"
+
+    # Every name is bound here: collections still happen while the interpreter takes modules apart.
+    def collected(moment: str, info: dict[str, int]) -> None:
+        try:
+            if moment == "start":
+                state.gc_begin = now()
+                return
+            end = now()
+            begin = state.gc_begin
+            if begin and end - begin >= threshold and step_window.open:
+                state.gc_begin = 0
+                emit(begin, end, 0, info["generation"], intern(name), kind)
+        except Exception as error:
+            failed(COLLECTOR, "gc", error)
+
+    gc.callbacks.append(collected)
