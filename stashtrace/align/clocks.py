@@ -18,16 +18,22 @@ from stashtrace import _native
 
 Int64 = npt.NDArray[np.int64]
 
-#: Best reading kept per this much time: shorter pieces would turn reading noise into rate.
+#: Best reading kept per this much time, or per sixteenth of a short run: shorter pieces would turn the noise
+#: of readings into rate.
 _WINDOW_NS = 500_000_000
 #: A piece shorter than this is not used to extrapolate.
 _BASELINE_NS = 10_000_000_000
 #: A reading this much wider than the usual best one adds noise, not knowledge.
 _WIDE_RATIO = 4
-#: Error claimed for a reading without a bracket (the start pair in a file's header).
-_UNBRACKETED_NS = 1_000
-#: Rates further than this from the nominal one are a jump of the clock, not drift.
+#: Error claimed for a reading without a bracket: the start pair in a file's header, read once, often right
+#: after a fork, when the first touch of each page faults.
+_UNBRACKETED_NS = 100_000
+#: A rate is taken from readings at least this far apart, else from the files' headers.
+_RATE_SPAN_NS = 20_000_000
+#: Rates further than this from the usual one are a jump of the clock, not drift ...
 _MAX_DRIFT_PPB = 2_000_000
+#: ... and this where the usual one was measured within a few ms, at the start of a process.
+_MAX_HEADER_DRIFT_PPB = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +90,14 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     readings : Readings
         At least one.
     tick_hz : float
-        Nominal rate, used where there is a single reading and to recognise jumps.
+        Nominal rate, used where the readings are too close to give one.
     """
-    nominal = 1e9 / tick_hz
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
     bracket = np.where(readings.bracket_ns[order] < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns[order])
     kept = _best_per_window(ns, bracket)
-    kept, rejected = _consistent(ticks, ns, bracket, kept, nominal)
+    nominal, drift_ppb = _usual_rate(ticks[kept], ns[kept], tick_hz)
+    kept, rejected = _consistent(ticks, ns, bracket, kept, nominal, drift_ppb)
     if len(kept) == 1:
         only = int(kept[0])
         span = 1 << 40
@@ -107,7 +113,8 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
 
 def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
     """Index of the narrowest reading of each window of time, windows without a narrow one left out."""
-    window = (ns - ns[0]) // _WINDOW_NS
+    width = min(_WINDOW_NS, int(ns.max() - ns.min()) // 16 + 1)
+    window = (ns - ns.min()) // width
     best = np.lexsort([bracket, window])
     starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
     chosen = best[starts]
@@ -116,7 +123,17 @@ def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
     return np.sort(narrow)
 
 
-def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float) -> tuple[Int64, int]:
+def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
+    """(ns per tick, how far a piece may be from it): the median over neighbours, which survives a jump."""
+    distance, advance = np.diff(ticks), np.diff(ns)
+    far = (advance >= _RATE_SPAN_NS) & (distance > 0)
+    if far.any():
+        return float(np.median(advance[far] / distance[far])), _MAX_DRIFT_PPB
+    return 1e9 / tick_hz, _MAX_HEADER_DRIFT_PPB
+
+
+def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float,
+                drift_ppb: int) -> tuple[Int64, int]:
     """The longest run of readings that one clock of about the nominal rate could give, and how many it leaves out.
 
     A reading that its neighbours contradict is left out; where the clock jumped for good, a new run begins.
@@ -125,7 +142,7 @@ def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: f
     def agree(i: int, j: int) -> bool:
         distance, advance = int(ticks[j] - ticks[i]), int(ns[j] - ns[i])
         expected = distance * nominal
-        slack = expected * _MAX_DRIFT_PPB * 1e-9 + int(bracket[i] + bracket[j])
+        slack = expected * drift_ppb * 1e-9 + int(bracket[i] + bracket[j])
         return distance > 0 and advance > 0 and abs(advance - expected) <= slack
 
     runs: list[list[int]] = [[]]

@@ -291,10 +291,10 @@ def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
 def _host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:
     """One clock per boot from the readings of all its processes."""
     readings: dict[tuple[str, str], list[Readings]] = {}
-    rates: dict[tuple[str, str], float] = {}
+    rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:
         hz = float(raw.metadata.get("tick_hz") or 1e9)
-        rates.setdefault(_domain(raw), hz)
+        rates.setdefault(_domain(raw), []).append(hz)
         readings.setdefault(_domain(raw), []).extend(_readings_of(raw, hz))
     clocks = {}
     for domain, parts in readings.items():
@@ -302,7 +302,8 @@ def _host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tup
             raise FormatError(f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
                               hint="the file header names no start time; it is damaged or not from stashtrace")
         joined = Readings.concat(parts)
-        clocks[domain] = HostClock(domain[0], tick_map(joined, rates[domain]), *realtime_offset(joined))
+        rate = float(np.median(rates[domain]))
+        clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
     return clocks
 
 

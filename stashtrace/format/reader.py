@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     run = _run_json(path, losses, strict)
     if not processes:
         raise _nothing_in(path, stems, losses)
-    processes = _choose(path, processes, run_id)
+    processes = _choose(path, run, processes, run_id)
     _link_forks(processes)
     if run_id is not None and not str(run.get("run_id", "")).startswith(run_id):
         run = {}
@@ -161,13 +161,19 @@ def _link_forks(processes: Sequence[StashFile]) -> None:
         process.parent = parent if ancestor is None else None  # a damaged or reused pid must not close a circle
 
 
-def _choose(path: str, processes: list[StashFile], run_id: str | None) -> list[StashFile]:
-    counts = Counter(str(p.metadata.get("run_id", "")) for p in processes)
+def _choose(path: str, run: Mapping[str, Any], processes: list[StashFile], run_id: str | None) -> list[StashFile]:
+    """Files of one run. `stashtrace merge DIR OTHER...` lists the parts it brought together in run.json."""
+    listed_parts = run.get("parts")
+    own = str(run.get("run_id", ""))
+    parts = {str(part.get("run_id", "")) for part in listed_parts if isinstance(part, dict)} \
+        if isinstance(listed_parts, list) else set()
+    counts = Counter(own if (i := str(p.metadata.get("run_id", ""))) in parts else i for p in processes)
     if run_id is not None:
         chosen = [i for i in counts if i.startswith(run_id)]
         if len(chosen) != 1:
             raise FormatError(f"{path} holds no single run {run_id}", hint=f"it holds {', '.join(sorted(counts))}")
-        return [p for p in processes if str(p.metadata.get("run_id", "")) == chosen[0]]
+        wanted = {chosen[0]} | (parts if chosen[0] == own else set())
+        return [p for p in processes if str(p.metadata.get("run_id", "")) in wanted]
     if len(counts) > 1:
         listed = ", ".join(f"{i or '(no id)'} ({n} processes)" for i, n in sorted(counts.items()))
         raise FormatError(

@@ -59,6 +59,14 @@ def test_contradicting_readings_are_counted() -> None:
     assert abs(int(mapped(good.ticks[9:10].view(np.uint64))[0]) - int(good.monotonic_ns[9])) <= 1
 
 
+def test_a_wrong_rate_in_the_header_does_not_matter() -> None:
+    """The recorder measures it within a few ms of the start; readings a second apart know better."""
+    at = N0 + np.arange(0, 5_000_000_000, 1_000_000_000)
+    mapped = tick_map(readings(at), HZ * 1.01)
+    assert mapped.rejected_count == 0
+    assert mapped(readings(at + 7).ticks.view(np.uint64)).tolist() == (at + 7).tolist()
+
+
 def test_where_the_clock_jumped_the_longer_part_counts() -> None:
     jumped = readings(N0 + np.arange(0, 30_000_000_000, 1_000_000_000))
     jumped.monotonic_ns[20:] += 3_600_000_000_000

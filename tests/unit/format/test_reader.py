@@ -260,6 +260,16 @@ class TestBadInput:
         with pytest.raises(FormatError, match="no single run"):
             open_run(tmp_path, run_id="eeee")
 
+    def test_parts_brought_together_on_purpose_are_one_run(self, tmp_path: Path) -> None:
+        StashWriter(tmp_path, pid=1, run_id="aaaa1111bbbb").save()
+        StashWriter(tmp_path, pid=2, run_id="cccc2222dddd", host="node02").save()
+        write_run_json(tmp_path, run_id="aaaa1111bbbb", parts=[{"run_id": "cccc2222dddd"}, "odd"])
+        assert len(open_run(tmp_path).processes) == 2
+        assert len(open_run(tmp_path, run_id="aaaa").processes) == 2
+        StashWriter(tmp_path, pid=3, run_id="eeee").save()
+        with pytest.raises(FormatError, match="holds 2 runs"):
+            open_run(tmp_path)
+
     def test_damaged_run_json(self, tmp_path: Path) -> None:
         StashWriter(tmp_path).save()
         (tmp_path / "run.json").write_text('{"format": 1, "run')
