@@ -53,12 +53,12 @@ def percent_text(ratio: float) -> str:
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """Ascending ranks with runs folded.
+    """Ascending ranks with runs of three and more folded.
 
     Examples
     --------
-    >>> ranks_text([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
+    >>> ranks_text([0, 1, 2, 5, 7, 8]), ranks_text([0, 1])
+    ('0-2,5,7,8', '0,1')
     """
     parts: list[str] = []
     position = 0
@@ -66,7 +66,8 @@ def ranks_text(ranks: list[int]) -> str:
         end = position
         while end + 1 < len(ranks) and ranks[end + 1] == ranks[end] + 1:
             end += 1
-        parts.append(str(ranks[position]) if end == position else f"{ranks[position]}-{ranks[end]}")
+        folded = end - position > 1
+        parts += [f"{ranks[position]}-{ranks[end]}"] if folded else map(str, ranks[position : end + 1])
         position = end + 1
     return ",".join(parts)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from stashtrace.cli.merging import is_one_job
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 from stashtrace.errors import UsageError
@@ -21,7 +23,12 @@ def parser() -> Parser:
     listed = "\n".join(f"  {name:<14}{text}" for name, _, text in ANALYSES)
     parser = Parser("analyze", "Print one analysis of a run.", f"analyses:\n{listed}")
     parser.add_argument("name", metavar="NAME", help="which analysis")
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="run directory; of several, each row names its own")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="run directory; parts of one job are joined, of several runs each row names its own",
+    )
     parser.add_argument("--by", choices=BY, help="rows per step and rank, per rank, or per run")
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
@@ -38,17 +45,20 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.registry import analyze
 
     options: dict[str, Any] = {"by": arguments.by} if arguments.by else {}
+    sources: list[str | list[str]] = list(paths)
+    if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
+        sources = [paths]
     rows: list[dict[str, Any]] = []
     columns: list[str] = []
-    for path in paths:
-        trace = load_trace(path, run_id=arguments.run) if arguments.run else load_trace(path)
+    for source in sources:
+        trace = load_trace(source, run_id=arguments.run)
         try:
             table = analyze(trace, name, **options)
         except TypeError as error:
             if "'by'" in str(error):
                 raise UsageError(f"analysis {name!r} knows no --by", hint="leave it out") from error
             raise
-        extra = {"path": path} if len(paths) > 1 else {}
+        extra = {"path": source} if len(sources) > 1 else {}
         rows += named_rows(table, trace.strings, extra)
         columns = column_names(table, tuple(extra))
     write_rows(rows, columns, arguments.format, sys.stdout)

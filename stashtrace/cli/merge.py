@@ -15,9 +15,9 @@ def parser() -> Parser:
     """Options of ``stashtrace merge``."""
     parser = Parser(
         "merge",
-        "Merge what the processes of a run left, and sum it up. `stashtrace run` does this\n"
-        "at its end; do it by hand after an interrupt, or for the directories of several\n"
-        "hosts: the files of the others are copied into the first.",
+        "Merge what the processes of a run left, and sum it up. `stashtrace run` does\n"
+        "this at its end; do it by hand after an interrupt, or for the directories of\n"
+        "several hosts: the files of the others are copied into the first.",
         "example: stashtrace merge ./stash-node00 ./stash-node01",
     )
     parser.add_argument("paths", metavar="DIR", nargs="+", help="run directory; further ones are parts of the same job")

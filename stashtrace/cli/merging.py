@@ -7,12 +7,18 @@ any moment loses nothing.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import filecmp
+import json
 import os
+import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.screen import Progress, Screen
+from stashtrace.errors import DataLossWarning, FormatError
+from stashtrace.launch.directory import RUN_FILE, write_run_file
 
 if TYPE_CHECKING:
     from stashtrace.model.trace import Trace
@@ -33,7 +39,8 @@ def merge_and_report(directory: Path, screen: Screen, *, shown: str) -> None:
     shown : str
         The directory as the user would type it.
     """
-    with screen.progress("merging") as progress:
+    with screen.progress("merging") as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
         trace = _merge(directory, progress, screen)
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
@@ -67,8 +74,59 @@ def _merge(directory: Path, progress: Progress, screen: Screen) -> Trace:
     return trace
 
 
+def is_one_job(paths: Sequence[Path]) -> bool:
+    """Whether directories hold parts of one job: ranks that do not meet, of a world they fit into."""
+    from stashtrace.format.reader import open_run
+
+    seen: set[int] = set()
+    worlds: set[int] = set()
+    for path in paths:
+        environments = [p.metadata.get("env") or {} for p in open_run(path).processes]
+        ranks = {int(e["RANK"]) for e in environments if str(e.get("RANK", "")).isdecimal()}
+        worlds |= {int(e["WORLD_SIZE"]) for e in environments if str(e.get("WORLD_SIZE", "")).isdecimal()}
+        if not ranks or seen & ranks:
+            return False
+        seen |= ranks
+    return len(worlds) == 1 and max(seen) < worlds.pop()
+
+
 def gather_directories(first: Path, others: Sequence[Path]) -> None:
-    """Copy the files of the other directories of a job into the first."""
+    """Bring the files of the other directories of a job into the first, and note in its ``run.json`` that they belong.
+
+    Raises
+    ------
+    FormatError
+        If they are not parts of one job.
+    """
+    if not others:
+        return
+    if not is_one_job([first, *others]):
+        raise FormatError(
+            f"{first} and {', '.join(map(str, others))} are not parts of one job: ranks or world sizes do not fit",
+            hint=f"compare them instead: `stashtrace diff {first} {others[0]}`",
+        )
+    path = first / RUN_FILE
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    parts = {part["run_id"]: part for part in facts.get("parts", [])}
+    for other in others:
+        own = json.loads((other / RUN_FILE).read_text(encoding="utf-8")) if (other / RUN_FILE).exists() else {}
+        for part in [own, *own.get("parts", [])]:
+            if part.get("run_id"):
+                parts[part["run_id"]] = {k: v for k, v in part.items() if k != "parts"}
+        for file in sorted([*other.glob("*.stash"), *other.glob("*.ring")]):
+            _bring(file, first / file.name)
+    write_run_file(first, {**facts, "parts": list(parts.values())})
+
+
+def _bring(source: Path, target: Path) -> None:
+    """Copy a file by its name; one that is there with the same content was brought before."""
+    if target.exists():
+        if target.stat().st_size == source.stat().st_size and filecmp.cmp(source, target, shallow=False):
+            return
+        raise FormatError(f"{target} exists and differs from {source}", hint="merge into a copy of the first directory")
+    temporary = target.with_suffix(target.suffix + ".tmp")
+    shutil.copy2(source, temporary)
+    os.replace(temporary, target)
 
 
 def short_path(directory: Path) -> str:

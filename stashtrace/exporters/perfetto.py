@@ -37,8 +37,9 @@ GZIP_LEVEL = 2
 
 _COLLECTIVES_SEQUENCE = 1
 _FIRST_RANK_SEQUENCE = 2
-# Containers repeat pids; a viewer would put threads of equal pids together without an error.
-_FIRST_PID = 1_000_000
+# Containers repeat pids, and a viewer would put threads of equal pids together without an error, so ranks are numbered
+# from 1 instead; 0 is the idle process.
+_FIRST_PID = 1
 
 
 def export_perfetto(
@@ -76,7 +77,10 @@ def export_perfetto(
         encoder = _native.perfetto.Encoder(write)
         _first_view(encoder, overlay, trace, chosen, window)
         tree = TrackTree(encoder)
-        roots = {rank: _process(tree, RankRows(rows, rank), order) for order, rank in enumerate(chosen)}
+        roots = {}
+        for order, rank in enumerate(chosen):
+            process = _process(tree, RankRows(rows, rank), order)
+            roots[rank] = overlay.trunk(tree, process, rank)
         ranked = {rank: root for rank, root in roots.items() if rank != UNRANKED}
         encoder.slices(_COLLECTIVES_SEQUENCE, collective_layer(rows, tree, ranked), batch_first=True)
         bins = _bins(rows, chosen, budget_slices, encoder.slice_count)
@@ -86,7 +90,7 @@ def export_perfetto(
             )
         for order, (rank, root) in enumerate(roots.items()):
             own = RankRows(rows, rank)
-            layers = overlay.slices(rows, tree, root, rank)
+            layers = overlay.slices(rows, root, rank)
             layers += thread_layers(own, tree, root)
             layers += file_layer(own, tree, root, bins)
             encoder.slices(_FIRST_RANK_SEQUENCE + 2 * order, layers)
@@ -127,8 +131,11 @@ def _first_view(
     begin, end, rank = worst
     if window is not None and not (window.begin_ns <= begin and end <= window.end_ns):
         return
-    margin = (end - begin) // 4
-    encoder.view(max(begin - margin, 0), end + margin, _name(trace, rank))
+    margin, every = (end - begin) // 4, overlay.steps
+    assert every is not None  # there is a worst step
+    # A viewer ignores a range that is not inside the trace, and the steps are what is certainly in it.
+    low, high = int(every["begin_ns"].min()), int(every["end_ns"].max())
+    encoder.view(max(begin - margin, low), min(end + margin, high), _name(trace, rank))
 
 
 def _process(tree: TrackTree, own: RankRows, order: int) -> int:

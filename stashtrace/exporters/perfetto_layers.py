@@ -22,9 +22,8 @@ NO_VALUE: int = _native.perfetto.NO_VALUE
 
 
 class Order(enum.IntEnum):
-    """Place of a layer below its rank; lines of a layer count on from it."""
+    """Place of a layer below the step track of its rank; lines of a layer count on from it."""
 
-    STEP = 0
     PHASES = 1000
     COMMUNICATORS = 2000
     LOADER = 3000

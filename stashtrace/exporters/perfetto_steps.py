@@ -12,7 +12,7 @@ from stashtrace import _native
 from stashtrace.analysis.stalls import stall_intervals
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.exporters.perfetto_layers import NO_VALUE, Order
+from stashtrace.exporters.perfetto_layers import NO_VALUE
 from stashtrace.exporters.perfetto_rows import TraceRows
 from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, numbered
 from stashtrace.model.kinds import StallKind
@@ -53,14 +53,26 @@ class Budget:
         except MissingDataError:
             self.steps = self.intervals = None
 
-    def slices(self, rows: TraceRows, tree: TrackTree, root: int, rank: int) -> list[_native.perfetto.Slices]:
-        """The step track of one rank."""
+    def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
+        """The step track of a rank, below which all its other tracks hang.
+
+        Viewers sort what is directly below a process by name and only what is below a track in the order asked for;
+        so the budget of a rank is also what remains to be seen of it when the rest is folded away.
+        """
+        if rank < 0:
+            return process
+        if self.steps is None or not (self.steps["rank"] == rank).any():
+            return tree.group(process, Line(f"threads · rank {rank:03d}", 0, "No step was found on this rank"))
+        return tree.group(process, Line(f"step · rank {rank:03d}", 0, _ABOUT))
+
+    def slices(self, rows: TraceRows, trunk: int, rank: int) -> list[_native.perfetto.Slices]:
+        """Slices on the step track of one rank."""
         if self.steps is None or self.intervals is None:
             return []
         mine = rows.cut(self.steps.take(self.steps["rank"] == rank))
         parts = self.intervals.take((self.intervals["rank"] == rank) & np.isin(self.intervals["step"], mine["step"]))
-        line = {0: Line(f"step · rank {rank:03d}", Order.STEP, _ABOUT)}
-        return tree.add(root, line, [_step_piece(mine, parts), _part_piece(parts)])
+        pieces = [_step_piece(mine, parts), _part_piece(parts)]
+        return [piece.slices(np.full(len(piece), trunk)) for piece in pieces if len(piece)]
 
 
 def _step_piece(mine: Table, parts: Table) -> Piece:

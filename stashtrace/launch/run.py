@@ -16,7 +16,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def living_processes(directory: Path) -> list[int]:
     return pids
 
 
-def _spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals]) -> int:
+def _spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:
     # Python ignores these two for itself; the command gets them as any shell would give them.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     try:

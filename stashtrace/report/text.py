@@ -26,7 +26,7 @@ _STEAL_RATIO = 0.02
 _INDENT = "  "
 
 
-def summary(trace: Trace, *, look: Look | None = None, shown: str = "", merged_path: str = "") -> str:
+def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
     """Return the summary of a run as text.
 
     Parameters
@@ -37,13 +37,10 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "", merged_p
         What the screen can show: 80 columns of UTF-8 without colour by default.
     shown : str
         The run directory as the user would type it; the trace's own path by default.
-    merged_path : str
-        Overrides the path in the next commands.
     """
     look = look or Look()
     facts = gather(trace)
-    path = merged_path or shown or trace.path or "DIR"
-    return render(facts, choose(facts), look, path)
+    return render(facts, choose(facts), look, shown or trace.path or "DIR")
 
 
 def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) -> str:
@@ -56,7 +53,7 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
         if not findings:
             lines.append(f"{_INDENT}no stall above 3 %: compute bound")
         lines.append("")
-    lines += [*_machine(facts, look), *_trust(facts, look), "", *_next(facts, findings, path, look)]
+    lines += [*_machine(facts, look), *_trust(facts, look), "", *_next(facts, path)]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
@@ -124,8 +121,8 @@ def _rows(facts: RunFacts) -> list[tuple[str, list[RankFacts]]]:
     shares = np.array([[r.share(g) for g in GROUPS] for r in facts.ranks])
     distance = np.abs(shares - np.median(shares, axis=0)).max(axis=1)
     typical = float(np.median(distance))
-    apart = np.flatnonzero(distance > max(0.05, 4 * typical))
-    apart = sorted(apart[np.argsort(-distance[apart], kind="stable")][:_OUTLIERS_AT_MOST].tolist())
+    far = np.flatnonzero(distance > max(0.05, 4 * typical))
+    apart = sorted(far[np.argsort(-distance[far], kind="stable")][:_OUTLIERS_AT_MOST].tolist())
     alike = [r for i, r in enumerate(facts.ranks) if i not in apart]
     label = ranks_text([r.rank for r in alike])
     if len(label) > 12:
@@ -158,46 +155,50 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
             " what looks like compute or link may be other processes",
             _INDENT, _INDENT * 2,
         )  # fmt: skip
-    if facts.steal_ratio > _STEAL_RATIO:
-        lines += look.wrap(
-            f"host steal: the hypervisor took {percent_text(facts.steal_ratio)} of the CPU time of {facts.steal_host}",
-            _INDENT,
-            _INDENT * 2,
-        )
-    if facts.ending:
-        lines += look.wrap(facts.ending, _INDENT, _INDENT * 2)
+    if facts.trust.steal_ratio > _STEAL_RATIO:
+        taken = percent_text(facts.trust.steal_ratio)
+        stolen = f"host steal: the hypervisor took {taken} of the CPU time of {facts.trust.steal_host}"
+        lines += look.wrap(stolen, _INDENT, _INDENT * 2)
+    if facts.trust.ending:
+        lines += look.wrap(facts.trust.ending, _INDENT, _INDENT * 2)
     return [*lines, ""] if lines else []
 
 
 def _trust(facts: RunFacts, look: Look) -> list[str]:
-    def listed(names: Sequence[str]) -> str:
-        return ", ".join(names) or "-"
-
-    lines = look.wrap(
-        f"measured: {listed(facts.measured)}    inferred: {listed(facts.inferred)}    "
-        f"invisible here: {listed(facts.invisible)}".replace(" ", "\0").replace("\0\0\0\0", "    ").replace(",\0", ", "),
-        _INDENT, _INDENT + "  ",
-    )  # fmt: skip
-    lines = [line.replace("\0", " ") for line in lines]
+    trust = facts.trust
+    told = [("measured", trust.measured), ("inferred", trust.inferred), ("invisible here", trust.invisible)]
+    lines = _flow([f"{name}: {', '.join(names) or '-'}" for name, names in told], look)
     parts = [
-        f"own cost {percent_text(facts.own_cost_ratio)} CPU" if facts.own_cost_ratio >= 0 else "own cost not measured",
-        f"lost records {facts.lost_records_count}",
-        f"clocks {facts.clock_text}",
+        f"own cost {percent_text(trust.own_cost_ratio)} CPU" if trust.own_cost_ratio >= 0 else "own cost not measured",
+        f"lost records {trust.lost_records_count}",
+        f"clocks {trust.clocks}",
     ]
-    lines.append(_INDENT + "    ".join(parts))
-    for sentence in facts.losses:
+    lines += _flow(parts, look)
+    for sentence in trust.losses:
         lines += look.wrap(sentence, _INDENT + "! ", _INDENT + "  ")
     return lines
 
 
-def _next(facts: RunFacts, findings: Sequence[Finding], path: str, look: Look) -> list[str]:
+def _flow(parts: Sequence[str], look: Look) -> list[str]:
+    """Phrases side by side as long as they fit."""
+    lines = [""]
+    for part in parts:
+        longer = lines[-1] + "    " + part if lines[-1] else _INDENT + part
+        if lines[-1] and len(longer) > look.width:
+            lines.append(_INDENT + part)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _next(facts: RunFacts, path: str) -> list[str]:
     lines = [f"timeline   stashtrace view {path}"]
     lines.append(f"details    stashtrace analyze stalls {path} --by step")
     if facts.missing_ranks:
         lines.append(
             f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {ranks_text(list(facts.missing_ranks))})"
         )
-    return [look.paint(_INDENT + line, "faint") if line.startswith("#") else _INDENT + line for line in lines]
+    return [_INDENT + line for line in lines]
 
 
 def _s(count: int) -> str:

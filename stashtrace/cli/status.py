@@ -1,0 +1,87 @@
+"""``stashtrace status DIR``: a run that still goes, or hangs. Reads the live files and changes nothing."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.units import duration_text, percent_text
+
+if TYPE_CHECKING:
+    from stashtrace.model.trace import Trace
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace status``."""
+    parser = Parser(
+        "status",
+        "Look at a run that is still going, or hanging: steps so far, the budget of the\n"
+        "newest steps, and which rank has not entered which collective.",
+    )
+    parser.add_argument("path", metavar="DIR", help="run directory")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print where the run is."""
+    arguments = parser().read(argv)
+    path = str(existing_run(arguments.path))
+
+    from stashtrace.align.align import load_trace
+    from stashtrace.format.liveness import LiveRings
+    from stashtrace.format.reader import open_run
+    from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, last_budget, newest_ns, waiting_collectives
+
+    raw = open_run(path)
+    live = LiveRings.look()
+    alive = [p for p in raw.processes if live.holds(p)]
+    trace = load_trace(path)
+    newest = newest_ns(trace)
+    lines = [_headline(raw.run, len(alive), len(raw.processes)), ""]
+    budgets = last_budget(trace)
+    for rank in trace.ranks.tolist():
+        count, step_ns, shares = budgets.get(rank, (0, 0, {}))
+        kinds = sorted(shares.items(), key=lambda item: -item[1])
+        budget = ", ".join(f"{kind} {percent_text(share)}" for kind, share in kinds if share >= 0.005)
+        idle = newest - newest_ns(trace, activity=True, rank=rank)
+        pace = f" of {duration_text(step_ns)}: {budget}" if count else ""
+        lines.append(f"rank {rank}: {count} steps{pace}")
+        if idle > SUSPICIOUS_NS:
+            lines.append(f"  nothing but samples from it for {duration_text(idle)}")
+    lines.append("")
+    found = waiting_collectives(trace, newest)
+    stuck = [w for w in found if w.since_ns > SUSPICIOUS_NS]
+    for waiting in stuck:
+        lines += describe_waiting(waiting)
+    if not stuck:
+        lines.append("no collective has been waited for longer than a second")
+    age = _age_ns(trace, newest)
+    if age is not None:
+        lines.append(f"newest record {duration_text(age)} ago")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _headline(run: dict[str, Any], alive: int, total: int) -> str:
+    begin = run.get("begin_realtime_ns")
+    since = f", begun {duration_text(time.time_ns() - begin)} ago" if begin else ""
+    if "end_realtime_ns" in run:
+        return f"ended with exit code {run.get('exit_code')}{since}; {alive} of {total} processes still record"
+    launcher = run.get("launcher_pid")
+    gone = "" if launcher is None or os.path.exists(f"/proc/{launcher}") else "; its launcher is gone"
+    state = "running" if alive else "not running"
+    return f"{state}{since}: {alive} of {total} recorded processes live{gone}"
+
+
+def _age_ns(trace: Trace, newest: int) -> int | None:
+    """Age of the newest record, if this host's clock is the run's."""
+    for row in trace.metadata.rows():
+        if trace.text(row["key_code"]) == "origin_monotonic_ns":
+            age = time.monotonic_ns() - int(trace.text(row["value_code"])) - newest
+            return age if age >= 0 else None
+    return None

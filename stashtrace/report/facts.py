@@ -1,0 +1,170 @@
+"""The numbers of a summary, taken from a trace and its analyses once; words are made of them elsewhere.
+
+``gather`` is called by ``text`` and by the merge. Shares are sums over the counted steps (warm-up and time
+outside steps left out), so the kinds of a rank add up to its step time.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stashtrace.analysis.registry import ANALYSES, analyze
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import ProcessRole
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+from stashtrace.report.trust import Trust, trust
+
+#: Columns of the summary and the stall kinds behind each.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "compute": ("compute",),
+    "data": ("fetch", "prep", "handoff"),
+    "link": ("network", "interconnect"),
+    "late": ("straggler",),
+    "copy": ("h2d",),
+    "save": ("checkpoint",),
+    "host": ("sync", "launch"),
+    "other": ("other",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """One rank's counted steps.
+
+    Attributes
+    ----------
+    rank : int
+    host : str
+    steps_count : int
+    step_ns : int
+        Median wall time of a step.
+    wall_ns : int
+        All counted steps together.
+    kinds, low, high : dict of str to int
+        Nanoseconds per kind over the counted steps, and the bounds.
+    late_ns : dict of int to int
+        Straggler time by the rank that was late.
+    contention_ratio : float
+        Share of the steps that the step thread was runnable and not running.
+    """
+
+    rank: int
+    host: str
+    steps_count: int
+    step_ns: int
+    wall_ns: int
+    kinds: dict[str, int]
+    low: dict[str, int]
+    high: dict[str, int]
+    late_ns: dict[int, int]
+    contention_ratio: float = 0.0
+
+    def share(self, group: str) -> float:
+        """Share of the step time of a column."""
+        return sum(self.kinds.get(k, 0) for k in GROUPS[group]) / max(self.wall_ns, 1)
+
+    def per_step_ns(self, *kinds: str) -> float:
+        """Mean nanoseconds a step of some kinds."""
+        return sum(self.kinds.get(k, 0) for k in kinds) / max(self.steps_count, 1)
+
+    def bounds_ns(self, *kinds: str) -> tuple[float, float]:
+        """Bounds of :meth:`per_step_ns`."""
+        count = max(self.steps_count, 1)
+        return sum(self.low.get(k, 0) for k in kinds) / count, sum(self.high.get(k, 0) for k in kinds) / count
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Everything that a summary says."""
+
+    trace: Trace
+    ranks: tuple[RankFacts, ...]
+    ranks_count: int
+    hosts_count: int
+    steps_count: int
+    warmup_count: int
+    missing_ranks: tuple[int, ...]
+    trust: Trust
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    @property
+    def unexplained_ratio(self) -> float:
+        """Share of all counted step time that is ``other`` or not told apart."""
+        wall = sum(r.wall_ns for r in self.ranks)
+        return sum(r.kinds.get("other", 0) for r in self.ranks) / wall if wall else 0.0
+
+    def rank(self, rank: int) -> RankFacts | None:
+        """Facts of one rank, None if it has no counted step."""
+        return next((r for r in self.ranks if r.rank == rank), None)
+
+
+def gather(trace: Trace) -> RunFacts:
+    """Take the facts of a run; a run without steps has no ranks in it."""
+    world = int(trace.processes["world_size"].max(initial=-1))
+    present = [int(r) for r in trace.ranks]
+    missing = tuple(r for r in range(world) if r not in present) if present else ()
+    hosts = len(np.unique(trace.processes["host_code"]))
+    try:
+        steps = analyze(trace, "steps")
+        stalls = analyze(trace, "stalls")
+    except MissingDataError:
+        return RunFacts(trace, (), len(present), hosts, 0, 0, missing, trust(trace, (), {}))
+    tables = {"steps": steps, "stalls": stalls}
+    for name in [n for n, _, _ in ANALYSES if n in ("breakdown", "stragglers", "evidence")]:
+        try:
+            tables[name] = analyze(trace, name)
+        except MissingDataError:
+            continue  # nothing of that sort in this run
+    counted = steps["warmup"] == 0
+    if not counted.any():  # a very short run: better all steps than none
+        counted = np.ones(len(steps), dtype=bool)
+    ranks = tuple(
+        _rank_facts(trace, int(rank), steps.take(counted), stalls) for rank in np.unique(steps["rank"][counted])
+    )
+    first = steps["rank"] == steps["rank"][0]
+    return RunFacts(
+        trace,
+        ranks,
+        len(present),
+        hosts,
+        max(r.steps_count for r in ranks),
+        int(np.count_nonzero(first & ~counted)),
+        missing,
+        trust(trace, tuple(r.rank for r in ranks), tables),
+        tables,
+    )
+
+
+def _rank_facts(trace: Trace, rank: int, steps: Table, stalls: Table) -> RankFacts:
+    own = steps.take(steps["rank"] == rank)
+    rows = stalls.take((stalls["rank"] == rank) & np.isin(stalls["step"], own["step"]))
+    names, index = np.unique(rows["kind"], return_inverse=True)
+
+    def sums(column: str) -> dict[str, int]:
+        totals = np.zeros(len(names), dtype=np.int64)
+        np.add.at(totals, index, rows[column])
+        return dict(zip(names.tolist(), totals.tolist(), strict=True))
+
+    late = rows.take((rows["kind"] == "straggler") & (rows["cause_rank"] >= 0))
+    late_ns: dict[int, int] = {}
+    for cause, stall in zip(late["cause_rank"].tolist(), late["stall_ns"].tolist(), strict=True):
+        late_ns[cause] = late_ns.get(cause, 0) + stall
+    wall = own["end_ns"] - own["begin_ns"]
+    processes = trace.processes
+    mine = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
+    host = trace.text(processes["host_code"][mine][0]) if mine.any() else ""
+    return RankFacts(
+        rank,
+        host,
+        len(own),
+        int(np.median(wall)),
+        int(wall.sum()),
+        sums("stall_ns"),
+        sums("low_ns"),
+        sums("high_ns"),
+        late_ns,
+    )

@@ -1,0 +1,160 @@
+"""Which verdicts a summary gives, in which order, and how certain their words may be.
+
+``choose`` turns facts into at most three findings, worst first; each names rank, cause, evidence and a
+number that a person can check with ``stashtrace analyze``. No sentence claims more than the bounds of its number.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stashtrace.report import evidence
+from stashtrace.report.facts import GROUPS, RankFacts, RunFacts
+from stashtrace.units import duration_text, percent_text, ranks_text
+
+#: Stalls below this share of the step are not worth a sentence.
+WORTH_SAYING_RATIO = 0.03
+AT_MOST = 3
+#: A bound nearer to the point than this is the point.
+_EXACT_RATIO = 0.05
+
+#: What a late rank does more of than the rank that waits for it, by column of the summary.
+_LATE_BECAUSE = {
+    "compute": "computes {more} longer",
+    "data": "waits {more} longer for batches",
+    "save": "saves checkpoints for {more}",
+    "other": "is blocked {more} longer with no known cause",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One verdict.
+
+    Attributes
+    ----------
+    group : str
+        Column of the summary.
+    share : float
+        Of the step time of the rank that is hit hardest.
+    verdict : str
+        One sentence.
+    evidence : tuple of str
+        Sentences that carry it.
+    """
+
+    group: str
+    share: float
+    verdict: str
+    evidence: tuple[str, ...]
+
+
+def choose(facts: RunFacts) -> list[Finding]:
+    """Findings worth saying, worst first, at most three."""
+    found: list[Finding] = []
+    for group, tell in (
+        ("data", _data), ("late", _late), ("link", _link), ("save", _save), ("other", _other),
+    ):  # fmt: skip
+        hit = sorted(
+            (r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO), key=lambda r: (-r.share(group), r.rank)
+        )
+        if hit:
+            found.append(tell(facts, hit))
+    return sorted(found, key=lambda f: -f.share)[:AT_MOST]
+
+
+def amount(rank: RankFacts, *kinds: str) -> str:
+    """Mean time a step of some kinds, as certain as the bounds allow."""
+    point = rank.per_step_ns(*kinds)
+    low, high = rank.bounds_ns(*kinds)
+    slack = max(point, high) * _EXACT_RATIO
+    if point - low <= slack and high - point <= slack:
+        return duration_text(point)
+    if point - low <= slack:
+        return f"at least {duration_text(point)}"
+    if high - point <= slack and low <= slack:
+        return f"up to {duration_text(point)}"
+    return f"between {duration_text(low)} and {duration_text(high)}"
+
+
+def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("data")
+    lost = f"{amount(worst, *GROUPS['data'])} a step ({percent_text(share)})"
+    verdict = (
+        f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} input bound: {lost} waiting for batches{_most(hit, 'data')}"
+    )
+    return Finding("data", share, verdict, tuple(evidence.loading(facts.trace, worst, facts.tables)))
+
+
+def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("late")
+    lost = f"{amount(worst, 'straggler')} a step ({percent_text(share)})"
+    loses = f"{_ranks(hit)} {'lose' if len(hit) > 1 else 'loses'}"
+    if not worst.late_ns:
+        return Finding("late", share, f"{loses} {lost} waiting for other ranks{_most(hit, 'late')}", ())
+    cause = max(worst.late_ns, key=lambda r: (worst.late_ns[r], -r))
+    late = facts.rank(cause)
+    operation = evidence.waited_operation(facts.trace, worst.rank)
+    where = f" in {operation}" if operation else ""
+    if late is not None and late.late_ns.get(worst.rank, 0) > 0.5 * worst.late_ns[cause]:
+        verdict = (
+            f"ranks {worst.rank} and {cause} take turns being late{where}: {amount(worst, 'straggler')} and"
+            f" {amount(late, 'straggler')} a step go into waiting for the other"
+        )
+        return Finding("late", share, verdict, ("neither is always the slower one: their steps vary",))
+    part = worst.late_ns[cause] / max(sum(worst.late_ns.values()), 1)
+    whom = f"rank {cause}" if part > 0.8 else f"others, mostly rank {cause} ({percent_text(part)})"
+    verdict = f"{loses} {lost}{where} waiting for {whom}, not for the link{_most(hit, 'late')}"
+    told = [_why_late(late, worst)] if late is not None else []
+    link_ns = worst.per_step_ns("network", "interconnect")
+    if link_ns > 0:
+        told.append(f"the transfers themselves take {duration_text(link_ns)} a step")
+    return Finding("late", share, verdict, tuple(told))
+
+
+def _why_late(late: RankFacts, victim: RankFacts) -> str:
+    """What the late rank did that the waiting one did not, by the difference of their budgets."""
+    more = {g: late.per_step_ns(*GROUPS[g]) - victim.per_step_ns(*GROUPS[g]) for g in _LATE_BECAUSE}
+    group = max(more, key=more.__getitem__)
+    if more[group] < 0.25 * victim.per_step_ns("straggler"):
+        return f"nothing in the budget of rank {late.rank} says why it is late"
+    reason = _LATE_BECAUSE[group].format(more=duration_text(more[group]))
+    crowded = group == "compute" and late.contention_ratio > 2 * victim.contention_ratio + 0.02
+    queue = f", {percent_text(late.contention_ratio)} of the step in the run queue" if crowded else ""
+    return f"why: each step rank {late.rank} {reason} than rank {victim.rank}{queue}"
+
+
+def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("link")
+    between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
+    where = "between hosts" if between_hosts else "between ranks of one host"
+    lost = f"{amount(worst, *GROUPS['link'])} a step ({percent_text(share)})"
+    spends = f"{_ranks(hit)} {'spend' if len(hit) > 1 else 'spends'}"
+    verdict = f"{spends} {lost} in transfers {where}, with all ranks there{_most(hit, 'link')}"
+    return Finding("link", share, verdict, tuple(evidence.transfer(facts.trace, worst, facts.tables)))
+
+
+def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("save")
+    lost = f"{amount(worst, 'checkpoint')} a step on average ({percent_text(share)})"
+    verdict = f"checkpoints stop {_ranks(hit)} for {lost}{_most(hit, 'save')}"
+    return Finding("save", share, verdict, tuple(evidence.saving(facts.trace, worst)))
+
+
+def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("other")
+    lost = f"{amount(worst, 'other')} a step ({percent_text(share)})"
+    verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause{_most(hit, 'other')}"
+    return Finding("other", share, verdict, tuple(evidence.unexplained(facts.trace, worst)))
+
+
+def _ranks(hit: Sequence[RankFacts]) -> str:
+    return f"rank{'s' if len(hit) > 1 else ''} {ranks_text(sorted(r.rank for r in hit))}"
+
+
+def _most(hit: Sequence[RankFacts], group: str) -> str:
+    """Whose number was given, where the ranks differ."""
+    alike = hit[-1].share(group) > 0.8 * hit[0].share(group)
+    return "" if alike else f" (rank {hit[0].rank}, the worst)"

@@ -1,0 +1,179 @@
+"""The terminal summary of small runs with one thing wrong: text snapshots, and what must hold of every one."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import MS, TraceBuilder
+from scenes import job
+
+from stashtrace.report.facts import gather
+from stashtrace.report.findings import amount, choose
+from stashtrace.report.look import Look
+from stashtrace.report.text import render, summary
+
+SCENES: dict[str, dict[str, Any]] = {
+    "quiet": {"transfer": 0},
+    "prep": {"prep": {0: 44}, "fetch": {0: 13}},
+    "own_batches": {"prep": {0: 44}, "ranks": 1},
+    "sleep": {"sleep": {0: 20}},
+    "network": {"transfer": 15, "hosts": ("node00", "node01")},
+    "many": {"ranks": 12, "prep": {3: 44}, "sleep": {7: 10}},
+    "very_many": {"ranks": 64, "prep": {r: 20 + r for r in range(1, 60, 6)}},
+}
+
+PREP = """\
+stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
+
+  rank     step   compute      data             link    late             other
+  0     90.1 ms   34 % █████▏  63 % █████████▌   2 % ▍   0 %              0 %
+  1     90.1 ms   34 % █████▏  0.1%              2 % ▍  63 % █████████▌   0 %
+
+  ▶ rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches
+      its worker spent 77 % of that decoding, transforming and collating, 23 %
+        blocked in storage
+      blocked reads moved 40.0 MB/s, mostly in train-0117.tar; the median one
+        took 13.0 ms
+      a batch takes 57.0 ms to make and the rest of a step 33.0 ms: 2 workers
+        would hide it, given free CPUs
+  ▶ rank 1 loses 57.0 ms a step (63 %) in all-reduce waiting for rank 0, not for
+    the link
+      why: each step rank 0 waits 57.0 ms longer for batches than rank 1
+      the transfers themselves take 2.00 ms a step
+"""
+
+QUIET = """\
+stashtrace  2 ranks, 1 host, 7 steps of 31.1 ms (first 5 left out)
+
+  rank     step   compute                    data    link   late   other
+  0     31.1 ms  100 % ███████████████████▉  0.3% ▏   0 %    0 %    0 %
+  1     31.1 ms  100 % ███████████████████▉  0.3% ▏   0 %    0 %    0 %
+
+  no stall above 3 %: compute bound
+"""
+
+
+def text(scene: str, **look: Any) -> str:
+    return summary(job(**SCENES[scene])[1], look=Look(**look))
+
+
+@pytest.mark.parametrize("look", [{}, {"utf8": False}, {"colour": True}], ids=["plain", "ascii", "colour"])
+@pytest.mark.parametrize("scene", SCENES)
+def test_fits_80_columns_in_every_look(scene: str, look: dict[str, Any]) -> None:
+    shown = text(scene, **look)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert shown.isascii() or look.get("utf8", True)
+    assert ("\x1b" in shown) == look.get("colour", False)
+    assert all(line == line.rstrip() for line in lines)
+    assert sum("▶" in line or line.startswith("  > ") for line in lines) <= 3
+    if look.get("colour"):
+        assert lines == text(scene).splitlines(), "colour adds nothing but colour"
+
+
+@pytest.mark.parametrize(("scene", "expected"), [("prep", PREP), ("quiet", QUIET)])
+def test_snapshot(scene: str, expected: str) -> None:
+    assert text(scene).startswith(expected)
+
+
+def test_the_end_says_what_to_trust_and_what_to_type() -> None:
+    end = text("prep").partition("  measured")[2].splitlines()
+    assert end[0].startswith(": data, link, late")
+    assert "invisible here: GPU" in end[0]
+    assert "lost records 0" in end[1]
+    assert end[-2:] == [
+        "  timeline   stashtrace view ./stash-0412",
+        "  details    stashtrace analyze stalls ./stash-0412 --by step",
+    ]
+
+
+def test_straggler_names_the_late_rank_and_why() -> None:
+    found = choose(gather(job(sleep={1: 20})[1]))
+    late = next(f for f in found if f.group == "late")
+    assert "rank 0 loses 20.0 ms a step (38 %) in all-reduce waiting for rank 1" in late.verdict
+    assert any("rank 1" in line and "longer" in line for line in late.evidence)
+
+
+def test_findings_come_worst_first() -> None:
+    found = choose(gather(job(prep={0: 44}, transfer=10)[1]))
+    assert [f.group for f in found] == ["data", "late", "link"]
+    assert [f.share for f in found] == sorted((f.share for f in found), reverse=True)
+
+
+def test_many_ranks_are_folded_and_outliers_named() -> None:
+    rows = text("many").splitlines()[3:6]
+    assert [row.split()[0] for row in rows] == ["0-2,4-6,8-11", "3", "7"]
+    shown = text("very_many").splitlines()
+    assert shown[3].split()[:2] == ["58", "others"]
+    assert len([line for line in shown[3:] if re.match(r"  \d", line)]) == 7
+
+
+def test_low_confidence_stands_in_the_first_line() -> None:
+    facts = gather(job()[1])
+    vague = replace(facts, ranks=tuple(replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}) for r in facts.ranks))
+    assert "LOW CONFIDENCE: 20 % unexplained" in render(vague, [], Look(), "x").splitlines()[0]
+    assert "LOW CONFIDENCE" not in render(facts, [], Look(), "x")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (57, 57, "57.0 ms"),
+        (56, 58, "57.0 ms"),
+        (57, 80, "at least 57.0 ms"),
+        (0, 57, "up to 57.0 ms"),
+        (20, 57, "between 20.0 ms and 57.0 ms"),
+        (30, 90, "between 30.0 ms and 90.0 ms"),
+    ],
+)
+def test_words_are_no_surer_than_the_bounds(low: int, high: int, words: str) -> None:
+    rank = gather(job()[1]).ranks[0]
+    count = rank.steps_count
+    given = replace(
+        rank, kinds={"prep": 57 * MS * count}, low={"prep": low * MS * count}, high={"prep": high * MS * count}
+    )
+    assert amount(given, "prep") == words
+
+
+def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
+    build, _ = job()
+    build.loss("lane_full_rows", 1200, collector="posix_io", advice="rows came faster than they could be written")
+    for second in range(3):
+        for name, share in (("user", 60), ("system", 10), ("idle", 20), ("iowait", 0), ("steal", 10)):
+            build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS})
+    merged = gather(_one_track_per_counter(build))
+    crowded = replace(merged, ranks=(replace(merged.ranks[0], contention_ratio=0.2), *merged.ranks[1:]))
+    shown = " ".join(render(crowded, [], Look(), "x").split())
+    assert "rank 0's step thread stood in the run queue for 20 % of the step" in shown
+    assert "the hypervisor took 10 % of the CPU time of node00" in shown
+    assert "lost records 1200" in shown
+    assert "1,200 lane full rows (posix_io): rows came faster than they could be written" in shown
+
+
+def _one_track_per_counter(build: TraceBuilder) -> Any:
+    """Samples of one name belong to one track; the builder makes one for each call."""
+    first: dict[int, int] = {}
+    for track in build.rows["tracks"]:
+        if track["unit_code"] == 0 and track["kind_code"] == 5:
+            first.setdefault(track["name_code"], track["track_id"])
+    names = {t["track_id"]: t["name_code"] for t in build.rows["tracks"]}
+    for row in build.rows["counters"]:
+        row["track_id"] = first[names[row["track_id"]]]
+    return build.trace()
+
+
+def test_a_run_without_steps() -> None:
+    build = TraceBuilder()
+    build.rank(0).io(0, MS)
+    shown = summary(build.trace("./x"))
+    assert shown.splitlines()[0] == "stashtrace  1 rank, 1 host  no training steps seen"
+    assert "stashtrace view ./x" in shown
+
+
+def test_missing_ranks_are_asked_for() -> None:
+    facts = replace(gather(job()[1]), missing_ranks=(2, 3))
+    assert "stashtrace merge ./x OTHER_DIR   (of ranks 2,3)" in render(facts, [], Look(), "./x")
