@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Answer, environment
+from command_line import Answer, environment
 
 from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.launch.directory import prepare_directory

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from conftest import ROOT, Answer, environment
+from command_line import ROOT, Answer, environment
 
 import stashtrace
 from stashtrace.cli import COMMANDS, find_command, help_text
@@ -42,7 +42,8 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys\nfrom stashtrace.cli import main\nmain(['--help'])\n"
         "heavy = {'numpy', 'argparse', 'ctypes', 'subprocess', 'json', 'torch'}\n"
         "ours = {'stashtrace', 'stashtrace.cli', 'stashtrace.errors'}\n"
-        "print(sorted(heavy & set(sys.modules)), [m for m in sys.modules if m.startswith('stashtrace') and m not in ours],"
+        "print(sorted(heavy & set(sys.modules)),"
+        "[m for m in sys.modules if m.startswith('stashtrace') and m not in ours],"
         "file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
