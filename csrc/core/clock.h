@@ -16,7 +16,7 @@ namespace stashtrace {
 
 namespace clock_detail {
 // Zero until init_clock() has seen that the counter may be trusted; written once, before any record.
-extern constinit bool counter_trusted;
+[[gnu::visibility("hidden")]] extern constinit bool counter_trusted;
 }  // namespace clock_detail
 
 inline std::int64_t clock_ns(clockid_t id) noexcept {
@@ -25,16 +25,20 @@ inline std::int64_t clock_ns(clockid_t id) noexcept {
   return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-inline std::uint64_t now_ticks() noexcept {
-  if (__builtin_expect(clock_detail::counter_trusted, 1)) {
+// For hot paths that have asked ticks_are_counter() once: the counter without asking again.
+inline bool ticks_are_counter() noexcept { return clock_detail::counter_trusted; }
+inline std::uint64_t counter_ticks() noexcept {
 #if defined(__x86_64__)
-    return __rdtsc();
+  return __rdtsc();
 #else
-    std::uint64_t value;
-    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(value));
-    return value;
+  std::uint64_t value;
+  __asm__ volatile("mrs %0, cntvct_el0" : "=r"(value));
+  return value;
 #endif
-  }
+}
+
+inline std::uint64_t now_ticks() noexcept {
+  if (__builtin_expect(ticks_are_counter(), 1)) return counter_ticks();
   return static_cast<std::uint64_t>(clock_ns(CLOCK_MONOTONIC));
 }
 

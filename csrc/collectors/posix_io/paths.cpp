@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectors/posix_io/paths.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "core/raw_syscall.h"
+#include "core/string_table.h"
+
+namespace stashtrace::posix_io {
+namespace {
+
+constexpr std::size_t kMaxPathBytes = 4096;  // PATH_MAX, the longest that the kernel takes
+
+struct Folder {
+  char text[kMaxPathBytes];
+  std::size_t length = 0;
+};
+constinit Folder excluded[4] = {};
+constinit std::size_t excluded_count = 0;
+
+// Text built in place; what does not fit is cut. Small on purpose: hooks also run on alternate signal stacks.
+template <std::size_t kCapacity>
+class Text {
+ public:
+  void add(std::string_view piece) noexcept {
+    const std::size_t bytes = std::min(piece.size(), kCapacity - length_);
+    std::memcpy(text_ + length_, piece.data(), bytes);
+    length_ += bytes;
+  }
+  void add_number(unsigned value) noexcept {
+    char digits[10];
+    std::size_t count = 0;
+    do digits[sizeof digits - ++count] = static_cast<char>('0' + value % 10);
+    while ((value /= 10) != 0);
+    add({digits + sizeof digits - count, count});
+  }
+  void add_hexadecimal(unsigned value) noexcept {
+    constexpr char kDigits[] = "0123456789abcdef";
+    bool leading = true;
+    for (int shift = 12; shift >= 0; shift -= 4) {
+      const unsigned digit = (value >> shift) & 15;
+      if (digit == 0 && leading && shift != 0) continue;
+      leading = false;
+      add({kDigits + digit, 1});
+    }
+  }
+  std::string_view view() const noexcept { return {text_, length_}; }
+  char* room() noexcept { return text_; }
+  void set_length(std::size_t length) noexcept { length_ = length; }
+
+ private:
+  char text_[kCapacity];
+  std::size_t length_ = 0;
+};
+
+PathName named(std::string_view path) noexcept {
+  for (std::size_t i = 0; i < excluded_count; ++i) {
+    const std::string_view folder(excluded[i].text, excluded[i].length);
+    if (path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/')) return {0, true};
+  }
+  return {intern(path), false};
+}
+
+// Target of /proc/self/fd/N.
+std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcept {
+  Text<32> link;
+  link.add("/proc/self/fd/");
+  link.add_number(static_cast<unsigned>(fd));
+  link.add({"\0", 1});
+  const long length = raw::call(SYS_readlink, raw::address(link.view().data()), raw::address(target), static_cast<long>(size));
+  return length > 0 ? static_cast<std::size_t>(length) : 0;
+}
+
+// Apart from path_name, so that the usual absolute path needs no 4 KiB of stack.
+__attribute__((noinline)) PathName relative_name(int dirfd, std::string_view given) noexcept {
+  Text<kMaxPathBytes> whole;
+  if (dirfd == AT_FDCWD) {
+    const long bytes = raw::call(SYS_getcwd, raw::address(whole.room()), static_cast<long>(kMaxPathBytes));
+    whole.set_length(bytes > 1 ? static_cast<std::size_t>(bytes) - 1 : 0);  // counts the final zero
+  } else {
+    whole.set_length(read_descriptor_link(dirfd, whole.room(), kMaxPathBytes));
+  }
+  if (whole.view().empty()) return named(given);
+  while (given.starts_with("./")) given.remove_prefix(2);
+  if (!given.empty() && given != ".") {
+    if (!whole.view().ends_with('/')) whole.add("/");
+    whole.add(given);
+  }
+  return named(whole.view());
+}
+
+}  // namespace
+
+PathName path_name(int dirfd, const char* path) noexcept {
+  if (path == nullptr) return {};
+  const std::string_view given(path, strnlen(path, kMaxPathBytes));
+  return given.starts_with('/') ? named(given) : relative_name(dirfd, given);
+}
+
+PathName descriptor_name(int fd) noexcept {
+  char target[kMaxPathBytes];
+  const std::size_t length = read_descriptor_link(fd, target, sizeof target);
+  if (length == 0 || target[0] != '/') return {};  // "pipe:[17]", "anon_inode:[eventfd]": not a name worth a string
+  return named({target, length});
+}
+
+std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept {
+  if (address == nullptr || length_bytes < sizeof(sa_family_t)) return 0;
+  Text<160> text;
+  if (address->sa_family == AF_INET && length_bytes >= sizeof(sockaddr_in)) {
+    const auto* ip = reinterpret_cast<const sockaddr_in*>(address);
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&ip->sin_addr);
+    for (int i = 0; i < 4; ++i) {
+      if (i != 0) text.add(".");
+      text.add_number(bytes[i]);
+    }
+    text.add(":");
+    text.add_number(static_cast<unsigned>(__builtin_bswap16(ip->sin_port)));
+  } else if (address->sa_family == AF_INET6 && length_bytes >= sizeof(sockaddr_in6)) {
+    const auto* ip = reinterpret_cast<const sockaddr_in6*>(address);
+    text.add("[");
+    for (int i = 0; i < 8; ++i) {
+      if (i != 0) text.add(":");
+      text.add_hexadecimal(ip->sin6_addr.s6_addr[2 * i] * 256U + ip->sin6_addr.s6_addr[2 * i + 1]);
+    }
+    text.add("]:");
+    text.add_number(static_cast<unsigned>(__builtin_bswap16(ip->sin6_port)));
+  } else if (address->sa_family == AF_UNIX) {
+    const auto* local = reinterpret_cast<const sockaddr_un*>(address);
+    const std::size_t room = length_bytes - offsetof(sockaddr_un, sun_path);
+    if (length_bytes <= offsetof(sockaddr_un, sun_path)) return 0;
+    text.add("unix:");
+    if (local->sun_path[0] == '\0') {  // abstract name: a leading zero, no final one
+      text.add("@");
+      text.add({local->sun_path + 1, room - 1});
+    } else {
+      text.add({local->sun_path, strnlen(local->sun_path, room)});
+    }
+  } else {
+    return 0;
+  }
+  return intern(text.view());
+}
+
+void exclude_folder(std::string_view folder) noexcept {
+  while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);
+  if (folder.size() < 2 || folder.size() > kMaxPathBytes || excluded_count == std::size(excluded)) return;
+  Folder& slot = excluded[excluded_count];
+  std::memcpy(slot.text, folder.data(), folder.size());
+  slot.length = folder.size();
+  ++excluded_count;
+}
+
+}  // namespace stashtrace::posix_io

@@ -1,0 +1,29 @@
+// Names of files and peers as string ids. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: hooks that take a path, and fd_table.cpp. Called after the real function returned, so the path is known
+// to be readable unless it failed with EFAULT. Raw system calls only; no allocation; errno untouched.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string_view>
+
+namespace stashtrace::posix_io {
+
+struct PathName {
+  std::uint32_t id = 0;  // string id, 0 if unknown
+  bool ours = false;     // below a folder of the tracer
+};
+
+// What was passed, made absolute by the folder of dirfd or the current one. Not resolved further.
+PathName path_name(int dirfd, const char* path) noexcept;
+// What /proc/self/fd says of an open descriptor.
+PathName descriptor_name(int fd) noexcept;
+// "10.0.0.1:80", "[::1]:80", "unix:/path"; 0 if it has none.
+std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept;
+
+// Paths below these folders are the tracer's own; called once at the start. At most 4.
+void exclude_folder(std::string_view folder) noexcept;
+
+}  // namespace stashtrace::posix_io

@@ -1,0 +1,40 @@
+// The shape of a hooked wait. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: hooks.cpp. Unless the thread is watched (probes turn that on for the step thread) a hook is one test of
+// thread-local storage and a jump, because mutexes and condition variables are everywhere. errno is never touched.
+// Not noexcept: a cancelled thread unwinds through a wait.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/clock.h"
+#include "runtime/emit.h"
+#include "schema/schema.h"
+
+namespace stashtrace::waits {
+
+namespace code = schema::codes::WaitOp;
+
+// Shorter waits are not recorded. In ticks; the largest number while the collector is off.
+[[gnu::visibility("hidden")]] extern constinit std::atomic<std::uint64_t> threshold_ticks;
+
+void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept;
+
+// Apart from the unwatched path, which then needs no stack frame. Call captures by value, so that nothing is spilled.
+template <class Call>
+[[gnu::noinline, gnu::cold]] auto watched_wait(std::uint16_t wait_code, const void* object, Call call) {
+  if (!recording()) return call();
+  const std::uint64_t begin = now_ticks();
+  const auto result = call();
+  record_wait(wait_code, object, begin);
+  return result;
+}
+
+template <class Call>
+[[gnu::always_inline]] inline auto waiting(std::uint16_t wait_code, const void* object, Call call) {
+  if (!watches_waits()) [[likely]] return call();
+  return watched_wait(wait_code, object, call);
+}
+
+}  // namespace stashtrace::waits

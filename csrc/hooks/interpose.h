@@ -1,0 +1,58 @@
+// real::fn: the function that ours stands in front of, for every hooked function.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Callers: hooks of the collectors, and nobody else. Each real::fn starts at a stub that finds the next
+// definition (dlsym RTLD_NEXT) when first called, so a hook works before any constructor ran, in a
+// library's own start-up code too. resolve_all() is called once by a traced process, since dlsym takes locks
+// and the first call might be inside a signal handler.
+// A function that this libc does not have becomes one that fails with ENOSYS.
+#pragma once
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+
+#if !defined(__x86_64__)
+#error "hooks know the x86-64 calling convention and its system calls only"
+#endif
+static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
+              "one declaration stands for the plain and the 64-bit variant of a function");
+
+namespace stashtrace::real {
+
+// Without this each call would look the pointer up in the global offset table: -fvisibility=hidden leaves out
+// declarations.
+#pragma GCC visibility push(hidden)
+#define REAL(Result, name, system_call, ...) extern Result (*name)(__VA_ARGS__);
+#include "hooks/real_functions.def"
+#undef REAL
+#pragma GCC visibility pop
+
+// Finds every function now. Idempotent; never fails.
+void resolve_all() noexcept;
+
+}  // namespace stashtrace::real
+
+// Defines an exported function under its C name without meeting the header's own declaration of it, whose
+// attributes (noexcept, nonnull, redirects) would let the compiler drop what a transparent wrapper needs.
+// Not noexcept: a cancelled thread unwinds through us.
+#define STASHTRACE_HOOK(Result, name, ...)                                                     \
+  extern "C" __attribute__((visibility("default"))) Result hook_##name(__VA_ARGS__) __asm__(#name); \
+  extern "C" Result hook_##name(__VA_ARGS__)
