@@ -15,6 +15,7 @@ function, read the answers from the callback.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -128,11 +129,17 @@ def packed_varints(data: bytes) -> Iterator[int]:
 # --- the module and what it wants from its host ------------------------------------------------------------------
 
 
-def _module(engine: Any, path: Path) -> Any:
-    """The module, compiled once per version of wasmtime and file."""
+@functools.cache
+def _compiled() -> tuple[Any, Any]:
+    """(engine, module), compiled once per version of wasmtime and file."""
     import wasmtime
 
-    code = path.read_bytes()
+    config = wasmtime.Config()
+    config.wasm_memory64 = True
+    engine = wasmtime.Engine(config)
+    root = web_root()
+    assert root is not None, missing()
+    code = sorted(root.glob("v*/trace_processor.wasm"))[-1].read_bytes()
     key = hashlib.sha256(code + importlib.metadata.version("wasmtime").encode()).hexdigest()[:16]
     cached = CACHE / f"{key}.cwasm"
     if not cached.exists():
@@ -140,7 +147,7 @@ def _module(engine: Any, path: Path) -> Any:
         fresh = cached.with_suffix(f".{os.getpid()}")
         fresh.write_bytes(wasmtime.Module(engine, code).serialize())
         fresh.replace(cached)  # two test processes may compile at once; either result will do
-    return wasmtime.Module.deserialize_file(engine, str(cached))
+    return engine, wasmtime.Module.deserialize_file(engine, str(cached))
 
 
 class _Host:
@@ -237,12 +244,7 @@ class TraceProcessor:
     def __init__(self) -> None:
         import wasmtime
 
-        config = wasmtime.Config()
-        config.wasm_memory64 = True
-        engine = wasmtime.Engine(config)
-        root = web_root()
-        assert root is not None, missing()
-        module = _module(engine, sorted(root.glob("v*/trace_processor.wasm"))[-1])
+        engine, module = _compiled()
         self._store = store = wasmtime.Store(engine)
         self._host = host = _Host(store)
         self._answers = bytearray()

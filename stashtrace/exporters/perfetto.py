@@ -83,7 +83,7 @@ def export_perfetto(
             roots[rank] = overlay.trunk(tree, process, rank)
         ranked = {rank: root for rank, root in roots.items() if rank != UNRANKED}
         encoder.slices(_COLLECTIVES_SEQUENCE, collective_layer(rows, tree, ranked), batch_first=True)
-        bins = _bins(rows, chosen, budget_slices, encoder.slice_count)
+        bins = _bins(rows, chosen, budget_slices, encoder.slice_count + overlay.slices_count)
         if bins is not None:
             notes.append(
                 f"I/O calls are summed per thread and {duration_text(bins.width_ns)}: more than {budget_slices} slices"

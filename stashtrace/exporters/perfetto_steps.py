@@ -53,6 +53,11 @@ class Budget:
         except MissingDataError:
             self.steps = self.intervals = None
 
+    @property
+    def slices_count(self) -> int:
+        """Slices that the step tracks take, at most."""
+        return sum(len(table) for table in (self.steps, self.intervals) if table is not None)
+
     def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
         """The step track of a rank, below which all its other tracks hang.
 
