@@ -49,8 +49,8 @@ Status RingFile::create(std::uint32_t pid) noexcept {
   header_->container_minor = container::kContainerMinor;
   header_->pid = pid;
   header_->lost_lanes = 0;
-  used_bytes_ = kPageBytes;
-  header_->used_bytes = used_bytes_;
+  used_bytes_.store(kPageBytes, std::memory_order_relaxed);
+  header_->used_bytes = kPageBytes;
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header_->magic, container::kRingMagic, sizeof header_->magic);
   return Status::ok();
@@ -61,10 +61,11 @@ LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes,
   const std::uint32_t capacity = ring::capacity_rows(lane_bytes, row_bytes);
   const std::uint64_t row_space = (std::uint64_t{capacity} * row_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   const std::uint64_t bytes = kPageBytes + row_space;
-  if (header_ == nullptr || used_bytes_ + bytes > kMostBytes) return nullptr;
+  const std::uint64_t offset = used_bytes();
+  if (header_ == nullptr || offset + bytes > kMostBytes) return nullptr;
   const int fd = file_.fd();
-  if (fd < 0 || allocate(fd, used_bytes_, bytes) < 0) return nullptr;
-  void* start = raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<std::int64_t>(used_bytes_));
+  if (fd < 0 || allocate(fd, offset, bytes) < 0) return nullptr;
+  void* start = raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<std::int64_t>(offset));
   if (start == nullptr) return nullptr;
   auto* lane = static_cast<LaneHeader*>(start);
   lane->lane_magic = container::kLaneMagic;
@@ -76,8 +77,8 @@ LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes,
   lane->tid = tid;
   lane->row_mask = capacity - 1;
   lane->mark = capacity / 4;
-  used_bytes_ += bytes;
-  std::atomic_ref(header_->used_bytes).store(used_bytes_, std::memory_order_release);
+  used_bytes_.store(offset + bytes, std::memory_order_relaxed);
+  std::atomic_ref(header_->used_bytes).store(offset + bytes, std::memory_order_release);
   return lane;
 }
 
@@ -98,7 +99,7 @@ void RingFile::forget() noexcept {
   file_.close();
   if (header_ != nullptr) replace_mapping(header_, kPageBytes);
   header_ = nullptr;
-  used_bytes_ = 0;
+  used_bytes_.store(0, std::memory_order_relaxed);
 }
 
 void replace_mapping(void* start, std::size_t bytes) noexcept {

@@ -4,6 +4,7 @@
 // store to a page that a full disk cannot hold would kill the user's process (SIGBUS).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,7 +25,7 @@ class RingFile {
                                   std::uint32_t lane_id, std::uint32_t tid) noexcept;
   void count_lost_row() noexcept;
   std::uint64_t take_lost_rows() noexcept;
-  std::uint64_t used_bytes() const noexcept { return used_bytes_; }
+  std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
   void remove() noexcept;
   // In a forked child: the parent's file is let go. Its pages are replaced, not unmapped, so that a stale
   // pointer on the stack of a signal handler that forked still points at memory.
@@ -36,7 +37,7 @@ class RingFile {
 
   PinnedFile file_;
   container::RingHeader* header_ = nullptr;
-  std::uint64_t used_bytes_ = 0;
+  std::atomic<std::uint64_t> used_bytes_{0};  // written by add_lane alone, read by statistics
 };
 
 // Puts anonymous memory in the place of a shared mapping that a forked child inherited.

@@ -78,11 +78,11 @@ Status SegmentWriter::append(const container::LaneHeader& lane, const ring::Batc
                    part(batch.piece[1], batch.piece_bytes[1])};
   const int error = write_all(fd, parts, 3);
   if (error < 0) {
-    raw::ftruncate(fd, static_cast<std::int64_t>(end_bytes_));
+    raw::ftruncate(fd, static_cast<std::int64_t>(written_bytes()));
     return Status::failed("stash_not_written", "", error);
   }
-  end_bytes_ += sizeof header + header.payload_bytes;
-  ++segments_count_;
+  end_bytes_.fetch_add(sizeof header + header.payload_bytes, std::memory_order_relaxed);
+  segments_count_.fetch_add(1, std::memory_order_relaxed);
   return Status::ok();
 }
 

@@ -4,6 +4,7 @@
 // written whole is cut off again, so the file always ends with a whole one unless the process died in between.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
@@ -19,15 +20,15 @@ class SegmentWriter {
   Status create(std::string_view field_table, std::string_view metadata) noexcept;
   // One segment from the rows of a lane.
   Status append(const container::LaneHeader& lane, const ring::Batch& batch) noexcept;
-  std::uint64_t written_bytes() const noexcept { return end_bytes_; }
-  std::uint64_t segments_count() const noexcept { return segments_count_; }
+  std::uint64_t written_bytes() const noexcept { return end_bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t segments_count() const noexcept { return segments_count_.load(std::memory_order_relaxed); }
   void forget() noexcept;  // in a forked child
   PinnedFile& file() noexcept { return file_; }
 
  private:
   PinnedFile file_;
-  std::uint64_t end_bytes_ = 0;
-  std::uint64_t segments_count_ = 0;
+  std::atomic<std::uint64_t> end_bytes_{0};  // both written under the drainer's lock, read by statistics
+  std::atomic<std::uint64_t> segments_count_{0};
 };
 
 }  // namespace stashtrace

@@ -31,7 +31,7 @@ Runtime& runtime() noexcept { return g_runtime; }
 
 void Runtime::start(const char* const* environment) noexcept {
   init_clock();
-  identity_.start = read_clocks();
+  epoch_ = identity_.start = read_clocks();
   parse_config(config_, environment);
   if (!config_.active) return;
   init_log(config_.log, environment);
@@ -122,7 +122,7 @@ void Runtime::forked() noexcept {
     identity_.ppid = raw::getppid();
   }
   identity_.pid = raw::getpid();
-  identity_.start = read_clocks(1);
+  identity_.start = read_clocks(2);
   opened_ = false;
   greeted_.store(false, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_relaxed);
@@ -147,10 +147,10 @@ void Runtime::finish() noexcept {
   if (raw::getpid() != identity_.pid) return;                           // a vfork child in its parent's memory
   wanted_.store(false, std::memory_order_relaxed);
   detail::process_state->store(detail::kPaused, std::memory_order_release);
+  drainer_.stop_thread(kExitWaitNs);
   const RoomList list = room_list();
   for (std::size_t i = 0; i < list.count; ++i)
     if (list.rooms[i].started) list.rooms[i].collector().stop();
-  drainer_.stop_thread(kExitWaitNs);
   if (opened_) {
     write_own_cost();
     sync_clocks(true);
@@ -183,7 +183,7 @@ bool Runtime::flush() noexcept {
   return drainer_.drain_all(false, kExitWaitNs);
 }
 
-std::uint64_t Runtime::tick_hz() noexcept { return estimate_tick_hz(identity_.start); }
+std::uint64_t Runtime::tick_hz() noexcept { return estimate_tick_hz(epoch_); }
 
 RuntimeStats Runtime::stats() noexcept {
   RuntimeStats out{};

@@ -72,6 +72,7 @@ class Runtime final : public Context {
   void write_own_cost() noexcept;
 
   Config config_;
+  ClockReading epoch_{};             // library loaded, also of a forked child's ancestor: far enough for the rate
   Identity identity_;
   char rank_variables_[16 * 1024] = {};  // JSON object, copied at start: setproctitle() overwrites the originals
   FutexLock files_lock_;
@@ -79,8 +80,8 @@ class Runtime final : public Context {
   SegmentWriter writer_;
   LaneTable lanes_;
   Drainer drainer_;
-  bool opened_ = false;              // the files of this incarnation exist
-  bool gave_up_ = false;             // the directory takes no files, or the process is over
+  std::atomic<bool> opened_{false};  // the files of this incarnation exist
+  std::atomic<bool> gave_up_{false}; // the directory takes no files, or the process is over
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};
   std::atomic<bool> wanted_{true};   // recording, but for what a fork wiped

@@ -16,7 +16,7 @@ struct Row {
 };
 
 LaneHeader* make_lane(std::uint32_t capacity) {
-  auto* lane = static_cast<LaneHeader*>(aligned_alloc(4096, 4096 + capacity * sizeof(Row)));
+  auto* lane = static_cast<LaneHeader*>(aligned_alloc(4096, (4096 + capacity * sizeof(Row) + 4095) / 4096 * 4096));
   std::memset(static_cast<void*>(lane), 0, 4096);
   lane->row_bytes = sizeof(Row);
   lane->capacity_rows = capacity;

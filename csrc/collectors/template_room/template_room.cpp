@@ -3,6 +3,8 @@
 // Compiled and tested, never shipped. Its other three places would be stashtrace/collectors/template_room.py (decode),
 // tests/collectors/test_template_room.py and docs/collectors/template_room.md. Called by Runtime (start, stop) and on the
 // drainer's thread (tick).
+#include <atomic>
+
 #include "collectors/collector.h"
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
@@ -45,7 +47,7 @@ class TemplateRoom final : public Collector, public TickListener {
   }
 
  private:
-  bool on_ = false;
+  std::atomic<bool> on_{false};  // stop() and tick() run on different threads
 };
 
 constinit TemplateRoom g_room;
