@@ -59,7 +59,8 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     """Waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index)."""
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
-    rows = rows[disjoint_rows(waits["begin_ns"][rows], waits["end_ns"][rows])]
+    columns = ("begin_ns", "end_ns", "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
+    rows = rows[disjoint_rows(*(waits[c][rows] for c in columns))]
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = index.fetches.rows(thread.rank)
     loaders = np.unique(np.concatenate([waits["loader_id"][rows], fetches["loader_id"][made]]))
@@ -148,7 +149,8 @@ def _divide(index: TraceIndex, thread: StepThread, process: int, before: TimeSet
     sure = main | (side & asleep)
     parts.fetch.append(before & sure)
 
-    rows = rows[disjoint_rows(fetches["begin_ns"][rows], fetches["end_ns"][rows])]
+    columns = ("begin_ns", "end_ns", "cpu_ns", "runqueue_ns", "major_faults_count", "block_inputs_count")
+    rows = rows[disjoint_rows(*(fetches[c][rows] for c in columns))]
     begin, end = fetches["begin_ns"][rows], fetches["end_ns"][rows]
     cpu, queued = fetches["cpu_ns"][rows], fetches["runqueue_ns"][rows]
     timed = cpu >= 0

@@ -50,9 +50,12 @@ class Blocked:
     presumed: npt.NDArray[np.bool_]
 
 
-def disjoint_rows(begin: Int64, end: Int64) -> Int64:
-    """Rows, by begin, without those that start inside an earlier one (waits inside waits of the same thread)."""
-    order = np.lexsort((-end, begin))
+def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
+    """Rows, by begin, without those that start inside an earlier one (waits inside waits of the same thread).
+
+    Of equal intervals the one with the smallest ``ties`` stays, so that the order of rows does not matter.
+    """
+    order = np.lexsort((*reversed(ties), -end, begin))
     order = order[end[order] > begin[order]]
     if len(order) == 0:
         return int64([])
@@ -84,7 +87,8 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 
     waits, parts = index.trace.collective_waits, []
     wait_rows = index.collective_waits.rows(thread.track_id)
-    wait_rows = wait_rows[disjoint_rows(waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows])]
+    columns = ("begin_ns", "end_ns", "collective_key")
+    wait_rows = wait_rows[disjoint_rows(*(waits[c][wait_rows] for c in columns))]
     wait_begin, wait_end = waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows]
     waited = _rows_of_keys(table["collective_key"][rows], waits["collective_key"][wait_rows])
     group = table["group_hash"][rows]

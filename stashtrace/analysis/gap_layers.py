@@ -49,7 +49,8 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     phases = index.trace.phases
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
-    outer: Int64 = rows[disjoint_rows(phases["begin_ns"][rows], phases["end_ns"][rows])]
+    columns = ("begin_ns", "end_ns", "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    outer: Int64 = rows[disjoint_rows(*(phases[c][rows] for c in columns))]
     return outer
 
 

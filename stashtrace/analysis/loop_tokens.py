@@ -91,7 +91,7 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         np.concatenate([code[keep] == Phase.UPDATE_SKIPPED, no]),
         np.concatenate([phases["name_code"][keep], np.zeros(waits, dtype=np.int64)]),
     )
-    order = np.argsort(begin, kind="stable")
+    order = np.lexsort((*reversed(columns[3:]), columns[1], columns[2], begin))
     return Tokens(*(c[order] for c in columns))
 
 
@@ -160,7 +160,7 @@ def steps_of(tokens: Tokens) -> StepColumns:
     skipped = np.bincount(group, ~tokens.skipped[updates], groups) == 0
 
     # Segment s = units after group s-1 up to group s; segment `groups` is what follows the last update.
-    segment = np.searchsorted(last_update, first, side="right")
+    segment = np.searchsorted(last_update, first, side="left")
     quiet = has_forward & ~has_backward & ~has_update & ~has_grad
     serious = has_forward & ~quiet | has_backward | has_update
     serious_before: Int64 = np.cumsum(serious) - serious
@@ -170,6 +170,7 @@ def steps_of(tokens: Tokens) -> StepColumns:
     with_leading = with_leading[(with_leading > 0) & (with_leading < groups)]
     if groups > 3 and 2 * len(with_leading) > groups - 1:  # most updates have one: it is part of the step
         leading &= segment == groups
+        has_backward |= quiet & ~leading
     trains = has_backward | has_update | (has_forward if not has_backward.any() else False)
     return _with_updates(segment, unit_begin, unit_end, leading, trains, train_end, skipped)
 

@@ -154,12 +154,12 @@ def _match_blocks(
 
 def _match_pairs(table: Table, rows: Int64, members: Int64, last_enter: Int64, last_rank: Int64) -> None:
     """Point to point: the n-th receive of a pair of ranks belongs to its n-th send."""
-    if len(rows) == 0:
-        return
     rows = rows[np.lexsort((table["call_ns"][rows], table["sequence"][rows]))]
     peer = table["peer_rank"][rows]
     known = (peer >= 0) & (peer < len(members))
     rows, peer = rows[known], members[peer[known]]
+    if len(rows) == 0:
+        return
     own = table["rank"][rows]
     sends = table["op_code"][rows] == CollectiveOp.SEND
     source, target = np.where(sends, own, peer), np.where(sends, peer, own)

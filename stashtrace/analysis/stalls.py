@@ -10,13 +10,14 @@ What a rank's layers are is the business of its method (``METHODS``): today ``ho
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from stashtrace._native import intervals
 
+from stashtrace._native import intervals
 from stashtrace.analysis.host_layers import host_layers
 from stashtrace.analysis.step_threads import StepThread, step_threads
 from stashtrace.analysis.steps import steps as find_steps
@@ -67,9 +68,7 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
     found = find_steps(trace)
     index = TraceIndex(trace)
-    by_rank = RowsBy(found["rank"])
-    tables = [_rank_table(index, t, found.take(by_rank.rows(t.rank))) for t in step_threads(trace)]
-    table = Table.concat(STALLS, tables)
+    table = Table.concat(STALLS, [_rank_table(index, t, own) for t, own in _ranks(trace, found)])
     return table if by == "step" else _totals(table, found, by, warmup)
 
 
@@ -90,12 +89,9 @@ def stall_intervals(trace: Trace) -> Table:
     MissingDataError
         If no rank has steps.
     """
-    found = find_steps(trace)
     index = TraceIndex(trace)
-    by_rank = RowsBy(found["rank"])
     tables = []
-    for thread in step_threads(trace):
-        steps = found.take(by_rank.rows(thread.rank))
+    for thread, steps in _ranks(trace, find_steps(trace)):
         made = METHODS["host"](index, thread)
         layers = made.layers
         begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
@@ -119,6 +115,16 @@ def stall_intervals(trace: Trace) -> Table:
     return Table.concat(STALL_INTERVALS, tables)
 
 
+def _ranks(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
+    """Each rank's thread and steps; its life holds its steps even where the process table says less."""
+    by_rank = RowsBy(found["rank"])
+    for thread in step_threads(trace):
+        own = found.take(by_rank.rows(thread.rank))
+        first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
+        last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
+        yield replace(thread, begin_ns=first, end_ns=last), own
+
+
 def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
     texts = np.empty(max(_KINDS) + 1, dtype="U16")
     for kind in _KINDS:
@@ -140,9 +146,7 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
     begin, end = steps["begin_ns"], steps["end_ns"]
     keep = end > begin
     begin, end, number = begin[keep], end[keep], steps["step"][keep]
-    first = min([thread.begin_ns, *begin[:1].tolist()])
-    last = max([thread.end_ns, *end[-1:].tolist()])
-    outside = TimeSet.of(begin, end).gaps(first, last)
+    outside = TimeSet.of(begin, end).gaps(thread.begin_ns, thread.end_ns)
     begin, end = np.concatenate([begin, outside.begin]), np.concatenate([end, outside.end])
     number = np.concatenate([number, np.full(len(outside), OUTSIDE_STEPS)])
     order = np.argsort(begin, kind="stable")

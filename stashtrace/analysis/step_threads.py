@@ -55,8 +55,8 @@ def step_threads(trace: Trace) -> list[StepThread]:
     best: dict[int, tuple[int, int, int]] = {}
     for track, process in zip(tracks["track_id"].tolist(), tracks["process_id"].tolist(), strict=True):
         rank = rank_of.get(process)
-        if rank is not None and score[track] >= _OTHER and (rank not in best or score[track] > best[rank][0]):
-            best[rank] = (int(score[track]), process, track)
+        if rank is not None and score[track] >= _OTHER and (rank not in best or (score[track], -track) > best[rank][:2]):
+            best[rank] = (int(score[track]), -track, process)
     if not best:
         raise MissingDataError(
             "no rank has a step: no optimizer update, forward or batch wait was recorded",
@@ -69,7 +69,8 @@ def step_threads(trace: Trace) -> list[StepThread]:
             strict=True,
         )
     )
-    return [StepThread(rank, p, t, *lives[p]) for rank, (_, p, t) in sorted(best.items())]
+    chosen = sorted(best.items())
+    return [StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in chosen]
 
 
 def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weight: int) -> None:

@@ -123,7 +123,8 @@ def _check_by_collectives(trace: Trace, ranks: list[_RankSteps]) -> tuple[list[_
     table = trace.collectives
     shared = ~np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     order = np.flatnonzero(shared)
-    order = order[np.lexsort((table["rank"][order], table["sequence"][order], table["group_hash"][order]))]
+    columns = ("group_hash", "sequence", "rank", "call_ns")
+    order = order[np.lexsort([table[c][order] for c in reversed(columns)])]
     group, sequence = table["group_hash"][order], table["sequence"][order]
     new = np.ones(len(order), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
@@ -164,8 +165,9 @@ def _leaders_agree(ranks: list[_RankSteps], agreement: list[Int64]) -> Int64:
     matched = np.concatenate(agreement)
     if len(ordinals) == 0 or not (matched >= 0).any():
         return matched
-    voted = np.full(int(ordinals.max()) + 1, -1, dtype=np.int64)
-    np.maximum.at(voted, ordinals[matched >= 0], matched[matched >= 0])
+    voted = np.full(int(ordinals.max()) + 1, 2, dtype=np.int64)
+    np.minimum.at(voted, ordinals[matched >= 0], matched[matched >= 0])
+    voted[voted == 2] = -1
     first = np.zeros(len(ordinals), dtype=bool)
     first[: len(ranks[0].ordinal)] = True
     return np.where(first & (matched < 0), voted[ordinals], matched)

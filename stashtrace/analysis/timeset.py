@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from stashtrace._native import intervals
 
 Int64 = npt.NDArray[np.int64]

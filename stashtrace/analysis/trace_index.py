@@ -87,11 +87,18 @@ class IoRows:
     is_blocked: np.ndarray
 
 
+#: Order of collectives in which equal rows are equal in all that the attribution reads.
+_COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code", "peer_rank", "return_ns")
+
+
 class TraceIndex:
-    """Groupings of one trace, each made when first asked for."""
+    """Groupings of one trace, each made when first asked for.
+
+    ``trace`` holds the collectives in an order of their own content, so that no result depends on the order of rows.
+    """
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        self.trace = trace.replace(collectives=trace.collectives.sort_by(*_COLLECTIVE_ORDER))
 
     @cached_property
     def matched(self) -> Matched:
@@ -131,7 +138,8 @@ class TraceIndex:
         """Rows of batches of one phase, by begin."""
         if phase not in self._batches:
             table = self.trace.batches
-            self._batches[phase] = table.take(table["phase_code"] == phase).sort_by("begin_ns", "end_ns", "batch_index")
+            rows = table.take(table["phase_code"] == phase)
+            self._batches[phase] = rows.sort_by("begin_ns", "end_ns", "loader_id", "batch_index", "track_id")
         return self._batches[phase]
 
     @cached_property

@@ -1,0 +1,285 @@
+"""Where steps begin and end. One character is one millisecond; `|` cuts a run without taking time."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from builders import TraceBuilder, trace_from_text
+from table_text import expected, step_text
+
+from stashtrace.analysis.registry import analyze
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import PhaseFlag
+from stashtrace.model.strings import StringPool
+from stashtrace.model.trace import Trace
+
+CASES = {
+    "a step ends with its update and begins where the last one ended": (
+        """
+        rank 0 loader : .00.....11
+        rank 0 phase  : ...FBO....FBO..
+        """,
+        """
+        0 0: 1-6 train
+        0 1: 6-13 train
+        """,
+    ),
+    "micro-batches are sub-steps": (
+        """
+        rank 0 loader : 0..1..2...3..
+        rank 0 phase  : .FB.FB.FBO.FBO
+        """,
+        """
+        0 0: 0-10 train x3
+        0 1: 10-14 train
+        """,
+    ),
+    "micro-batches cut from one batch": (
+        """
+        rank 0 loader : 0......1
+        rank 0 phase  : .FBFBO..FBFBO
+        """,
+        """
+        0 0: 0-6 train x2
+        0 1: 6-13 train x2
+        """,
+    ),
+    "micro-batches without a loader": (
+        """
+        rank 0 phase  : FBFBO.FBFBO
+        """,
+        """
+        0 0: 0-5 train x2
+        0 1: 5-11 train x2
+        """,
+    ),
+    "an update that the GradScaler skipped ends a step": (
+        """
+        rank 0 phase  : FBOFBSFBO
+        """,
+        """
+        0 0: 0-3 train
+        0 1: 3-6 skipped_update
+        0 2: 6-9 train
+        """,
+    ),
+    "several optimizers in a row are one update": (
+        """
+        rank 0 phase  : FBO|O.FBO|S
+        """,
+        """
+        0 0: 0-4 train
+        0 1: 4-9 train
+        """,
+    ),
+    "two forward modules (model, loss) before a backward are one sub-step": (
+        """
+        rank 0 loader : 0.....1
+        rank 0 phase  : .FF|FBO.FF|FBO
+        """,
+        """
+        0 0: 0-6 train
+        0 1: 6-12 train
+        """,
+    ),
+    "validation between updates: forward to forward": (
+        """
+        rank 0 loader : 0...0..1..2...1
+        rank 0 phase  : .FBO.VV.VV.VV..FBO
+        """,
+        """
+        0 0: 0-4 train
+        0 1: 4-7 validation
+        0 2: 7-10 validation
+        0 3: 10-14 validation
+        0 4: 14-18 train
+        """,
+    ),
+    "validation without training, and its end": (
+        """
+        rank 0 loader : 0..1..2
+        rank 0 phase  : .VV.VV.VV..
+        """,
+        """
+        0 0: 0-3 validation
+        0 1: 3-6 validation
+        0 2: 6-9 validation
+        """,
+    ),
+    "a forward under no_grad before most updates belongs to the step": (
+        """
+        rank 0 phase  : V.FBOV.FBOV.FBOV.FBOV.FBO
+        """,
+        """
+        0 0: 0-5 train
+        0 1: 5-10 train
+        0 2: 10-15 train
+        0 3: 15-20 train
+        0 4: 20-25 train
+        """,
+    ),
+    "no optimizer seen: forward to forward, what has a backward is training": (
+        """
+        rank 0 phase  : FBFB.FB
+        """,
+        """
+        0 0: 0-2 train
+        0 1: 2-5 train
+        0 2: 5-7 train
+        """,
+    ),
+    "marks win over everything": (
+        """
+        rank 0 loader : 0......1.....
+        rank 0 phase  : .FBO....FBO....FBO
+        rank 0 mark   : .....x......x...
+        """,
+        """
+        0 0: 0-5 marked
+        0 1: 5-12 marked
+        """,
+    ),
+    "marks at the begin of each iteration": (
+        """
+        rank 0 phase  : .FBO.FBO.
+        rank 0 mark   : x...x...x
+        """,
+        """
+        0 0: 0-4 marked
+        0 1: 4-8 marked
+        """,
+    ),
+    "a forward long before the loop and a step that was never finished are outside": (
+        """
+        rank 0 phase  : F.......FBO.FB
+        """,
+        "0 0: 8-11 train",
+    ),
+    "rank 0 validates alone: ordinals of the updates agree": (
+        """
+        rank 0 phase  : FBO.VV|VFBO
+        rank 1 phase  : FBO.....FBO
+        """,
+        """
+        0 0: 0-3 train
+        0 1: 3-6 validation
+        0 2: 6-7 validation
+        0 3: 7-10 train
+        1 0: 0-3 train
+        1 3: 3-11 train
+        """,
+    ),
+    "a rank that was recorded from its second step on is shifted by its collectives": (
+        """
+        rank 0 phase  : FBOFBOFBO
+        rank 0 coll   : .0..1..2.
+        rank 1 phase  : ...FBOFBO
+        rank 1 coll   : ....1..2.
+        """,
+        """
+        0 0: 0-3 train
+        0 1: 3-6 train
+        0 2: 6-9 train
+        1 1: 3-6 train
+        1 2: 6-9 train
+        """,
+    ),
+    "a rank that was recorded earlier than rank 0": (
+        """
+        rank 0 phase  : ...FBOFBO
+        rank 0 coll   : ....1..2.
+        rank 1 phase  : FBOFBOFBO
+        rank 1 coll   : .0..1..2.
+        """,
+        """
+        0 1: 3-6 train
+        0 2: 6-9 train
+        1 0: 0-3 train
+        1 1: 3-6 train
+        1 2: 6-9 train
+        """,
+    ),
+    "collectives that contradict the ordinals are told": (
+        """
+        rank 0 phase  : FBOFBOFBO
+        rank 0 coll   : .0..1..2.
+        rank 1 phase  : FBOFBOFBO
+        rank 1 coll   : .0.....12
+        """,
+        """
+        0 0: 0-3 train
+        0 1: 3-6 train
+        0 2: 6-9 train ?
+        1 0: 0-3 train
+        1 1: 3-6 train
+        1 2: 6-9 train ?
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_drawn(name: str) -> None:
+    drawing, steps = CASES[name]
+    assert step_text(trace_from_text(drawing)) == expected(steps)
+
+
+def loop(lengths: list[int]) -> Trace:
+    build, at = TraceBuilder(), 0
+    for length in lengths:
+        build.rank(0).phase("forward", at, at + length - 1).phase("optimizer", at + length - 1, at + length)
+        at += length
+    return build.trace()
+
+
+def test_warm_up_is_the_first_five_and_what_is_far_too_long() -> None:
+    marks = analyze(loop([90, 10, 10, 10, 10, 31, 10, 10, 10, 10, 10, 40, 10]), "steps")["warmup"].tolist()
+    assert marks == [1] * 6 + [0] * 7
+
+
+def test_short_runs_lose_only_slow_first_steps() -> None:
+    assert analyze(loop([90, 10, 10, 10]), "steps")["warmup"].tolist() == [1, 0, 0, 0]
+    assert analyze(loop([12, 10]), "steps")["warmup"].tolist() == [0, 0]
+
+
+def test_updates_inside_backward_end_with_it() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for at in (0, 10):
+        rank.phase("forward", at, at + 3).phase("backward", at + 3, at + 10)
+        rank.phase("optimizer", at + 4, at + 5, flags=PhaseFlag.NESTED)
+        rank.phase("optimizer", at + 7, at + 8, flags=PhaseFlag.NESTED)
+    assert step_text(build.trace(), unit_ns=1) == "0 0: 0-10 train\n0 1: 10-20 train"
+
+
+def test_recomputation_and_closures_are_not_forwards() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).phase("forward", 0, 2).phase("backward", 2, 6).phase("optimizer", 6, 12)
+    rank.phase("forward", 3, 4, flags=PhaseFlag.NESTED).phase("forward", 7, 8, flags=PhaseFlag.NESTED)
+    assert step_text(build.trace(), unit_ns=1) == "0 0: 0-12 train"
+
+
+def test_the_thread_with_the_updates_drives_the_loop() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for at in range(0, 50, 10):
+        rank.phase("forward", at, at + 2)
+    trainer = rank.thread("trainer").phase("forward", 0, 5).phase("optimizer", 5, 9)
+    table = analyze(build.trace(), "steps")
+    assert table["track_id"].tolist() == [trainer.track_id]
+
+
+def test_nothing_recorded() -> None:
+    with pytest.raises(MissingDataError, match="no rank has a step"):
+        analyze(Trace(StringPool(), {}), "steps")
+    with pytest.raises(MissingDataError, match="finished a step"):
+        analyze(trace_from_text("rank 0 loader : 000"), "steps")
+
+
+def test_model_and_loss_before_a_backward_are_one_sub_step() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for at in (0, 10):
+        rank.phase("forward", at, at + 2, name="Net").phase("forward", at + 2, at + 3, name="Loss")
+        rank.phase("backward", at + 3, at + 6).phase("optimizer", at + 6, at + 9)
+    assert step_text(build.trace(), unit_ns=1) == "0 0: 0-9 train\n0 1: 9-19 train"
