@@ -1,0 +1,80 @@
+"""A hanging run: which rank has not entered which collective."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from builders import MS, S, TraceBuilder
+from scenes import job
+
+from stashtrace.model.kinds import CollectiveOp
+from stashtrace.report.progress import describe_waiting, last_budget, newest_ns, waiting_collectives
+
+
+def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:
+    build = TraceBuilder()
+    for step in range(3):
+        build.collective({rank: (step * 10 * MS, step * 10 * MS + MS) for rank in range(ranks)})
+    build.collective({r: (40 * MS, -1) for r in range(ranks) if r not in missing}, sequence=3, message_bytes=26_214_400)
+    build.counter(0, "process_user_ns_total", {31 * S + 40 * MS: 1.0})
+    return build
+
+
+def test_names_the_rank_that_is_not_there() -> None:
+    trace = hanging((2,)).trace()
+    (found,) = waiting_collectives(trace, newest_ns(trace))
+    assert describe_waiting(found) == [
+        "rank 2 has not entered all_reduce 3 of default_pg, 26.2 MB",
+        "  ranks 0,1,3 wait in it for 31.0 s",
+        "  rank 2 last called number 2",
+    ]
+
+
+def test_several_ranks_at_different_places() -> None:
+    build = hanging((1, 3))
+    build.collective({0: (50 * MS, -1)}, sequence=4, op=CollectiveOp.ALL_GATHER)
+    trace = build.trace()
+    (found,) = waiting_collectives(trace, newest_ns(trace))
+    assert (found.sequence, found.inside, found.missing) == (3, (0, 2), (1, 3))
+
+
+def test_a_rank_that_never_came() -> None:
+    build = TraceBuilder()
+    build.group([0, 1])
+    build.collective({0: (0, -1)}, op=CollectiveOp.BARRIER, message_bytes=0)
+    build.counter(0, "process_user_ns_total", {5 * S: 1.0})
+    trace = build.trace()
+    (found,) = waiting_collectives(trace, newest_ns(trace))
+    assert describe_waiting(found) == [
+        "rank 1 has not entered barrier 0 of default_pg",
+        "  rank 0 waits in it for 5.00 s",
+        "  rank 1 has called nothing in it",
+    ]
+
+
+def test_a_healthy_run_waits_for_nobody() -> None:
+    trace = job()[1]
+    assert waiting_collectives(trace, newest_ns(trace)) == []
+
+
+def test_all_inside_and_slow_is_not_somebody_missing() -> None:
+    build = TraceBuilder()
+    build.collective({0: (0, -1), 1: (MS, -1)})
+    build.counter(0, "process_user_ns_total", {9 * S: 1.0})
+    trace = build.trace()
+    assert waiting_collectives(trace, newest_ns(trace)) == []
+
+
+def test_activity_is_told_from_samples() -> None:
+    trace = hanging((2,)).trace()
+    assert newest_ns(trace) == 31 * S + 40 * MS
+    assert newest_ns(trace, activity=True, rank=0) == 40 * MS
+    assert newest_ns(trace, activity=True, rank=2) == 21 * MS
+
+
+def test_budget_of_the_newest_steps() -> None:
+    budget = last_budget(job(prep={0: 44})[1])
+    count, step_ns, shares = budget[0]
+    assert count == 12
+    assert 76 * MS < step_ns < 79 * MS
+    assert 0.55 < shares["prep"] < 0.58
+    assert abs(sum(shares.values()) - 1) < 1e-9
