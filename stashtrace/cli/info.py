@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -97,7 +98,7 @@ def _lines(facts: dict[str, Any]) -> str:
     missing = f", missing {ranks_text(facts['missing_ranks'])}" if facts["missing_ranks"] else ""
     rows = [
         ("run", f"{facts['run_id'] or '-'}  {facts['path']}"),
-        ("command", " ".join(facts["command"]) or "not known"),
+        ("command", shlex.join(facts["command"]).replace("\n", " ") or "not known"),
         ("begun", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin / 1e9)) if begin else "not known"),
         ("ended", ending or "not yet, or its launcher was killed"),
         ("hosts", ", ".join(facts["hosts"])),

@@ -21,6 +21,7 @@ def parser() -> Parser:
         "example: stashtrace merge ./stash-node00 ./stash-node01",
     )
     parser.add_argument("paths", metavar="DIR", nargs="+", help="run directory; further ones are parts of the same job")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
 
 
@@ -30,5 +31,5 @@ def main(argv: Sequence[str]) -> int:
     paths = [existing_run(p) for p in arguments.paths]
     first = paths[0] if paths[0].is_dir() else paths[0].parent
     gather_directories(first, paths[1:])
-    merge_and_report(Path(first), Screen(), shown=short_path(first))
+    merge_and_report(Path(first), Screen(), shown=short_path(first), run_id=arguments.run)
     return 0

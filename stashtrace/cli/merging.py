@@ -27,7 +27,7 @@ TIMELINE_FILE = "timeline.pftrace.gz"
 SUMMARY_FILE = "summary.txt"
 
 
-def merge_and_report(directory: Path, screen: Screen, *, shown: str) -> None:
+def merge_and_report(directory: Path, screen: Screen, *, shown: str, run_id: str | None = None) -> None:
     """Merge a run directory and say on ``screen`` what came out of it.
 
     Parameters
@@ -38,10 +38,12 @@ def merge_and_report(directory: Path, screen: Screen, *, shown: str) -> None:
         For the progress bar and the summary.
     shown : str
         The directory as the user would type it.
+    run_id : str, optional
+        Which run, if the directory holds several.
     """
     with screen.progress("merging") as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
-        trace = _merge(directory, progress, screen)
+        trace = _merge(directory, progress, screen, run_id)
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
         from stashtrace.report.facts import gather
@@ -55,20 +57,20 @@ def merge_and_report(directory: Path, screen: Screen, *, shown: str) -> None:
     screen.say("\n" + render(facts, findings, Look(screen.width, screen.utf8, screen.colour), shown))
 
 
-def _merge(directory: Path, progress: Progress, screen: Screen) -> Trace:
+def _merge(directory: Path, progress: Progress, screen: Screen, run_id: str | None) -> Trace:
     from stashtrace.align.align import load_trace
     from stashtrace.exporters.registry import export
     from stashtrace.format.compact import compact_run
     from stashtrace.format.reader import open_run
 
     progress.stage(0.0, 0.4)
-    raw = open_run(directory)
+    raw = open_run(directory, run_id=run_id)
     report = compact_run(raw, progress=lambda done, total: progress.step(done / max(total, 1), "packing"))
     for name, reason in report.problems:
         screen.say(f"warning: {name}: {reason}")
     progress.stage(0.4, 0.95)
     progress.step(0.0, "aligning")
-    trace = load_trace(str(directory))
+    trace = load_trace(str(directory), run_id=run_id)
     progress.step(0.5, "timeline")
     export(trace, "perfetto", str(directory / TIMELINE_FILE))
     return trace

@@ -24,6 +24,7 @@ def parser() -> Parser:
         "newest steps, and which rank has not entered which collective.",
     )
     parser.add_argument("path", metavar="DIR", help="run directory")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
 
 
@@ -37,10 +38,10 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.format.reader import open_run
     from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, last_budget, newest_ns, waiting_collectives
 
-    raw = open_run(path)
+    raw = open_run(path, run_id=arguments.run)
     live = LiveRings.look()
     alive = [p for p in raw.processes if live.holds(p)]
-    trace = load_trace(path)
+    trace = load_trace(path, run_id=arguments.run)
     newest = newest_ns(trace)
     lines = [_headline(raw.run, len(alive), len(raw.processes)), ""]
     budgets = last_budget(trace)

@@ -107,6 +107,26 @@ def unexplained(trace: Trace, rank: RankFacts) -> list[str]:
     return ["a sleep, a foreign lock or a socket would look like this"]
 
 
+def files_overview(trace: Trace) -> list[str]:
+    """What a run without training steps did with files."""
+    io = trace.io
+    if not len(io):
+        return ["no file was read or written by the recorded processes"]
+    length = io["end_ns"] - io["begin_ns"]
+    moved = int(io["result_bytes"][io["result_bytes"] > 0].sum())
+    processes = len(np.unique(trace.processes["process_id"]))
+    lines = [
+        f"{len(io):,} I/O calls of {processes} process{'' if processes == 1 else 'es'} moved {bytes_text(moved)}"
+        f" in {duration_text(int(length.sum()))} of calls"
+    ]
+    paths, index = np.unique(io["path_code"], return_inverse=True)
+    spent = np.bincount(index, weights=length)
+    for at in np.argsort(-spent, kind="stable")[:3]:
+        name = trace.text(paths[at]) or "(path not known)"
+        lines.append(f"{duration_text(float(spent[at]))} in {np.count_nonzero(index == at):,} calls on {name}")
+    return lines
+
+
 def _made_batches(trace: Trace, rank: int) -> Table:
     batches = trace.batches
     return batches.take((batches["rank"] == rank) & (batches["phase_code"] == BatchPhase.FETCH))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.model.trace import Trace
+from stashtrace.report.evidence import files_overview
 from stashtrace.report.facts import GROUPS, RankFacts, RunFacts, gather
 from stashtrace.report.findings import Finding, choose
 from stashtrace.report.look import Look
@@ -52,7 +53,12 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
             lines += _finding(finding, look)
         if not findings:
             lines.append(f"{_INDENT}no stall above 3 %: compute bound")
-        lines.append("")
+    else:
+        for sentence in files_overview(facts.trace):
+            lines += look.wrap(sentence, _INDENT, _INDENT * 2)
+        why = "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
+        lines += look.wrap(why, _INDENT, _INDENT * 2)
+    lines.append("")
     lines += [*_machine(facts, look), *_trust(facts, look), "", *_next(facts, path)]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
@@ -193,7 +199,11 @@ def _flow(parts: Sequence[str], look: Look) -> list[str]:
 
 def _next(facts: RunFacts, path: str) -> list[str]:
     lines = [f"timeline   stashtrace view {path}"]
-    lines.append(f"details    stashtrace analyze stalls {path} --by step")
+    lines.append(
+        f"details    stashtrace analyze stalls {path} --by step"
+        if facts.ranks
+        else f"details    stashtrace info {path}"
+    )
     if facts.missing_ranks:
         lines.append(
             f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {ranks_text(list(facts.missing_ranks))})"

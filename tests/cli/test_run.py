@@ -1,0 +1,144 @@
+"""stashtrace run from end to end on small real programs: recorded, merged, summed up, whatever becomes of the job."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Answer, environment, stashtrace
+
+Run = Callable[..., Answer]
+READER = "import sys\nfor i in range(2000): open('input.txt').read()\nprint('data', flush=True)\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "input.txt").write_text("x" * 100)
+    (tmp_path / "job.py").write_text(READER)
+    return tmp_path
+
+
+def records(path: Path) -> dict[str, int]:
+    answer = stashtrace("info", path, "--format", "json")
+    assert answer.code == 0, answer.err
+    found: dict[str, int] = json.loads(answer.out)["records"]
+    return found
+
+
+def test_a_run_leaves_a_merged_directory(run: Run, job: Path) -> None:
+    answer = run("run", "--out", "out", "--", sys.executable, "job.py")
+    assert (answer.code, answer.out) == (0, "data\n"), "nothing of ours on the job's stdout"
+    assert answer.err.startswith("\nstashtrace  ")
+    assert "stashtrace view ./out" in answer.err
+    names = {p.suffix for p in (job / "out").iterdir()}
+    assert names == {".json", ".stash", ".gz", ".txt"}, "rings are gone, time line and summary are there"
+    assert (job / "out/summary.txt").read_text() == answer.err.lstrip("\n")
+    assert records(job / "out")["posix_io"] >= 6000
+
+
+def test_an_output_that_is_no_terminal_sees_no_bar_and_no_colour(run: Run, job: Path) -> None:
+    answer = run("run", "--", sys.executable, "job.py")
+    assert "\x1b" not in answer.err
+    assert "\r" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "ended by SIGKILL (9); what it recorded is kept",
+        ),
+        ("import os; os._exit(9)", 9, "ended with exit code 9"),
+        ("raise SystemExit(3)", 3, "ended with exit code 3"),
+        ("import ctypes; ctypes.string_at(0)", 139, "ended by SIGSEGV (11)"),
+    ],
+)
+def test_what_a_dying_job_recorded_is_merged(run: Run, job: Path, end: str, code: int, words: str) -> None:
+    (job / "job.py").write_text(READER + end)
+    answer = run("run", "--out", "out", "--", sys.executable, "job.py")
+    assert answer.code == code
+    assert words in answer.err
+    assert list((job / "out").glob("*.ring")) == []
+    assert records(job / "out")["posix_io"] >= 6000
+
+
+def test_a_worker_that_outlives_its_launcher_is_waited_for(run: Run, job: Path) -> None:
+    (job / "job.py").write_text(READER + "import time; time.sleep(1); open('late.txt', 'w').write('late')\n")
+    answer = run("run", "--out", "out", "--", "sh", "-c", f"{sys.executable} job.py & sleep 0.3; exit 4")
+    assert answer.code == 4
+    assert (job / "late.txt").exists(), "we returned before the straggler ended"
+    assert list((job / "out").glob("*.ring")) == []
+
+
+def test_a_daemon_is_not_waited_for_longer_than_the_grace_time(run: Run, job: Path) -> None:
+    (job / "job.py").write_text(READER + "import time; time.sleep(30)\n")
+    begin = time.monotonic()
+    script = f"{sys.executable} job.py >/dev/null 2>&1 & echo $!; sleep 0.5"
+    answer = run("run", "--out", "out", "--grace", "0.5", "--", "sh", "-c", script)
+    try:
+        assert time.monotonic() - begin < 20
+        assert "1 process" in answer.err
+        assert "needs `stashtrace merge ./out`" in answer.err
+        assert len(list((job / "out").glob("*.ring"))) == 1, "the file of a living process is left alone"
+    finally:
+        os.kill(int(answer.out.split()[0]), signal.SIGKILL)
+    again = run("merge", "out")
+    assert again.code == 0
+    assert records(job / "out")["posix_io"] >= 6000
+
+
+def test_no_merge_then_merge(run: Run, job: Path) -> None:
+    first = run("run", "--out", "out", "--no-merge", "--", sys.executable, "job.py")
+    assert first.err == "stashtrace: not merged; `stashtrace merge ./out` does it\n"
+    assert not (job / "out/timeline.pftrace.gz").exists()
+    merged = run("merge", "out")
+    assert (merged.code, merged.out) == (0, "")
+    assert (job / "out/timeline.pftrace.gz").exists()
+    assert run("merge", "out").code == 0, "a second merge changes nothing"
+
+
+def test_a_command_that_cannot_be_recorded_says_so(run: Run, job: Path) -> None:
+    answer = run("run", "--out", "out", "--", "env", "-i", "/bin/true")
+    assert answer.code == 0
+    if "nothing was recorded" in answer.err:  # env itself may have been
+        assert "stashtrace doctor -- env" in answer.err
+
+
+def test_an_interrupt_of_the_merge_says_how_to_go_on(job: Path) -> None:
+    script = (
+        "import signal, os\nfrom stashtrace.cli import main, run\n"
+        "def merge(*words, **options):\n    os.kill(os.getpid(), signal.SIGINT)\n    raise SystemExit(99)\n"
+        "run.merge_and_report = merge\n"
+        "raise SystemExit(main(['run', '--out', 'out', '--', 'sh', '-c', 'cat input.txt; exit 5']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=job, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 5
+    assert "merge stopped, nothing is lost; `stashtrace merge ./out` does it again" in done.stderr
+
+
+def test_colour_and_bar_on_a_terminal(job: Path) -> None:
+    def on_a_terminal(**extra: str) -> str:
+        words = f"{sys.executable} -m stashtrace run -- {sys.executable} job.py"
+        done = subprocess.run(
+            ["script", "-qec", words, "/dev/null"], cwd=job, env=environment(TERM="xterm", **extra), capture_output=True
+        )
+        assert done.returncode == 0
+        return done.stdout.decode()
+
+    try:
+        shown = on_a_terminal()
+    except FileNotFoundError:
+        pytest.skip("no `script` here to make a terminal")
+    assert "merging" in shown
+    assert "\r\x1b[K" in shown
+    assert "\x1b[3" not in on_a_terminal(NO_COLOR="1")
