@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs inside the user's Python processes: standard library and ``stashtrace._native`` only."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -12,10 +12,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+# Every Python of the job runs this file: importing typing alone would double its cost.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 #: Module that must have been imported -> (collector, "module:function" called with it).
 PROBES: dict[str, tuple[tuple[str, str], ...]] = {

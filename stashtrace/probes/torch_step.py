@@ -51,8 +51,7 @@ def install(torch: ModuleType) -> None:
     )
     _grad_enabled = torch.is_grad_enabled
     _describe_process(torch)
-    if patching.replace(COLLECTOR, torch.nn.Module, "__call__", _module_call):
-        _skip_in_dynamo(torch, torch.nn.Module.__call__)
+    patching.replace(COLLECTOR, torch.nn.Module, "__call__", _module_call)
     # torch.autograd.backward and grad both enter the engine here; older ones are wrapped themselves.
     if not patching.replace(COLLECTOR, torch.autograd, "_engine_run_backward", _engine_call, needed=False):
         patching.replace(COLLECTOR, torch.autograd, "backward", _engine_call)
@@ -74,11 +73,17 @@ def _describe_process(torch: ModuleType) -> None:
     recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
 
 
-def _skip_in_dynamo(torch: ModuleType, wrapper: Any) -> None:
-    """Tell Dynamo to look through our frame, as it does with torch's own ``__call__``."""
-    skip = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None)
-    if skip is not None:
-        skip(wrapper.__code__)
+def _like_the_original(wrapper: Any, original: Any) -> Any:
+    """Give the wrapper's code the file and name of torch's own ``__call__``.
+
+    Dynamo decides by them which frames it looks through, and must decide as if we were not there;
+    a wrapper of another file would be compiled in the place of the user's ``forward``.
+    """
+    code = original.__code__
+    wrapper.__code__ = wrapper.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=code.co_firstlineno
+    )
+    return wrapper
 
 
 # Forward ----------------------------------------------------------------------------------------
@@ -102,13 +107,11 @@ def _module_call(original: Any) -> Any:
             if begin is not None:
                 _forward_ends(self, begin, flags)
 
-    return __call__
+    return _like_the_original(__call__, original)
 
 
 def _forward_begins() -> Stamp | None:
     try:
-        if thread_state.open_updates:
-            thread_state.open_updates.clear()  # left by an optimizer step that raised
         window.forward_begins()
         return stamp() if window.open else None
     except Exception as error:
@@ -182,7 +185,11 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
         _mark_step_thread()
         if window.open:
-            thread_state.open_updates.append((id(optimizer), stamp()))
+            owner = id(optimizer)
+            pending = thread_state.open_updates
+            # One of the same optimizer was left by a step that raised: no hook tells of that.
+            pending[:] = [update for update in pending if update[0] != owner]
+            pending.append((owner, stamp()))
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
 
@@ -194,12 +201,15 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         thread_state.updates += 1
         window.updated()
         pending = thread_state.open_updates
+        if not window.open:
+            return
+        end = begin = stamp()  # of a compiled step only the end may be seen, and no length
         while pending:
-            owner, begin = pending.pop()
+            owner, begun = pending.pop()
             if owner == id(optimizer):
-                flags = _NESTED if pending else 0
-                _record(_OPTIMIZER, begin, stamp(), type(optimizer).__name__, flags)
+                begin = begun
                 break
+        _record(_OPTIMIZER, begin, end, type(optimizer).__name__, _NESTED if pending else 0)
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
 

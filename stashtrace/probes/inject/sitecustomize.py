@@ -11,33 +11,41 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
 
 def _run_the_users_own() -> None:
     """Import the next sitecustomize on the path; what it raises is reported by ``site`` as always."""
     from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
 
     here = os.path.realpath(os.path.dirname(__file__))
     spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.realpath(p or ".") != here])
-    if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
+    if spec is not None:
+        _execute(spec)
+
+
+def _execute(spec: ModuleSpec) -> None:
+    # importlib.util would give the same function and import thirty modules with it.
+    from importlib._bootstrap import module_from_spec
+
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    if spec.loader is not None:
         spec.loader.exec_module(module)
 
 
 def _make_importable() -> None:
-    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+    try:
+        import stashtrace  # noqa: F401
+    except ModuleNotFoundError:
+        from importlib.machinery import PathFinder
 
-    if find_spec("stashtrace") is not None:
-        return
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    spec = spec_from_file_location(
-        "stashtrace", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-    )
-    if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
-        sys.modules["stashtrace"] = module
-        spec.loader.exec_module(module)
+        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        spec = PathFinder.find_spec("stashtrace", [os.path.dirname(package)])
+        if spec is not None:
+            _execute(spec)
 
 
 def _install() -> None:

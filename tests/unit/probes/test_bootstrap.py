@@ -1,0 +1,110 @@
+"""The injected sitecustomize and the import hook: chained, cheap, and silent when something is wrong."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from traced import ROOT
+
+from stashtrace.launch.environment import INJECT_PATH
+from stashtrace.probes.bootstrap import ImportHook
+
+
+def run_python(code: str, tmp_path: Path, *path: Path | str, traced: bool = True) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (INJECT_PATH, *path)))
+    if traced:
+        env["STASHTRACE_DIR"] = str(tmp_path)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_users_sitecustomize_runs_first_and_is_the_one_that_imports_see(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys\nMINE = 'stashtrace' in sys.modules\n")
+    done = run_python("import sitecustomize; print(sitecustomize.MINE, sitecustomize.__file__)", tmp_path, own)
+    assert done.stdout.split() == ["False", str(own / "sitecustomize.py")]
+    assert done.stderr == ""
+
+
+def test_an_error_of_the_users_sitecustomize_is_reported_as_always(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("raise ValueError('mine')\n")
+    code = "import sys; print(any('stashtrace' in repr(f) for f in sys.meta_path))"
+    done = run_python(code, tmp_path, own)
+    assert done.returncode == 0
+    assert "ValueError: mine" in done.stderr
+    assert done.stdout.strip() == "True", "our hook is set all the same"
+
+
+def test_the_package_is_found_without_touching_the_path(tmp_path: Path) -> None:
+    code = "import sys, stashtrace; print(stashtrace.__file__); print([p for p in sys.path if 'inject' not in p])"
+    done = run_python(code, tmp_path)
+    where, path = done.stdout.strip().splitlines()
+    assert where == str(ROOT / "stashtrace" / "__init__.py")
+    assert str(ROOT) not in eval(path)
+
+
+def test_without_a_run_directory_nothing_is_installed(tmp_path: Path) -> None:
+    code = "import sys; print([f for f in sys.meta_path if 'stashtrace' in repr(f)], 'stashtrace' in sys.modules)"
+    assert run_python(code, tmp_path, traced=False).stdout.strip() == "[] False"
+
+
+def test_cost_for_a_python_that_never_imports_torch(tmp_path: Path) -> None:
+    """The milliseconds between a bare start and ours are the price of every small Python of a job."""
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); begin = time.perf_counter();"
+        "import sitecustomize; print((time.perf_counter() - begin) * 1e3, '_native' in str(sys.modules.keys()))"
+    )
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    env["STASHTRACE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", code, str(INJECT_PATH)]
+    times = []
+    for _ in range(7):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+        milliseconds, native = done.stdout.split()
+        times.append(float(milliseconds))
+        assert native == "False"
+    assert min(times) < 5, times
+
+
+class TestImportHook:
+    def test_calls_back_once_after_the_module_has_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "watched_module.py").write_text("READY = []\nREADY.append('executed')\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        seen: list[tuple[str, list[str]]] = []
+        hook = ImportHook(["watched_module"], lambda name, module: seen.append((name, list(module.READY))))
+        monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
+        monkeypatch.delitem(sys.modules, "watched_module", raising=False)
+        import watched_module
+
+        assert seen == [("watched_module", ["executed"])]
+        assert type(watched_module.__loader__).__name__ == "SourceFileLoader"
+        import importlib
+
+        importlib.reload(watched_module)
+        assert len(seen) == 1
+        del sys.modules["watched_module"]
+
+    def test_a_module_that_fails_can_be_tried_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "failing_module.py"
+        file.write_text("raise RuntimeError('once')\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        seen: list[str] = []
+        hook = ImportHook(["failing_module"], lambda name, module: seen.append(name))
+        monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        with pytest.raises(RuntimeError):
+            __import__("failing_module")
+        assert seen == []
+        file.write_text("fine = 1\n")
+        os.utime(file, (1, 1))
+        __import__("failing_module")
+        assert seen == ["failing_module"]
+        del sys.modules["failing_module"]
