@@ -97,11 +97,11 @@ def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, 
 
 
 def reading(name: str, unit: str, ts_ns: Ints, value: Doubles) -> tuple[str, Ints, Doubles]:
-    """Unit, times and values that a person can read: rates of what is cumulative, megabytes of bytes."""
+    """Unit, times and values that a person can read: rates of what is cumulative. Viewers add the K, M and G."""
     cumulative = name.endswith("_total")
     if cumulative:
         step = np.maximum(np.diff(ts_ns), 1)
         value, ts_ns = np.maximum(np.diff(value), 0) / step, ts_ns[:-1]
-    scales = {"ns": ("%", 100.0, "ms", 1e-6), "bytes": ("MB/s", 1e3, "MB", 1e-6)}
-    rate_unit, rate, plain_unit, plain = scales.get(unit, (f"{unit} per s".lstrip(), 1e9, unit, 1.0))
+    scales = {"ns": ("%", 100.0, "ms", 1e-6), "bytes": ("B/s", 1e9, "B", 1.0), "count": ("/s", 1e9, "", 1.0)}
+    rate_unit, rate, plain_unit, plain = scales.get(unit, (f"{unit}/s", 1e9, unit, 1.0))
     return (rate_unit, ts_ns, value * rate) if cumulative else (plain_unit, ts_ns, value * plain)

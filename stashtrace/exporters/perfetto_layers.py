@@ -88,16 +88,14 @@ def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int, batches:
         for t in rows.threads.values()
     }
     slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows)])
-    if len(made_piece):
-        group = tree.group(
-            root,
-            Line(
-                "data loader",
-                Order.LOADER,
-                "What the loader's workers did. Arrows lead from a batch to the wait that took it.",
-            ),
-        )
+    spans = rows.table("spans")
+    iterators = _span_piece(rows, spans.take(spans["kind_code"] == SpanKind.LOADER))
+    if len(made_piece) or len(iterators):
+        about = "What the loader's workers did. Arrows lead from a batch to the wait that took it."
+        group = tree.group(root, Line("data loader", Order.LOADER, about))
         slices += tree.add(group, _thread_lines(rows), [made_piece])
+        life = Line("iterators", 1_000_000, "From the first to the last batch of a DataLoader iterator")
+        slices += tree.add(group, dict.fromkeys(np.unique(iterators.key).tolist(), life), [iterators])
     if background.any():
         behind = phases.take(background)
         slices += tree.add(
@@ -210,22 +208,14 @@ def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 
 def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     spans = rows.table("spans")
-    spans = spans.take(np.isin(spans["kind_code"], (SpanKind.USER, SpanKind.STEP_MARK, SpanKind.LOADER)))
-    loader = spans["kind_code"] == SpanKind.LOADER
-    by_user = _span_piece(rows, spans.take(~loader))
+    spans = spans.take(np.isin(spans["kind_code"], (SpanKind.USER, SpanKind.STEP_MARK)))
     lines = {
         t.track_id: Line(
             "annotations" if t.is_step else f"annotations · {t.label}", Order.ANNOTATIONS + t.order, t.description
         )
         for t in rows.threads.values()
     }
-    slices = tree.add(root, lines, [by_user])
-    iterators = spans.take(loader)
-    lives = {
-        t: Line("loader iterators", Order.LOADER + 999, "From the first to the last batch of a DataLoader iterator")
-        for t in np.unique(iterators["track_id"]).tolist()
-    }
-    return slices + tree.add(root, lives, [_span_piece(rows, iterators)])
+    return tree.add(root, lines, [_span_piece(rows, spans)])
 
 
 def _collections(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from stashtrace.errors import UsageError
 from stashtrace.exporters.perfetto_tracks import Texts
-from stashtrace.model.kinds import ProcessRole, ThreadRole, TrackKind
+from stashtrace.model.kinds import BatchPhase, ProcessRole, ThreadRole, TrackKind
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -139,37 +140,45 @@ class RankRows:
             owner = process[row["process_id"]]
             found.append((_importance(row["role_code"], owner), row["native_id"], row, owner))
         found.sort(key=lambda each: each[:2])
+        labels = [self._label(row, owner) for _, _, row, owner in found]
+        # Threads of one process with one name would be drawn as one line.
+        taken = Counter((owner["process_id"], label) for label, (_, _, _, owner) in zip(labels, found, strict=True))
         return {
             row["track_id"]: Thread(
                 track_id=row["track_id"],
                 process_id=row["process_id"],
                 native_id=row["native_id"],
-                label=self._label(row, owner),
+                label=label if taken[owner["process_id"], label] == 1 else f"{label} {row['native_id']}",
                 description=f"thread {row['native_id']} of {self._process(owner)}",
                 is_step=row["role_code"] == ThreadRole.STEP,
                 in_worker=owner["role_code"] == ProcessRole.WORKER,
                 order=order,
             )
-            for order, (_, _, row, owner) in enumerate(found)
+            for order, (label, (_, _, row, owner)) in enumerate(zip(labels, found, strict=True))
         }
 
     def _process(self, owner: dict[str, int]) -> str:
         return f"process {owner['pid']} on {self.trace.text(owner['host_code'])}"
 
+    @cached_property
+    def _feeders(self) -> set[int]:
+        """Tracks of the threads that pickle a worker's batches."""
+        batches = self.table("batches")
+        return set(batches["track_id"][batches["phase_code"] == BatchPhase.SERIALIZE].tolist())
+
     def _label(self, row: dict[str, int], owner: dict[str, int]) -> str:
         name = self.trace.text(row["name_code"]) or str(row["native_id"])
         if owner["role_code"] == ProcessRole.WORKER:
             worker = f"worker {owner['worker_id']}"
-            return worker if row["role_code"] == ThreadRole.WORKER else f"{worker} · {name}"
+            if row["role_code"] == ThreadRole.WORKER:
+                return worker
+            return f"{worker} · {'queue' if row['track_id'] in self._feeders else name}"
         if row["role_code"] == ThreadRole.STEP:
             return "step thread"
         if row["role_code"] == ThreadRole.PIN_MEMORY:
             return "pin memory"
-        return (
-            name
-            if owner["role_code"] == ProcessRole.RANK
-            else f"{self.trace.text(owner['name_code']) or owner['pid']} · {name}"
-        )
+        process = self.trace.text(owner["name_code"]) or str(owner["pid"])
+        return name if owner["role_code"] == ProcessRole.RANK or name == process else f"{process} · {name}"
 
 
 def _importance(role: int, owner: dict[str, int]) -> tuple[int, int, int]:

