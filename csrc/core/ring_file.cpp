@@ -86,8 +86,12 @@ void RingFile::count_lost_row() noexcept {
   if (header_ != nullptr) std::atomic_ref(header_->lost_lanes).fetch_add(1, std::memory_order_relaxed);
 }
 
-std::uint64_t RingFile::take_lost_rows() noexcept {
-  return header_ != nullptr ? std::atomic_ref(header_->lost_lanes).exchange(0, std::memory_order_relaxed) : 0;
+std::uint64_t RingFile::lost_rows() const noexcept {
+  return header_ != nullptr ? ring::relaxed(header_->lost_lanes) : 0;
+}
+
+void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
+  std::atomic_ref(header_->lost_lanes).fetch_sub(told, std::memory_order_relaxed);
 }
 
 void RingFile::remove() noexcept {

@@ -24,7 +24,8 @@ class RingFile {
   container::LaneHeader* add_lane(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t lane_bytes,
                                   std::uint32_t lane_id, std::uint32_t tid) noexcept;
   void count_lost_row() noexcept;
-  std::uint64_t take_lost_rows() noexcept;
+  std::uint64_t lost_rows() const noexcept;
+  void forget_lost_rows(std::uint64_t told) noexcept;  // they are in a loss row now
   std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
   void remove() noexcept;
   // In a forked child: the parent's file is let go. Its pages are replaced, not unmapped, so that a stale

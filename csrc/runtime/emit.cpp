@@ -153,29 +153,44 @@ void Runtime::sync_clocks(bool at_once) noexcept {
   emit(schema::ClockSync{reading.ticks, reading.monotonic_ns, reading.realtime_ns, reading.bracket_ticks, 0});
 }
 
+// What is told in a loss row is taken off the lane's counter, so that a reader may add the two. On a full disk even the
+// loss row may find no place; the counters then stay for the reader of the ring.
 void Runtime::report_drops() noexcept {
-  std::uint64_t dropped[schema::kRecords.size()] = {};
-  for (std::size_t i = 0; i < lanes_.count(); ++i) {
-    container::LaneHeader* lane = lanes_.at(i);
-    if (ring::relaxed(lane->dropped) == 0) continue;
-    for (std::size_t record = 0; record < schema::kRecords.size(); ++record)
-      if (schema::kRecords[record].id == lane->record_id)
-        dropped[record] += std::atomic_ref(lane->dropped).exchange(0, std::memory_order_relaxed);
-  }
+  std::uint64_t any = ring_.lost_rows();
+  for (std::size_t i = 0; i < lanes_.count(); ++i) any += ring::relaxed(lanes_.at(i)->dropped);
+  if (any == 0 || telling_.exchange(true, std::memory_order_acquire)) return;
+  tell_drops();
+  telling_.store(false, std::memory_order_release);
+}
+
+void Runtime::tell_drops() noexcept {
   for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
-    if (dropped[record] == 0) continue;
-    told_drops_.fetch_add(dropped[record], std::memory_order_relaxed);
+    std::uint64_t dropped = 0;
+    for (std::size_t i = 0; i < lanes_.count(); ++i)
+      if (lanes_.at(i)->record_id == schema::kRecords[record].id) dropped += ring::relaxed(lanes_.at(i)->dropped);
+    if (dropped == 0) continue;
     char memory[128];
     TextBuffer detail(memory, sizeof memory);
     detail.add(schema::kRecords[record].name).add(" rows came faster than they could be written to the run directory");
-    report_loss(collector_code_of(schema::kRecords[record]), "lane_full", dropped[record], detail.c_str(),
-                schema::codes::Severity::data_loss);
+    if (!report_loss(collector_code_of(schema::kRecords[record]), "lane_full", dropped, detail.c_str(),
+                     schema::codes::Severity::data_loss))
+      continue;
+    told_drops_.fetch_add(dropped, std::memory_order_relaxed);
+    for (std::size_t i = 0; i < lanes_.count() && dropped > 0; ++i) {
+      container::LaneHeader* lane = lanes_.at(i);
+      if (lane->record_id != schema::kRecords[record].id) continue;
+      const std::uint64_t here = ring::relaxed(lane->dropped);
+      const std::uint64_t told = here < dropped ? here : dropped;
+      std::atomic_ref(lane->dropped).fetch_sub(told, std::memory_order_relaxed);
+      dropped -= told;
+    }
   }
-  const std::uint64_t lost = ring_.take_lost_rows();
-  if (lost == 0) return;
+  const std::uint64_t lost = ring_.lost_rows();
+  if (lost == 0 || !report_loss(0, "no_lane", lost, "rows of threads that found no room in the ring file",
+                                schema::codes::Severity::data_loss))
+    return;
   told_drops_.fetch_add(lost, std::memory_order_relaxed);
-  report_loss(0, "no_lane", lost, "rows of threads that found no room in the ring file",
-              schema::codes::Severity::data_loss);
+  ring_.forget_lost_rows(lost);
 }
 
 void Runtime::write_own_cost() noexcept {
@@ -214,9 +229,9 @@ void write_thread_info(std::uint16_t role, const char* name, std::size_t name_by
   emit(schema::ThreadInfo{now_ticks(), tid, intern({name, name_bytes}), role, 0, 0});
 }
 
-void report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
+bool report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
                  std::uint16_t severity) noexcept {
-  emit(schema::Loss{now_ticks(), count, intern(reason), intern(detail), collector_code, severity, 0});
+  return emit(schema::Loss{now_ticks(), count, intern(reason), intern(detail), collector_code, severity, 0});
 }
 
 }  // namespace stashtrace

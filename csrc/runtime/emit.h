@@ -87,8 +87,9 @@ template <class R, class... Words>
 // The same for a row that is bytes, with the record known by its place in schema::kRecords.
 bool emit_bytes(std::size_t index, const void* row) noexcept;
 
-// Says that something of a collector could not be recorded. Cheap, but not for hot paths: it interns two texts.
-void report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
+// Says that something of a collector could not be recorded; false if not even that could. Not for hot paths: it
+// interns two texts.
+bool report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
                  std::uint16_t severity) noexcept;
 
 // A record with begin_ticks and end_ticks around a scope; the rest of `row` is filled in meanwhile.

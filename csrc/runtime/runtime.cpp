@@ -128,6 +128,8 @@ void Runtime::forked() noexcept {
   generation_.fetch_add(1, std::memory_order_relaxed);
   no_lane_until_ns_.store(0, std::memory_order_relaxed);
   next_sync_ns_.store(0, std::memory_order_relaxed);
+  telling_.store(false, std::memory_order_relaxed);
+  told_drops_.store(0, std::memory_order_relaxed);
   files_lock_.reset();
   drainer_.reset_after_fork();
 }

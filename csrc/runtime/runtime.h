@@ -68,6 +68,7 @@ class Runtime final : public Context {
   bool create_files() noexcept;
   bool give_up(const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
+  void tell_drops() noexcept;
   void sync_clocks(bool at_once) noexcept;
   void write_own_cost() noexcept;
 
@@ -87,6 +88,7 @@ class Runtime final : public Context {
   std::atomic<bool> wanted_{true};   // recording, but for what a fork wiped
   std::atomic<std::int64_t> no_lane_until_ns_{0};
   std::atomic<std::int64_t> next_sync_ns_{0};
+  std::atomic<bool> telling_{false};          // one thread at a time writes loss rows of drops
   std::atomic<std::uint64_t> told_drops_{0};  // dropped rows that are in loss rows already
 };
 

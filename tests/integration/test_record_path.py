@@ -1,0 +1,241 @@
+"""Whatever happens to a process, the rows it recorded are read back: fork, exec, signals, full disks."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stashtrace import _native
+from stashtrace.format.reader import open_run
+from stashtrace.launch.environment import LIBRARY_PATH
+from stashtrace.model.trace import RawProcess
+
+
+class Actor:
+    """Runs the actor in a fresh run directory and reads the directory back."""
+
+    def __init__(self, program: Path, directory: Path) -> None:
+        self.program = program
+        self.directory = directory
+        self.code = 0
+        self.output = ""
+        self.errors = ""
+
+    def run(self, scenario: str, rows: int = 100, **variables: str) -> Actor:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
+        environment |= {"STASHTRACE_DIR": str(self.directory), "STASHTRACE_RUN_ID": "c0ffee", **variables}
+        done = subprocess.run([str(self.program), scenario, str(rows)], env=environment, capture_output=True, text=True,
+                              timeout=120)  # fmt: skip
+        self.code, self.output, self.errors = done.returncode, done.stdout, done.stderr
+        return self
+
+    def processes(self) -> list[RawProcess]:
+        return [process.load() for process in open_run(self.directory).processes]
+
+    def values(self) -> dict[str, list[int]]:
+        """Counter values by name, over all processes, in the order of their time stamps."""
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for process in self.processes():
+            if "counter" not in process.records:
+                continue
+            rows = process.records["counter"].rows
+            for ticks, value, name in zip(rows["ticks"], rows["value"], rows["name_id"], strict=True):
+                found[process.strings[int(name)]].append((int(ticks), int(value)))
+        return {name: [value for _, value in sorted(pairs)] for name, pairs in found.items()}
+
+    def rings(self) -> list[Path]:
+        return sorted(self.directory.glob("*.ring"))
+
+
+@pytest.fixture
+def actor(record_actor: Path, tmp_path: Path) -> Actor:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    return Actor(record_actor, directory)
+
+
+@pytest.mark.parametrize("drainer", ["auto", "thread", "self", "off"])
+def test_plain_exit_leaves_one_finished_file(actor: Actor, drainer: str) -> None:
+    actor.run("plain", 300, STASHTRACE_DRAINER=drainer)
+    assert (actor.code, actor.output, actor.errors) == (0, "300\n", "")
+    assert actor.values() == {"main": list(range(300))}
+    assert actor.rings() == []
+    assert len(os.listdir(actor.directory)) == 1
+
+
+def test_many_rows_are_drained_on_the_way(actor: Actor) -> None:
+    actor.run("plain", 50_000, STASHTRACE_DRAINER="self")
+    assert actor.values() == {"main": list(range(50_000))}
+    (process,) = actor.processes()
+    assert process.losses == []
+    assert process.metadata["run_id"] == "c0ffee"
+    assert process.metadata["parent_incarnation"] == -1
+
+
+def test_nothing_recorded_leaves_nothing(actor: Actor) -> None:
+    actor.run("silent", 0)
+    names = [path.suffix for path in actor.directory.iterdir()]
+    assert names in ([], [".stash"])  # interning a name is a record; a process without any leaves no file
+    done = subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(LIBRARY_PATH), "STASHTRACE_DIR": str(actor.directory),
+                                              "STASHTRACE_COLLECTORS": "annotations"}, check=False)  # fmt: skip
+    assert done.returncode == 0
+    assert [path.suffix for path in actor.directory.iterdir()] == names
+
+
+@pytest.mark.parametrize(
+    ("scenario", "code"),
+    [("kill", -signal.SIGKILL), ("terminate", -signal.SIGTERM), ("abort", -signal.SIGABRT), ("quick_exit", 0)],
+)
+@pytest.mark.parametrize("rows", [1, 1_000, 20_000])
+def test_sudden_death_loses_nothing(actor: Actor, scenario: str, code: int, rows: int) -> None:
+    actor.run(scenario, rows, STASHTRACE_DRAINER="self" if rows > 400 else "auto")
+    assert actor.code == code
+    assert len(actor.rings()) == 1
+    assert actor.values() == {"main": list(range(rows))}
+    assert [loss for process in actor.processes() for loss in process.losses if loss[2] > 0] == []
+
+
+@pytest.mark.parametrize("scenario", ["fork", "raw_fork"])
+def test_forked_children_write_their_own_files(actor: Actor, scenario: str) -> None:
+    actor.run(scenario, 150)
+    assert (actor.code, actor.errors) == (0, "")
+    values = actor.values()
+    assert values["parent"] == list(range(300))
+    assert values["child"] == values["grandchild"] == list(range(150))
+    assert values["named before the fork"] == [0]  # its text is in the parent's file
+    by_pid = {process.metadata["pid"]: process for process in actor.processes()}
+    assert len(by_pid) == 3
+    grandchild = next(p for p in by_pid.values() if by_pid.get(p.metadata["ppid"], p).metadata["parent_incarnation"] == 0
+                      and p.metadata["parent_incarnation"] == 0)  # fmt: skip
+    assert by_pid[by_pid[grandchild.metadata["ppid"]].metadata["ppid"]].metadata["parent_incarnation"] == -1
+
+
+def test_vforked_child_records_into_its_parent(actor: Actor) -> None:
+    actor.run("vfork", 100)
+    assert actor.code == 0
+    assert actor.values() == {"parent": list(range(200)), "vforked": list(range(100))}
+    assert len(actor.processes()) == 1
+
+
+def test_exec_makes_a_new_incarnation(actor: Actor) -> None:
+    actor.run("exec", 200)
+    assert actor.code == 0
+    first, second = actor.processes()
+    assert (first.metadata["incarnation"], second.metadata["incarnation"]) == (0, 1)
+    assert first.metadata["pid"] == second.metadata["pid"]
+    assert sorted(actor.values()["main"]) == sorted(2 * list(range(200)))
+    assert len(actor.rings()) == 1  # of the image that is gone; the second ended in order
+
+
+def test_short_threads_share_few_lanes(actor: Actor) -> None:
+    actor.run("threads", 3_000)
+    assert actor.code == 0
+    assert int(actor.output) < 60
+    assert sorted(actor.values()["thread"]) == sorted(3_000 * list(range(5)))
+    (process,) = actor.processes()
+    infos = process.records["thread_info"].rows
+    assert len(np.unique(infos["tid"])) >= 3_000  # and perhaps the drainer
+
+
+def test_closed_and_reused_descriptors(actor: Actor) -> None:
+    actor.run("close", 2_000, STASHTRACE_DRAINER="self")
+    assert actor.code == 0, actor.errors
+    assert actor.values() == {"daemon": list(range(4_000)), "daemon's thread": list(range(2_000))}
+    assert (actor.directory / "own.txt").read_bytes() == b""
+
+
+@pytest.mark.parametrize("drainer", ["self", "thread"])
+def test_signal_handlers_that_record(actor: Actor, drainer: str) -> None:
+    actor.run("interrupted", 100_000, STASHTRACE_DRAINER=drainer)
+    kept, handled = map(int, actor.output.split())
+    values = actor.values()
+    assert handled > 0
+    assert values["handler"] == list(range(handled))
+    assert len(values["main"]) == kept
+    told = sum(loss[3] for process in actor.processes() for loss in process.losses)
+    if "loss" in (records := actor.processes()[0].records):
+        told += int(records["loss"].rows["lost_count"].sum())
+    assert kept + told >= 100_000  # a row is read or counted
+
+
+def test_exit_while_other_threads_record(actor: Actor) -> None:
+    actor.run("exit_among_threads", 1_000)
+    assert (actor.code, actor.errors) == (0, "")
+    assert actor.values()["main"] == list(range(1_000))
+
+
+def test_file_size_limit_does_not_end_the_process(actor: Actor) -> None:
+    actor.run("limited", 5_000, STASHTRACE_DRAINER="self")
+    assert actor.code == 0
+    kept = int(actor.output)
+    values = actor.values()
+    assert values["before the limit"] == list(range(10))
+    assert len(values.get("beyond the limit", [])) == kept
+    assert "error: cannot write records" in actor.errors
+
+
+def test_full_disk(actor: Actor, tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], capture_output=True).returncode:
+        pytest.skip("no permission to mount a small tmpfs")
+    try:
+        actor.directory = mount
+        actor.run("plain", 20_000, STASHTRACE_DRAINER="self")
+        assert actor.code == 0
+        kept = int(actor.output)
+        assert 0 < kept < 20_000
+        assert actor.values()["main"] == list(range(kept))
+        assert "No space left on device" in actor.errors
+        lost = sum(loss[3] for process in actor.processes() for loss in process.losses if loss[2] == 2)
+        assert lost >= 20_000 - kept
+        (mount / "filler").write_bytes(b"")
+        full = Actor(actor.program, mount).run("plain", 10, STASHTRACE_DRAINER="self")  # not even a header fits now
+        assert (full.code, full.output) == (0, "0\n")
+        assert full.errors.count("\n") == 1
+        assert "recording is off" in full.errors
+    finally:
+        subprocess.run(["umount", str(mount)], check=False)
+
+
+def test_directory_that_takes_no_files(actor: Actor) -> None:
+    actor.directory = actor.directory / "missing"
+    actor.run("plain", 10, RANK="3")
+    assert (actor.code, actor.output) == (0, "0\n")
+    assert actor.errors.startswith("stashtrace[3 ")
+    assert actor.errors.endswith(f"error: recording is off, cannot write: {actor.directory}: No such file or directory\n")
+
+
+def test_spawned_workers_of_multiprocessing(tmp_path: Path) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(
+        "import multiprocessing, struct\n"
+        "from stashtrace import _native\n"
+        "def work(n):\n"
+        "    for i in range(200):\n"
+        "        _native.emit(0x12, struct.pack('<QdII', _native.now_ticks(), i, _native.intern('worker'), 0))\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('spawn', 'fork', 'forkserver'):\n"
+        "        context = multiprocessing.get_context(method)\n"
+        "        workers = [context.Process(target=work, args=(n,)) for n in range(2)]\n"
+        "        [w.start() for w in workers]\n"
+        "        [w.join() for w in workers]\n"
+        "        assert [w.exitcode for w in workers] == [0, 0]\n",
+        encoding="utf-8",
+    )
+    directory = tmp_path / "run"
+    directory.mkdir()
+    environment = {**os.environ, "STASHTRACE_DIR": str(directory), "LD_PRELOAD": str(LIBRARY_PATH),
+                   "STASHTRACE_COLLECTORS": "annotations",
+                   "PYTHONPATH": str(Path(_native.__file__).resolve().parents[1])}  # fmt: skip
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120)
+    values = Actor(Path(), directory).values()
+    assert sorted(values["worker"]) == sorted(6 * list(range(200)))

@@ -1,0 +1,182 @@
+// Does to the recorder what real programs do to it; tests/integration/test_record_path.py reads what is left.
+// SPDX-License-Identifier: Apache-2.0
+//
+//   record_actor SCENARIO [ROWS]     rows are counters named after who wrote them, values 0, 1, 2, ...
+//
+// Uses the library as shipped, by its C interface, so that no hook has to be there for the test.
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/capi.h"
+#include "schema/schema.h"
+
+namespace {
+
+namespace schema = stashtrace::schema;
+
+std::uint32_t name(const char* who) { return stashtrace_intern(who, std::strlen(who)); }
+
+// Returns how many were kept.
+int write_rows(const char* who, int count, int first = 0) {
+  const std::uint32_t id = name(who);
+  int kept = 0;
+  for (int i = first; i < first + count; ++i) {
+    const schema::Counter row{stashtrace_now_ticks(), static_cast<double>(i), id, 0};
+    kept += stashtrace_emit(schema::Counter::kId, &row, sizeof row) == 1;
+  }
+  return kept;
+}
+
+int wait_for(pid_t child) {
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+  }
+  return status;
+}
+
+int forks(int rows, bool raw) {
+  write_rows("parent", rows);
+  const std::uint32_t before = name("named before the fork");
+  std::fflush(stdout);
+  const auto child = raw ? static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)) : fork();
+  if (child == 0) {
+    const schema::Counter row{stashtrace_now_ticks(), 0.0, before, 0};
+    stashtrace_emit(schema::Counter::kId, &row, sizeof row);
+    write_rows("child", rows);
+    const pid_t grandchild = fork();
+    if (grandchild == 0) {
+      write_rows("grandchild", rows);
+      _exit(0);
+    }
+    wait_for(grandchild);
+    if (raw) _exit(0);  // libc does not know of this process: no exit handlers
+    std::exit(0);
+  }
+  write_rows("parent", rows, rows);
+  return wait_for(child) == 0 ? 0 : 1;
+}
+
+int vforks(int rows) {
+  write_rows("parent", rows);
+  const pid_t child = vfork();
+  if (child == 0) {
+    write_rows("vforked", rows);
+    _exit(0);
+  }
+  write_rows("parent", rows, rows);
+  return wait_for(child) == 0 ? 0 : 1;
+}
+
+int short_threads(int threads) {
+  for (int done = 0; done < threads; done += 4) {
+    std::vector<std::thread> group;
+    for (int i = 0; i < 4 && done + i < threads; ++i) group.emplace_back([] { write_rows("thread", 5); });
+    for (auto& thread : group) thread.join();
+  }
+  stashtrace_stats_t stats;
+  stashtrace_stats(&stats);
+  std::printf("%llu\n", static_cast<unsigned long long>(stats.lanes_count));
+  return 0;
+}
+
+// A careless daemon: closes what it does not know, then uses the numbers for its own file.
+int closes_descriptors(int rows) {
+  write_rows("daemon", rows);
+  for (int fd = 3; fd < 4096; ++fd) close(fd);
+  const char* dir = getenv("STASHTRACE_DIR");
+  const std::string mine = std::string(dir) + "/own.txt";
+  const int own = open(mine.c_str(), O_CREAT | O_RDWR, 0644);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  for (int fd = 1500; fd < 1600 && fd < static_cast<int>(limit.rlim_cur); ++fd) dup2(own, fd);
+  for (int fd = static_cast<int>(limit.rlim_cur) - 40; fd > 0 && fd < static_cast<int>(limit.rlim_cur); ++fd) dup2(own, fd);
+  write_rows("daemon", rows, rows);
+  stashtrace_flush();
+  std::thread([rows] { write_rows("daemon's thread", rows); }).join();  // new lanes need the ring file again
+  return lseek(own, 0, SEEK_END) == 0 ? 0 : 1;  // nothing of ours in the user's file
+}
+
+std::atomic<int> g_handled{0};
+std::uint32_t g_handler_name = 0;
+void on_alarm(int) {
+  const int n = g_handled.load(std::memory_order_relaxed);
+  const schema::Counter row{stashtrace_now_ticks(), static_cast<double>(n), g_handler_name, 0};
+  if (stashtrace_emit(schema::Counter::kId, &row, sizeof row) == 1) g_handled.store(n + 1, std::memory_order_relaxed);
+}
+
+int interrupted(int rows) {
+  g_handler_name = name("handler");
+  struct sigaction action {};
+  action.sa_handler = &on_alarm;
+  sigaction(SIGALRM, &action, nullptr);
+  const itimerval often{{0, 100}, {0, 100}}, never{};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  const int kept = write_rows("main", rows);
+  setitimer(ITIMER_REAL, &never, nullptr);
+  std::printf("%d %d\n", kept, g_handled.load());
+  return 0;
+}
+
+int limited(int rows) {
+  write_rows("before the limit", 10);
+  const rlimit limit{32768, 32768};  // SIGXFSZ ends a process that goes beyond, unless it is kept away
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const int kept = write_rows("beyond the limit", rows);
+  std::printf("%d\n", kept);
+  return 0;
+}
+
+int exits_among_threads(int rows) {
+  std::atomic<int> ready{0};
+  for (int i = 0; i < 2; ++i)
+    std::thread([&ready] {
+      write_rows("busy thread", 1);
+      ++ready;
+      for (;;) write_rows("busy thread", 100), sched_yield();
+    }).detach();
+  while (ready < 2) sched_yield();
+  write_rows("main", rows);
+  std::exit(0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string scenario = argc > 1 ? argv[1] : "";
+  const int rows = argc > 2 ? std::atoi(argv[2]) : 100;
+  if (scenario == "fork") return forks(rows, false);
+  if (scenario == "raw_fork") return forks(rows, true);
+  if (scenario == "vfork") return vforks(rows);
+  if (scenario == "threads") return short_threads(rows);
+  if (scenario == "close") return closes_descriptors(rows);
+  if (scenario == "interrupted") return interrupted(rows);
+  if (scenario == "limited") return limited(rows);
+  if (scenario == "exit_among_threads") return exits_among_threads(rows);
+  const int kept = write_rows("main", rows);
+  if (scenario == "plain") std::printf("%d\n", kept);
+  if (scenario == "silent") return 0;
+  if (scenario == "quick_exit") _exit(0);
+  if (scenario == "kill") raise(SIGKILL);
+  if (scenario == "terminate") raise(SIGTERM);
+  if (scenario == "abort") std::abort();
+  if (scenario == "exec") {
+    const std::string more = std::to_string(rows);
+    execl("/proc/self/exe", argv[0], "plain", more.c_str(), nullptr);
+    return 127;
+  }
+  return 0;
+}
