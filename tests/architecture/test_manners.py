@@ -9,7 +9,7 @@ import pytest
 from source_tree import ROOT, source_files, tracked_files
 
 GUEST_NATIVE = [p for p in source_files("csrc") if p.relative_to(ROOT).parts[1] in ("core", "runtime", "hooks", "collectors")]
-GUEST_PYTHON = [p for p in source_files("stashtrace") if "probes" in p.parts]
+GUEST_PYTHON = [p for p in source_files("stashtrace") if "probes" in p.relative_to(ROOT).parts]
 BANNED_NATIVE = re.compile(r"\b(?:std::cout|(?<!real::)printf|puts|abort|std::terminate|std::exit|throw)\s*[(;\s\"]")
 BANNED_PYTHON = re.compile(r"^\s*(?:print\(|sys\.exit\(|os\.abort\(|os\._exit\(|import numpy|from numpy)", re.M)
 SWALLOWED = re.compile(r"except(?: (?:Base)?Exception)?:\s*(?:pass|\.\.\.)\s*$", re.M)
