@@ -13,10 +13,12 @@ namespace stashtrace::column_codec {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
-constexpr std::size_t kColumnHeaderBytes = 12;
+constexpr std::size_t kColumnHeaderBytes = 8;
+
+using Rows = std::span<const std::uint8_t>;
 
 template <typename T>
-void load_column(const std::uint8_t* row, std::size_t row_bytes, Column& out) {
+void load_as(const std::uint8_t* row, std::size_t row_bytes, Column& out) {
   for (std::uint64_t& value : out) {
     T raw;
     std::memcpy(&raw, row, sizeof raw);
@@ -26,7 +28,7 @@ void load_column(const std::uint8_t* row, std::size_t row_bytes, Column& out) {
 }
 
 template <typename T>
-void store_column(const Column& values, std::size_t row_bytes, std::uint8_t* row) {
+void store_as(const Column& values, std::size_t row_bytes, std::uint8_t* row) {
   for (const std::uint64_t value : values) {
     const T raw = static_cast<T>(value);
     std::memcpy(row, &raw, sizeof raw);
@@ -34,19 +36,27 @@ void store_column(const Column& values, std::size_t row_bytes, std::uint8_t* row
   }
 }
 
-Column load(std::span<const std::uint8_t> rows, std::size_t row_bytes, const Field& field) {
-  Column out(rows.size() / row_bytes);
+void load(Rows rows, std::size_t row_bytes, const Field& field, Column& out) {
+  out.resize(rows.size() / row_bytes);
   const std::uint8_t* first = rows.data() + field.offset;
   switch (field.size) {
-    case 1: load_column<std::uint8_t>(first, row_bytes, out); break;
-    case 2: load_column<std::uint16_t>(first, row_bytes, out); break;
+    case 1: return load_as<std::uint8_t>(first, row_bytes, out);
+    case 2: return load_as<std::uint16_t>(first, row_bytes, out);
     case 4:
-      if (field.is_signed) load_column<std::int32_t>(first, row_bytes, out);
-      else load_column<std::uint32_t>(first, row_bytes, out);
-      break;
-    default: load_column<std::uint64_t>(first, row_bytes, out);
+      if (field.is_signed) return load_as<std::int32_t>(first, row_bytes, out);
+      return load_as<std::uint32_t>(first, row_bytes, out);
+    default: return load_as<std::uint64_t>(first, row_bytes, out);
   }
-  return out;
+}
+
+void store(const Column& values, std::size_t row_bytes, const Field& field, std::uint8_t* rows) {
+  std::uint8_t* const first = rows + field.offset;
+  switch (field.size) {
+    case 1: return store_as<std::uint8_t>(values, row_bytes, first);
+    case 2: return store_as<std::uint16_t>(values, row_bytes, first);
+    case 4: return store_as<std::uint32_t>(values, row_bytes, first);
+    default: return store_as<std::uint64_t>(values, row_bytes, first);
+  }
 }
 
 template <typename T>
@@ -77,28 +87,104 @@ void encode_stream(const Column& residuals, const Groups& groups, std::vector<st
       bit_blocks::encode_block(all.subspan(at, std::min(kBlockRows, groups.starts[g + 1] - at)), out);
 }
 
-bool decode_stream(const std::uint8_t* cursor, const std::uint8_t* end, const Groups& groups, Column& out) {
+// The cursor after the stream, nullptr if it is malformed.
+const std::uint8_t* decode_stream(const std::uint8_t* cursor, const std::uint8_t* end, const Groups& groups,
+                                  Column& out) {
   const std::span<std::uint64_t> all(out);
   for (std::size_t g = 0; g + 1 < groups.starts.size(); ++g)
     for (std::size_t at = groups.starts[g]; at < groups.starts[g + 1]; at += kBlockRows) {
       cursor = bit_blocks::decode_block(cursor, end, all.subspan(at, std::min(kBlockRows, groups.starts[g + 1] - at)));
-      if (cursor == nullptr) return false;
+      if (cursor == nullptr) return nullptr;
     }
-  return cursor == end;
+  return cursor;
+}
+
+// Columns of one batch and the room to work on them, kept from batch to batch.
+struct Workspace {
+  std::vector<Column> columns;
+  Groups whole, keyed;
+  Column residuals, scratch;
+};
+
+void encode_batch(Rows rows, std::size_t row_bytes, std::span<const Field> fields, const Plan& plan, Workspace& work,
+                  std::vector<std::uint8_t>& out) {
+  const std::size_t count = rows.size() / row_bytes;
+  for (std::size_t c = 0; c < fields.size(); ++c) load(rows, row_bytes, fields[c], work.columns[c]);
+  one_group(count, work.whole);
+  // A key that outgrows its range in this batch leaves the rows in one group, which decoding does alike.
+  if (plan.key == kNoColumn || !group_by(work.columns[plan.key], work.keyed)) one_group(count, work.keyed);
+  work.residuals.resize(count);
+  for (const ColumnPlan& column : plan.columns) {
+    const Groups& groups = column.grouping == Grouping::none ? work.whole : work.keyed;
+    subtract_prediction(work.columns, column, groups, work.residuals, work.scratch);
+    const unsigned shift = shared_zero_bits(work.residuals);
+    if (shift != 0)
+      for (std::uint64_t& residual : work.residuals)
+        residual = static_cast<std::uint64_t>(static_cast<std::int64_t>(residual) >> shift);
+    put(static_cast<std::uint8_t>(shift), out);
+    encode_stream(work.residuals, groups, out);
+  }
+}
+
+const std::uint8_t* decode_batch(const std::uint8_t* cursor, const std::uint8_t* end, std::size_t row_bytes,
+                                 std::size_t count, std::span<const Field> fields, const Plan& plan, Workspace& work,
+                                 std::uint8_t* rows) {
+  one_group(count, work.whole);
+  one_group(count, work.keyed);
+  for (const ColumnPlan& column : plan.columns) {
+    if (cursor == end || *cursor > 63) return nullptr;
+    const unsigned shift = *cursor++;
+    const Groups& groups = column.grouping == Grouping::none ? work.whole : work.keyed;
+    Column& values = work.columns[column.index];
+    values.resize(count);
+    cursor = decode_stream(cursor, end, groups, values);
+    if (cursor == nullptr) return nullptr;
+    if (shift != 0)
+      for (std::uint64_t& value : values) value <<= shift;
+    add_prediction(work.columns, column, groups, values, work.scratch);
+    store(values, row_bytes, fields[column.index], rows);
+    if (column.index == plan.key && !group_by(values, work.keyed)) one_group(count, work.keyed);
+  }
+  return cursor;
+}
+
+// Columns as they were described; false if they do not make sense.
+bool read_plan(const std::uint8_t* cursor, std::size_t row_bytes, std::vector<Field>& fields, Plan& plan) {
+  const std::size_t column_count = fields.size();
+  std::vector<bool> known(column_count, false);
+  std::size_t covered_bytes = 0;
+  for (std::size_t seen = 0; seen < column_count; ++seen, cursor += kColumnHeaderBytes) {
+    const ColumnPlan column{.index = cursor[0],
+                            .predictor = static_cast<Predictor>(cursor[4]),
+                            .grouping = static_cast<Grouping>(cursor[5]),
+                            .other = cursor[6]};
+    const Field field{.offset = get<std::uint16_t>(cursor + 2), .size = cursor[1], .is_signed = false};
+    const bool needs_other = column.predictor == Predictor::advanced || column.predictor == Predictor::same_row;
+    if (column.index >= column_count || known[column.index] || cursor[4] > 5 || cursor[5] > 2 ||
+        (field.size != 1 && field.size != 2 && field.size != 4 && field.size != 8) ||
+        std::size_t{field.offset} + field.size > row_bytes ||
+        (column.index == plan.key && column.grouping != Grouping::none) ||
+        (column.grouping != Grouping::none && (plan.key >= column_count || !known[plan.key])) ||
+        (needs_other && (column.other >= column_count || !known[column.other])))
+      return false;
+    known[column.index] = true;
+    fields[column.index] = field;
+    plan.columns.push_back(column);
+    covered_bytes += field.size;
+  }
+  return covered_bytes == row_bytes;
 }
 
 }  // namespace
 
-std::vector<std::uint8_t> encode(std::span<const std::uint8_t> rows, std::size_t row_bytes,
-                                 std::span<const Field> fields) {
+std::vector<std::uint8_t> encode(Rows rows, std::size_t row_bytes, std::span<const Field> fields) {
   const std::size_t count = rows.size() / row_bytes;
-  std::vector<Column> columns;
-  columns.reserve(fields.size());
-  for (const Field& field : fields) columns.push_back(load(rows, row_bytes, field));
-
-  const Plan plan = choose_plan(columns, fields);
-  const Groups whole = one_group(count);
-  const Groups keyed = plan.key == kNoColumn ? whole : group_by(columns[plan.key]);
+  Workspace work;
+  work.columns.resize(fields.size());
+  const std::size_t sampled = std::min(kSampleRows, count);
+  const Rows sample = rows.subspan((count - sampled) / 2 * row_bytes, sampled * row_bytes);
+  for (std::size_t c = 0; c < fields.size(); ++c) load(sample, row_bytes, fields[c], work.columns[c]);
+  const Plan plan = choose_plan(work.columns, fields);
 
   std::vector<std::uint8_t> out;
   out.reserve(kHeaderBytes + rows.size() / 3);
@@ -106,7 +192,6 @@ std::vector<std::uint8_t> encode(std::span<const std::uint8_t> rows, std::size_t
   put(static_cast<std::uint8_t>(fields.size()), out);
   put(plan.key, out);
   put(static_cast<std::uint16_t>(row_bytes), out);
-  Column residuals(count);
   for (const ColumnPlan& column : plan.columns) {
     put(column.index, out);
     put(fields[column.index].size, out);
@@ -114,18 +199,11 @@ std::vector<std::uint8_t> encode(std::span<const std::uint8_t> rows, std::size_t
     put(static_cast<std::uint8_t>(column.predictor), out);
     put(static_cast<std::uint8_t>(column.grouping), out);
     put(column.other, out);
-    const Groups& groups = column.grouping == Grouping::none ? whole : keyed;
-    subtract_prediction(columns, column, groups, residuals);
-    const unsigned shift = shared_zero_bits(residuals);
-    for (std::uint64_t& residual : residuals)
-      residual = static_cast<std::uint64_t>(static_cast<std::int64_t>(residual) >> shift);
-    put(static_cast<std::uint8_t>(shift), out);
-    const std::size_t length_at = out.size();
-    put(std::uint32_t{0}, out);
-    encode_stream(residuals, groups, out);
-    const auto length = static_cast<std::uint32_t>(out.size() - length_at - 4);
-    std::memcpy(out.data() + length_at, &length, 4);
+    put(std::uint8_t{0}, out);
   }
+  for (std::size_t at = 0; at < count; at += kBatchRows)
+    encode_batch(rows.subspan(at * row_bytes, std::min(kBatchRows, count - at) * row_bytes), row_bytes, fields, plan,
+                 work, out);
   return out;
 }
 
@@ -135,53 +213,21 @@ bool decode(std::span<const std::uint8_t> payload, std::size_t row_bytes, std::s
   const std::uint8_t* const end = cursor + payload.size();
   const std::size_t count = get<std::uint32_t>(cursor);
   const std::size_t column_count = cursor[4];
-  const std::uint8_t key = cursor[5];
-  if (get<std::uint16_t>(cursor + 6) != row_bytes || count * row_bytes != out.size() || column_count > kMaxColumns)
+  Plan plan{.key = cursor[5], .columns = {}};
+  if (get<std::uint16_t>(cursor + 6) != row_bytes || count * row_bytes != out.size() || column_count > kMaxColumns ||
+      payload.size() < kHeaderBytes + column_count * kColumnHeaderBytes)
     return false;
-  cursor += kHeaderBytes;
-
-  std::vector<Column> columns(column_count);
-  const Groups whole = one_group(count);
-  Groups keyed;
-  std::size_t covered_bytes = 0;
-  for (std::size_t seen = 0; seen < column_count; ++seen) {
-    if (static_cast<std::size_t>(end - cursor) < kColumnHeaderBytes) return false;
-    ColumnPlan column{.index = cursor[0],
-                      .predictor = static_cast<Predictor>(cursor[4]),
-                      .grouping = static_cast<Grouping>(cursor[5]),
-                      .other = cursor[6]};
-    const std::uint8_t size = cursor[1];
-    const std::size_t offset = get<std::uint16_t>(cursor + 2);
-    const unsigned shift = cursor[7];
-    const std::size_t length = get<std::uint32_t>(cursor + 8);
-    cursor += kColumnHeaderBytes;
-    const bool needs_other = column.predictor == Predictor::advanced || column.predictor == Predictor::same_row;
-    if (column.index >= column_count || !columns[column.index].empty() || cursor[-8] > 5 || cursor[-7] > 2 || shift > 63 ||
-        (size != 1 && size != 2 && size != 4 && size != 8) || offset + size > row_bytes ||
-        static_cast<std::size_t>(end - cursor) < length || (column.grouping != Grouping::none && keyed.starts.empty()) ||
-        (needs_other && (column.other >= column_count || columns[column.other].size() != count)))
-      return false;
-    const Groups& groups = column.grouping == Grouping::none ? whole : keyed;
-    Column values(count);
-    if (!decode_stream(cursor, cursor + length, groups, values)) return false;
-    cursor += length;
-    for (std::uint64_t& value : values) value <<= shift;
-    add_prediction(columns, column, groups, values);
-    std::uint8_t* const first = out.data() + offset;
-    switch (size) {
-      case 1: store_column<std::uint8_t>(values, row_bytes, first); break;
-      case 2: store_column<std::uint16_t>(values, row_bytes, first); break;
-      case 4: store_column<std::uint32_t>(values, row_bytes, first); break;
-      default: store_column<std::uint64_t>(values, row_bytes, first);
-    }
-    if (column.index == key) {
-      if (size > 2 || std::any_of(values.begin(), values.end(), [](std::uint64_t v) { return v > kMaxKey; })) return false;
-      keyed = group_by(values);
-    }
-    columns[column.index] = std::move(values);
-    covered_bytes += size;
+  std::vector<Field> fields(column_count);
+  if (!read_plan(cursor + kHeaderBytes, row_bytes, fields, plan)) return false;
+  cursor += kHeaderBytes + column_count * kColumnHeaderBytes;
+  Workspace work;
+  work.columns.resize(column_count);
+  for (std::size_t at = 0; at < count; at += kBatchRows) {
+    cursor = decode_batch(cursor, end, row_bytes, std::min(kBatchRows, count - at), fields, plan, work,
+                          out.data() + at * row_bytes);
+    if (cursor == nullptr) return false;
   }
-  return cursor == end && covered_bytes == row_bytes;
+  return cursor == end;
 }
 
 }  // namespace stashtrace::column_codec

@@ -5,9 +5,9 @@
 //
 //   payload  u32 row_count | u8 column_count | u8 key (index of the key column, 255 none) | u16 row_bytes
 //            column, column, ...                    in an order in which each needs only earlier ones
-//   column   u8 index | u8 size | u16 offset (in the row) | u8 predictor | u8 grouping | u8 other | u8 shift
-//            u32 stream_bytes | stream
-//            residuals are stored without `shift` zero bits at their low end
+//            batch of up to 8192 rows, ...          predictions start anew in each, so it stays in the cache
+//   column   u8 index | u8 size | u16 offset (in the row) | u8 predictor | u8 grouping | u8 other | u8 reserved
+//   batch    for each column: u8 shift | stream     shift: zero bits at the low end of all residuals, left out
 //   stream   block of up to 256 residuals, ...      a block never spans two groups
 //   block    u8 head (bit 7: residuals are zigzag, else above a base; low 7 bits: width 0..64)
 //            u8 exception_count | varint zigzag base, if bit 7 is clear | packed bits, little endian
@@ -39,6 +39,7 @@ enum class Grouping : std::uint8_t { none = 0, packed = 1, chained = 2 };
 inline constexpr std::uint8_t kNoColumn = 255;
 inline constexpr std::size_t kMaxColumns = 254;
 inline constexpr std::size_t kBlockRows = 256;
+inline constexpr std::size_t kBatchRows = 8192;
 
 struct Field {
   std::uint16_t offset;

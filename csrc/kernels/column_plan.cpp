@@ -10,7 +10,6 @@
 namespace stashtrace::column_codec {
 namespace {
 
-constexpr std::size_t kSampleRows = 768;
 constexpr std::size_t kMaxSampleKeys = 48;
 constexpr std::size_t kColumnBits = 8 * 12;  // a plan must save more than its own header
 
@@ -37,7 +36,8 @@ class Chooser {
     std::vector<Candidates> chosen = best;
     for (std::size_t k = 0; k < fields_.size(); ++k) {
       if (!may_be_key(k)) continue;
-      const Groups groups = group_by(sample_[k]);
+      Groups groups;
+      if (!group_by(sample_[k], groups)) continue;
       std::vector<Candidates> keyed = best;
       for (std::size_t c = 0; c < fields_.size(); ++c)
         if (c != k) add_grouped(static_cast<std::uint8_t>(c), groups, keyed[c]);
@@ -61,7 +61,7 @@ class Chooser {
   }
 
   std::size_t cost(const ColumnPlan& plan, const Groups& groups) {
-    subtract_prediction(sample_, plan, groups, residuals_);
+    subtract_prediction(sample_, plan, groups, residuals_, scratch_);
     const std::span<const std::uint64_t> all(residuals_);
     std::size_t bits = 0;
     for (std::size_t g = 0; g + 1 < groups.starts.size(); ++g) {
@@ -79,7 +79,8 @@ class Chooser {
 
   Candidates ungrouped(std::uint8_t c) {
     Candidates found;
-    const Groups whole = one_group(residuals_.size());
+    Groups whole;
+    one_group(residuals_.size(), whole);
     for (const Predictor predictor : {Predictor::zero, Predictor::previous, Predictor::linear, Predictor::context})
       try_plan({c, predictor, Grouping::none, kNoColumn}, whole, found);
     for (std::uint8_t other = 0; fields_[c].size >= 4 && other < fields_.size(); ++other) {
@@ -160,24 +161,18 @@ class Chooser {
   const std::vector<Column>& sample_;
   std::span<const Field> fields_;
   Column residuals_;
+  Column scratch_;
 };
 
 }  // namespace
 
-Plan choose_plan(const std::vector<Column>& columns, std::span<const Field> fields) {
-  const std::size_t rows = columns.empty() ? 0 : columns.front().size();
-  if (rows < 16) {  // nothing to learn from
+Plan choose_plan(const std::vector<Column>& sample, std::span<const Field> fields) {
+  if (sample.empty() || sample.front().size() < 16) {  // nothing to learn from
     Plan plan;
     for (std::size_t c = 0; c < fields.size(); ++c)
       plan.columns.push_back({static_cast<std::uint8_t>(c), Predictor::previous, Grouping::none, kNoColumn});
     return plan;
   }
-  const std::size_t take = std::min(kSampleRows, rows);
-  const auto begin = static_cast<std::ptrdiff_t>((rows - take) / 2);
-  std::vector<Column> sample;
-  sample.reserve(columns.size());
-  for (const Column& column : columns)
-    sample.emplace_back(column.begin() + begin, column.begin() + begin + static_cast<std::ptrdiff_t>(take));
   return Chooser(sample, fields).choose();
 }
 

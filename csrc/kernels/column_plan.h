@@ -16,7 +16,7 @@ namespace stashtrace::column_codec {
 
 using Column = std::vector<std::uint64_t>;
 
-inline constexpr std::uint64_t kMaxKey = 0xffff;
+inline constexpr std::uint64_t kMaxKey = 0xff;  // codes and flag bits are small; group_by stays cheap
 
 // Rows ordered by the value of a key column, stably: group g is order[starts[g]] .. order[starts[g + 1] - 1].
 // An empty order stands for the rows as they are.
@@ -37,16 +37,20 @@ struct Plan {
   std::vector<ColumnPlan> columns;  // in an order in which each needs only earlier ones
 };
 
-Groups one_group(std::size_t rows);
-Groups group_by(const Column& key);  // values must be <= kMaxKey
+void one_group(std::size_t rows, Groups& out);
+bool group_by(const Column& key, Groups& out);  // false if a value is above kMaxKey
 
-Plan choose_plan(const std::vector<Column>& columns, std::span<const Field> fields);
+// Learns from a sample of consecutive rows, loaded as columns.
+Plan choose_plan(const std::vector<Column>& sample, std::span<const Field> fields);
 
-// values - prediction, in the order of `groups`.
+inline constexpr std::size_t kSampleRows = 768;
+
+// values - prediction, in the order of `groups`. `scratch` is room for a column, kept between calls.
 void subtract_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups,
-                         Column& residuals);
+                         Column& residuals, Column& scratch);
 
 // The inverse, in place: residuals in the order of `groups` become values in the order of rows.
-void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups, Column& values);
+void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups, Column& values,
+                    Column& scratch);
 
 }  // namespace stashtrace::column_codec

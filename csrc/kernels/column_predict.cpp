@@ -72,25 +72,30 @@ bool walks_in_groups(const ColumnPlan& plan, const Groups& groups) {
 
 }  // namespace
 
-Groups one_group(std::size_t rows) { return {.order = {}, .starts = {0, rows}}; }
+void one_group(std::size_t rows, Groups& out) {
+  out.order.clear();
+  out.starts.assign({0, rows});
+}
 
-Groups group_by(const Column& key) {
-  std::vector<std::uint32_t> next(kMaxKey + 2, 0);
-  for (const std::uint64_t value : key) ++next[value + 1];
-  Groups groups;
+bool group_by(const Column& key, Groups& out) {
+  std::array<std::uint32_t, kMaxKey + 2> next{};
+  for (const std::uint64_t value : key) {
+    if (value > kMaxKey) return false;
+    ++next[value + 1];
+  }
+  out.starts.clear();
   for (std::size_t value = 0; value <= kMaxKey; ++value) {
-    if (next[value + 1] != 0) groups.starts.push_back(next[value]);
+    if (next[value + 1] != 0) out.starts.push_back(next[value]);
     next[value + 1] += next[value];
   }
-  groups.starts.push_back(key.size());
-  groups.order.resize(key.size());
-  for (std::size_t row = 0; row < key.size(); ++row)
-    groups.order[next[key[row]]++] = static_cast<std::uint32_t>(row);
-  return groups;
+  out.starts.push_back(key.size());
+  out.order.resize(key.size());
+  for (std::size_t row = 0; row < key.size(); ++row) out.order[next[key[row]]++] = static_cast<std::uint32_t>(row);
+  return true;
 }
 
 void subtract_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups,
-                         Column& residuals) {
+                         Column& residuals, Column& scratch) {
   const Column& values = columns[plan.index];
   const Column* const other = other_of(columns, plan);
   if (walks_in_groups(plan, groups)) {
@@ -114,27 +119,28 @@ void subtract_prediction(const std::vector<Column>& columns, const ColumnPlan& p
     subtract(residuals);
     return;
   }
-  Column ordered(values.size());
-  subtract(ordered);
-  for (std::size_t k = 0; k < ordered.size(); ++k) residuals[k] = ordered[groups.order[k]];
+  scratch.resize(values.size());
+  subtract(scratch);
+  for (std::size_t k = 0; k < scratch.size(); ++k) residuals[k] = scratch[groups.order[k]];
 }
 
-void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups, Column& values) {
+void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups, Column& values,
+                    Column& scratch) {
   const Column* const other = other_of(columns, plan);
   if (walks_in_groups(plan, groups)) {
-    Column rows(values.size());
+    scratch.resize(values.size());
     const auto at = [&](std::size_t k) { return groups.order[k]; };
     for (std::size_t g = 0; g + 1 < groups.starts.size(); ++g)
       walk(plan, other, groups.starts[g], groups.starts[g + 1], at, [&](std::size_t k, std::uint64_t prediction) {
-        return rows[groups.order[k]] = values[k] + prediction;
+        return scratch[groups.order[k]] = values[k] + prediction;
       });
-    values.swap(rows);
+    values.swap(scratch);
     return;
   }
   if (!groups.order.empty()) {
-    Column rows(values.size());
-    for (std::size_t k = 0; k < rows.size(); ++k) rows[groups.order[k]] = values[k];
-    values.swap(rows);
+    scratch.resize(values.size());
+    for (std::size_t k = 0; k < scratch.size(); ++k) scratch[groups.order[k]] = values[k];
+    values.swap(scratch);
   }
   walk(plan, other, 0, values.size(), [](std::size_t k) { return k; },
        [&](std::size_t k, std::uint64_t prediction) { return values[k] += prediction; });

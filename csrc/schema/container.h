@@ -53,8 +53,9 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 // A merged file also has "losses": [[collector, reason, severity, lost_count, advice], ...], what the ring and the
 // raw segments told about missing rows before they were dropped.
 
-// kColumns: kernels/column_codec.h. kDeflate: the raw rows as one zlib stream (texts). The merge writes both.
-enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kDeflate = 2 };
+// The recorder writes kRaw, the merge the others: kColumns: kernels/column_codec.h; kDeflate: the rows as one zlib
+// stream (texts); kDeflateTurned: the same after byte 0 of all rows, byte 1 of all rows, ... (numbered paths).
+enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kDeflate = 2, kDeflateTurned = 3 };
 inline constexpr std::uint32_t kMaxSegmentRows = 1u << 20;  // of a packed segment; a reader refuses more
 
 struct SegmentHeader {

@@ -39,6 +39,7 @@ class Codec(IntEnum):
     RAW = 0
     COLUMNS = 1
     DEFLATE = 2
+    DEFLATE_TURNED = 3
 
 
 class Segment(NamedTuple):
