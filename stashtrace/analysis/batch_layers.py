@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collective_layers import disjoint_rows
 from stashtrace.analysis.step_threads import StepThread
@@ -115,7 +116,7 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     for process in by_process.values.tolist():
         if process >= 0:
             rows = by_process.rows(process)
-            _divide(index, thread, int(process), TimeSet.of(waits.begin[rows], ready[rows]), parts)
+            _divide(index, int(process), TimeSet.of(waits.begin[rows], ready[rows]), parts)
     empty = [TimeSet.empty()]
     return [
         Layer(_FETCH, TimeSet.united(*empty, *parts.fetch)),
@@ -128,11 +129,10 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     ]
 
 
-def _divide(index: TraceIndex, thread: StepThread, process: int, before: TimeSet, parts: _Parts) -> None:
+def _divide(index: TraceIndex, process: int, before: TimeSet, parts: _Parts) -> None:
     """Cut the time before the batch was made by the state of one worker process."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    rows = index.fetches.rows(thread.rank)
-    rows = rows[fetches["process_id"][rows] == process]
+    rows = index.fetches_by_process.rows(process)
     main_track = int(fetches["track_id"][rows[0]]) if len(rows) else -1
     making = TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
 
@@ -167,12 +167,14 @@ def _divide(index: TraceIndex, thread: StepThread, process: int, before: TimeSet
     _page_faults(before - sure - side, begin, end, np.maximum(estimate, 0), end - begin - known - helped, parts)
 
 
-def _reads_of_threads(before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: Int64, parts: _Parts) -> None:
+def _reads_of_threads(
+    before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: npt.NDArray[np.bool_], parts: _Parts
+) -> None:
     """Other threads of the worker were blocked in storage; whether its main thread waited for them is a guess."""
     if len(side) == 0:
         return
     piece_begin, piece_end, row = (before & side).pieces(begin, end)
-    yes = believed[row].astype(bool)
+    yes = believed[row]
     parts.likely_fetch.append(TimeSet.of(piece_begin[yes], piece_end[yes]))
     parts.perhaps_fetch.append(TimeSet.of(piece_begin[~yes], piece_end[~yes]))
 

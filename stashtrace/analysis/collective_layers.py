@@ -74,16 +74,25 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
     return begin[keep], end[order][keep], int64(order[keep])
 
 
-def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
-    """Pieces of the step thread's time that it spends blocked on collectives."""
+def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
+    """Rows of a rank's collectives with call and end; what never ended lasts as long as the rank.
+
+    An end that nobody saw, of an operation that all had entered, must not block the queue for ever: it counts as ended
+    when the last one entered.
+    """
     table, matched = index.trace.collectives, index.matched
     rows = index.collectives.rows(thread.process_id)
     call, end = table["call_ns"][rows], matched.end_ns[rows]
-    # An end that nobody saw, of an operation that all had entered, must not block the queue for ever.
-    hanging = matched.last_enter_ns[rows] == NEVER
     floor = np.maximum(matched.last_enter_ns[rows], np.maximum(table["return_ns"][rows], call))
-    end = np.where((end == NEVER) & ~hanging, floor, end)
-    end = np.minimum(end, max(thread.end_ns, int(call.max()) if len(call) else 0))
+    end = np.where((end == NEVER) & (matched.last_enter_ns[rows] < NEVER), floor, end)
+    return rows, call, np.minimum(end, max(thread.end_ns, int(call.max()) if len(call) else 0))
+
+
+def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
+    """Pieces of the step thread's time that it spends blocked on collectives."""
+    table, matched = index.trace.collectives, index.matched
+    rows, call, end = own_collectives(index, thread)
+    hanging = matched.last_enter_ns[rows] == NEVER
 
     waits, parts = index.trace.collective_waits, []
     wait_rows = index.collective_waits.rows(thread.track_id)

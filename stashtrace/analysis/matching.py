@@ -38,6 +38,9 @@ class Matched:
         True if a member's row is missing although the operation ended: somebody unseen may have been later.
     link
         INSIDE, ACROSS or MIXED, of the row's group.
+    by_clock
+        False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
+        shortest duration of all ranks.
     """
 
     end_ns: Int64
@@ -45,6 +48,7 @@ class Matched:
     last_rank: Int64
     partial: npt.NDArray[np.bool_]
     link: Int64
+    by_clock: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,53 @@ def match(trace: Trace) -> Matched:
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
         _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank)
         _match_blocks(table, rows[~pairs], groups[value].members, last_enter, last_rank, partial)
-    return Matched(end, last_enter, last_rank, partial, link)
+    by_clock = _trusted(trace, end)
+    shortest = _shortest(table, end)
+    doubtful = ~by_clock & (last_rank >= 0) & (last_enter < NEVER)
+    last_enter[doubtful] = (end - shortest)[doubtful]
+    return Matched(end, last_enter, last_rank, partial, link, by_clock)
+
+
+def _blocks(table: Table) -> tuple[Int64, Int64]:
+    """Order of rows by group and sequence, and the block number of each row in that order."""
+    order = np.lexsort((table["sequence"], table["group_hash"]))
+    group, sequence = table["group_hash"][order], table["sequence"][order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
+    return order, np.cumsum(new) - 1
+
+
+def _shortest(table: Table, end: Int64) -> Int64:
+    """Shortest duration of each row's operation on any rank."""
+    if len(table) == 0:
+        return np.empty(0, dtype=np.int64)
+    order, block = _blocks(table)
+    shortest = np.full(int(block[-1]) + 1, NEVER)
+    np.minimum.at(shortest, block, (end - table["call_ns"])[order])
+    out = np.empty(len(order), dtype=np.int64)
+    out[order] = shortest[block]
+    return out
+
+
+def _trusted(trace: Trace, end: Int64) -> npt.NDArray[np.bool_]:
+    """Whether the error of the clocks is below half of the shortest duration, per row; one clock is always trusted."""
+    table, processes = trace.collectives, trace.processes
+    trusted = np.ones(len(table), dtype=bool)
+    error_of = dict(zip(trace.alignment["boot_code"].tolist(), trace.alignment["error_ns"].tolist(), strict=True))
+    if not any(error_of.values()):
+        return trusted
+    boot_of = dict(zip(processes["process_id"].tolist(), processes["boot_code"].tolist(), strict=True))
+    owners, inverse = np.unique(table["process_id"], return_inverse=True)
+    boot = np.array([boot_of[p] for p in owners.tolist()], dtype=np.int64)[inverse]
+    error = np.array([error_of.get(boot_of[p], 0) for p in owners.tolist()], dtype=np.int64)[inverse]
+    order, block = _blocks(table)
+    count = int(block[-1]) + 1 if len(block) else 0
+    low, high, worst = np.full(count, NEVER), np.full(count, -NEVER), np.zeros(count, dtype=np.int64)
+    np.minimum.at(low, block, boot[order])
+    np.maximum.at(high, block, boot[order])
+    np.maximum.at(worst, block, error[order])
+    trusted[order] = (low == high)[block] | (2 * worst[block] <= _shortest(table, end)[order])
+    return trusted
 
 
 def _match_blocks(

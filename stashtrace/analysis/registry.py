@@ -16,6 +16,12 @@ from stashtrace.model.trace import Trace
 ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("steps", "stashtrace.analysis.steps:steps", "begin and end of every step of every rank"),
     ("stalls", "stashtrace.analysis.stalls:stalls", "where each nanosecond of each step of each rank went"),
+    ("breakdown", "stashtrace.analysis.breakdown:breakdown", "hidden work, CPU contention and collection per step"),
+    ("collectives", "stashtrace.analysis.collectives:collectives", "every collective: waiting, then transfer"),
+    ("stragglers", "stashtrace.analysis.stragglers:stragglers", "which rank is late, and what it costs the others"),
+    ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
+    ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),
+    ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),
     ("stall_intervals", "stashtrace.analysis.stalls:stall_intervals", "the same attribution as intervals"),
 )
 

@@ -10,8 +10,7 @@ What a rank's layers are is the business of its method (``METHODS``): today ``ho
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -19,7 +18,8 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.host_layers import host_layers
-from stashtrace.analysis.step_threads import StepThread, step_threads
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.steps import ranks_and_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
@@ -68,7 +68,7 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
     found = find_steps(trace)
     index = TraceIndex(trace)
-    table = Table.concat(STALLS, [_rank_table(index, t, own) for t, own in _ranks(trace, found)])
+    table = Table.concat(STALLS, [_rank_table(index, t, own) for t, own in ranks_and_steps(trace, found)])
     return table if by == "step" else _totals(table, found, by, warmup)
 
 
@@ -91,7 +91,7 @@ def stall_intervals(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     tables = []
-    for thread, steps in _ranks(trace, find_steps(trace)):
+    for thread, steps in ranks_and_steps(trace, find_steps(trace)):
         made = METHODS["host"](index, thread)
         layers = made.layers
         begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
@@ -113,16 +113,6 @@ def stall_intervals(trace: Trace) -> Table:
         }
         tables.append(Table(STALL_INTERVALS, columns))
     return Table.concat(STALL_INTERVALS, tables)
-
-
-def _ranks(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
-    """Each rank's thread and steps; its life holds its steps even where the process table says less."""
-    by_rank = RowsBy(found["rank"])
-    for thread in step_threads(trace):
-        own = found.take(by_rank.rows(thread.rank))
-        first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
-        last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
-        yield replace(thread, begin_ns=first, end_ns=last), own
 
 
 def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:

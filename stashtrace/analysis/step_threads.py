@@ -55,8 +55,10 @@ def step_threads(trace: Trace) -> list[StepThread]:
     best: dict[int, tuple[int, int, int]] = {}
     for track, process in zip(tracks["track_id"].tolist(), tracks["process_id"].tolist(), strict=True):
         rank = rank_of.get(process)
-        if rank is not None and score[track] >= _OTHER and (rank not in best or (score[track], -track) > best[rank][:2]):
-            best[rank] = (int(score[track]), -track, process)
+        if rank is None or score[track] < _OTHER:
+            continue
+        candidate = (int(score[track]), -track, process)
+        best[rank] = max(best.get(rank, candidate), candidate)
     if not best:
         raise MissingDataError(
             "no rank has a step: no optimizer update, forward or batch wait was recorded",

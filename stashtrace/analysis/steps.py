@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,8 @@ def steps(trace: Trace) -> Table:
     MissingDataError
         If no rank has a step; the hint names the collectors to turn on.
     """
-    found = _number([_rank_steps(trace, t) for t in step_threads(trace)])
+    rows = _Rows(trace)
+    found = _number([_rank_steps(t, rows) for t in step_threads(trace)])
     if not any(len(r.columns.begin) for r in found):
         raise MissingDataError(
             "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
@@ -77,16 +79,34 @@ def steps(trace: Trace) -> Table:
     return Table(STEPS, columns)
 
 
-def _rank_steps(trace: Trace, thread: StepThread) -> _RankSteps:
-    phases, batches, spans = trace.phases, trace.batches, trace.spans
-    rows = np.flatnonzero(
-        (phases["track_id"] == thread.track_id) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
-    )
-    waits = np.flatnonzero((batches["track_id"] == thread.track_id) & (batches["phase_code"] == BatchPhase.WAIT))
-    columns_of_phases = {n: phases[n][rows] for n in phases.columns}
-    tokens = tokens_of(columns_of_phases, batches["begin_ns"][waits], batches["end_ns"][waits])
-    is_mark = spans["kind_code"] == SpanKind.STEP_MARK
-    marks = spans["end_ns"][is_mark & (spans["track_id"] == thread.track_id)]
+def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
+    """Each rank's thread and steps; its life holds its steps even where the process table says less."""
+    by_rank = RowsBy(found["rank"])
+    for thread in step_threads(trace):
+        own = found.take(by_rank.rows(thread.rank))
+        first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
+        last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
+        yield replace(thread, begin_ns=first, end_ns=last), own
+
+
+class _Rows:
+    """What tokens are made of, grouped by thread once for all ranks."""
+
+    def __init__(self, trace: Trace) -> None:
+        phases, batches, spans = trace.phases, trace.batches, trace.spans
+        self.phases = phases.take((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
+        self.waits = batches.take(batches["phase_code"] == BatchPhase.WAIT)
+        self.marks = spans.take(spans["kind_code"] == SpanKind.STEP_MARK)
+        self.phases_by, self.waits_by, self.marks_by = (
+            RowsBy(t["track_id"]) for t in (self.phases, self.waits, self.marks)
+        )
+
+
+def _rank_steps(thread: StepThread, rows: _Rows) -> _RankSteps:
+    own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
+    columns_of_phases = {n: rows.phases[n][own] for n in rows.phases.columns}
+    tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
+    marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
     columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
     return _RankSteps(thread, columns, _sub_steps(tokens, columns), int64(np.arange(len(columns.begin))))
 
@@ -123,8 +143,7 @@ def _check_by_collectives(trace: Trace, ranks: list[_RankSteps]) -> tuple[list[_
     table = trace.collectives
     shared = ~np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     order = np.flatnonzero(shared)
-    columns = ("group_hash", "sequence", "rank", "call_ns")
-    order = order[np.lexsort([table[c][order] for c in reversed(columns)])]
+    order = order[np.lexsort([table[c][order] for c in ("call_ns", "rank", "sequence", "group_hash")])]
     group, sequence = table["group_hash"][order], table["sequence"][order]
     new = np.ones(len(order), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])

@@ -30,7 +30,7 @@ READ_OPS = (
     IoOp.MMAP,
     IoOp.SENDFILE,
 )
-_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
+IO_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 _NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
 
 
@@ -81,6 +81,8 @@ class IoRows:
     begin: Int64
     end: Int64
     track: Int64
+    path: Int64
+    result: Int64
     is_storage: np.ndarray
     is_read: np.ndarray
     is_receive: np.ndarray
@@ -131,6 +133,11 @@ class TraceIndex:
         return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
 
     @cached_property
+    def fetches_by_process(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by process."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["process_id"])
+
+    @cached_property
     def _batches(self) -> dict[int, Table]:
         return {}
 
@@ -157,14 +164,16 @@ class TraceIndex:
         """Blocked calls and receives."""
         table = self.trace.io
         flags, op = table["io_flags"], table["op_code"]
-        rows = np.flatnonzero(((flags & _WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT))
+        rows = np.flatnonzero(((flags & IO_WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT))
         flags, op = flags[rows], op[rows]
-        blocked = (flags & _WAITED) != 0
+        blocked = (flags & IO_WAITED) != 0
         storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
         return IoRows(
             begin=table["begin_ns"][rows],
             end=table["end_ns"][rows],
             track=int64(table["track_id"][rows]),
+            path=int64(table["path_code"][rows]),
+            result=table["result_bytes"][rows],
             is_storage=storage,
             is_read=np.isin(op, READ_OPS),
             is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),

@@ -1,0 +1,95 @@
+"""collectives: how long each rank waited for the last one to enter, and how long the bytes then took."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.matching import match
+from stashtrace.analysis.steps import steps as find_steps
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.schemas import COLLECTIVE_TIMES
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+
+def collectives(trace: Trace) -> Table:
+    """Split every collective of every rank into wait and transfer.
+
+    Operations in which nobody can end before everybody has entered: ``wait = last enter - own enter``,
+    ``transfer = end - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or
+    the root for all), a receive for its send. This includes what was hidden behind compute; the exposed part is in
+    ``stalls``. Where the clocks of the ranks are not good enough for an operation, the shortest duration of all ranks
+    is the transfer (``method`` duration). An operation that never ended lasts until its process does.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives; steps if there are any.
+
+    Columns
+    -------
+    rank, step, communicator, sequence, op, message_bytes, begin_ns, end_ns, wait_ns, transfer_ns, last_rank, method
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded.
+    """
+    table = trace.collectives
+    if len(table) == 0:
+        raise MissingDataError(
+            "no collective was recorded", hint="run more than one rank with the collector torch_distributed on"
+        )
+    matched = match(trace)
+    begin = table["call_ns"]
+    lives = dict(zip(trace.processes["process_id"].tolist(), trace.processes["end_ns"].tolist(), strict=True))
+    owners, inverse = np.unique(table["process_id"], return_inverse=True)
+    last = np.array([lives[p] for p in owners.tolist()], dtype=np.int64)[inverse]
+    end = np.where(matched.end_ns == NEVER, np.maximum(last, begin), matched.end_ns)
+    entered = np.clip(matched.last_enter_ns, begin, end)
+    waited = (entered > begin) & (matched.last_rank != table["rank"])
+    out = Table(
+        COLLECTIVE_TIMES,
+        {
+            "rank": table["rank"],
+            "step": _step_of(trace, table["rank"], begin),
+            "communicator": _communicators(trace),
+            "sequence": table["sequence"],
+            "op": np.array([op.name.lower() for op in CollectiveOp])[np.clip(table["op_code"], 0, max(CollectiveOp))],
+            "message_bytes": table["message_bytes"],
+            "begin_ns": begin,
+            "end_ns": end,
+            "wait_ns": entered - begin,
+            "transfer_ns": end - entered,
+            "last_rank": np.where(waited, matched.last_rank, -1),
+            "method": np.where(matched.by_clock, "clock", "duration"),
+        },
+    )
+    return out.sort_by("begin_ns", "rank")
+
+
+def _step_of(trace: Trace, rank: Int64, at: Int64) -> Int64:
+    out = np.full(len(rank), -1, dtype=np.int64)
+    try:
+        found = find_steps(trace)
+    except MissingDataError:
+        return out  # collectives without a training loop
+    by_rank, steps_by_rank = RowsBy(rank), RowsBy(found["rank"])
+    for value in by_rank.values.tolist():
+        rows, own = by_rank.rows(value), steps_by_rank.rows(value)
+        if len(own):
+            position = np.searchsorted(found["begin_ns"][own], at[rows], side="right") - 1
+            inside = (position >= 0) & (at[rows] < found["end_ns"][own][np.maximum(position, 0)])
+            out[rows[inside]] = found["step"][own][position[inside]]
+    return out
+
+
+def _communicators(trace: Trace) -> np.ndarray:
+    """Name of each row's group."""
+    table, groups = trace.collectives, trace.groups
+    names = {int(h): trace.text(c) for h, c in zip(groups["group_hash"], groups["name_code"], strict=True)}
+    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
+    return np.array([names.get(h) or f"group {h:x}" for h in hashes.tolist()])[inverse]

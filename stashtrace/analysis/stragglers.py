@@ -1,0 +1,81 @@
+"""stragglers: which rank the others wait for, by the exposed time of the budget."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.matching import match
+from stashtrace.analysis.stalls import METHODS
+from stashtrace.analysis.steps import ranks_and_steps
+from stashtrace.analysis.steps import steps as find_steps
+from stashtrace.analysis.timeset import Int64, TimeSet, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import SYNCHRONISING_OPS
+from stashtrace.model.schemas import STRAGGLERS
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+
+def stragglers(trace: Trace) -> Table:
+    """Count how often each rank is last, and what the others lose by it.
+
+    Times are straggler stalls inside steps, warm-up included; waiting that was hidden behind compute is not in them.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps and collectives.
+
+    Columns
+    -------
+    rank, last_count, caused_wait_ns, wait_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps, or no collective was recorded.
+    """
+    if len(trace.collectives) == 0:
+        raise MissingDataError("no collective was recorded", hint="run more than one rank with torch_distributed on")
+    index = TraceIndex(trace)
+    causes, lengths, victims = [], [], []
+    for thread, own in ranks_and_steps(trace, find_steps(trace)):
+        late = METHODS["host"](index, thread).late
+        inside = TimeSet.of(own["begin_ns"], own["end_ns"]).within(late.begin, late.end)
+        causes.append(late.tag)
+        lengths.append(inside)
+        victims.append(np.full(len(inside), thread.rank))
+    cause, length, victim = (int64(np.concatenate(c)) for c in (causes, lengths, victims))
+    last = _last_counts(trace)
+    ranks = np.unique(np.concatenate([trace.ranks, victim, cause[cause >= 0], last[last >= 0]]))
+    return Table(
+        STRAGGLERS,
+        {
+            "rank": ranks,
+            "last_count": _per_rank(ranks, last, np.ones(len(last), dtype=np.int64)),
+            "caused_wait_ns": _per_rank(ranks, cause, length),
+            "wait_ns": _per_rank(ranks, victim, length),
+        },
+    )
+
+
+def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
+    out = np.zeros(len(ranks), dtype=np.int64)
+    known = rank >= 0
+    np.add.at(out, np.searchsorted(ranks, rank[known]), value[known])
+    return out
+
+
+def _last_counts(trace: Trace) -> Int64:
+    """The last rank of each operation that needs all of its group, and that somebody else entered before."""
+    table, matched = trace.collectives, match(trace)
+    rows = np.flatnonzero(
+        np.isin(table["op_code"], SYNCHRONISING_OPS) & matched.by_clock & (matched.last_enter_ns > table["call_ns"])
+    )
+    order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
+    group, sequence = table["group_hash"][order], table["sequence"][order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
+    return matched.last_rank[order[new]]
