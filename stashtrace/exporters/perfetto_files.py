@@ -77,11 +77,13 @@ def sum_piece(rows: RankRows, io: Table, bins: Bins) -> Piece:
     bin_number = (begin - bins.origin_ns) // bins.width_ns
     fresh = np.r_[True, (track[1:] != track[:-1]) | (bin_number[1:] != bin_number[:-1])]
     first = np.flatnonzero(fresh)
-    group = np.cumsum(fresh) - 1
     until = np.maximum.reduceat(end, first)
     same_thread = track[first][1:] == track[first][:-1]
     until[:-1] = np.where(same_thread, np.minimum(until[:-1], begin[first][1:]), until[:-1])
-    longest = np.lexsort((end - begin, group))[np.r_[first[1:], len(io)] - 1]
+    calls_count = np.diff(first, append=len(io))
+    duration = end - begin
+    longest_first = np.flatnonzero(duration == np.repeat(np.maximum.reduceat(duration, first), calls_count))
+    longest = longest_first[np.searchsorted(longest_first, first)]
     flags = io["io_flags"].astype(np.int64)
     piece = Piece(
         track[first],
@@ -90,7 +92,7 @@ def sum_piece(rows: RankRows, io: Table, bins: Bins) -> Piece:
         np.zeros(len(first), dtype=np.int64),
         Texts(["calls"]),
     )
-    piece.ints["calls_count"] = np.add.reduceat(np.ones(len(io), dtype=np.int64), first)
+    piece.ints["calls_count"] = calls_count
     piece.ints["bytes"] = np.add.reduceat(np.maximum(io["result_bytes"], 0), first)
     piece.ints["busy_ns"] = np.add.reduceat(_own_time(track, begin, end), first)
     piece.ints["blocked_count"] = np.add.reduceat(((flags & BLOCKED) != 0).astype(np.int64), first)
