@@ -32,6 +32,8 @@ FORWARDED = (
 _SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+#: Control devices of the NVIDIA and AMD drivers.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,7 @@ def _run_facts(command: Sequence[str], run_id: str, collectors: Sequence[str], v
         "collectors": list(collectors),
         "stashtrace_version": version,
         "launcher_pid": os.getpid(),
+        "gpu_driver": "present" if any(map(os.path.exists, _GPU_DEVICES)) else "none",
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, Phase, ProcessRole, WaitOp
 from stashtrace.model.table import Table
@@ -17,64 +17,93 @@ from stashtrace.units import bytes_text, duration_text, percent_text
 
 #: Shares of a wait below this are left out of its sentence.
 _WORTH_NAMING = 0.05
-_DATA_WORDS = {
-    "prep": "decoding, transforming and collating",
-    "fetch": "blocked in storage",
-    "handoff": "done: the batch was in the queue, being unpickled or pinned",
-}
+_DATA_KINDS = ("prep", "fetch", "handoff")
+_WORKER_WORDS = {"prep": "decoding, transforming and collating", "fetch": "blocked in storage"}
+#: Above this share of a worker's time in the run queue, or of busy CPUs, more workers are no cure.
+_CROWDED_RATIO = 0.2
+_BUSY_RATIO = 0.85
 
 
-def loading(trace: Trace, rank: RankFacts, tables: Mapping[str, Table]) -> list[str]:
+def loading(trace: Trace, rank: RankFacts, cpu_busy_ratio: float) -> list[str]:
     """Why a rank waited for batches: what the worker of the awaited batch did, the slowest file, how to hide it."""
-    wait_ns = rank.per_step_ns(*_DATA_WORDS)
-    shares = {k: rank.per_step_ns(k) / wait_ns for k in _DATA_WORDS if rank.per_step_ns(k) >= _WORTH_NAMING * wait_ns}
-    ordered = sorted(shares, key=lambda k: -shares[k])
-    fetches = _made_batches(trace, rank.rank)
-    workers = np.unique(fetches["worker_id"]).tolist()
+    wait_ns = rank.per_step_ns(*_DATA_KINDS)
+    shares = {k: rank.per_step_ns(k) / wait_ns for k in _DATA_KINDS if rank.per_step_ns(k) >= _WORTH_NAMING * wait_ns}
+    made = _made_batches(trace, rank.rank)
+    workers = np.unique(made["worker_id"]).tolist()
     own = workers == [-1]
-    who = "the step thread loads its own batches (num_workers=0): it" if own else _workers(len(workers))
-    part = {k: "all" if shares[k] > 0.995 else percent_text(shares[k]) for k in ordered}
-    parts = [f"{part[k]}{' of that' if k == ordered[0] else ''} {_DATA_WORDS[k]}" for k in ordered]
-    lines = [f"{who} spent " + ", ".join(parts)] if parts else []
+    who = "the step thread makes its own batches (num_workers=0): it" if own else _workers(len(workers))
+    lines = []
+    working = sorted((k for k in _WORKER_WORDS if k in shares), key=lambda k: -shares[k])
+    if working:
+        parts = [f"{_part(shares[k])}{' of that' if k == working[0] else ''} {_WORKER_WORDS[k]}" for k in working]
+        passed = f"; {_part(shares['handoff'])} is hand-over (queue, unpickling)" if "handoff" in shares else ""
+        lines.append(f"{who} spent " + ", ".join(parts) + passed)
+    elif "handoff" in shares:
+        lines.append("the batches were made in time: all of that is hand-over (queue, unpickling, pinning)")
     if "fetch" in shares:
         lines += _slow_file(trace, rank.rank)
-    advice = _workers_needed(rank, fetches, len(workers), own)
+    crowded = _crowded(made, own)
+    if crowded > _CROWDED_RATIO:
+        queued = f"stood in the run queue for {percent_text(crowded)} of the time: too few CPUs"
+        lines.append(f"making a batch, {'it' if own else 'a worker'} {queued}")
+    busy = ""
+    if cpu_busy_ratio > _BUSY_RATIO:
+        busy = f"the CPUs are {percent_text(cpu_busy_ratio)} busy"
+    elif crowded > _CROWDED_RATIO:
+        busy = "they would queue for the same CPUs"
+    advice = _workers_needed(rank, made, len(workers), own, busy)
     return lines + ([advice] if advice else [])
 
 
-def waited_operation(trace: Trace, rank: int) -> str:
-    """Name of the collective that a rank spent most waiting time in, empty if unknown."""
-    waits = trace.collective_waits
+def _part(share: float) -> str:
+    return "all" if share > 0.995 else percent_text(share)
+
+
+def _crowded(made: Table, own: bool) -> float:
+    """Share of the making of batches that the maker was runnable and not running."""
+    known = made.take(made["runqueue_ns"] >= 0)
+    length = int((known["end_ns"] - known["begin_ns"]).sum())
+    return float(known["runqueue_ns"].sum()) / length if length else 0.0
+
+
+def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
+    """Name of the collective in which a rank was blocked longest within its counted steps, empty if unknown."""
     mine = trace.collectives.take(trace.collectives["rank"] == rank)
-    if not len(mine):
-        return ""
-    spent = dict.fromkeys(np.unique(mine["op_code"]).tolist(), 0)
     operation = dict(zip(mine["collective_key"].tolist(), mine["op_code"].tolist(), strict=True))
+    waits = trace.collective_waits
+    inside = waits.take(
+        np.isin(waits["collective_key"], mine["collective_key"]) & (_step_of(waits["begin_ns"], rank, steps) >= 0)
+    )
+    spent: dict[int, int] = {}
     for key, length in zip(
-        waits["collective_key"].tolist(), (waits["end_ns"] - waits["begin_ns"]).tolist(), strict=True
+        inside["collective_key"].tolist(), (inside["end_ns"] - inside["begin_ns"]).tolist(), strict=True
     ):
-        if key in operation:
-            spent[operation[key]] += length
-    return CollectiveOp(max(spent, key=spent.__getitem__)).name.lower().replace("_", "-")
+        spent[operation[key]] = spent.get(operation[key], 0) + length
+    if not spent:  # blocked without a wait of its own: DDP's reducer waits inside backward
+        called = mine.take((mine["end_ns"] >= 0) & (_step_of(mine["call_ns"], rank, steps) >= 0))
+        for op in np.unique(called["op_code"]).tolist():
+            spent[op] = int((called["end_ns"] - called["call_ns"])[called["op_code"] == op].sum())
+    return CollectiveOp(max(spent, key=spent.__getitem__)).name.lower().replace("_", "-") if spent else ""
 
 
-def transfer(trace: Trace, rank: RankFacts, tables: Mapping[str, Table]) -> list[str]:
-    """How much was moved, and how fast."""
+def _step_of(moments: npt.NDArray[np.int64], rank: int, steps: Table) -> npt.NDArray[np.int64]:
+    """Row of the counted step of a rank that holds each moment, -1 if none does."""
+    own = steps.take((steps["rank"] == rank) & (steps["warmup"] == 0)).sort_by("begin_ns")
+    if not len(own):
+        return np.full(len(moments), -1, dtype=np.int64)
+    at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
+    return np.where((at >= 0) & (moments < own["end_ns"][np.maximum(at, 0)]), at, -1)
+
+
+def transfer(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
+    """How much was moved a step, in how many operations."""
     mine = trace.collectives.take(trace.collectives["rank"] == rank.rank)
-    moved = mine.take((mine["end_ns"] > 0) & (mine["message_bytes"] > 0))
+    moved = mine.take((mine["message_bytes"] > 0) & (_step_of(mine["call_ns"], rank.rank, steps) >= 0))
     if not len(moved) or not rank.steps_count:
         return []
-    steps = tables["steps"]
-    own = steps.take((steps["rank"] == rank.rank) & (steps["warmup"] == 0))
-    at = np.searchsorted(own["begin_ns"], moved["call_ns"], side="right") - 1
-    inside = (
-        (at >= 0) & (moved["call_ns"] < own["end_ns"][np.maximum(at, 0)]) if len(own) else np.zeros(len(moved), bool)
-    )
-    per_step = float(moved["message_bytes"][inside].sum()) / max(len(own), 1)
-    calls = np.count_nonzero(inside) / max(len(own), 1)
-    if not per_step:
-        return []
-    return [f"{calls:.0f} operation{'' if round(calls) == 1 else 's'} and {bytes_text(per_step)} of payload a step"]
+    calls = round(len(moved) / rank.steps_count)
+    per_step = bytes_text(float(moved["message_bytes"].sum()) / rank.steps_count)
+    return [f"{max(calls, 1)} operation{'' if calls <= 1 else 's'} with {per_step} of payload a step"]
 
 
 def saving(trace: Trace, rank: RankFacts) -> list[str]:
@@ -154,21 +183,20 @@ def _slow_file(trace: Trace, rank: int) -> list[str]:
     return [f"blocked reads moved {rate}, {where}; the median one took {duration_text(float(np.median(length)))}"]
 
 
-def _workers_needed(rank: RankFacts, fetches: Table, workers: int, own: bool) -> str:
+def _workers_needed(rank: RankFacts, made: Table, workers: int, own: bool, busy: str) -> str:
     """How many workers would keep up, if each made batches as fast as the present ones do."""
-    if not len(fetches) or not rank.steps_count:
+    if not len(made) or not rank.steps_count:
         return ""
-    busy_ns = float(np.median(fetches["end_ns"] - fetches["begin_ns"]))
-    rest_ns = rank.wall_ns / rank.steps_count - rank.per_step_ns(*_DATA_WORDS)
-    if rest_ns <= 0 or busy_ns <= 0:
+    batch_ns = float(np.median(made["end_ns"] - made["begin_ns"]))
+    rest_ns = rank.wall_ns / rank.steps_count - rank.per_step_ns(*_DATA_KINDS)
+    if rest_ns <= 0 or batch_ns <= 0:
         return ""
-    needed = math.ceil(busy_ns / rest_ns)
-    batch = f"a batch takes {duration_text(busy_ns)} to make"
-    if own:
-        beside = f"beside the {duration_text(rest_ns)} of the rest"
-        return f"{batch}; {needed} worker{'' if needed == 1 else 's'} would make it {beside}, given free CPUs"
-    if needed > workers:
+    batch = f"a batch takes {duration_text(batch_ns)} to make, the rest of a step {duration_text(rest_ns)}"
+    needed = math.ceil(batch_ns / rest_ns)
+    if not own and needed <= workers:
         return (
-            f"{batch} and the rest of a step {duration_text(rest_ns)}: {needed} workers would hide it, given free CPUs"
+            f"{batch}: on average {'it keeps' if workers == 1 else 'they keep'} up, the waits come from uneven batches"
         )
-    return f"{batch}; {workers} should be enough on average, so the waits come from uneven batches"
+    if busy:
+        return f"{batch}; more workers would not help, {busy}; cheaper decoding or more CPUs would"
+    return f"{batch}: {needed} worker{'' if needed == 1 else 's'} would hide it, given free CPUs"

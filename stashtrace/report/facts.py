@@ -167,4 +167,23 @@ def _rank_facts(trace: Trace, rank: int, steps: Table, stalls: Table) -> RankFac
         sums("low_ns"),
         sums("high_ns"),
         late_ns,
+        _run_queue_ratio(trace, own),
     )
+
+
+def _run_queue_ratio(trace: Trace, own: Table) -> float:
+    """Share of the steps of a rank that its step thread was runnable and not running, by the stamps of its phases."""
+    begin, end = int(own["begin_ns"].min()), int(own["end_ns"].max())
+    phases = trace.phases
+    inside = phases.take(
+        (phases["track_id"] == own["track_id"][0])
+        & (phases["begin_ns"] >= begin)
+        & (phases["end_ns"] <= end)
+        & (phases["begin_runqueue_ns"] >= 0)
+    ).sort_by("begin_ns")
+    if len(inside) < 2:
+        return 0.0
+    # The kernel's sum only grows, so its growth between the first and the last stamp needs no phase in between.
+    queued = int(inside["end_runqueue_ns"].max() - inside["begin_runqueue_ns"].min())
+    span = int(inside["end_ns"].max() - inside["begin_ns"].min())
+    return queued / span if span > 0 else 0.0

@@ -81,22 +81,22 @@ def amount(rank: RankFacts, *kinds: str) -> str:
 
 def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("data")
-    lost = f"{amount(worst, *GROUPS['data'])} a step ({percent_text(share)})"
-    verdict = (
-        f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} input bound: {lost} waiting for batches{_most(hit, 'data')}"
-    )
-    return Finding("data", share, verdict, tuple(evidence.loading(facts.trace, worst, facts.tables)))
+    lost = f"{amount(worst, *GROUPS['data'])} a step ({percent_text(share)}){_where(hit, 'data')}"
+    verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} input bound: {lost} waiting for batches"
+    return Finding("data", share, verdict, tuple(evidence.loading(facts.trace, worst, facts.trust.cpu_busy_ratio)))
 
 
 def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("late")
-    lost = f"{amount(worst, 'straggler')} a step ({percent_text(share)})"
-    loses = f"{_ranks(hit)} {'lose' if len(hit) > 1 else 'loses'}"
-    if not worst.late_ns:
-        return Finding("late", share, f"{loses} {lost} waiting for other ranks{_most(hit, 'late')}", ())
-    cause = max(worst.late_ns, key=lambda r: (worst.late_ns[r], -r))
+    cause = _main_cause(worst)
     late = facts.rank(cause)
-    operation = evidence.waited_operation(facts.trace, worst.rank)
+    # The late rank's own waits for others are another story, and a shorter one.
+    alike = [r for r in hit if _main_cause(r) == cause]
+    loses = f"{_ranks(alike)} {'lose' if len(alike) > 1 else 'loses'}"
+    lost = f"{amount(worst, 'straggler')} a step ({percent_text(share)}){_where(alike, 'late')}"
+    if cause < 0:
+        return Finding("late", share, f"{loses} {lost} waiting for other ranks", ())
+    operation = evidence.waited_operation(facts.trace, worst.rank, facts.tables["steps"])
     where = f" in {operation}" if operation else ""
     if late is not None and late.late_ns.get(worst.rank, 0) > 0.5 * worst.late_ns[cause]:
         verdict = (
@@ -106,12 +106,16 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
         return Finding("late", share, verdict, ("neither is always the slower one: their steps vary",))
     part = worst.late_ns[cause] / max(sum(worst.late_ns.values()), 1)
     whom = f"rank {cause}" if part > 0.8 else f"others, mostly rank {cause} ({percent_text(part)})"
-    verdict = f"{loses} {lost}{where} waiting for {whom}, not for the link{_most(hit, 'late')}"
     told = [_why_late(late, worst)] if late is not None else []
     link_ns = worst.per_step_ns("network", "interconnect")
     if link_ns > 0:
         told.append(f"the transfers themselves take {duration_text(link_ns)} a step")
-    return Finding("late", share, verdict, tuple(told))
+    return Finding("late", share, f"{loses} {lost}{where} waiting for {whom}, not for the link", tuple(told))
+
+
+def _main_cause(rank: RankFacts) -> int:
+    """The rank that one waited for longest, -1 if unknown."""
+    return max(rank.late_ns, key=lambda r: (rank.late_ns[r], -r), default=-1)
 
 
 def _why_late(late: RankFacts, victim: RankFacts) -> str:
@@ -129,24 +133,24 @@ def _why_late(late: RankFacts, victim: RankFacts) -> str:
 def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("link")
     between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
-    where = "between hosts" if between_hosts else "between ranks of one host"
-    lost = f"{amount(worst, *GROUPS['link'])} a step ({percent_text(share)})"
-    spends = f"{_ranks(hit)} {'spend' if len(hit) > 1 else 'spends'}"
-    verdict = f"{spends} {lost} in transfers {where}, with all ranks there{_most(hit, 'link')}"
-    return Finding("link", share, verdict, tuple(evidence.transfer(facts.trace, worst, facts.tables)))
+    place = "between hosts" if between_hosts else "between ranks of one host"
+    lost = f"{amount(worst, *GROUPS['link'])} a step ({percent_text(share)}){_where(hit, 'link')}"
+    verdict = f"{_ranks(hit)} {'spend' if len(hit) > 1 else 'spends'} {lost} in transfers {place}, with all ranks there"
+    return Finding("link", share, verdict, tuple(evidence.transfer(facts.trace, worst, facts.tables["steps"])))
 
 
 def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("save")
-    lost = f"{amount(worst, 'checkpoint')} a step on average ({percent_text(share)})"
-    verdict = f"checkpoints stop {_ranks(hit)} for {lost}{_most(hit, 'save')}"
-    return Finding("save", share, verdict, tuple(evidence.saving(facts.trace, worst)))
+    lost = f"{amount(worst, 'checkpoint')} a step on average ({percent_text(share)}){_where(hit, 'save')}"
+    return Finding(
+        "save", share, f"checkpoints stop {_ranks(hit)} for {lost}", tuple(evidence.saving(facts.trace, worst))
+    )
 
 
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("other")
-    lost = f"{amount(worst, 'other')} a step ({percent_text(share)})"
-    verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause{_most(hit, 'other')}"
+    lost = f"{amount(worst, 'other')} a step ({percent_text(share)}){_where(hit, 'other')}"
+    verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause"
     return Finding("other", share, verdict, tuple(evidence.unexplained(facts.trace, worst)))
 
 
@@ -154,7 +158,7 @@ def _ranks(hit: Sequence[RankFacts]) -> str:
     return f"rank{'s' if len(hit) > 1 else ''} {ranks_text(sorted(r.rank for r in hit))}"
 
 
-def _most(hit: Sequence[RankFacts], group: str) -> str:
+def _where(hit: Sequence[RankFacts], group: str) -> str:
     """Whose number was given, where the ranks differ."""
     alike = hit[-1].share(group) > 0.8 * hit[0].share(group)
-    return "" if alike else f" (rank {hit[0].rank}, the worst)"
+    return "" if alike else f" on rank {hit[0].rank}"

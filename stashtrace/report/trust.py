@@ -38,6 +38,8 @@ class Trust:
     steal_ratio : float
         CPU time that the hypervisor took from the host that lost most.
     steal_host : str
+    cpu_busy_ratio : float
+        Of the CPU time of the busiest host while it was sampled.
     ending : str
         A sentence about a job that did not end well, empty otherwise.
     """
@@ -51,6 +53,7 @@ class Trust:
     clocks: str = "one host"
     steal_ratio: float = 0.0
     steal_host: str = ""
+    cpu_busy_ratio: float = 0.0
     ending: str = ""
 
 
@@ -58,31 +61,37 @@ def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Tr
     """Collect what a reader must know before believing the rest."""
     measured, inferred, invisible = _sources(trace)
     lost, sentences = _losses(trace)
-    steal_ratio, steal_host = _steal(trace)
+    shares = _host_shares(trace)
+    steal_host = max(shares, key=lambda host: shares[host][0], default="")
     return Trust(
         measured,
         inferred,
         invisible,
-        _own_cost(trace),
-        lost,
-        sentences,
-        _clocks(trace),
-        steal_ratio,
-        steal_host,
-        _ending(trace),
+        own_cost_ratio=_own_cost(trace),
+        lost_records_count=lost,
+        losses=sentences,
+        clocks=_clocks(trace),
+        steal_ratio=shares.get(steal_host, (0.0, 0.0))[0],
+        steal_host=steal_host,
+        cpu_busy_ratio=max((busy for _, busy in shares.values()), default=0.0),
+        ending=_ending(trace),
     )
 
 
 def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    measured: list[str] = []
-    inferred: list[str] = []
-    if len(trace.batches):
-        measured.append("data")
-    if len(trace.collectives):
-        measured += ["link", "late"]
-    if len(trace.io):
-        measured.append("file I/O")
-    return tuple(measured), tuple(inferred), ("GPU",)
+    measured = [
+        name
+        for name, table in (("data", trace.batches), ("link, late", trace.collectives), ("files", trace.io))
+        if len(table)
+    ]
+    backends = {trace.text(code) for code in np.unique(trace.groups["backend_code"])}
+    # gloo tells no begin of its work; it is estimated from the entries of all ranks.
+    inferred = ["begin of gloo's transfers"] if "gloo" in backends else []
+    driver = {"none": "GPU (no driver)", "present": "GPU (not recorded)"}.get(
+        _run_facts(trace).get("gpu_driver", ""), "GPU"
+    )
+    invisible = [driver] + ([] if len(trace.counters) else ["CPU contention"])
+    return tuple(measured), tuple(inferred), tuple(invisible)
 
 
 def _losses(trace: Trace) -> tuple[int, tuple[str, ...]]:
@@ -117,17 +126,20 @@ def _own_cost(trace: Trace) -> float:
     return (threads + probes + hooks) / used
 
 
-def _steal(trace: Trace) -> tuple[float, str]:
-    """Largest share of its CPU time that a host lost to its hypervisor, and the host."""
+def _host_shares(trace: Trace) -> dict[str, tuple[float, float]]:
+    """Host -> shares of its CPU time that its hypervisor took, and that were busy."""
     parts = ("user", "system", "idle", "iowait", "steal")
     grown = {part: _growth(trace, f"host_{part}_ns_total") for part in parts}
-    worst, where = 0.0, ""
     hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
-    for key, stolen in grown["steal"].items():
-        whole = sum(grown[part].get(key, 0.0) for part in parts)
-        if whole > 0 and stolen / whole > worst:
-            worst, where = stolen / whole, trace.text(hosts[key[0]])
-    return worst, where
+    found: dict[str, tuple[float, float]] = {}
+    longest: dict[str, float] = {}
+    for key in grown["idle"]:
+        values = {part: grown[part].get(key, 0.0) for part in parts}
+        whole, host = sum(values.values()), trace.text(hosts[key[0]])
+        if whole > longest.get(host, 0.0):  # every process samples its host; the longest look is the best
+            longest[host] = whole
+            found[host] = values["steal"] / whole, (values["user"] + values["system"] + values["steal"]) / whole
+    return found
 
 
 def _last(trace: Trace, name: str) -> dict[tuple[int, int], float]:
@@ -153,15 +165,17 @@ def _samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], npt.NDA
 
 def _ending(trace: Trace) -> str:
     """A sentence about a job that ended badly or has not ended."""
-    facts = {
-        trace.text(row["key_code"]): trace.text(row["value_code"])
-        for row in trace.metadata.rows()
-        if row["process_id"] == -1
-    }
+    facts = _run_facts(trace)
     code = facts.get("exit_code", "0")
     if facts.get("signal", "0") not in ("", "0", "None"):
         return f"the job was ended by signal {facts['signal']}: the last step of each rank is not counted"
     return f"the job ended with exit code {code}" if code not in ("", "0", "None") else ""
+
+
+def _run_facts(trace: Trace) -> dict[str, str]:
+    """What ``run.json`` says."""
+    own = trace.metadata.take(trace.metadata["process_id"] == -1)
+    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
 
 
 def _clocks(trace: Trace) -> str:
