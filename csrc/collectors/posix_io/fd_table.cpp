@@ -78,7 +78,10 @@ std::uint64_t name_of_open_descriptor(int fd, std::uint32_t mode) noexcept {
   return kNamed | (name.ours ? kOurs : 0) | name.id;
 }
 
-std::uint64_t complete(int fd, FdEntry& entry, std::uint64_t word, std::uint32_t mode, std::uint64_t device) noexcept {
+}  // namespace
+
+std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uint32_t mode,
+                            std::uint64_t device) noexcept {
   std::uint64_t bits = word | kKnown | flag_bits(kind_flags(fd, mode, device));
   if ((word & kNamed) == 0) {
     bits |= name_of_open_descriptor(fd, mode);
@@ -91,18 +94,10 @@ std::uint64_t complete(int fd, FdEntry& entry, std::uint64_t word, std::uint32_t
   return bits;
 }
 
-}  // namespace
-
 std::uint64_t identify(int fd, FdEntry& entry, std::uint64_t word) noexcept {
   struct stat status = {};
   if (raw::call(SYS_fstat, fd, raw::address(&status)) != 0) return word;
-  return complete(fd, entry, word, status.st_mode, status.st_dev);
-}
-
-void identify_from(int fd, std::uint32_t mode, std::uint64_t device) noexcept {
-  FdEntry& entry = fd_table.at(fd);
-  const std::uint64_t word = entry.word.load(std::memory_order_relaxed);
-  if ((word & (kKnown | kNamed)) == kNamed) complete(fd, entry, word, mode, device);
+  return identify_from(fd, entry, word, status.st_mode, status.st_dev);
 }
 
 FdEntry& FdTable::beyond(unsigned index) noexcept {

@@ -96,7 +96,8 @@ class FdTable {
 // Returns the completed word; on a closed descriptor the word as it was.
 std::uint64_t identify(int fd, FdEntry& entry, std::uint64_t word) noexcept;
 // Same from a stat that the user's own fstat has just fetched, which saves ours.
-void identify_from(int fd, std::uint32_t mode, std::uint64_t device) noexcept;
+std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uint32_t mode,
+                            std::uint64_t device) noexcept;
 
 // The word of a descriptor about to be used.
 inline std::uint64_t word_for_use(int fd, FdEntry& entry) noexcept {

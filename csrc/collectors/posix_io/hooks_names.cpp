@@ -14,13 +14,14 @@ namespace {
 template <class Call>
 int stat_of_descriptor(int fd, const struct stat* status, Call call) {
   if (!on() || !stashtrace::recording()) return call();
-  const std::uint64_t word = fd_table.at(fd).word.load(std::memory_order_relaxed);
+  FdEntry& entry = fd_table.at(fd);
+  std::uint64_t word = entry.word.load(std::memory_order_relaxed);
   if ((word & kOurs) != 0) return call();
   const std::uint64_t begin = begin_call(0);
   const int result = call();
   const std::uint64_t end = stashtrace::now_ticks();
-  record(op::stat, word, -1, begin, end, or_errno(result));
-  if (result == 0) identify_from(fd, status->st_mode, status->st_dev);
+  if (result == 0 && (word & kKnown) == 0) word = identify_from(fd, entry, word, status->st_mode, status->st_dev);
+  if ((word & kOurs) == 0) record(op::stat, word, -1, begin, end, or_errno(result));
   return result;
 }
 
