@@ -24,6 +24,9 @@ class TickListener {
 class Context {
  public:
   virtual const Config& config() const noexcept = 0;
+  // Ticks per second. In the first 100 us of a process it waits for the rest of them: ask when it is needed, not in
+  // start().
+  virtual std::uint64_t tick_hz() noexcept = 0;
   virtual bool add_tick_listener(TickListener& listener) noexcept = 0;  // false: no place left
 
  protected:

@@ -55,7 +55,7 @@ class Runtime final : public Context {
   bool start_drainer() noexcept;
   bool flush() noexcept;
   RuntimeStats stats() noexcept;
-  std::uint64_t tick_hz() noexcept;
+  std::uint64_t tick_hz() noexcept override;
   const char* stash_path() noexcept { return opened_ ? writer_.file().path() : ""; }
   bool active() const noexcept { return config_.active; }
 

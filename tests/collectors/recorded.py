@@ -141,5 +141,8 @@ def compiled(name: str) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     program = Path(tempfile.mkdtemp(prefix="stashtrace-test-")) / Path(name).stem
-    subprocess.run([compiler, "-O1", "-w", "-o", program, NATIVE / name, "-pthread"], check=True)
+    source = Path(__file__).resolve().parents[2] / "csrc"
+    standard = ["-std=c++20"] if name.endswith(".cpp") else []
+    command = [compiler, *standard, "-O1", "-w", "-I", source, "-o", program, NATIVE / name, "-pthread"]
+    subprocess.run(command, check=True)
     return program

@@ -16,6 +16,7 @@ constinit Hot hot;
 namespace {
 
 constinit std::uint64_t refresh_ticks = 2'500'000;
+constinit std::atomic<bool> rate_known = false;
 constexpr int kArmedCalls = 16;
 
 bool read_usage(rusage& usage) noexcept {
@@ -37,6 +38,7 @@ void set_tick_rate(std::uint64_t ticks_per_s) noexcept {
 }
 
 std::uint64_t take_baseline() noexcept {
+  if (!rate_known.exchange(true, std::memory_order_relaxed)) learn_tick_rate();
   Evidence& state = evidence;
   rusage usage;
   const bool good = read_usage(usage);

@@ -123,11 +123,13 @@ void start_over_in_child() noexcept {
   mappings.forget_names();
 }
 
+constinit Context* runtime_context = nullptr;
+
 class PosixIo final : public Collector {
  public:
   Status start(Context& context) noexcept override {
     real::resolve_all();
-    set_tick_rate(estimate_tick_hz(read_clocks(1)));
+    runtime_context = &context;
     exclude_folder(context.config().dir);
     own_pid.store(raw::getpid(), std::memory_order_relaxed);
     pthread_atfork(nullptr, [] { fd_table.forget_positions(); }, [] { start_over_in_child(); });
@@ -144,6 +146,10 @@ class PosixIo final : public Collector {
 constinit PosixIo posix_io;
 
 }  // namespace
+
+void learn_tick_rate() noexcept {
+  if (runtime_context != nullptr) set_tick_rate(runtime_context->tick_hz());
+}
 
 }  // namespace stashtrace::posix_io
 

@@ -1,4 +1,4 @@
-// The collector of blocking waits: only a threshold to set, the hooks do the rest. SPDX-License-Identifier: Apache-2.0
+// The collector of blocking waits: a threshold; the hooks do the rest. SPDX-License-Identifier: Apache-2.0
 #include "collectors/waits/waits.h"
 
 #include <limits>
@@ -11,13 +11,22 @@ namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
+constinit Context* runtime_context = nullptr;
+constinit std::atomic<std::uint64_t> threshold_ticks = 0;  // 0: not computed yet; kNever: the collector is off
+
+std::uint64_t learn_threshold() noexcept {
+  if (runtime_context == nullptr) return kNever;
+  const auto ns = static_cast<unsigned __int128>(runtime_context->config().wait_threshold_ns);
+  const auto ticks = static_cast<std::uint64_t>(ns * runtime_context->tick_hz() / 1'000'000'000);
+  threshold_ticks.store(ticks == 0 ? 1 : ticks, std::memory_order_relaxed);
+  return ticks;
+}
+
 class Waits final : public Collector {
  public:
   Status start(Context& context) noexcept override {
     real::resolve_all();
-    const auto hz = static_cast<unsigned __int128>(estimate_tick_hz(read_clocks(1)));
-    const auto ns = static_cast<unsigned __int128>(context.config().wait_threshold_ns);
-    threshold_ticks.store(static_cast<std::uint64_t>(ns * hz / 1'000'000'000), std::memory_order_relaxed);
+    runtime_context = &context;
     return Status::ok();
   }
   void stop() noexcept override { threshold_ticks.store(kNever, std::memory_order_relaxed); }
@@ -27,11 +36,11 @@ constinit Waits collector;
 
 }  // namespace
 
-constinit std::atomic<std::uint64_t> threshold_ticks = kNever;
-
 void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept {
   const std::uint64_t end = now_ticks();
-  if (end - begin < threshold_ticks.load(std::memory_order_relaxed)) return;
+  std::uint64_t threshold = threshold_ticks.load(std::memory_order_relaxed);
+  if (threshold == 0) threshold = learn_threshold();
+  if (end - begin < threshold) return;
   emit(schema::ThreadWait{.begin_ticks = begin,
                           .end_ticks = end,
                           .object_hash = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(object)),

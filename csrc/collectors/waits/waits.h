@@ -5,7 +5,6 @@
 // Not noexcept: a cancelled thread unwinds through a wait.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "core/clock.h"
@@ -16,9 +15,7 @@ namespace stashtrace::waits {
 
 namespace code = schema::codes::WaitOp;
 
-// Shorter waits are not recorded. In ticks; the largest number while the collector is off.
-[[gnu::visibility("hidden")]] extern constinit std::atomic<std::uint64_t> threshold_ticks;
-
+// Writes the row if the wait was longer than STASHTRACE_WAIT_THRESHOLD_NS.
 void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept;
 
 // Apart from the unwatched path, which then needs no stack frame. Call captures by value, so that nothing is spilled.

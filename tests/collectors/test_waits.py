@@ -1,0 +1,88 @@
+"""waits: each blocking call of a watched thread above the threshold, and nothing else."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from collectors.recorded import Recording, compiled, plain_environment, record
+
+from stashtrace.model.kinds import WaitOp
+
+#: In the order of native/wait_scenes.c.
+EXPECTED = (
+    [WaitOp.COND_WAIT] * 3
+    + [WaitOp.MUTEX_LOCK]
+    + [WaitOp.SEMAPHORE] * 3
+    + [WaitOp.POLL] * 6
+    + [WaitOp.SLEEP] * 3
+    + [WaitOp.JOIN] * 2
+    + [WaitOp.FUTEX]
+)
+LONG_NS = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return record([compiled("wait_scenes.c")], tmp_path_factory.mktemp("waits") / "run", collectors=("waits",))
+
+
+def test_results_are_untouched(scenes: Recording) -> None:
+    bare = subprocess.run([compiled("wait_scenes.c")], env=plain_environment(), capture_output=True, text=True, check=True)
+    assert scenes.stdout == bare.stdout
+    assert scenes.stderr == ""
+
+
+def test_each_wait_of_the_watched_thread(scenes: Recording) -> None:
+    rows = sorted(scenes.waits, key=lambda r: r.begin_ns)
+    assert len({r.tid for r in rows}) == 1
+    # Waits for a helper thread to begin are short; each scene proper lasts 20 ms.
+    assert [r.op for r in rows if r.end_ns - r.begin_ns > LONG_NS] == EXPECTED
+
+
+def test_intervals_do_not_overlap(scenes: Recording) -> None:
+    rows = sorted(scenes.waits, key=lambda r: r.begin_ns)
+    assert all(a.end_ns <= b.begin_ns for a, b in zip(rows, rows[1:], strict=False))
+    assert all(r.end_ns - r.begin_ns >= 20_000 for r in rows)
+
+
+def test_threshold(tmp_path: Path) -> None:
+    recording = record([compiled("wait_scenes.c")], tmp_path / "run", collectors=("waits", "posix_io"), wait_threshold_ns=10**10)
+    assert recording.waits == []
+
+
+def test_nothing_when_the_collector_is_off(tmp_path: Path) -> None:
+    recording = record([compiled("wait_scenes.c")], tmp_path / "run", collectors=("posix_io",))
+    assert recording.waits == []
+
+
+PYTHON_SCRIPT = """
+import queue, threading, time
+from stashtrace import _native
+_native.watch_waits(True)
+time.sleep(0.03)
+items = queue.Queue()
+threading.Timer(0.03, items.put, ["item"]).start()
+items.get()
+items = queue.Queue()
+try:
+    items.get(timeout=0.03)
+except queue.Empty:
+    pass
+_native.watch_waits(False)
+time.sleep(0.03)
+"""
+
+
+def test_python_sleep_and_queue(tmp_path: Path) -> None:
+    recording = record([sys.executable, "-c", PYTHON_SCRIPT], tmp_path / "run", collectors=("waits",),
+                       env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})  # fmt: skip
+    long = [r for r in sorted(recording.waits, key=lambda r: r.begin_ns) if r.end_ns - r.begin_ns > 20_000_000]
+    assert [r.op for r in long] in (
+        [WaitOp.SLEEP, WaitOp.SEMAPHORE, WaitOp.SEMAPHORE],  # CPython 3.11 with sem_clockwait
+        [WaitOp.SLEEP, WaitOp.COND_WAIT, WaitOp.COND_WAIT],  # built without POSIX semaphores
+        [WaitOp.POLL, WaitOp.SEMAPHORE, WaitOp.SEMAPHORE],  # CPython 3.10 sleeps by select
+    )
