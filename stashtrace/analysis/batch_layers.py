@@ -57,7 +57,10 @@ class BatchWaits:
 
 
 def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
-    """Waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index)."""
+    """Waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
+
+    A wait without a batch (the iterator is created, or ends) is the step thread's own work on the loader.
+    """
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
     columns = ("begin_ns", "end_ns", "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
@@ -72,13 +75,14 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     found[wait_index < 0] = -1
     worker = waits["worker_id"][rows]
     by_worker = _find(wait_loader, worker, made_loader, fetches["worker_id"][made])
-    process = np.append(fetches["process_id"][made], -1)
+    process = np.append(fetches["process_id"][made], -1)[np.where(found >= 0, found, by_worker)]
+    none = wait_index < 0
     return BatchWaits(
         begin=waits["begin_ns"][rows],
         end=waits["end_ns"][rows],
         worker_id=worker,
-        made_by=process[np.where(found >= 0, found, by_worker)],
-        made_ns=np.append(fetches["end_ns"][made], NEVER)[found],
+        made_by=np.where(none, thread.process_id, process),
+        made_ns=np.where(none, waits["end_ns"][rows], np.append(fetches["end_ns"][made], NEVER)[found]),
         ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + np.maximum(waits["runqueue_ns"][rows], 0),
     )
 
@@ -116,7 +120,8 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     for process in by_process.values.tolist():
         if process >= 0:
             rows = by_process.rows(process)
-            _divide(index, int(process), TimeSet.of(waits.begin[rows], ready[rows]), parts)
+            main_track = thread.track_id if process == thread.process_id else _main_track(index, process)
+            _divide(index, process, main_track, TimeSet.of(waits.begin[rows], ready[rows]), parts)
     empty = [TimeSet.empty()]
     return [
         Layer(_FETCH, TimeSet.united(*empty, *parts.fetch)),
@@ -129,11 +134,16 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     ]
 
 
-def _divide(index: TraceIndex, process: int, before: TimeSet, parts: _Parts) -> None:
+def _main_track(index: TraceIndex, process: int) -> int:
+    """Thread of a worker that makes batches."""
+    rows = index.fetches_by_process.rows(process)
+    return int(index.batches_of_phase(BatchPhase.FETCH)["track_id"][rows[0]]) if len(rows) else -1
+
+
+def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, parts: _Parts) -> None:
     """Cut the time before the batch was made by the state of one worker process."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     rows = index.fetches_by_process.rows(process)
-    main_track = int(fetches["track_id"][rows[0]]) if len(rows) else -1
     making = TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
 
     io, own = index.io, index.io_by_process.rows(process)

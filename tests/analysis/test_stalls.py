@@ -391,3 +391,11 @@ def test_opens_on_the_step_thread_count_as_reads() -> None:
     rank = build.rank(0).phase("forward", 0, 5 * MS).phase("optimizer", 5 * MS, 6 * MS)
     rank.io(1 * MS, 3 * MS, op=IoOp.OPEN, blocked=True)
     assert stall_text(build.trace()) == "0 0: compute 4, fetch 2"
+
+
+def test_creating_an_iterator_is_the_step_threads_own_work() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).batch_wait(-1, 0, 4 * MS, worker=-1).io(1 * MS, 2 * MS, blocked=True)
+    rank.batch_wait(0, 5 * MS, 6 * MS, worker=0).phase("optimizer", 6 * MS, 7 * MS)
+    rank.worker(0).fetch(0, 2 * MS, 6 * MS)
+    assert stall_text(build.trace()) == "0 0: compute 2 [1..2], fetch 1, prep 4, other 0 [0..1]"

@@ -1,0 +1,231 @@
+"""What stands beside the budget: hidden work, contention, matched collectives, files, evidence, two runs compared."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+from builders import MS, S, TraceBuilder, trace_from_text
+
+from stashtrace.analysis.diff import diff
+from stashtrace.analysis.registry import ANALYSES, analyze, find
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.model.kinds import CollectiveOp, IoOp
+from stashtrace.model.schemas import ALIGNMENT
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+TWO_RANKS = """
+    rank 0 loader : 00........11
+    rank 0 phase  : ..FFBBBBOO..FFBBBBO.
+    rank 0 wait   : ......cc...........
+    rank 0 coll   : .....000.......111..
+    rank 0 block  : ...............111..
+    rank 0 gc     : ...x...............
+    rank 0 background: ...CCC.............
+    rank 0 worker 0: 00..11111111
+    rank 1 phase  : FFFFBBBBOOFFFFBBBBBO
+    rank 1 coll   : ......00........11..
+    rank 1 block  : ......00............
+"""
+
+
+def columns_of(function) -> list[str]:
+    section = re.search(r"Columns\n\s*-+\n(.*?)\n\s*\n", inspect.getdoc(function) or "", re.S)
+    assert section, f"{function.__name__} has no Columns section"
+    return re.findall(r"\w+", section.group(1))
+
+
+@pytest.mark.parametrize("name", [n for n, _, _ in ANALYSES])
+def test_docstrings_name_the_columns(name: str) -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).phase("forward", 0, 5 * MS).phase("optimizer", 5 * MS, 6 * MS).io(0, MS)
+    build.collective({0: (1 * MS, 2 * MS)})
+    assert list(analyze(build.trace(), name).columns) == columns_of(find(name))
+    assert rank.rank == 0
+
+
+def test_docstring_of_diff() -> None:
+    trace = trace_from_text(TWO_RANKS)
+    assert list(diff(trace, trace).columns) == columns_of(diff)
+
+
+def test_unknown_analysis() -> None:
+    with pytest.raises(UsageError) as error:
+        analyze(Trace(StringPool(), {}), "astrology")
+    assert "stalls" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("name", [n for n, _, _ in ANALYSES])
+def test_empty_trace_says_what_to_record(name: str) -> None:
+    with pytest.raises(MissingDataError) as error:
+        analyze(Trace(StringPool(), {}), name)
+    assert error.value.hint
+
+
+def test_hidden_work_and_collections() -> None:
+    row = next(analyze(trace_from_text(TWO_RANKS), "breakdown").rows())
+    assert (row["rank"], row["step"], row["wall_ns"]) == (0, 0, 10 * MS)
+    assert row["hidden_communication_ns"] == 1 * MS  # in flight from 5, blocked from 6
+    assert row["hidden_loading_ns"] == 6 * MS
+    assert row["hidden_checkpoint_ns"] == 3 * MS
+    assert row["gc_ns"] == 1 * MS
+    assert row["cpu_contention_ns"] == -1
+    assert row["steal_ratio"] == -1.0
+
+
+def test_run_queue_time_of_the_step_thread() -> None:
+    trace = trace_from_text("""
+        rank 0 phase  : FFF.BBO..FBO
+        rank 0 cpu    : xqx.xxqq.xxx
+    """)
+    assert analyze(trace, "breakdown")["cpu_contention_ns"].tolist() == [2 * MS, 1 * MS]
+
+
+def test_steal_of_the_host() -> None:
+    build = TraceBuilder()
+    build.rank(0).phase("forward", 1 * S, 2 * S).phase("optimizer", 2 * S, 3 * S)
+    build.rank(1).phase("forward", 1 * S, 2 * S).phase("optimizer", 2 * S, 3 * S)
+    for name, per_second in (("user", 1.0), ("system", 0.2), ("idle", 0.5), ("iowait", 0.1), ("steal", 0.2)):
+        build.counter(1, f"host_{name}_ns_total", {t * S: per_second * t * S for t in range(5)}, unit="ns")
+    assert analyze(build.trace(), "breakdown")["steal_ratio"] == pytest.approx([0.1, 0.1])
+
+
+def test_time_behind_an_earlier_collective_is_queued() -> None:
+    trace = trace_from_text("""
+        rank 0 phase  : FBBBBBBBBO
+        rank 0 coll   : .0000.....
+        rank 0 coll   : ..111111..
+        rank 0 block  : ..111111..
+        rank 1 coll   : ...00.....
+        rank 1 coll   : ....1111..
+    """)
+    # Waits for 1 from 2 to 8: until 3 rank 1 is late for 0, until 5 operation 0 moves, then 1 does.
+    assert analyze(trace, "breakdown")["queued_ns"].tolist() == [2 * MS]
+
+
+def test_collectives_wait_then_transfer() -> None:
+    table = analyze(trace_from_text(TWO_RANKS), "collectives")
+    rows = [
+        (r["rank"], r["sequence"], r["step"], r["wait_ns"] // MS, r["transfer_ns"] // MS, r["last_rank"])
+        for r in table.rows()
+    ]
+    assert rows == [(0, 0, 0, 1, 2, 1), (1, 0, 0, 0, 2, -1), (0, 1, 1, 1, 2, 1), (1, 1, 1, 0, 2, -1)]
+    assert set(table["op"].tolist()) == {"all_reduce"}
+    assert set(table["communicator"].tolist()) == {"default_pg"}
+
+
+def test_clocks_that_are_too_far_apart_are_not_used() -> None:
+    build = TraceBuilder(hosts=("a", "b"))
+    build.collective({0: (0, 9 * MS), 1: (50 * MS, 53 * MS)})
+    code = build.strings.code
+    rows = [(code("boot-b"), code("boot-a"), 0, 0, 20 * MS, code("realtime"))]
+    trace = build.trace().replace(alignment=Table.from_rows(ALIGNMENT, rows))
+    table = analyze(trace, "collectives")
+    assert table["method"].tolist() == ["duration", "duration"]
+    assert table["transfer_ns"].tolist() == [3 * MS, 3 * MS]
+    assert table["wait_ns"].tolist() == [6 * MS, 0]
+
+
+def test_unseen_ends_are_bounded_by_later_ones() -> None:
+    build = TraceBuilder()
+    build.collective({0: (0, 1 * MS, -1), 1: (0, 2 * MS)})
+    build.collective({0: (4 * MS, 6 * MS), 1: (4 * MS, 6 * MS)})
+    assert analyze(build.trace(), "collectives")["end_ns"].tolist() == [6 * MS, 2 * MS, 6 * MS, 6 * MS]
+
+
+def test_who_is_late() -> None:
+    trace = trace_from_text(TWO_RANKS)
+    rows = {r["rank"]: r for r in analyze(trace, "stragglers").rows()}
+    assert (rows[1]["last_count"], rows[1]["caused_wait_ns"], rows[1]["wait_ns"]) == (2, 1 * MS, 0)
+    assert (rows[0]["last_count"], rows[0]["caused_wait_ns"], rows[0]["wait_ns"]) == (0, 0, 1 * MS)
+
+
+def test_files_and_directories() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).io(0, MS, op=IoOp.OPEN, path="/d/a/x", result_bytes=3)
+    for number, offset in enumerate((0, 100, 500, 600)):
+        rank.io(
+            (2 + number) * MS,
+            (3 + number) * MS,
+            path="/d/a/x",
+            offset_bytes=offset,
+            result_bytes=100,
+            blocked=number == 2,
+        )
+    rank.io(10 * MS, 11 * MS, op=IoOp.OPEN, path="/d/a/missing", result_bytes=-2)
+    rank.io(12 * MS, 13 * MS, op=IoOp.WRITE, path="/d/b/y", result_bytes=7)
+    table = analyze(build.trace(), "io")
+    first = next(table.rows())
+    assert table["path"].tolist()[0] == "/d/a/x"
+    assert (first["opens_count"], first["reads_count"], first["read_bytes"]) == (1, 4, 400)
+    assert (first["call_ns"], first["blocked_ns"]) == (5 * MS, 1 * MS)
+    assert first["sequential_ratio"] == pytest.approx(2 / 3)
+    assert first["read_bytes_per_s"] == pytest.approx(400 / 0.004)
+    folders = analyze(build.trace(), "io_directories")
+    assert dict(zip(folders["path"].tolist(), folders["call_ns"].tolist(), strict=True)) == {"/d/a": 6 * MS, "/d/b": MS}
+    assert folders["write_bytes"].tolist() == [0, 7]
+
+
+def test_evidence_of_workers_files_and_late_ranks() -> None:
+    trace = trace_from_text("""
+        rank 0 loader : 000000
+        rank 0 phase  : ......FBBBBBO
+        rank 0 coll   : .........000.
+        rank 0 block  : .........000.
+        rank 0 worker 0: 000000
+        rank 0 worker 0 io path=/d/slow bytes=2000: .bb...
+        rank 1 loader : 00000000000
+        rank 1 worker 0: 00000000000
+        rank 1 phase  : ...........O
+        rank 1 coll   : ...........0
+    """)
+    rows = {(r["rank"], r["detail"], r["name"]): r for r in analyze(trace, "evidence").rows()}
+    assert rows[0, "worker_time", "decode"]["amount_ns"] == 4 * MS
+    assert rows[0, "worker_time", "blocked"]["share_ratio"] == pytest.approx(1 / 3)
+    assert rows[0, "file", "/d/slow"]["rate_bytes_per_s"] == pytest.approx(1e6)
+    late = rows[0, "late_rank", "prep"]
+    assert (late["cause_rank"], late["amount_ns"], late["kind"]) == (1, 2 * MS, "straggler")
+
+
+def steady(forward_ms: float, save_every: int = 0, jitter: float = 0.02, count: int = 60) -> Trace:
+    random = np.random.default_rng(7)
+    build, at = TraceBuilder(), 0
+    for number in range(count):
+        middle = at + int(forward_ms * MS * (1 + jitter * random.standard_normal()))
+        build.rank(0).phase("forward", at, middle).phase("optimizer", middle, middle + MS)
+        at = middle + MS
+        if save_every and number % save_every == 0:
+            build.rank(0).phase("checkpoint", at, at + 40 * MS)
+            at += 40 * MS
+    return build.trace()
+
+
+def verdicts(before: Trace, after: Trace) -> dict[str, str]:
+    table = diff(before, after)
+    return dict(zip(table["kind"].tolist(), table["verdict"].tolist(), strict=True))
+
+
+def test_two_runs_compared() -> None:
+    assert verdicts(steady(20), steady(20))["step"] == "no difference"
+    assert verdicts(steady(20), steady(20.1))["step"] == "no difference"
+    assert verdicts(steady(20), steady(24))["compute"] == "slower"
+    assert verdicts(steady(20), steady(16))["step"] == "faster"
+
+
+def test_rare_kinds_are_compared_by_their_mean() -> None:
+    table = diff(steady(20, save_every=5), steady(20))
+    row = next(r for r in table.rows() if r["kind"] == "checkpoint")
+    assert (row["statistic"], row["verdict"]) == ("mean", "faster")
+    assert row["before_ns"] == pytest.approx(8 * MS, rel=0.1)
+
+
+def test_rooted_operations_have_no_last_rank_for_the_root() -> None:
+    build = TraceBuilder()
+    build.collective({0: (5 * MS, 6 * MS), 1: (0, 6 * MS)}, op=CollectiveOp.BROADCAST, peer_rank=0)
+    table = analyze(build.trace(), "collectives")
+    assert dict(zip(table["rank"].tolist(), table["wait_ns"].tolist(), strict=True)) == {0: 0, 1: 5 * MS}
