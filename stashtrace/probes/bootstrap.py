@@ -30,6 +30,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch.amp.grad_scaler": (("torch_step", "stashtrace.probes.torch_step:install_grad_scaler"),),
     "torch.utils.data.dataloader": (("torch_dataloader", "stashtrace.probes.torch_dataloader:install"),),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch_distributed:install"),),
+    "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),
 }
 

@@ -55,3 +55,16 @@ def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *
         recorder.unavailable(collector, "not_patched", f"{label}: {error!r}")
         return False
     return True
+
+
+def look_like(wrapper: Any, original: Any) -> Any:
+    """Give the wrapper's code the file and name of the original's, and return it.
+
+    Dynamo decides by them which frames it looks through, and must decide as if we were not there; a
+    wrapper of another file would be compiled in the place of what it calls.
+    """
+    code = original.__code__
+    wrapper.__code__ = wrapper.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=code.co_firstlineno
+    )
+    return wrapper

@@ -25,6 +25,7 @@ from stashtrace.probes.thread_state import thread_state
 COLLECTOR = "torch_step"
 #: Collections shorter than this are not worth a row.
 GC_THRESHOLD_NS = 100_000
+_MOST_NESTED_UPDATES = 8
 
 _emit_phase = recorder.RecordWriter("phase_span").emit
 _FORWARD = recorder.code("Phase", "forward")
@@ -65,25 +66,22 @@ def install_grad_scaler(grad_scaler: ModuleType) -> None:
     patching.replace(COLLECTOR, grad_scaler.GradScaler, "step", _scaler_step)
 
 
+def hide_from_dynamo(trace_rules: ModuleType) -> None:
+    """Have Dynamo run our frames as they are, where it would compile them inside a compiled region.
+
+    ``annotations`` stays visible: users call it in code that they compile.
+    """
+    for name in list(sys.modules):
+        if name.startswith("stashtrace.probes.") and name != marks.__name__:
+            trace_rules.add(name)
+
+
 def _describe_process(torch: ModuleType) -> None:
     # Only blocking waits of the thread that imports torch are of interest: it becomes the step thread.
     _native.watch_waits(True)
     recorder.record_fact("torch_version", torch.__version__)
     recorder.record_fact("torch_threads", torch.get_num_threads())
     recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
-
-
-def _like_the_original(wrapper: Any, original: Any) -> Any:
-    """Give the wrapper's code the file and name of torch's own ``__call__``.
-
-    Dynamo decides by them which frames it looks through, and must decide as if we were not there;
-    a wrapper of another file would be compiled in the place of the user's ``forward``.
-    """
-    code = original.__code__
-    wrapper.__code__ = wrapper.__code__.replace(
-        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=code.co_firstlineno
-    )
-    return wrapper
 
 
 # Forward ----------------------------------------------------------------------------------------
@@ -107,7 +105,7 @@ def _module_call(original: Any) -> Any:
             if begin is not None:
                 _forward_ends(self, begin, flags)
 
-    return _like_the_original(__call__, original)
+    return patching.look_like(__call__, original)
 
 
 def _forward_begins() -> Stamp | None:
@@ -161,7 +159,7 @@ def _engine_call(original: Any) -> Any:
             except Exception as error:
                 failed(COLLECTOR, "backward", error)
 
-    return run_backward
+    return patching.look_like(run_backward, original)
 
 
 # Optimizer --------------------------------------------------------------------------------------
@@ -175,8 +173,10 @@ def _hook_optimizers(torch: ModuleType) -> None:
     if before is None or after is None:
         recorder.unavailable(COLLECTOR, "not_patched", "this torch has no global optimizer hooks")
         return
-    before(_update_begins)
-    after(_update_ends)
+    # Dynamo compiles the steps of optimizers with their hooks, and would stop at a file of ours.
+    step = getattr(torch.optim.Optimizer, "profile_hook_step", before)
+    before(patching.look_like(_update_begins, step))
+    after(patching.look_like(_update_ends, step))
 
 
 def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -187,8 +187,8 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if window.open:
             owner = id(optimizer)
             pending = thread_state.open_updates
-            # One of the same optimizer was left by a step that raised: no hook tells of that.
-            pending[:] = [update for update in pending if update[0] != owner]
+            # A step that raises calls no hook, so what it left is found when its optimizer steps again.
+            pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
             pending.append((owner, stamp()))
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
@@ -201,15 +201,11 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         thread_state.updates += 1
         window.updated()
         pending = thread_state.open_updates
-        if not window.open:
-            return
-        end = begin = stamp()  # of a compiled step only the end may be seen, and no length
         while pending:
-            owner, begun = pending.pop()
+            owner, begin = pending.pop()
             if owner == id(optimizer):
-                begin = begun
+                _record(_OPTIMIZER, begin, stamp(), type(optimizer).__name__, 0)
                 break
-        _record(_OPTIMIZER, begin, end, type(optimizer).__name__, _NESTED if pending else 0)
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
 
