@@ -26,12 +26,12 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.diff import diff
-    from stashtrace.report.compare import verdict
+    from stashtrace.report.compare import names_apart, verdict
 
     old, new = load_trace(before), load_trace(after)
     table = diff(old, new)
     rows = list(named_rows(table, new.strings))
     if arguments.format == "table":
-        sys.stdout.write(verdict(table, before, after) + "\n\n")
+        sys.stdout.write("\n".join(verdict(table, *names_apart([before, after]))) + "\n\n")
     write_rows(rows, column_names(table), arguments.format, sys.stdout)
     return 0

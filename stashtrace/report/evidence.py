@@ -88,7 +88,7 @@ def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
 
 def _step_of(moments: npt.NDArray[np.int64], rank: int, steps: Table) -> npt.NDArray[np.int64]:
     """Row of the counted step of a rank that holds each moment, -1 if none does."""
-    own = steps.take((steps["rank"] == rank) & (steps["warmup"] == 0)).sort_by("begin_ns")
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     if not len(own):
         return np.full(len(moments), -1, dtype=np.int64)
     at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
@@ -119,21 +119,13 @@ def saving(trace: Trace, rank: RankFacts) -> list[str]:
     return [f"{count} checkpoint{'' if count == 1 else 's'} of {duration_text(float(np.median(lengths)))}"]
 
 
-def unexplained(trace: Trace, rank: RankFacts) -> list[str]:
-    """In which calls a rank was blocked, as far as they were seen."""
+def asleep_ns(trace: Trace, rank: RankFacts, steps: Table) -> float:
+    """Mean time a step that the step thread spent in calls of sleep."""
+    own = steps.take(steps["rank"] == rank.rank)
     waits = trace.waits
-    processes = trace.processes
-    own = processes["process_id"][(processes["rank"] == rank.rank) & (processes["role_code"] == ProcessRole.RANK)]
-    mine = waits.take(np.isin(waits["process_id"], own))
-    spent = {
-        int(op): int((mine["end_ns"] - mine["begin_ns"])[mine["wait_code"] == op].sum())
-        for op in np.unique(mine["wait_code"])
-    }
-    sleeping = spent.get(WaitOp.SLEEP, 0)
-    blocked_ns = rank.kinds.get("other", 0)
-    if sleeping > 0.5 * blocked_ns:
-        return [f"it calls sleep: {duration_text(sleeping / max(rank.steps_count, 1))} a step"]
-    return ["a sleep, a foreign lock or a socket would look like this"]
+    mine = waits.take((waits["track_id"] == own["track_id"][0]) & (waits["wait_code"] == WaitOp.SLEEP))
+    inside = mine.take(_step_of(mine["begin_ns"], rank.rank, steps) >= 0)
+    return float((inside["end_ns"] - inside["begin_ns"]).sum()) / max(rank.steps_count, 1)
 
 
 def files_overview(trace: Trace) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.registry import ANALYSES, analyze
+from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import ProcessRole
 from stashtrace.model.table import Table
@@ -89,6 +89,7 @@ class RunFacts:
     warmup_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
+    #: ``steps`` (the counted ones), ``stalls``, ``breakdown``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
 
     @property
@@ -113,18 +114,15 @@ def gather(trace: Trace) -> RunFacts:
         stalls = analyze(trace, "stalls")
     except MissingDataError:
         return RunFacts(trace, (), len(present), hosts, 0, 0, missing, trust(trace, (), {}))
-    tables = {"steps": steps, "stalls": stalls}
-    for name in [n for n, _, _ in ANALYSES if n in ("breakdown", "stragglers", "evidence")]:
-        try:
-            tables[name] = analyze(trace, name)
-        except MissingDataError:
-            continue  # nothing of that sort in this run
     counted = steps["warmup"] == 0
     if not counted.any():  # a very short run: better all steps than none
         counted = np.ones(len(steps), dtype=bool)
-    ranks = tuple(
-        _rank_facts(trace, int(rank), steps.take(counted), stalls) for rank in np.unique(steps["rank"][counted])
-    )
+    tables = {
+        "steps": steps.take(counted),
+        "stalls": stalls,
+        "breakdown": analyze(trace, "breakdown"),
+    }
+    ranks = tuple(_rank_facts(trace, int(rank), tables) for rank in np.unique(tables["steps"]["rank"]))
     first = steps["rank"] == steps["rank"][0]
     return RunFacts(
         trace,
@@ -139,8 +137,10 @@ def gather(trace: Trace) -> RunFacts:
     )
 
 
-def _rank_facts(trace: Trace, rank: int, steps: Table, stalls: Table) -> RankFacts:
+def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
+    steps = tables["steps"]
     own = steps.take(steps["rank"] == rank)
+    stalls = tables["stalls"]
     rows = stalls.take((stalls["rank"] == rank) & np.isin(stalls["step"], own["step"]))
     names, index = np.unique(rows["kind"], return_inverse=True)
 
@@ -167,23 +167,12 @@ def _rank_facts(trace: Trace, rank: int, steps: Table, stalls: Table) -> RankFac
         sums("low_ns"),
         sums("high_ns"),
         late_ns,
-        _run_queue_ratio(trace, own),
+        _contention(rank, own, tables["breakdown"]),
     )
 
 
-def _run_queue_ratio(trace: Trace, own: Table) -> float:
-    """Share of the steps of a rank that its step thread was runnable and not running, by the stamps of its phases."""
-    begin, end = int(own["begin_ns"].min()), int(own["end_ns"].max())
-    phases = trace.phases
-    inside = phases.take(
-        (phases["track_id"] == own["track_id"][0])
-        & (phases["begin_ns"] >= begin)
-        & (phases["end_ns"] <= end)
-        & (phases["begin_runqueue_ns"] >= 0)
-    ).sort_by("begin_ns")
-    if len(inside) < 2:
-        return 0.0
-    # The kernel's sum only grows, so its growth between the first and the last stamp needs no phase in between.
-    queued = int(inside["end_runqueue_ns"].max() - inside["begin_runqueue_ns"].min())
-    span = int(inside["end_ns"].max() - inside["begin_ns"].min())
-    return queued / span if span > 0 else 0.0
+def _contention(rank: int, own: Table, breakdown: Table) -> float:
+    """Share of the counted steps that the step thread was runnable and not running, 0 if unknown."""
+    rows = breakdown.take((breakdown["rank"] == rank) & np.isin(breakdown["step"], own["step"]))
+    rows = rows.take(rows["cpu_contention_ns"] >= 0)
+    return float(rows["cpu_contention_ns"].sum()) / max(int(rows["wall_ns"].sum()), 1)

@@ -27,6 +27,8 @@ _LATE_BECAUSE = {
     "save": "saves checkpoints for {more}",
     "other": "is blocked {more} longer with no known cause",
 }
+#: The difference of two budgets explains a wait if it is at least this share of it.
+_EXPLAINS_RATIO = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
         return Finding("late", share, verdict, ("neither is always the slower one: their steps vary",))
     part = worst.late_ns[cause] / max(sum(worst.late_ns.values()), 1)
     whom = f"rank {cause}" if part > 0.8 else f"others, mostly rank {cause} ({percent_text(part)})"
-    told = [_why_late(late, worst)] if late is not None else []
+    told = [_why_late(facts, late, worst)] if late is not None else []
     link_ns = worst.per_step_ns("network", "interconnect")
     if link_ns > 0:
         told.append(f"the transfers themselves take {duration_text(link_ns)} a step")
@@ -118,16 +120,27 @@ def _main_cause(rank: RankFacts) -> int:
     return max(rank.late_ns, key=lambda r: (rank.late_ns[r], -r), default=-1)
 
 
-def _why_late(late: RankFacts, victim: RankFacts) -> str:
-    """What the late rank did that the waiting one did not, by the difference of their budgets."""
+def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
+    """What the late rank did that the waiting one did not, by the difference of their budgets.
+
+    What it did *while* the other waited would mislead: a rank that waited for its batch computes then, as all do.
+    """
     more = {g: late.per_step_ns(*GROUPS[g]) - victim.per_step_ns(*GROUPS[g]) for g in _LATE_BECAUSE}
     group = max(more, key=more.__getitem__)
-    if more[group] < 0.25 * victim.per_step_ns("straggler"):
-        return f"nothing in the budget of rank {late.rank} says why it is late"
-    reason = _LATE_BECAUSE[group].format(more=duration_text(more[group]))
-    crowded = group == "compute" and late.contention_ratio > 2 * victim.contention_ratio + 0.02
-    queue = f", {percent_text(late.contention_ratio)} of the step in the run queue" if crowded else ""
-    return f"why: each step rank {late.rank} {reason} than rank {victim.rank}{queue}"
+    if more[group] < _EXPLAINS_RATIO * victim.per_step_ns("straggler"):
+        return f"no kind of time is much longer on rank {late.rank}: it is late in some steps, early in others"
+    words = _LATE_BECAUSE[group]
+    if group == "other" and _sleeps(facts, late):
+        words = "sleeps {more} longer"
+    why = f"why: each step rank {late.rank} {words.format(more=duration_text(more[group]))} than rank {victim.rank}"
+    if group == "compute" and late.contention_ratio > 2 * victim.contention_ratio + 0.02:
+        why += f", and stands in the run queue for {percent_text(late.contention_ratio)} of it"
+    return why
+
+
+def _sleeps(facts: RunFacts, rank: RankFacts) -> bool:
+    """Whether most of what is unexplained on a rank are calls of sleep."""
+    return evidence.asleep_ns(facts.trace, rank, facts.tables["steps"]) > 0.5 * rank.per_step_ns("other")
 
 
 def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
@@ -150,8 +163,16 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("other")
     lost = f"{amount(worst, 'other')} a step ({percent_text(share)}){_where(hit, 'other')}"
-    verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause"
-    return Finding("other", share, verdict, tuple(evidence.unexplained(facts.trace, worst)))
+    if _sleeps(facts, worst):
+        verdict = (
+            f"{_ranks(hit)} {'sleep' if len(hit) > 1 else 'sleeps'} for {lost}, by a call of the script or a library"
+        )
+        asleep = duration_text(evidence.asleep_ns(facts.trace, worst, facts.tables["steps"]))
+        told = f"calls of sleep and its kin: {asleep} a step"
+    else:
+        verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause"
+        told = "a foreign lock, a socket or a subprocess would look like this; the time line shows where"
+    return Finding("other", share, verdict, (told,))
 
 
 def _ranks(hit: Sequence[RankFacts]) -> str:

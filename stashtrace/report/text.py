@@ -24,6 +24,7 @@ _OUTLIERS_AT_MOST = 6
 _LOW_CONFIDENCE_RATIO = 0.05
 _CONTENTION_RATIO = 0.05
 _STEAL_RATIO = 0.02
+_HIDDEN_RATIO = 0.01
 _INDENT = "  "
 
 
@@ -59,7 +60,7 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
         why = "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
         lines += look.wrap(why, _INDENT, _INDENT * 2)
     lines.append("")
-    lines += [*_machine(facts, look), *_trust(facts, look), "", *_next(facts, path)]
+    lines += [*_machine(facts, look), *_hidden(facts, look), *_trust(facts, look), "", *_next(facts, path)]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
@@ -168,6 +169,20 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
     if facts.trust.ending:
         lines += look.wrap(facts.trust.ending, _INDENT, _INDENT * 2)
     return [*lines, ""] if lines else []
+
+
+def _hidden(facts: RunFacts, look: Look) -> list[str]:
+    """Work that overlapped with the step: free now, a stall as soon as what hides it becomes faster."""
+    if not facts.ranks:
+        return []
+    table = facts.tables["breakdown"]
+    counted = table.take(np.isin(table["step"], facts.tables["steps"]["step"]))
+    parts = []
+    for name in ("loading", "communication", "checkpoint"):
+        ns = float(counted[f"hidden_{name}_ns"].mean()) if len(counted) else 0.0
+        if ns >= _HIDDEN_RATIO * float(counted["wall_ns"].mean()):
+            parts.append(f"{name} {duration_text(ns)}")
+    return [f"{_INDENT}hidden behind the step, so free: {', '.join(parts)} a step"] if parts else []
 
 
 def _trust(facts: RunFacts, look: Look) -> list[str]:

@@ -13,7 +13,7 @@ from stashtrace.report.progress import describe_waiting, last_budget, newest_ns,
 def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:
     build = TraceBuilder()
     for step in range(3):
-        build.collective({rank: (step * 10 * MS, step * 10 * MS + MS) for rank in range(ranks)})
+        build.collective(dict.fromkeys(range(ranks), (step * 10 * MS, step * 10 * MS + MS)))
     build.collective({r: (40 * MS, -1) for r in range(ranks) if r not in missing}, sequence=3, message_bytes=26_214_400)
     build.counter(0, "process_user_ns_total", {31 * S + 40 * MS: 1.0})
     return build

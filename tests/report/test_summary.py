@@ -11,6 +11,7 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job
 
+from stashtrace.model.kinds import WaitOp
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import amount, choose
 from stashtrace.report.look import Look
@@ -95,7 +96,19 @@ def test_straggler_names_the_late_rank_and_why() -> None:
     found = choose(gather(job(sleep={1: 20})[1]))
     late = next(f for f in found if f.group == "late")
     assert "rank 0 loses 20.0 ms a step (38 %) in all-reduce waiting for rank 1" in late.verdict
-    assert any("rank 1" in line and "longer" in line for line in late.evidence)
+    assert late.evidence[0] == "why: each step rank 1 computes 20.0 ms longer than rank 0"
+
+
+def test_a_sleep_is_called_one() -> None:
+    build, _ = job()
+    for step, mark in enumerate([r["begin_ns"] for r in build.rows["phases"] if r["phase_code"] == 2][::2]):
+        build.rank(0).wait(WaitOp.SLEEP, mark - step, mark - step + 5 * MS)
+    facts = gather(build.trace())
+    blocked = replace(facts.ranks[0], kinds={**facts.ranks[0].kinds, "other": 6 * MS * facts.ranks[0].steps_count})
+    found = choose(replace(facts, ranks=(blocked, *facts.ranks[1:])))
+    other = next(f for f in found if f.group == "other")
+    assert other.verdict.startswith("rank 0 sleeps for ")
+    assert other.evidence == ("calls of sleep and its kin: 5.00 ms a step",)
 
 
 def test_findings_come_worst_first() -> None:

@@ -1,0 +1,57 @@
+"""The verdict over two runs, in words. Used by ``stashtrace diff``; the numbers are those of the ``diff`` analysis."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stashtrace.model.table import Table
+from stashtrace.units import duration_text, percent_text
+
+#: Kinds named as the cause of a change.
+_NAMED_AT_MOST = 3
+
+
+def verdict(table: Table, before: str, after: str) -> list[str]:
+    """Sentences: what became of the step, and which kinds of time made the difference.
+
+    Parameters
+    ----------
+    table : Table
+        Result of ``diff``.
+    before, after : str
+        What to call the two runs.
+    """
+    rows = list(table.rows())
+    step, kinds = rows[0], [row for row in rows[1:] if row["verdict"] != "no difference"]
+    first, second, noise = (duration_text(step[n]) for n in ("before_ns", "after_ns", "noise_ns"))
+    lines = []
+    if step["verdict"] == "no difference":
+        lines.append(f"no difference: a step takes {first} in {before} and {second} in {after} (noise up to {noise})")
+    else:
+        change = f"{duration_text(abs(step['change_ns']))} ({percent_text(abs(step['change_ns']) / step['before_ns'])})"
+        lines.append(
+            f"{after} is {step['verdict']}: a step takes {second}, {change} {_than(step)} than {first} in {before}"
+        )
+    if kinds:
+        worst = sorted(kinds, key=lambda row: -abs(row["change_ns"]))[:_NAMED_AT_MOST]
+        lines.append("by kind: " + ", ".join(_change(row) for row in worst))
+    fewest = min(step["before_steps_count"], step["after_steps_count"])
+    if fewest < 20:
+        lines.append(f"only {fewest} steps were compared; more would tell smaller changes from noise")
+    return lines
+
+
+def _than(step: dict[str, object]) -> str:
+    return "less" if step["verdict"] == "faster" else "more"
+
+
+def _change(row: dict[str, object]) -> str:
+    change = row["change_ns"]
+    assert isinstance(change, int)
+    return f"{row['kind']} {'+' if change > 0 else '-'}{duration_text(abs(change))}"
+
+
+def names_apart(paths: Sequence[str]) -> list[str]:
+    """Paths, or A and B where they are too long to read in a sentence."""
+    return list(paths) if all(len(p) <= 24 for p in paths) and len(set(paths)) == len(paths) else ["A", "B"]
