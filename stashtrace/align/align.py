@@ -2,7 +2,8 @@
 
 Opens the run, builds one clock per host, finds out who is who, then lets each room decode one process at
 a time and joins the tables. Called by the CLI, the exporters' tests and users (as ``stashtrace.load``).
-Rows of a process are dropped as soon as they are decoded, so memory is that of the tables asked for.
+Rows of a process are dropped as soon as they are decoded, and I/O calls, which can be many, are decoded in
+pieces, so memory is that of the tables asked for.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -66,7 +67,9 @@ def load_trace(
 
 
 def iter_io(source: Trace | Path | Sequence[Path], *, ranks: Collection[int] | None = None) -> Iterator[Table]:
-    """The ``io`` table process by process, for runs whose calls do not fit into memory.
+    """The ``io`` table in pieces of about a million rows, for runs whose calls do not fit into memory.
+
+    Pieces come by process, thread and time.
 
     Codes and track ids are those of a trace loaded from the same path with the same ``ranks``, but only for
     a :class:`Trace` as source are its strings extended so that path codes can be looked up in it.
@@ -74,8 +77,8 @@ def iter_io(source: Trace | Path | Sequence[Path], *, ranks: Collection[int] | N
     Parameters
     ----------
     source : Trace, path or sequence of paths
-        A trace that already holds its ``io`` table is cut by process; one that was loaded without it is
-        read again from its path.
+        A trace that already holds its ``io`` table gives it whole; one that was loaded without it is read
+        again from its path.
     ranks : collection of int, optional
         As in :func:`load_trace`.
     """
@@ -87,9 +90,7 @@ def iter_io(source: Trace | Path | Sequence[Path], *, ranks: Collection[int] | N
     else:
         session = Session.open(source, ranks=ranks)
     for index in range(len(session)):
-        table = session.decode(index, frozenset({"io"})).io
-        if len(table):
-            yield table
+        yield from session.io_pieces(index)
 
 
 def _warn(trace: Trace) -> None:

@@ -27,17 +27,19 @@ SORT_KEYS = {
     "counters": ("track_id", "ts_ns"),
     "flows": ("source_ns",),
 }
+#: Rows looked at in one go to see whether a table is sorted.
+_CHECK_ROWS = 1 << 20
 _SMALL = ("processes", "tracks", "losses", "alignment", "metadata")
 
 
 def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozenset[str] | None) -> dict[str, Table]:
-    """All tables of the trace. ``parts`` is one EventTables per process, in order; io is taken out of them."""
+    """All tables of the trace. ``parts`` is one EventTables per process, in order; they are used up."""
     joined: dict[str, Table] = {}
     _offset_keys(parts)
     for name in TABLES:
         if name in _SMALL or (wanted is not None and name not in wanted):
             continue
-        joined[name] = _join(name, parts)
+        joined[name] = _join_io(session) if name == "io" else _join(name, parts)
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
@@ -48,6 +50,20 @@ def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozense
     joined["alignment"] = session.alignment_table()
     joined["tracks"] = session.tracks.table()
     return joined
+
+
+def _join_io(session: Session) -> Table:
+    """The io table, filled piece by piece: beside it there is never more than one piece."""
+    schema = TABLES["io"]
+    total = session.io_rows_count()
+    columns = {c.name: np.empty(total, dtype=c.dtype) for c in schema.columns}
+    filled = 0
+    for index in range(len(session)):
+        for piece in session.io_pieces(index):
+            for name, column in columns.items():
+                column[filled:filled + len(piece)] = piece[name]
+            filled += len(piece)
+    return _sorted(Table(schema, {n: c[:filled] for n, c in columns.items()}), SORT_KEYS["io"])
 
 
 def _offset_keys(parts: Sequence[EventTables]) -> None:
@@ -90,12 +106,17 @@ def _sorted(table: Table, keys: Sequence[str]) -> Table:
     """Sorted by the keys; no copy if it is already."""
     if not keys or len(table) < 2:
         return table
-    in_order = np.ones(len(table) - 1, dtype=bool)
-    for name in reversed(keys):
-        column = table[name]
+    in_order = all(_in_order([table[name][at:at + _CHECK_ROWS + 1] for name in keys])
+                   for at in range(0, len(table) - 1, _CHECK_ROWS))
+    return table if in_order else table.sort_by(*keys)
+
+
+def _in_order(columns: Sequence[Array]) -> bool:
+    in_order = np.ones(max(len(columns[0]) - 1, 0), dtype=bool)
+    for column in reversed(columns):
         in_order &= column[1:] == column[:-1]
         in_order |= column[1:] > column[:-1]
-    return table if bool(in_order.all()) else table.sort_by(*keys)
+    return bool(in_order.all())
 
 
 def _number_collectives(collectives: Table, waits: Table | None) -> dict[str, Table]:

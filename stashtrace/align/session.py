@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from stashtrace.collectors.context import DecodeContext, Int64, LossRow, Process
 from stashtrace.collectors.registry import Room, resolve
 from stashtrace.errors import FormatError, UsageError
 from stashtrace.format.liveness import LiveRings
+from stashtrace.format.pieces import pieces
 from stashtrace.format.project import current_layouts
 from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
@@ -157,14 +158,11 @@ class Session:
     # Decoding -----------------------------------------------------------------------------------
 
     def decode(self, index: int, wanted: frozenset[str] | None) -> EventTables:
-        """Tables of one process on the common clock; its rows are read and let go here."""
-        file, who = self.files[index], self.identities[index]
-        rooms = self._rooms(file, wanted)
+        """Tables of one process but ``io`` on the common clock; its rows are read and let go here."""
+        file = self.files[index]
+        rooms = [room for room in self._rooms(file, wanted) if not _is_streamed(room)]
         raw = file.load({record for room in rooms for record in room.records} - {"clock_sync", "string_part"})
-        identity = ProcessIdentity(index, int(file.metadata.get("pid", 0)), who.rank, who.local_rank, who.world_size,
-                                   who.role, who.worker_id, who.parent)
-        context = DecodeContext(identity, tracks=self.tracks, texts=raw.strings, clock=self.clock_of(index),
-                                wanted=wanted)
+        context = self._context(index, raw, wanted)
         found: dict[str, list[Table]] = {}
         for room in rooms:
             tables = room.decode(raw, context)
@@ -173,9 +171,39 @@ class Session:
                 if len(table) and (wanted is None or name in wanted or name in ("losses", "metadata")):
                     found.setdefault(name, []).append(table)
         joined = {name: Table.concat(TABLES[name], parts) for name, parts in found.items()}
-        self.losses += [(index, row) for row in (*file.losses, *context.losses)]
+        self.losses += [(index, row) for row in context.losses]
         self.ends_ns[index] = self._end_of(index, joined)
         return EventTables(self.strings, joined)
+
+    def io_pieces(self, index: int) -> Iterator[Table]:
+        """The ``io`` table of one process in pieces of bounded size, by thread and time."""
+        file = self.files[index]
+        for room in self._rooms(file, frozenset({"io"})):
+            if not _is_streamed(room):
+                continue
+            for raw in pieces(file, room.records):
+                context = self._context(index, raw, frozenset({"io"}))
+                table = room.decode(raw, context).io
+                self.losses += [(index, row) for row in context.losses]
+                if len(table):
+                    self.ends_ns[index] = max(self.ends_ns[index], int(table["end_ns"].max()))
+                    yield table
+
+    def io_rows_count(self) -> int:
+        """At most so many rows has ``io``."""
+        total = 0
+        for file in self.files:
+            counts = file.row_counts()
+            total += sum(counts.get(r, 0) for room in self._rooms(file, frozenset({"io"})) if _is_streamed(room)
+                         for r in room.records)
+        return total
+
+    def _context(self, index: int, raw: RawProcess, wanted: frozenset[str] | None) -> DecodeContext:
+        who = self.identities[index]
+        identity = ProcessIdentity(index, int(raw.metadata.get("pid", 0)), who.rank, who.local_rank, who.world_size,
+                                   who.role, who.worker_id, who.parent)
+        return DecodeContext(identity, tracks=self.tracks, texts=raw.strings, clock=self.clock_of(index),
+                             wanted=wanted)
 
     def _rooms(self, file: StashFile, wanted: frozenset[str] | None) -> list[Room]:
         """Rooms that have rows in this file and fill a wanted table; a room without decoder is a loss."""
@@ -206,6 +234,7 @@ class Session:
     def loss_table(self, parts: Sequence[Table]) -> Table:
         """Losses of the run, of reading, and those that decoders found."""
         rows = list(self.losses)
+        rows += [(index, row) for index, file in enumerate(self.files) for row in file.losses]
         for run in self.runs:
             rows += [(-1, row) for row in run.losses]
         rejected = sum(clock.map.rejected_count for clock in self.clocks.values())
@@ -266,6 +295,11 @@ class Session:
             "value_code": self.strings.codes(facts.values()),
         }
         return Table.concat(TABLES["metadata"], [Table(TABLES["metadata"], own), *parts])
+
+
+def _is_streamed(room: Room) -> bool:
+    """Only ``io`` grows with what the job does rather than with its steps, so only it is never held twice."""
+    return room.tables == ("io",)
 
 
 def _domain(raw: RawProcess) -> tuple[str, str]:

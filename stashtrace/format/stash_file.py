@@ -118,18 +118,31 @@ class StashFile:
         tids |= {tid for layout, tid, _, _ in self._ring_parts() if layout.name != "string_part"}
         return sorted(tids)
 
-    def chunks(self, records: Collection[str] | None = None) -> Iterator[Chunk]:
-        """All rows piece by piece, as the file lays them out: segments in file order, then the ring."""
+    def thread_row_counts(self, records: Collection[str]) -> dict[int, Counter[str]]:
+        """Rows per record name of each thread, by the headers alone."""
+        counts: dict[int, Counter[str]] = {}
+        for segment in self.segments:
+            if (name := self._name_of(segment.record_id)) in records:
+                counts.setdefault(segment.tid, Counter())[name] += segment.row_count
+        for layout, tid, _, rows in self._ring_parts():
+            if layout.name in records:
+                counts.setdefault(tid, Counter())[layout.name] += rows[1]
+        return counts
+
+    def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
+        """Rows of the named records and threads, all if None: segments in file order, then the ring."""
         with ByteFile(self.path) as source:
             for segment in self.segments:
                 layout = self.layouts.get(segment.record_id)
                 if layout is None or (records is not None and layout.name not in records):
                     continue
+                if tids is not None and segment.tid not in tids:
+                    continue
                 rows = self._rows_of(source, segment, layout)
                 if rows is not None and len(rows):
                     yield Chunk(layout, segment.tid, segment.lane_id, segment.first_sequence, rows)
         for layout, tid, lane_id, (first, count, data) in self._ring_parts():
-            if records is None or layout.name in records:
+            if (records is None or layout.name in records) and (tids is None or tid in tids):
                 yield Chunk(layout, tid, lane_id, first, np.frombuffer(data, dtype=layout.dtype, count=count))
 
     def foreign_segments(self) -> Iterator[tuple[int, bytes]]:
@@ -162,7 +175,7 @@ class StashFile:
         for chunk in self.chunks(names):
             if chunk.layout.name in current and (names is not None or chunk.layout.name != "string_part"):
                 pieces.setdefault(chunk.layout.name, []).append(chunk)
-        return {name: _join(pieces.pop(name), current[name].dtype) for name in list(pieces)}
+        return {name: join_chunks(pieces.pop(name), current[name].dtype) for name in list(pieces)}
 
     def _rows_of(self, source: ByteFile, segment: Segment, layout: Layout) -> npt.NDArray[np.void] | None:
         payload = source.read(segment.payload_offset, segment.payload_bytes)
@@ -279,7 +292,7 @@ class StashFile:
         self._lose(collector, reason, count, advice, Severity.DATA_LOSS)
 
 
-def _join(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
+def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
     """Rows of one record type, grouped by thread, each thread in the order written."""
     chunks.sort(key=lambda c: c.tid)
     rows = [project(c.rows, dtype) for c in chunks]
