@@ -87,8 +87,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, int]]):
         with self.clock.sample("read"):
             content = path.read_bytes()
         if self.faults.read_bytes:
-            with self.clock.sample("cold_read"):
-                self.faults.slow_read(index)
+            self.faults.slow_read(index, self.clock)
         with self.clock.sample("decode"):
             pixels = decode(content, path.suffix)
             self.faults.slow_decode()

@@ -90,7 +90,7 @@ class Faults:
         self.late_s = options.inject_straggler_ms / 1000 if rank == options.inject_rank else 0.0
         self.gap_s = options.inject_other_ms / 1000
         self.luggage_count = options.inject_handoff_items
-        self.checkpoint_bytes = options.inject_checkpoint_mib << 20
+        self.ballast = torch.zeros(options.inject_checkpoint_mib << 20, dtype=torch.uint8)
         self.cold_file = options.data / f"ballast-{rank}.bin"
 
     @staticmethod
@@ -118,12 +118,13 @@ class Faults:
                     file.write(os.urandom(self.read_bytes))
                 os.fsync(file.fileno())
 
-    def slow_read(self, index: int) -> None:
+    def slow_read(self, index: int, clock: PlainClock) -> None:
         """Read a piece of a large file from the disk: it is thrown out of the page cache first."""
         file = os.open(self.cold_file, os.O_RDONLY)
         offset = index % 64 * self.read_bytes
         os.posix_fadvise(file, offset, self.read_bytes, os.POSIX_FADV_DONTNEED)
-        os.pread(file, self.read_bytes, offset)
+        with clock.sample("cold_read"):
+            os.pread(file, self.read_bytes, offset)
         os.close(file)
 
     def slow_decode(self) -> None:
@@ -140,7 +141,3 @@ class Faults:
     def luggage(self) -> list[object]:
         """A crowd of small Python objects for each batch: they cost time to pickle and to unpickle."""
         return [str(number) for number in range(self.luggage_count)]
-
-    def ballast(self) -> torch.Tensor:
-        """More to save."""
-        return torch.zeros(self.checkpoint_bytes, dtype=torch.uint8)

@@ -62,7 +62,7 @@ def validate(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, torch.Tens
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, faults: Faults) -> None:
     """Write to a temporary name first: a crash in between leaves the old checkpoint."""
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "more": faults.ballast()}
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "more": faults.ballast}
     torch.save(state, path.with_suffix(".tmp"))
     path.with_suffix(".tmp").replace(path)
 
@@ -92,8 +92,9 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     step, began = 0, time.perf_counter()
     for epoch in range(1_000_000):
         sampler.set_epoch(epoch)
-        for images, labels, _ in loader:
+        for images, labels, luggage in loader:
             clock.lap("wait")
+            del luggage  # freeing it is no part of the wait
             loss = loss_of(model(images), labels)
             clock.lap("forward")
             faults.before_backward()

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from stashtrace._native import intervals
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
 from stashtrace.analysis.collective_layers import blocked_on_collectives, collective_layers
 from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.timeset import Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
-from stashtrace.model.kinds import Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.model.kinds import IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 _CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
 #: Waits that no parallel loop of a phase makes: their cause is foreign wherever they stand.
 _FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN)
+_WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 
 def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
@@ -34,11 +36,13 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
     code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
     saves, works = np.isin(code, _CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
-    layers.append(Layer(StallKind.CHECKPOINT, TimeSet.of(begin[saves], end[saves])))
+    saving = TimeSet.of(begin[saves], end[saves])
 
     io, own = index.io, index.io_by_track.rows(thread.track_id)
     reads = io.is_storage[own] & io.is_read[own]
-    foreign = io.is_blocked[own] & ~reads
+    commits = io.is_storage[own] & ~reads & np.isin(io.path[own], _paths_written(index, thread, saving))
+    foreign = io.is_blocked[own] & ~reads & ~commits
+    layers.append(Layer(StallKind.CHECKPOINT, saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]])))
     layers.append(Layer(StallKind.FETCH, TimeSet.of(io.begin[own[reads]], io.end[own[reads]])))
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
@@ -57,3 +61,14 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.COMPUTE, busy))
     layers += gap_layers(gaps_between_phases(index, thread, loads), explained, annotated - busy)
     return RankLayers("host", layers, late)
+
+
+def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
+    """Codes of the files that the thread's checkpoints wrote: an fsync or a rename of one afterwards belongs to it."""
+    io = index.trace.io
+    first, last = np.searchsorted(io["track_id"], [thread.track_id, thread.track_id + 1])
+    own = slice(int(first), int(last))
+    writes = np.isin(io["op_code"][own], _WRITE_OPS) & (io["path_code"][own] != index.trace.strings.find(""))
+    begin = io["begin_ns"][own][writes]
+    inside = intervals.locate(saving.begin, saving.end, begin) >= 0
+    return np.unique(int64(io["path_code"][own][writes][inside]))

@@ -155,6 +155,18 @@ CASES = {
         0 1: compute 5, checkpoint 3
         """,
     ),
+    "an fsync or rename of a file that the checkpoint wrote belongs to it, other files do not": (
+        """
+        rank 0 phase  : FBOFBCCC..|....O
+        rank 0 cpu    : xxxxxxxx.......x
+        rank 0 io path=/model.tmp : ......ww|ww
+        rank 0 io path=/log : ...........ww
+        """,
+        """
+        0 0: compute 3
+        0 1: compute 3, checkpoint 5, other 4
+        """,
+    ),
     "a gap that ran is compute, one that was blocked is other, run-queue time is not blocked": (
         """
         rank 0 phase  : F..B....O...FBO
