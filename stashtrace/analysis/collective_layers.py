@@ -4,8 +4,9 @@
      |--- straggler ---|------- link ---------|        the blocking collective: the oldest that has not ended
            ##################                          the thread's own wait: only this part is a stall
 
-Used by ``host_layers`` and ``breakdown``. The blocked time is the union of what ``Work.wait`` recorded and of blocking
-calls of the thread while a collective of the rank is in flight (DDP waits inside C++), outside of batch waits.
+Used by ``host_layers`` and ``breakdown``. The blocked time is the union of what ``Work.wait`` recorded, of blocking
+calls of the thread while a collective of the rank is in flight (DDP waits inside C++), outside of batch waits, and of
+the launching calls themselves: on busy cores the backend's threads take the caller's place before it gets to wait.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -38,6 +39,8 @@ class Blocked:
         Row that the thread asked for; differs from ``row`` if that one is queued behind it; -1 if unknown.
     link
         Link of the group.
+    launching
+        In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
     presumed
         No wait was recorded, but nothing after the call either: the thread hangs in it.
     """
@@ -47,6 +50,7 @@ class Blocked:
     row: Int64
     waited_row: Int64
     link: Int64
+    launching: npt.NDArray[np.bool_]
     presumed: npt.NDArray[np.bool_]
 
 
@@ -112,25 +116,38 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     silent = TimeSet.of(thread_waits["begin_ns"][own], thread_waits["end_ns"][own]) - batch_waits - explicit
     implied = _pieces(silent.begin, silent.end, np.full(len(silent), -1, dtype=np.int64), heads)
     parts.append(tuple(c[implied[2] >= 0] for c in implied))
+    calls = _launching(index, thread, rows) - batch_waits - explicit - silent
+    begun = _pieces(calls.begin, calls.end, np.full(len(calls), -1, dtype=np.int64), heads)
+    parts.append(tuple(c[begun[2] >= 0] for c in begun))
+    launches = np.concatenate([np.full(len(p[0]), i == len(parts) - 1) for i, p in enumerate(parts)])
 
     hang = _hang(index, thread, rows[hanging], call[hanging])
     begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     order = np.argsort(begin, kind="stable")
-    begin, stop, row, asked = begin[order], stop[order], row[order], asked[order]
+    begin, stop, row, asked, launches = begin[order], stop[order], row[order], asked[order], launches[order]
     presumed = np.zeros(len(begin), dtype=bool)
     if hang is not None and hang[1] > hang[0]:
         left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits
         begin, stop = np.concatenate([begin, left.begin]), np.concatenate([stop, left.end])
         row = np.concatenate([row, np.full(len(left), np.flatnonzero(rows == hang[2])[0])])
         asked = np.concatenate([asked, np.full(len(left), -1)])
+        launches = np.concatenate([launches, np.zeros(len(left), dtype=bool)])
         presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
         order = np.argsort(begin, kind="stable")
-        begin, stop, row, asked, presumed = begin[order], stop[order], row[order], asked[order], presumed[order]
+        begin, stop, row, asked = begin[order], stop[order], row[order], asked[order]
+        launches, presumed = launches[order], presumed[order]
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]
     every = np.append(rows, -1)
-    return Blocked(begin, stop, every[row], every[asked], links, presumed)
+    return Blocked(begin, stop, every[row], every[asked], links, launches, presumed)
+
+
+def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
+    """The step thread inside calls that start a collective."""
+    table = index.trace.collectives
+    own = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
+    return TimeSet.of(table["call_ns"][own], table["return_ns"][own])
 
 
 def _rows_of_keys(keys: Int64, wanted: Int64) -> Int64:
@@ -198,13 +215,17 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     late_end = np.clip(last_enter, blocked.begin, blocked.end)
     is_late = late_end > blocked.begin
     layers = []
-    for presumed in (False, True):
-        chosen = is_late & (blocked.presumed == presumed)
-        doubts = (StallKind.OTHER,) if presumed else ()
+    plain = ~blocked.presumed & ~blocked.launching
+    for group, doubts in (
+        (plain, ()), (blocked.launching, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,)),
+    ):  # fmt: skip
+        chosen = is_late & group
         layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
     for link, kind in ((ACROSS, StallKind.NETWORK), (MIXED, StallKind.NETWORK), (INSIDE, StallKind.INTERCONNECT)):
         for unsure in (False, True):
-            chosen = (blocked.link == link) & (partial == unsure)
-            other = [StallKind.INTERCONNECT] * (link == MIXED) + [StallKind.STRAGGLER] * unsure
-            layers.append(Layer(kind, TimeSet.of(late_end[chosen], blocked.end[chosen]), tuple(other)))
+            for launching in (False, True):
+                chosen = (blocked.link == link) & (partial == unsure) & (blocked.launching == launching)
+                other = [StallKind.INTERCONNECT] * (link == MIXED) + [StallKind.STRAGGLER] * unsure
+                other += [StallKind.COMPUTE] * launching
+                layers.append(Layer(kind, TimeSet.of(late_end[chosen], blocked.end[chosen]), tuple(other)))
     return layers, Tagged(blocked.begin[is_late], late_end[is_late], cause[is_late])

@@ -10,7 +10,7 @@ from table_text import expected, stall_text
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls import stalls
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp, IoOp
+from stashtrace.model.kinds import CollectiveOp, IoOp, WaitOp
 from stashtrace.model.strings import StringPool
 from stashtrace.model.trace import Trace
 
@@ -388,6 +388,17 @@ def test_late_rank_of_the_sum_is_the_one_waited_for_longest() -> None:
         build.rank(0).collective_wait(build.collective(calls)[0], begin * MS, (begin + 3) * MS)
     row = next(r for r in stalls(build.trace(), by="rank").rows() if r["kind"] == "straggler")
     assert (row["rank"], row["stall_ns"], row["cause_rank"]) == (0, 5 * MS, 1)
+
+
+def test_time_in_the_call_that_starts_a_collective_is_the_links_with_a_doubt() -> None:
+    build = TraceBuilder()
+    for number in range(2):
+        build.rank(number).phase("backward", 0, 10 * MS).phase("optimizer", 10 * MS, 11 * MS)
+    build.collective({0: (2 * MS, 6 * MS, 9 * MS), 1: (3 * MS, 3 * MS, 9 * MS)})
+    build.rank(0).wait(WaitOp.COND_WAIT, 6 * MS, 9 * MS)
+    assert stall_text(build.trace()).splitlines()[0] == (
+        "0 0: compute 4 [4..8], straggler 1 [0..1] <1, interconnect 6 [3..6]"
+    )
 
 
 def test_nothing_to_attribute() -> None:
