@@ -27,7 +27,10 @@ class CMakeBuild(build_ext):
     """Configure and build `_native` and `libstashtrace.so` straight into the package folder."""
 
     def run(self) -> None:
-        import pybind11
+        try:
+            import pybind11
+        except ModuleNotFoundError:
+            raise SystemExit("error: pybind11 not found\nhint: pip install pybind11 cmake ninja") from None
 
         in_source = self.inplace or getattr(self, "editable_mode", False)
         output = SOURCE / "stashtrace" if in_source else Path(self.build_lib).resolve() / "stashtrace"
@@ -55,4 +58,4 @@ class CMakeBuild(build_ext):
         return {str(Path(self.build_lib) / path): str(path) for path in self._built()}
 
 
-setup(ext_modules=[Extension("stashtrace._native", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(license="Apache-2.0", ext_modules=[Extension("stashtrace._native", sources=[])], cmdclass={"build_ext": CMakeBuild})

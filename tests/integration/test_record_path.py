@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -29,11 +30,13 @@ class Actor:
         self.output = ""
         self.errors = ""
 
+    def environment(self, **variables: str) -> dict[str, str]:
+        own = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
+        return own | {"STASHTRACE_DIR": str(self.directory), "STASHTRACE_RUN_ID": "c0ffee", **variables}
+
     def run(self, scenario: str, rows: int = 100, **variables: str) -> Actor:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
-        environment |= {"STASHTRACE_DIR": str(self.directory), "STASHTRACE_RUN_ID": "c0ffee", **variables}
-        done = subprocess.run([str(self.program), scenario, str(rows)], env=environment, capture_output=True, text=True,
-                              timeout=120)  # fmt: skip
+        done = subprocess.run([str(self.program), scenario, str(rows)], env=self.environment(**variables),
+                              capture_output=True, text=True, timeout=120)  # fmt: skip
         self.code, self.output, self.errors = done.returncode, done.stdout, done.stderr
         return self
 
@@ -101,6 +104,24 @@ def test_sudden_death_loses_nothing(actor: Actor, scenario: str, code: int, rows
     assert len(actor.rings()) == 1
     assert actor.values() == {"main": list(range(rows))}
     assert [loss for process in actor.processes() for loss in process.losses if loss[2] > 0] == []
+
+
+@pytest.mark.parametrize("drainer", ["thread", "self"])
+@pytest.mark.parametrize("delay_ms", [0, 3, 17, 40])
+def test_killed_in_the_middle_of_draining(actor: Actor, drainer: str, delay_ms: int) -> None:
+    with subprocess.Popen([str(actor.program), "endless"], env=actor.environment(STASHTRACE_DRAINER=drainer),
+                          stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "recording\n"
+        time.sleep(delay_ms / 1000)
+        process.kill()
+    values = actor.values()["endless"]
+    (read_back,) = actor.processes()
+    dropped = sum(loss[3] for loss in read_back.losses if loss[2] == 2)
+    if "loss" in read_back.records:
+        dropped += int(read_back.records["loss"].rows["lost_count"].sum())
+    assert values == sorted(set(values))  # nothing twice, nothing out of order
+    assert 0 <= values[-1] + 1 - len(values) <= dropped  # a gap is a counted drop
 
 
 @pytest.mark.parametrize("scenario", ["fork", "raw_fork"])

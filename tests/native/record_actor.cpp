@@ -140,6 +140,14 @@ int limited(int rows) {
   return 0;
 }
 
+// Until somebody ends it; says when the first rows are there.
+[[noreturn]] int endless() {
+  write_rows("endless", 100);
+  std::puts("recording");
+  std::fflush(stdout);
+  for (int first = 100;; first += 1000) write_rows("endless", 1000, first);
+}
+
 int exits_among_threads(int rows) {
   std::atomic<int> ready{0};
   for (int i = 0; i < 2; ++i)
@@ -164,6 +172,7 @@ int main(int argc, char** argv) {
   if (scenario == "threads") return short_threads(rows);
   if (scenario == "close") return closes_descriptors(rows);
   if (scenario == "interrupted") return interrupted(rows);
+  if (scenario == "endless") endless();
   if (scenario == "limited") return limited(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
   const int kept = write_rows("main", rows);
