@@ -23,7 +23,7 @@ def _tool(name: str) -> str:
     return found
 
 
-class CMakeBuild(build_ext):
+class CMakeBuild(build_ext):  # type: ignore[misc]
     """Configure and build `_native` and `libstashtrace.so` straight into the package folder."""
 
     def run(self) -> None:
@@ -34,7 +34,8 @@ class CMakeBuild(build_ext):
 
         in_source = self.inplace or getattr(self, "editable_mode", False)
         output = SOURCE / "stashtrace" if in_source else Path(self.build_lib).resolve() / "stashtrace"
-        work = SOURCE / "build" / f"native-{sys.implementation.cache_tag}" if in_source else Path(self.build_temp).resolve()
+        kept = SOURCE / "build" / f"native-{sys.implementation.cache_tag}"
+        work = kept if in_source else Path(self.build_temp).resolve()
         work.mkdir(parents=True, exist_ok=True)
         # --fresh: a cache left by an isolated build names the ninja of an environment that is gone.
         configure = [
@@ -58,4 +59,8 @@ class CMakeBuild(build_ext):
         return {str(Path(self.build_lib) / path): str(path) for path in self._built()}
 
 
-setup(license="Apache-2.0", ext_modules=[Extension("stashtrace._native", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    license="Apache-2.0",
+    ext_modules=[Extension("stashtrace._native", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+)

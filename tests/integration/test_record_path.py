@@ -132,11 +132,13 @@ def test_forked_children_write_their_own_files(actor: Actor, scenario: str) -> N
     assert values["parent"] == list(range(300))
     assert values["child"] == values["grandchild"] == list(range(150))
     assert values["named before the fork"] == [0]  # its text is in the parent's file
-    by_pid = {process.metadata["pid"]: process for process in actor.processes()}
+    by_pid = {process.metadata["pid"]: process.metadata for process in actor.processes()}
     assert len(by_pid) == 3
-    grandchild = next(p for p in by_pid.values() if by_pid.get(p.metadata["ppid"], p).metadata["parent_incarnation"] == 0
-                      and p.metadata["parent_incarnation"] == 0)  # fmt: skip
-    assert by_pid[by_pid[grandchild.metadata["ppid"]].metadata["ppid"]].metadata["parent_incarnation"] == -1
+    parents = {pid: facts["ppid"] for pid, facts in by_pid.items() if facts["parent_incarnation"] == 0}
+    (first,) = by_pid.keys() - parents.keys()
+    assert by_pid[first]["parent_incarnation"] == -1
+    (child,) = (pid for pid, parent in parents.items() if parent == first)
+    assert parents[next(pid for pid in parents if pid != child)] == child
 
 
 def test_vforked_child_records_into_its_parent(actor: Actor) -> None:
@@ -232,7 +234,8 @@ def test_directory_that_takes_no_files(actor: Actor) -> None:
     actor.run("plain", 10, RANK="3")
     assert (actor.code, actor.output) == (0, "0\n")
     assert actor.errors.startswith("stashtrace[3 ")
-    assert actor.errors.endswith(f"error: recording is off, cannot write: {actor.directory}: No such file or directory\n")
+    message = f"error: recording is off, cannot write: {actor.directory}: No such file or directory\n"
+    assert actor.errors.endswith(message)
 
 
 def test_spawned_workers_of_multiprocessing(tmp_path: Path) -> None:

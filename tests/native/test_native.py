@@ -34,7 +34,8 @@ def programs(request: pytest.FixtureRequest) -> Path:
         cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), f"-DCMAKE_MAKE_PROGRAM={ninja}",
         "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", f"-DSTASHTRACE_SANITIZE={SANITIZE}",
     ]  # fmt: skip
-    for command in (configure, [cmake, "--build", str(build), "--target", "native_programs", "-j", str(os.cpu_count() or 1)]):
+    jobs = str(os.cpu_count() or 1)
+    for command in (configure, [cmake, "--build", str(build), "--target", "native_programs", "-j", jobs]):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout[-4000:]
     return build / "bin"
