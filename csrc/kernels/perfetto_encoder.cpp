@@ -294,37 +294,30 @@ void Encoder::write_end(Sequence& seq, const Open& open) {
 }
 
 void Encoder::slices(std::uint32_t sequence_id, std::span<const SliceBatch> batches, Ties ties) {
-  std::size_t total = 0;
-  for (const SliceBatch& batch : batches) total += batch.count;
-  if (total == 0) return;
-  const std::vector<std::uint64_t> order = write_order(batches, ties);
-  const auto entry = [&order](std::size_t i) { return order.empty() ? i : order[i]; };
-  const auto begin_of = [&](std::uint64_t e) { return batches[e >> kRowBits].begin_ns[e & kRowMask]; };
-  Sequence& seq = sequence(sequence_id, begin_of(entry(0)));
+  WriteOrder order(batches, ties);
+  if (order.done()) return;
+  Sequence& seq = sequence(sequence_id, order.front().begin_ns);
   std::vector<Prepared> prepared;
   prepared.reserve(batches.size());
   for (const SliceBatch& batch : batches) prepared.push_back(prepare(seq, batch));
 
   std::vector<Open> open;                 // heap: the slice that ends first on top
   const auto ends_later = [](const Open& a, const Open& b) { return a.end_ns > b.end_ns; };
-  for (std::size_t i = 0; i < total; ++i) {
-    const std::uint64_t where = entry(i);
-    const std::size_t row = where & kRowMask;
-    const SliceBatch& batch = batches[where >> kRowBits];
-    const std::int64_t begin_ns = batch.begin_ns[row];
-    while (!open.empty() && open.front().end_ns <= begin_ns) {
+  for (; !order.done(); order.advance()) {
+    const WriteOrder::Row next = order.front();
+    while (!open.empty() && open.front().end_ns <= next.begin_ns) {
       write_end(seq, open.front());
       std::pop_heap(open.begin(), open.end(), ends_later);
       open.pop_back();
     }
-    write_begin(seq, prepared[where >> kRowBits], row, begin_ns);
-    open.push_back({std::max(begin_ns, batch.end_ns[row]), static_cast<std::uint64_t>(batch.track[row])});
+    write_begin(seq, prepared[next.batch], next.row, next.begin_ns);
+    open.push_back({std::max(next.begin_ns, next.end_ns), static_cast<std::uint64_t>(batches[next.batch].track[next.row])});
     std::push_heap(open.begin(), open.end(), ends_later);
+    ++slice_count_;
     send_if_full();
   }
   std::sort_heap(open.begin(), open.end(), ends_later);
   for (auto last = open.rbegin(); last != open.rend(); ++last) write_end(seq, *last);
-  slice_count_ += total;
   send_if_full();
 }
 

@@ -1,7 +1,7 @@
 // Columns of slices and counters -> bytes of a Perfetto trace. SPDX-License-Identifier: Apache-2.0
 //
 // Called by bindings/bind_perfetto.cpp with borrowed columns and without the GIL. Pure computation: bytes leave
-// through a Sink in chunks, so memory stays at one chunk plus 8 bytes per slice of the call.
+// through a Sink in chunks, so memory stays at one chunk plus what is interned.
 //
 //   Encoder ── sequence id ──► Sequence: clock 64 (deltas), interned names, argument names, argument texts
 //      │

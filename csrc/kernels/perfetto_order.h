@@ -1,8 +1,13 @@
 // Order in which slices are written. SPDX-License-Identifier: Apache-2.0
 //
-// Called by perfetto_encoder.cpp. Pure functions on borrowed columns.
+// Used by perfetto_encoder.cpp. The input is nearly always a few sorted runs, one per thread and kind, so runs are found
+// once and then merged as they are written: a step costs log(runs) comparisons, and nothing is stored per slice.
+//
+//   columns   [ run 0 ........ | run 1 .... | run 2 ............ ]
+//   heap           ^head          ^head        ^head               the first in time on top
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -11,11 +16,37 @@
 
 namespace stashtrace::perfetto {
 
-inline constexpr int kRowBits = 40;       // an entry is batch << kRowBits | row
-inline constexpr std::uint64_t kRowMask = (std::uint64_t{1} << kRowBits) - 1;
+// Rows of all batches by (begin, -end), or by (begin, batch, -end); equal ones in the order given.
+class WriteOrder {
+ public:
+  struct Row {
+    std::size_t batch;
+    std::size_t row;
+    std::int64_t begin_ns;
+    std::int64_t end_ns;
+  };
 
-// Entries of all batches by (begin, -end), or by (begin, batch, -end); equal ones in the order given. Empty when that
-// is the order in which they stand already, which spares 8 bytes per slice.
-std::vector<std::uint64_t> write_order(std::span<const SliceBatch> batches, Ties ties);
+  WriteOrder(std::span<const SliceBatch> batches, Ties ties);
+
+  [[nodiscard]] bool done() const { return heads_.empty(); }
+  [[nodiscard]] Row front() const { return {heads_[0].batch, heads_[0].row, heads_[0].begin_ns, heads_[0].end_ns}; }
+  void advance();
+
+ private:
+  struct Head {
+    std::int64_t begin_ns;
+    std::int64_t end_ns;
+    std::size_t batch;
+    std::size_t row;
+    std::size_t run_end;
+  };
+
+  [[nodiscard]] bool before(const Head& a, const Head& b) const;
+  void sift_down(std::size_t at);
+
+  std::span<const SliceBatch> batches_;
+  Ties ties_;
+  std::vector<Head> heads_;
+};
 
 }  // namespace stashtrace::perfetto

@@ -23,17 +23,29 @@ constexpr std::uint32_t tag(std::uint32_t field, std::uint8_t wire) { return fie
 // Longest varint of a 64-bit value.
 inline constexpr std::size_t kMaxVarintBytes = 10;
 
-// Writes up to 10 bytes and returns the position after them. Values under 2^28, which is nearly all of them, take
-// no data-dependent branch: lengths of time deltas and arguments are random, and a wrong guess costs more than
-// the whole computation.
+// Four groups of seven bits, each in a byte of its own.
+constexpr std::uint32_t spread(std::uint32_t x) {
+  return (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
+}
+
+// Writes up to 10 bytes and returns the position after them; 8 bytes must be writable. Values under 2^28, nearly all, and
+// under 2^56, the rest but negative ones, take no data-dependent branch: lengths of time deltas and arguments are
+// random, and a wrong guess costs more than the whole computation.
 inline std::uint8_t* write_varint(std::uint8_t* p, std::uint64_t value) {
-  static_assert(std::endian::native == std::endian::little, "the packed store below assumes little endian");
+  static_assert(std::endian::native == std::endian::little, "the packed stores below assume little endian");
   if (value < (std::uint64_t{1} << 28)) [[likely]] {
     const auto x = static_cast<std::uint32_t>(value);
     const std::uint32_t length = (static_cast<std::uint32_t>(std::bit_width(x | 1)) + 6) / 7;
-    const std::uint32_t groups = (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
-    const std::uint32_t more = 0x00808080u >> (8 * (4 - length));
-    const std::uint32_t bytes = groups | more;
+    const std::uint32_t bytes = spread(x) | 0x00808080u >> (8 * (4 - length));
+    std::memcpy(p, &bytes, sizeof bytes);
+    return p + length;
+  }
+  if (value < (std::uint64_t{1} << 56)) {
+    const std::uint32_t length = (static_cast<std::uint32_t>(std::bit_width(value)) + 6) / 7;
+    const std::uint64_t groups =
+        std::uint64_t{spread(static_cast<std::uint32_t>(value) & 0xfffffff)} |
+        std::uint64_t{spread(static_cast<std::uint32_t>(value >> 28))} << 32;
+    const std::uint64_t bytes = groups | 0x0080808080808080u >> (8 * (8 - length));
     std::memcpy(p, &bytes, sizeof bytes);
     return p + length;
   }
