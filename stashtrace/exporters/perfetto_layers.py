@@ -89,7 +89,11 @@ def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int, batches:
     }
     slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows)])
     spans = rows.table("spans")
-    iterators = _span_piece(rows, spans.take(spans["kind_code"] == SpanKind.LOADER))
+    lives = spans.take(spans["kind_code"] == SpanKind.LOADER)
+    iterators = Piece(
+        lives["track_id"], lives["begin_ns"], lives["end_ns"], np.zeros_like(lives["value"]), Texts(["iterator"])
+    )
+    iterators.ints["batches_count"] = lives["value"]
     if len(made_piece) or len(iterators):
         about = "What the loader's workers did. Arrows lead from a batch to the wait that took it."
         group = tree.group(root, Line("data loader", Order.LOADER, about))
