@@ -29,6 +29,8 @@ bool is_sorted_and_disjoint(Column begin, Column end) {
 Intervals unite(Column begin, Column end) {
   Intervals out;
   if (is_sorted_column(begin)) {
+    out.begin.reserve(begin.size());
+    out.end.reserve(begin.size());
     for (std::size_t i = 0; i < begin.size(); ++i)
       if (end[i] > begin[i]) out.push_merged(begin[i], end[i]);
     return out;
@@ -154,33 +156,61 @@ Pieces join(Column begin_a, Column end_a, Column begin_b, Column end_b) {
 }
 
 Painted paint(const std::vector<Set>& layers) {
+  // A cursor holds the first interval of its layer that ends after `now`; an exhausted one never begins.
+  struct Cursor {
+    std::int64_t begin;
+    std::int64_t end;
+    std::size_t next;
+    const Set* layer;
+    std::int64_t number;
+
+    bool advance(std::int64_t now) {
+      while (end <= now) {
+        if (next == layer->size()) return false;
+        begin = layer->begin(next);
+        end = layer->end(next);
+        ++next;
+      }
+      return true;
+    }
+  };
+  constexpr std::int64_t kStart = std::numeric_limits<std::int64_t>::min();
+  std::vector<Cursor> cursors;
+  std::size_t total = 0;
+  for (std::size_t k = 0; k < layers.size(); ++k) {
+    total += layers[k].size();
+    if (layers[k].size() > 0) cursors.push_back({kStart, kStart, 0, &layers[k], static_cast<std::int64_t>(k)});
+  }
   Painted out;
-  const std::size_t count = layers.size();
-  std::vector<std::size_t> at(count, 0);
-  std::int64_t now = std::numeric_limits<std::int64_t>::min();
+  out.begin.reserve(total);  // pieces exceed it only where layers cut each other
+  out.end.reserve(total);
+  out.layer.reserve(total);
+  std::int64_t now = kStart;
   for (;;) {
     // The first layer that covers `now` rules until it ends or a layer above it begins.
-    std::size_t ruler = count;
+    std::int64_t ruler = -1;
     std::int64_t until = kNever;
-    for (std::size_t k = 0; k < count; ++k) {
-      const Set& layer = layers[k];
-      std::size_t& i = at[k];
-      while (i < layer.size() && layer.end(i) <= now) ++i;
-      if (i == layer.size()) continue;
-      if (layer.begin(i) <= now) {
-        ruler = k;
-        until = std::min(until, layer.end(i));
+    for (std::size_t k = 0; k < cursors.size();) {
+      Cursor& cursor = cursors[k];
+      if (!cursor.advance(now)) {
+        cursors.erase(cursors.begin() + static_cast<std::ptrdiff_t>(k));
+        continue;
+      }
+      if (cursor.begin <= now) {
+        ruler = cursor.number;
+        until = std::min(until, cursor.end);
         break;
       }
-      until = std::min(until, layer.begin(i));
+      until = std::min(until, cursor.begin);
+      ++k;
     }
     if (until == kNever) return out;
-    if (ruler != count) {
-      if (!out.layer.empty() && out.layer.back() == static_cast<std::int64_t>(ruler) && out.end.back() == now) {
+    if (ruler >= 0) {
+      if (!out.layer.empty() && out.layer.back() == ruler && out.end.back() == now) {
         out.end.back() = until;
       } else {
         out.push(now, until);
-        out.layer.push_back(static_cast<std::int64_t>(ruler));
+        out.layer.push_back(ruler);
       }
     }
     now = until;
