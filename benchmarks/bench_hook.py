@@ -22,6 +22,7 @@ from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
 
 NATIVE = Path(__file__).resolve().parent / "native"
 FILE_BYTES = 4 << 20
+WARM_UP_CALLS = 40_000  # as in pread_loop.c
 
 
 def build(folder: Path) -> tuple[Path, list[Path]]:
@@ -36,7 +37,9 @@ def build(folder: Path) -> tuple[Path, list[Path]]:
     return loop, libraries
 
 
-def one_process(loop: Path, libraries: list[Path], data: Path, run_dir: Path, calls: int, rounds: int) -> list[list[float]]:
+def one_process(
+    loop: Path, libraries: list[Path], data: Path, run_dir: Path, calls: int, rounds: int
+) -> list[list[float]]:
     """ns per call and round: traced, forwarding, minimal."""
     environment = traced_environment(os.environ, run_dir=run_dir, run_id="be9c", collectors=("posix_io",))
     done = subprocess.run(
@@ -93,7 +96,7 @@ def main() -> int:
 def recorded_bytes_per_call(run_dir: Path, options: argparse.Namespace) -> float:
     """Bytes that the drainer wrote per traced call, before any merge."""
     written = sum(p.stat().st_size for p in run_dir.glob("*.stash"))
-    return written / (options.calls * options.rounds + max(options.calls, FILE_BYTES // 4096))
+    return written / (options.calls * options.rounds + WARM_UP_CALLS)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
     }
 
 
-def write_result(name: str, figures: dict[str, Any], *, command: str, modules: Sequence[str] = (), folder: Path = RESULTS) -> Path:
+def write_result(
+    name: str, figures: dict[str, Any], *, command: str, modules: Sequence[str] = (), folder: Path = RESULTS
+) -> Path:
     """Write ``<folder>/<name>.json`` and return its path.
 
     Parameters

@@ -69,14 +69,14 @@ inline bool emit(const R& row) noexcept {
   return true;
 }
 
-// The plain half of emit(), for the hottest hook: false means that nothing was done and emit() must be called. The row
-// comes as its 64-bit words, by value, so that it goes from registers to the lane: one built on the stack by narrow
-// stores and copied by wide loads waits for its own stores, about 4 ns.
+// The plain half of emit(), for the hottest hook, which has just seen recording_already(): false means that nothing was
+// done and emit() must be called. The row comes as its 64-bit words, by value, so that it goes from registers to the
+// lane: one built on the stack by narrow stores and copied by wide loads waits for its own stores, about 4 ns.
 template <class R, class... Words>
 [[gnu::always_inline]] inline bool emit_if_plain(Words... words) noexcept {
   static_assert(sizeof...(Words) * 8 == sizeof(R) && (std::is_same_v<Words, std::uint64_t> && ...));
   container::LaneHeader* lane = detail::thread_state.lanes[schema::record_index<R>()];
-  if (lane == nullptr || !recording_already() || ring::must_look_up(lane)) [[unlikely]] return false;
+  if (lane == nullptr || ring::must_look_up(lane)) [[unlikely]] return false;
   ring::put(lane, sizeof(R), [=](std::byte* to) {
     std::size_t at = 0;
     ((std::memcpy(to + at, &words, 8), at += 8), ...);

@@ -86,7 +86,10 @@ class Recording:
     @functools.cached_property
     def waits(self) -> list[WaitRow]:
         tids, _ = self._threads()
-        return [WaitRow(tids[r["track_id"]], WaitOp(r["wait_code"]), r["begin_ns"], r["end_ns"]) for r in self.trace.waits.rows()]
+        return [
+            WaitRow(tids[r["track_id"]], WaitOp(r["wait_code"]), r["begin_ns"], r["end_ns"])
+            for r in self.trace.waits.rows()
+        ]
 
     def of(self, path: str | Path, *ops: IoOp) -> list[IoRow]:
         """Rows of one path, in the order of their begin."""
@@ -101,7 +104,9 @@ class Recording:
     def _threads(self) -> tuple[dict[int, int], dict[int, int]]:
         pid_of = {r["process_id"]: r["pid"] for r in self.trace.processes.rows()}
         tracks = list(self.trace.tracks.rows())
-        return {t["track_id"]: t["native_id"] for t in tracks}, {t["track_id"]: pid_of.get(t["process_id"], -1) for t in tracks}
+        return {t["track_id"]: t["native_id"] for t in tracks}, {
+            t["track_id"]: pid_of.get(t["process_id"], -1) for t in tracks
+        }
 
 
 def plain_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -130,11 +135,13 @@ def record(
     done = subprocess.run(
         [str(c) for c in command], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert exit_code is None or done.returncode == exit_code, f"ended with {done.returncode}\n{done.stdout}\n{done.stderr[-4000:]}"
+    assert exit_code is None or done.returncode == exit_code, (
+        f"ended with {done.returncode}\n{done.stdout}\n{done.stderr[-4000:]}"
+    )
     return Recording(run_dir, done.stdout, done.stderr, done.returncode)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def compiled(name: str) -> Path:
     """Program made of ``native/<name>``, optimised as usual programs are."""
     compiler = shutil.which("g++" if name.endswith(".cpp") else "gcc")

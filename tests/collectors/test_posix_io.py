@@ -26,38 +26,30 @@ EXPECTED = {
     "create_mode": "open=0 open=-17",
     "absent": "open=-2 stat=-2 unlink=-2 fopen=-2 readdir=-2",
     "bad_pointers": "open=0 read@0=-14 pread@0=-14 readv@0=-14 stat=-14 close=0",
-    "read":
-        "open=0 read@0=100 read@100=50 lseek@5000=0 read@5000=5000 read@10000=0 lseek@9990=0 "
-        "read@9990=10 close=0",
+    "read": "open=0 read@0=100 read@100=50 lseek@5000=0 read@5000=5000 read@10000=0 lseek@9990=0 read@9990=10 close=0",
     "pread": "open=0 pread@200=100 pread@300=100 pread@400=100 pread@500=100 pread@-5=-22 close=0",
-    "readv":
-        "open=0 readv@0=150 preadv@1000=150 preadv@2000=150 preadv@3000=150 preadv@150=150 read@300=1 "
-        "close=0",
-    "write":
-        "open=0 write@0=100 pwrite@200=100 pwrite@300=100 writev@100=150 pwritev@1000=150 "
-        "pwritev@2000=150 pwritev@3000=150 pwritev@250=150 write@400=1 close=0",
+    "readv": "open=0 readv@0=150 preadv@1000=150 preadv@2000=150 preadv@3000=150 preadv@150=150 read@300=1 close=0",
+    "write": "open=0 write@0=100 pwrite@200=100 pwrite@300=100 writev@100=150 pwritev@1000=150 "
+    "pwritev@2000=150 pwritev@3000=150 pwritev@250=150 write@400=1 close=0",
     "append": "open=0 write=100 close=0",
     "sync": "open=0 fsync=0 fsync=0 fsync@0=0 close=0",
-    "length":
-        "open=0 truncate@5000=0 truncate@6000=0 truncate=0 truncate=0 truncate@0=0 truncate@0=0 "
-        "truncate@0=0 truncate@0=0 truncate=-22 close=0",
+    "length": "open=0 truncate@5000=0 truncate@6000=0 truncate=0 truncate=0 truncate@0=0 truncate@0=0 "
+    "truncate@0=0 truncate@0=0 truncate=-22 close=0",
     "advice": "open=0 fadvise@0=0 fadvise@0=0 fadvise@0=-22 fadvise@0=0 close=0",
     "stat": "open=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 close=0",
     "xstat": "open=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 stat=0 close=0",
     "mmap": "open=0 mmap@0=10000 mmap@4096=4096 fadvise=0 msync=0 munmap=0 munmap=0 mmap@17=-22 close=0",
     "between": "open=0 sendfile@100=200 sendfile@0=150 read@150=10 sendfile@300=500 close=0",
     "copy_range": "open=0 sendfile@50=200 sendfile@0=300 read@300=1 close=0",
-    "stdio_read":
-        "fopen=0 fread=300 fread=100 fread=100 fread=100 fseek=0 fread=1 fread=10 fread=20 fread=20 "
-        "fread=20 fread=20 fread=20 fseek=0 fseek=0 fseek=0 fseek=0 fread=0 fseek=-22 fclose=0",
+    "stdio_read": "fopen=0 fread=300 fread=100 fread=100 fread=100 fseek=0 fread=1 fread=10 fread=20 fread=20 "
+    "fread=20 fread=20 fread=20 fseek=0 fseek=0 fseek=0 fseek=0 fread=0 fseek=-22 fclose=0",
     "stdio_write": "fopen=0 fwrite=300 fwrite=30 fwrite=12 fwrite=5 fflush=0 fflush=0 fclose=0",
     "stdio_descriptor": "open=0 fopen=0 fread=10 fclose=0 fopen=0 fread=20 fclose=0",
     "unlink": "unlink=0",
     "unlinkat": "unlink=0",
     "remove": "unlink=0",
-    "folder":
-        "mkdir=0 readdir=0 readdir=0 readdir=0 readdir=0 readdir=0 readdir=0 close=0 open=0 readdir=0 "
-        "readdir=0 close=0 readdir=0 readdir=0 unlink=-39 unlink=0",
+    "folder": "mkdir=0 readdir=0 readdir=0 readdir=0 readdir=0 readdir=0 readdir=0 close=0 open=0 readdir=0 "
+    "readdir=0 close=0 readdir=0 readdir=0 unlink=-39 unlink=0",
     "rename": "rename=0 rename=0 rename=0",
     "mkdirat": "mkdir=0 mkdir=-17",
     "relative": "open=0 open=0 open=0 read@0=11 read@0=12 read@0=13 unlink=0 close=0 close=0 close=0",
@@ -169,7 +161,7 @@ SEEN: dict[str, tuple[str, set[IoOp], int, int]] = {
     "path_read_bytes": ("", {IoOp.OPEN, IoOp.READ, IoOp.CLOSE}, 10240, 0),
     "text_lines": ("", {IoOp.OPEN, IoOp.READ}, 10240, 0),
     "buffered_reader": ("", {IoOp.READ, IoOp.LSEEK}, 600, 0),
-    "os_calls": ("", {IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FSYNC}, 105, 12),
+    "os_calls": ("", {IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV}, 105, 12),
     "np_fromfile": ("", {IoOp.FOPEN, IoOp.FREAD, IoOp.FCLOSE}, 10240, 0),
     "np_tofile": ("", {IoOp.FOPEN, IoOp.FWRITE, IoOp.FCLOSE}, 0, 4000),
     "np_save_load": (".npy", {IoOp.FREAD, IoOp.READ}, 8000, 8000),
@@ -185,7 +177,8 @@ SEEN: dict[str, tuple[str, set[IoOp], int, int]] = {
     "torch_save_load": ("", {IoOp.READ, IoOp.WRITEV}, 1_000_000, 1_000_000),
     "torch_mmap": ("", {IoOp.MMAP}, 0, 0),
 }  # fmt: skip
-NEEDS = {"h5py_file": "h5py", "arrow_read": "pyarrow", "pillow_image": "PIL", "torch_save_load": "torch", "torch_mmap": "torch"}
+NEEDS = {"h5py_file": "h5py", "arrow_read": "pyarrow", "pillow_image": "PIL"}
+NEEDS |= {"torch_save_load": "torch", "torch_mmap": "torch"}
 READS = {IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE}
 WRITES = {IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE}
 
@@ -200,7 +193,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
     script = folder.parent / "seen_script.py"
     script.write_text(SEEN_SCRIPT, encoding="utf-8")
     names = [name for name in SEEN if have(name)]
-    return folder, record([sys.executable, script, folder, *names], tmp_path_factory.mktemp("run") / "run", timeout_s=240)
+    return folder, record(
+        [sys.executable, script, folder, *names], tmp_path_factory.mktemp("run") / "run", timeout_s=240
+    )
 
 
 def moved(rows: list[IoRow], ops: set[IoOp]) -> int:
@@ -279,7 +274,9 @@ def test_positions_after_fork(tmp_path: Path, data: Path) -> None:
     of_parent = [r for r in recording.of(data, IoOp.READ) if r.pid == parent]
     of_child = [r for r in recording.of(data, IoOp.READ, IoOp.PREAD) if r.pid == child]
     assert [(r.offset, r.result) for r in of_parent] == [(0, 10), (-1, 30), (5, 40)]
-    assert [(r.op, r.offset, r.result) for r in of_child] == [(IoOp.READ, -1, 20)] + [(IoOp.PREAD, i, 64) for i in range(5)]
+    assert [(r.op, r.offset, r.result) for r in of_child] == [(IoOp.READ, -1, 20)] + [
+        (IoOp.PREAD, i, 64) for i in range(5)
+    ]
 
 
 def test_vfork_child_does_not_confuse_its_parent(tmp_path: Path, data: Path) -> None:
@@ -290,8 +287,8 @@ def test_vfork_child_does_not_confuse_its_parent(tmp_path: Path, data: Path) -> 
 
 def test_own_files_are_not_recorded(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    script = f"p = {str(run_dir / 'x')!r}; open(p, 'w').write('y'); print(open(p).read()); import os; os.stat(p); os.unlink(p)"
-    recording = record([sys.executable, "-c", script], run_dir)
+    script = "import os, sys; p = sys.argv[1]; open(p, 'w').write('y'); print(open(p).read()); os.stat(p); os.unlink(p)"
+    recording = record([sys.executable, "-c", script, run_dir / "x"], run_dir)
     assert recording.stdout == "y\n"
     assert recording.io
     assert not [r for r in recording.io if r.path.startswith(str(run_dir))]
@@ -318,8 +315,8 @@ def test_dataloader_workers(tmp_path: Path, start_method: str) -> None:
         "    def __getitem__(self, i):\n"
         "        with open(f'{sys.argv[1]}/item-{i}', 'rb') as f: return torch.tensor(list(f.read()))\n"
         "if __name__ == '__main__':\n"
-        "    loader = torch.utils.data.DataLoader(Files(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[2])\n"
-        "    print(sum(int(b.sum()) for b in loader))\n",
+        "    how = {'num_workers': 2, 'multiprocessing_context': sys.argv[2]}\n"
+        "    print(sum(int(b.sum()) for b in torch.utils.data.DataLoader(Files(), batch_size=4, **how)))\n",
         encoding="utf-8",
     )
     for i in range(32):
@@ -372,7 +369,9 @@ def test_page_cache_reads_are_not_blocked(tmp_path: Path, big: Path, scene: str)
     assert [r for r in rows if IoFlag.BLOCKED in r.flags] == []
 
 
-@pytest.mark.parametrize(("scene", "call", "kind"), [("socket", IoOp.RECV, IoFlag.SOCKET), ("pipe", IoOp.READ, IoFlag.PIPE)])
+@pytest.mark.parametrize(
+    ("scene", "call", "kind"), [("socket", IoOp.RECV, IoFlag.SOCKET), ("pipe", IoOp.READ, IoFlag.PIPE)]
+)
 def test_waiting_for_a_peer_is_blocked(tmp_path: Path, data: Path, scene: str, call: IoOp, kind: IoFlag) -> None:
     recording = record([compiled("io_blocking.c"), scene, data], tmp_path / "run")
     rows = [r for r in recording.io if r.op == call and r.result == 1]

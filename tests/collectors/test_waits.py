@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_results_are_untouched(scenes: Recording) -> None:
-    bare = subprocess.run([compiled("wait_scenes.c")], env=plain_environment(), capture_output=True, text=True, check=True)
+    bare = subprocess.run(
+        [compiled("wait_scenes.c")], env=plain_environment(), capture_output=True, text=True, check=True
+    )
     assert scenes.stdout == bare.stdout
     assert scenes.stderr == ""
 
@@ -45,12 +48,14 @@ def test_each_wait_of_the_watched_thread(scenes: Recording) -> None:
 
 def test_intervals_do_not_overlap(scenes: Recording) -> None:
     rows = sorted(scenes.waits, key=lambda r: r.begin_ns)
-    assert all(a.end_ns <= b.begin_ns for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(rows))
     assert all(r.end_ns - r.begin_ns >= 20_000 for r in rows)
 
 
 def test_threshold(tmp_path: Path) -> None:
-    recording = record([compiled("wait_scenes.c")], tmp_path / "run", collectors=("waits", "posix_io"), wait_threshold_ns=10**10)
+    recording = record(
+        [compiled("wait_scenes.c")], tmp_path / "run", collectors=("waits", "posix_io"), wait_threshold_ns=10**10
+    )
     assert recording.waits == []
 
 

@@ -45,7 +45,9 @@ std::uint64_t take_baseline() noexcept {
   const std::uint64_t ticks = now_ticks();
   if (good) store(state, usage, ticks);
   if (state.armed_calls > 0) --state.armed_calls;
-  state.due_ticks = state.armed_calls > 0 ? 0 : ticks + refresh_ticks;
+  // Without a counter now_ticks() is not what the plain path compares with: keep it from being taken.
+  const bool at_once = state.armed_calls > 0 || !ticks_are_counter();
+  state.due_ticks = at_once ? 0 : ticks + refresh_ticks;
   return ticks;
 }
 
