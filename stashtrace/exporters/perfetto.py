@@ -166,9 +166,9 @@ def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) 
     for rank in chosen:
         own = RankRows(rows, rank)
         others += sum(len(own.table(name)) for name in ("phases", "batches", "collective_waits", "waits", "spans"))
-        io = own.io()
-        calls += len(io)
-        threads += len(np.unique(io["track_id"]))
+        parts = own.io_parts()
+        calls += sum(map(len, parts))
+        threads += len(parts)
     if not calls:
         return None
     begin, end = int(trace.io["begin_ns"].min()), int(trace.io["end_ns"].max())

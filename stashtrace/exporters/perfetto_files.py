@@ -7,6 +7,7 @@ take, so they are the only thing that is ever summed, and track and slice say so
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ NO_VALUE: int = _native.perfetto.NO_VALUE
 BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 
 _OPS = [op.name.lower() for op in IoOp] + ["call"]
+#: Calls summed in one go.
+_SLAB_ROWS = 1 << 18
 _WHERE = ("", " pipe", " socket")
 
 
@@ -37,10 +40,10 @@ class Bins:
 
 def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) -> list[_native.perfetto.Slices]:
     """Slices of the I/O of a rank below a track of their own."""
-    io = rows.io()
-    if not len(io):
+    parts = rows.io_parts()
+    if not parts:
         return []
-    piece = call_piece(rows, io) if bins is None else sum_piece(rows, io, bins)
+    piece = call_piece(rows, rows.io()) if bins is None else sum_piece(rows, parts, bins)
     note = (
         ""
         if bins is None
@@ -71,34 +74,52 @@ def call_piece(rows: RankRows, io: Table) -> Piece:
     return piece
 
 
-def sum_piece(rows: RankRows, io: Table, bins: Bins) -> Piece:
+def sum_piece(rows: RankRows, parts: Sequence[Table], bins: Bins) -> Piece:
     """One slice per thread and bin that has calls; a call belongs to the bin in which it begins."""
-    track, begin, end = io["track_id"].astype(np.int64), io["begin_ns"], io["end_ns"]
+    slabs = [slab for part in parts for slab in _slabs(part, bins)]
+    summed: dict[str, Ints] = {name: np.concatenate([slab[name] for slab in slabs]) for name in slabs[0]}
+    track, begin, until = summed["track"], summed["begin"], summed["until"]
+    same_thread = track[1:] == track[:-1]
+    until[:-1] = np.where(same_thread, np.minimum(until[:-1], begin[1:]), until[:-1])
+    piece = Piece(track, begin, np.maximum(until, begin), np.zeros(len(track), dtype=np.int64), Texts(["calls"]))
+    for name in ("calls_count", "bytes", "busy_ns", "blocked_count"):
+        piece.ints[name] = summed[name]
+    path = summed["path"]
+    piece.texts["path_of_longest"] = (np.where(path > 0, path, -1).astype(np.int64), rows.texts)
+    return piece
+
+
+def _slabs(io: Table, bins: Bins) -> Iterator[dict[str, Ints]]:
+    """Sums per bin of one thread, computed so many rows at a time that their columns stay in the cache."""
+    begin_ns = io["begin_ns"]
+    covered, at = int(begin_ns[0]), 0
+    while at < len(io):
+        last_bin = (int(begin_ns[min(at + _SLAB_ROWS, len(io)) - 1]) - bins.origin_ns) // bins.width_ns
+        stop = int(np.searchsorted(begin_ns, bins.origin_ns + (last_bin + 1) * bins.width_ns))
+        slab = io.take(slice(at, stop))
+        yield _sums(slab, bins, covered)
+        covered = max(covered, int(slab["end_ns"].max()))
+        at = stop
+
+
+def _sums(io: Table, bins: Bins, covered: int) -> dict[str, Ints]:
+    begin, end = io["begin_ns"], io["end_ns"]
     bin_number = (begin - bins.origin_ns) // bins.width_ns
-    fresh = np.r_[True, (track[1:] != track[:-1]) | (bin_number[1:] != bin_number[:-1])]
-    first = np.flatnonzero(fresh)
-    until = np.maximum.reduceat(end, first)
-    same_thread = track[first][1:] == track[first][:-1]
-    until[:-1] = np.where(same_thread, np.minimum(until[:-1], begin[first][1:]), until[:-1])
+    first = np.flatnonzero(np.diff(bin_number, prepend=bin_number[0] - 1))
     calls_count = np.diff(first, append=len(io))
     duration = end - begin
     longest_first = np.flatnonzero(duration == np.repeat(np.maximum.reduceat(duration, first), calls_count))
     longest = longest_first[np.searchsorted(longest_first, first)]
-    flags = io["io_flags"].astype(np.int64)
-    piece = Piece(
-        track[first],
-        begin[first],
-        np.maximum(until, begin[first]),
-        np.zeros(len(first), dtype=np.int64),
-        Texts(["calls"]),
-    )
-    piece.ints["calls_count"] = calls_count
-    piece.ints["bytes"] = np.add.reduceat(np.maximum(io["result_bytes"], 0), first)
-    piece.ints["busy_ns"] = np.add.reduceat(_own_time(track, begin, end), first)
-    piece.ints["blocked_count"] = np.add.reduceat(((flags & BLOCKED) != 0).astype(np.int64), first)
-    path = io["path_code"][longest]
-    piece.texts["path_of_longest"] = (np.where(path > 0, path, -1).astype(np.int64), rows.texts)
-    return piece
+    return {
+        "track": io["track_id"][first].astype(np.int64),
+        "begin": begin[first],
+        "until": np.maximum.reduceat(end, first),
+        "calls_count": calls_count,
+        "bytes": np.add.reduceat(np.maximum(io["result_bytes"], 0), first),
+        "busy_ns": np.add.reduceat(_own_time(begin, end, covered), first),
+        "blocked_count": np.add.reduceat(((io["io_flags"] & BLOCKED) != 0).astype(np.int64), first),
+        "path": io["path_code"][longest].astype(np.int64),
+    }
 
 
 def bins_for(calls_count: int, threads_count: int, allowed_count: int, begin_ns: int, end_ns: int) -> Bins | None:
@@ -109,11 +130,8 @@ def bins_for(calls_count: int, threads_count: int, allowed_count: int, begin_ns:
     return Bins(begin_ns, max((end_ns - begin_ns) // per_thread + 1, 1))
 
 
-def _own_time(track: Ints, begin: Ints, end: Ints) -> Ints:
+def _own_time(begin: Ints, end: Ints, covered_ns: int) -> Ints:
     """Time that each call adds to what earlier calls of its thread already cover: their sum is a union."""
-    shift = track - track.min(initial=0)
-    span = int(end.max() - begin.min()) + 1
-    moved = begin + shift * span, end + shift * span  # threads apart, so that one running maximum serves all
-    covered = np.maximum.accumulate(np.r_[moved[0][0], moved[1]])[:-1]
-    own: Ints = np.maximum(moved[1] - np.maximum(moved[0], covered), 0)
+    covered = np.maximum.accumulate(np.append(covered_ns, end))[:-1]
+    own: Ints = np.maximum(end - np.maximum(begin, covered), 0)
     return own

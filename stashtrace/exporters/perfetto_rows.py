@@ -112,15 +112,19 @@ class RankRows:
         table = table.take(mine)
         return self._rows.cut(table) if "begin_ns" in table else table
 
-    def io(self) -> Table:
-        """I/O of this rank, by track and time, without a pass over the other ranks' rows."""
+    def io_parts(self) -> list[Table]:
+        """I/O of this rank, one table per thread, by time. Without a window they are the trace's own memory."""
         bounds = self._rows.io_bounds
-        parts = [
+        parts = (
             self._rows.cut(self.trace.io.take(slice(bounds[t], bounds[t + 1])))
             for t in np.flatnonzero(self._rows.rank_of_track[:-1] == self.rank).tolist()
             if bounds[t] < bounds[t + 1]
-        ]
-        return Table.concat(self.trace.io.schema, parts)
+        )
+        return [part for part in parts if len(part)]
+
+    def io(self) -> Table:
+        """I/O of this rank, by track and time, without a pass over the other ranks' rows."""
+        return Table.concat(self.trace.io.schema, self.io_parts())
 
     @cached_property
     def processes(self) -> Table:
