@@ -9,6 +9,7 @@ from typing import Any
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
+from stashtrace.units import bytes_text
 
 
 def parser() -> Parser:
@@ -25,6 +26,9 @@ def parser() -> Parser:
     parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
     parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")
     parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
+    parser.add_argument(
+        "--table", metavar="NAME", help="csv, parquet, arrow: a table of the trace or an analysis (default: stalls)"
+    )
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
 
@@ -37,14 +41,19 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.align.align import load_trace
     from stashtrace.exporters.registry import export
 
-    options: dict[str, Any] = {
-        name: value
-        for name, value in (("ranks", arguments.ranks), ("steps", arguments.steps), ("window_ns", arguments.window))
-        if value is not None
+    given = {
+        "ranks": arguments.ranks,
+        "steps": arguments.steps,
+        "window_ns": arguments.window,
+        "table": arguments.table,
     }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     trace = load_trace(path, run_id=arguments.run)
-    export(trace, arguments.exporter, arguments.output, **options)
-    Screen().say(f"wrote {arguments.output}")
+    written = export(trace, arguments.exporter, arguments.output, **options)
+    screen = Screen()
+    screen.say(f"wrote {arguments.output} ({bytes_text(written.file_bytes)})")
+    for note in written.notes:
+        screen.say(note)
     return 0
 
 

@@ -8,7 +8,6 @@ are written one after the other, so memory is that of the largest rank plus a me
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.exporters.output import complete_file
 from stashtrace.exporters.perfetto_collectives import collective_layer
 from stashtrace.exporters.perfetto_counters import counter_layer
 from stashtrace.exporters.perfetto_files import Bins, bins_for, file_layer
@@ -179,18 +179,11 @@ def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) 
 
 @contextmanager
 def _output(path: Path) -> Iterator[Callable[[memoryview], object]]:
-    """File that appears under its name only when it is complete."""
-    partial = path.with_name(f"{path.name}.part{os.getpid()}")
+    """What takes the bytes: a plain file or a compressed one."""
     compressor = None if path.suffix == ".pftrace" else zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31)
-    try:
-        with partial.open("wb") as file:
-            if compressor is None:
-                yield file.write
-            else:
-                yield lambda part: file.write(compressor.compress(part))
-                file.write(compressor.flush())
-        partial.replace(path)
-    except OSError as error:
-        raise StashtraceError(f"cannot write {path}: {error.strerror}", hint="choose another file with -o") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with complete_file(path) as partial, partial.open("wb") as file:
+        if compressor is None:
+            yield file.write
+        else:
+            yield lambda part: file.write(compressor.compress(part))
+            file.write(compressor.flush())

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -89,5 +90,16 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
         if known == name:
             module, _, function = target.partition(":")
             call: Callable[..., Exported] = getattr(import_module(module), function)
+            _check_options(name, call, options)
             return call(trace, Path(path), **options)
     raise UsageError(f"no exporter is called {name}", hint=f"there are: {', '.join(n for n, _, _ in exporters())}")
+
+
+def _check_options(name: str, call: Callable[..., Exported], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(call).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise UsageError(f"the exporter {name} takes no {', '.join(unknown)}", hint=f"it takes {', '.join(known)}")

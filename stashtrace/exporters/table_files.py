@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import csv
+import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stashtrace.analysis.registry import analyze, find
 from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.exporters.output import complete_file
 from stashtrace.exporters.registry import Exported
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Table
@@ -16,7 +22,15 @@ from stashtrace.model.trace import Trace
 _CSV_ROWS = 65536
 
 
-def export_csv(trace: Trace, path: Path, *, table: str = "stalls", **options: Any) -> Exported:
+def export_csv(
+    trace: Trace,
+    path: Path,
+    *,
+    table: str = "stalls",
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Exported:
     """Write one table as CSV with a header line.
 
     Parameters
@@ -27,50 +41,90 @@ def export_csv(trace: Trace, path: Path, *, table: str = "stalls", **options: An
         File to write.
     table : str
         A table of the trace (``io``, ``collectives``, ...) or an analysis (``stalls``, ``steps``, ...).
+    ranks : iterable of int, optional
+        Only rows of these ranks; the table must have a column ``rank``.
+    steps : (int, int), optional
+        Only rows with ``first <= step < last``; the table must have a column ``step``.
     **options
         Of the analysis.
     """
-    chosen = _choose(trace, table, options)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(chosen.columns)
-        for start in range(0, len(chosen), _CSV_ROWS):
-            part = [chosen[name][start : start + _CSV_ROWS].tolist() for name in chosen.columns]
-            writer.writerows(zip(*part, strict=True))
+    chosen = _choose(trace, table, ranks, steps, options)
+    with complete_file(path) as partial:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(chosen.columns)
+            for start in range(0, len(chosen), _CSV_ROWS):
+                part = [chosen[name][start : start + _CSV_ROWS].tolist() for name in chosen.columns]
+                writer.writerows(zip(*part, strict=True))
     return Exported(path, path.stat().st_size, len(chosen))
 
 
-def export_parquet(trace: Trace, path: Path, *, table: str = "stalls", **options: Any) -> Exported:
+def export_parquet(
+    trace: Trace,
+    path: Path,
+    *,
+    table: str = "stalls",
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Exported:
     """Write one table as Parquet; parameters as in :func:`export_csv`. Needs pyarrow."""
-    chosen = _choose(trace, table, options)
+    chosen = _choose(trace, table, ranks, steps, options)
     _require_pyarrow()
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(chosen.to_arrow(), path)
+    with complete_file(path) as partial:
+        pyarrow.parquet.write_table(chosen.to_arrow(), partial)
     return Exported(path, path.stat().st_size, len(chosen))
 
 
-def export_arrow(trace: Trace, path: Path, *, table: str = "stalls", **options: Any) -> Exported:
+def export_arrow(
+    trace: Trace,
+    path: Path,
+    *,
+    table: str = "stalls",
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Exported:
     """Write one table as an Arrow (Feather 2) file; parameters as in :func:`export_csv`. Needs pyarrow."""
-    chosen = _choose(trace, table, options)
+    chosen = _choose(trace, table, ranks, steps, options)
     _require_pyarrow()
     import pyarrow.feather
 
-    pyarrow.feather.write_feather(chosen.to_arrow(), str(path), compression="uncompressed")
+    with complete_file(path) as partial:
+        pyarrow.feather.write_feather(chosen.to_arrow(), str(partial), compression="uncompressed")
     return Exported(path, path.stat().st_size, len(chosen))
 
 
-def _choose(trace: Trace, name: str, options: dict[str, Any]) -> Table:
-    from stashtrace.analysis.registry import ANALYSES, analyze
-
+def _choose(
+    trace: Trace, name: str, ranks: Iterable[int] | None, steps: tuple[int, int] | None, options: dict[str, Any]
+) -> Table:
+    """The table, cut."""
     if name in TABLES:
         if options:
-            raise UsageError(f"the table {name} takes no options, got {', '.join(options)}")
-        return trace.table(name)
-    known = [entry[0] for entry in ANALYSES]
-    if name not in known:
-        raise UsageError(f"no table or analysis is called {name}", hint=f"there are: {', '.join([*TABLES, *known])}")
-    return analyze(trace, name, **options)
+            raise UsageError(f"the table {name} takes no {', '.join(options)}")
+        table = trace.table(name)
+    else:
+        try:
+            function = find(name)
+        except UsageError as error:
+            raise UsageError(
+                f"no table or analysis is called {name}", hint=f"tables: {', '.join(TABLES)}; {error.hint}"
+            ) from error
+        known = inspect.signature(function).parameters
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise UsageError(f"the analysis {name} takes no {', '.join(unknown)}")
+        table = analyze(trace, name, **options)
+    for column, wanted in (("rank", ranks), ("step", steps)):
+        if wanted is not None and column not in table:
+            raise UsageError(f"the table {name} has no column {column} to cut by")
+    if ranks is not None:
+        table = table.take(np.isin(table["rank"], list(ranks)))
+    if steps is not None:
+        table = table.take((table["step"] >= steps[0]) & (table["step"] < steps[1]))
+    return table
 
 
 def _require_pyarrow() -> None:

@@ -56,7 +56,9 @@ def page_address(base: str, trace_address: str, opening: Opening) -> str:
         wanted = [("Expand", r"^rank \d+ ·"), ("Expand", r"^step · rank"), ("Expand", "^data loader$")]
         wanted += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases).*")]
         commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": [regex]} for verb, regex in wanted]
-        parts.append(f"startupCommands={quote(json.dumps(commands, ensure_ascii=False), safe='')}")
+        parts.append(
+            f"startupCommands={quote(json.dumps(commands, ensure_ascii=False, separators=(',', ':')), safe='')}"
+        )
     return f"{base}/#!/?{'&'.join(parts)}"
 
 

@@ -72,9 +72,11 @@ def view(
     """
     tell = say or (lambda _: None)
     with Server(path, offline=offline, port=port) as server:
-        tell(f"{server.path.name} is at {server.page}")
-        if not browser or not webbrowser.open(server.page):
-            tell("open this address in a browser on this machine")
+        if browser and webbrowser.open(server.page):
+            tell(f"opened {server.path.name} in the browser")
+        else:
+            tell("open this address in a browser on this machine:")
+            tell(server.page)
         if offline:
             tell("serving until Ctrl-C")
         else:

@@ -10,7 +10,7 @@ import pytest
 from builders import trace_from_text
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.errors import UsageError
+from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.exporters.registry import export
 
 TRACE = """
@@ -52,8 +52,23 @@ def test_options_go_to_the_analysis(tmp_path: Path) -> None:
     trace = trace_from_text(TRACE)
     by_rank = export(trace, "csv", tmp_path / "t.csv", table="stalls", by="rank", warmup=True)
     assert by_rank.rows_count == len(analyze(trace, "stalls", by="rank", warmup=True))
-    with pytest.raises(UsageError, match="takes no options"):
-        export(trace, "csv", tmp_path / "t.csv", table="io", by="rank")
+    for table, wrong in (("io", {"by": "rank"}), ("stalls", {"window_ns": (0, 1)})):
+        with pytest.raises(UsageError, match=f"takes no {next(iter(wrong))}"):
+            export(trace, "csv", tmp_path / "t.csv", table=table, **wrong)
+    with pytest.raises(UsageError, match="takes no colour"):
+        export(trace, "perfetto", tmp_path / "t.pftrace", colour="red")
+
+
+def test_cut_by_rank_and_step(tmp_path: Path) -> None:
+    trace = trace_from_text(TRACE.replace("rank 0 worker", "rank 1 phase : FFBBOFFBBO\n    rank 0 worker"))
+    path = export(trace, "csv", tmp_path / "t.csv", ranks=[1], steps=(1, 2)).path
+    with path.open(newline="") as file:
+        assert {(r["rank"], r["step"]) for r in csv.DictReader(file)} == {("1", "1")}
+    with pytest.raises(UsageError, match="no column rank"):
+        export(trace, "csv", tmp_path / "t.csv", table="io", ranks=[1])
+    with pytest.raises(StashtraceError, match="cannot write"):
+        export(trace, "csv", tmp_path / "no" / "t.csv")
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_unknown_table_lists_the_known(tmp_path: Path) -> None:
