@@ -23,8 +23,8 @@ from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, Tagged, TraceIndex
 from stashtrace.model.kinds import StallKind, WaitOp
 
-#: Blocking calls by which a backend waits. A mutex, a sleep or a join is not one of them.
-BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.POLL)
+#: Blocking calls by which a backend waits. A mutex, a sleep, a join or a semaphore (a lock of Python) is not one.
+BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
 
 
 @dataclass(frozen=True, slots=True)

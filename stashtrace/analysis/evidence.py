@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stashtrace.analysis.stalls import METHODS, stall_intervals
+from stashtrace.analysis.methods import rank_layers
+from stashtrace.analysis.stalls import stall_intervals
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import ranks_and_steps
 from stashtrace.analysis.steps import steps as find_steps
@@ -116,7 +117,7 @@ def _late_ranks(
     index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy
 ) -> Iterator[_Row]:
     """What each rank that this one waited for did in that time."""
-    late = METHODS["host"](index, thread).late
+    late = rank_layers(index, thread).late
     for cause in np.unique(late.tag[late.tag >= 0]).tolist():
         chosen = late.tag == cause
         waited = TimeSet.of(late.begin[chosen], late.end[chosen]) & window

@@ -4,20 +4,19 @@
     painted: first layer that covers an instant   [...............][.][.........][..........................]
     cut by the windows of the steps and summed     step 0                    | step 1        | ...
 
-What a rank's layers are is the business of its method (``METHODS``): today ``host``.
+What the layers of a rank are is the business of its method (``methods.METHODS``): today ``host``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.host_layers import host_layers
+from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import ranks_and_steps
 from stashtrace.analysis.steps import steps as find_steps
@@ -31,8 +30,6 @@ from stashtrace.model.trace import Trace
 
 #: Step number of the time outside steps.
 OUTSIDE_STEPS = -1
-#: Method of a rank -> its layers.
-METHODS: dict[str, Callable[[TraceIndex, StepThread], RankLayers]] = {"host": host_layers}
 _KINDS = tuple(StallKind)
 _ALWAYS = (StallKind.COMPUTE, StallKind.OTHER)
 
@@ -92,7 +89,7 @@ def stall_intervals(trace: Trace) -> Table:
     index = TraceIndex(trace)
     tables = []
     for thread, steps in ranks_and_steps(trace, find_steps(trace)):
-        made = METHODS["host"](index, thread)
+        made = rank_layers(index, thread)
         layers = made.layers
         begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
         kind = np.array([x.kind for x in layers], dtype=np.int64)[layer]
@@ -144,7 +141,7 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
 
 
 def _rank_table(index: TraceIndex, thread: StepThread, steps: Table) -> Table:
-    made = METHODS["host"](index, thread)
+    made = rank_layers(index, thread)
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.matching import match
-from stashtrace.analysis.stalls import METHODS
+from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.steps import ranks_and_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
@@ -42,7 +42,7 @@ def stragglers(trace: Trace) -> Table:
     index = TraceIndex(trace)
     causes, lengths, victims = [], [], []
     for thread, own in ranks_and_steps(trace, find_steps(trace)):
-        late = METHODS["host"](index, thread).late
+        late = rank_layers(index, thread).late
         inside = TimeSet.of(own["begin_ns"], own["end_ns"]).within(late.begin, late.end)
         causes.append(late.tag)
         lengths.append(inside)
