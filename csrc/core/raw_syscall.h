@@ -84,6 +84,13 @@ inline void* mmap(void* hint, std::size_t bytes, int protection, int flags, int 
   const long result = call(SYS_mmap, address(hint), static_cast<long>(bytes), protection, flags, fd, offset);
   return result < 0 && result > -4096 ? nullptr : reinterpret_cast<void*>(result);
 }
+// Moves a mapping over another one of the same size, as one step.
+inline int mremap_onto(void* from, std::size_t bytes, void* to) noexcept {
+  constexpr long kMayMoveFixed = 1 | 2;
+  const long result = call(SYS_mremap, address(from), static_cast<long>(bytes), static_cast<long>(bytes), kMayMoveFixed,
+                           address(to));
+  return result < 0 && result > -4096 ? static_cast<int>(result) : 0;
+}
 inline int munmap(void* start, std::size_t bytes) noexcept {
   return static_cast<int>(call(SYS_munmap, address(start), static_cast<long>(bytes)));
 }

@@ -60,12 +60,14 @@ inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
   std::atomic_ref committed(lane->committed);
   // Only the outermost writer finds its own number here; it publishes what its handlers wrote as well.
   if (committed.load(std::memory_order_relaxed) == row) [[likely]] {
-    std::uint64_t seen;
-    do {
-      seen = relaxed(lane->reserved);
+    std::uint64_t seen = row + 1;
+    for (;;) {
       committed.store(seen, std::memory_order_release);
       std::atomic_signal_fence(std::memory_order_seq_cst);
-    } while (relaxed(lane->reserved) != seen);
+      const std::uint64_t reserved = relaxed(lane->reserved);
+      if (reserved == seen) [[likely]] break;
+      seen = reserved;
+    }
   }
 }
 

@@ -29,18 +29,18 @@ namespace detail {
 
 bool revive() noexcept {
   std::uint32_t forked = kForked;
-  if (process_state->compare_exchange_strong(forked, kReviving, std::memory_order_acq_rel)) {
+  if (state_page.word.compare_exchange_strong(forked, kReviving, std::memory_order_acq_rel)) {
     runtime().forked();
-    process_state->store(runtime().state_after_fork(), std::memory_order_release);
+    state_page.word.store(runtime().state_after_fork(), std::memory_order_release);
   }
-  while (process_state->load(std::memory_order_acquire) == kReviving) raw::sched_yield();
-  return process_state->load(std::memory_order_relaxed) == kRecording;
+  while (state_page.word.load(std::memory_order_acquire) == kReviving) raw::sched_yield();
+  return state_page.word.load(std::memory_order_relaxed) == kRecording;
 }
 
 bool emit_slowly(std::size_t index, const void* row) noexcept {
-  const std::uint32_t state = process_state->load(std::memory_order_acquire);
+  const std::uint32_t state = state_page.word.load(std::memory_order_acquire);
   if (state == kForked || state == kReviving) revive();
-  if (process_state->load(std::memory_order_relaxed) == kInert) return false;
+  if (state_page.word.load(std::memory_order_relaxed) == kInert) return false;
   container::LaneHeader* lane = thread_state.lanes[index];
   if (lane == nullptr) {
     lane = runtime().take_lane(index);
@@ -57,7 +57,7 @@ bool emit_slowly(std::size_t index, const void* row) noexcept {
 
 bool emit_bytes(std::size_t index, const void* row) noexcept {
   container::LaneHeader* lane = detail::thread_state.lanes[index];
-  if (lane == nullptr || detail::process_state->load(std::memory_order_relaxed) == detail::kForked ||
+  if (lane == nullptr || detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked ||
       ring::must_look_up(lane))
     return detail::emit_slowly(index, row);
   const std::size_t bytes = lane->row_bytes;

@@ -20,10 +20,13 @@ namespace stashtrace {
 #pragma GCC visibility push(hidden)
 namespace detail {
 
-// Lives in a page that the kernel empties in a forked child (MADV_WIPEONFORK), so a child made by a raw system
-// call, which runs no atfork handler, reads kForked before it can touch its parent's lanes.
+// Lies in a page of its own, which the kernel empties in a forked child (MADV_WIPEONFORK), so that a child made by a
+// raw system call, which runs no atfork handler, reads kForked before it can touch its parent's lanes.
 enum ProcessState : std::uint32_t { kForked = 0, kRecording = 1, kPaused = 2, kInert = 3, kReviving = 4 };
-extern constinit std::atomic<std::uint32_t>* process_state;
+struct alignas(container::kPageBytes) StatePage {
+  std::atomic<std::uint32_t> word;
+};
+extern constinit StatePage state_page;
 
 struct ThreadState {
   container::LaneHeader* lanes[schema::kRecords.size()];
@@ -44,14 +47,14 @@ bool emit_slowly(std::size_t index, const void* row) noexcept;
 
 // Should hooks record now? One relaxed load; false in a process that is not traced and outside STASHTRACE_STEPS.
 inline bool recording() noexcept {
-  const std::uint32_t state = detail::process_state->load(std::memory_order_relaxed);
+  const std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
   if (state == detail::kRecording) [[likely]] return true;
   return state == detail::kForked && detail::revive();
 }
 
 // The same as one test for the plain path of a hot hook: false also in a forked child, which recording() revives.
 inline bool recording_already() noexcept {
-  return detail::process_state->load(std::memory_order_relaxed) == detail::kRecording;
+  return detail::state_page.word.load(std::memory_order_relaxed) == detail::kRecording;
 }
 
 // Is this thread one whose blocking waits are recorded? (stashtrace._native.watch_waits)
@@ -62,7 +65,7 @@ template <class R>
 inline bool emit(const R& row) noexcept {
   constexpr std::size_t index = schema::record_index<R>();
   container::LaneHeader* lane = detail::thread_state.lanes[index];
-  if (lane == nullptr || detail::process_state->load(std::memory_order_relaxed) == detail::kForked ||
+  if (lane == nullptr || detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked ||
       ring::must_look_up(lane)) [[unlikely]]
     return detail::emit_slowly(index, &row);
   ring::put(lane, sizeof(R), [&row](std::byte* to) { std::memcpy(to, &row, sizeof(R)); });

@@ -19,12 +19,12 @@ constinit bool g_has_key = false;
 constinit pthread_key_t g_key = 0;
 
 void at_thread_end(void*) noexcept {
-  if (detail::process_state->load(std::memory_order_relaxed) != detail::kForked) runtime().thread_ends();
+  if (detail::state_page.word.load(std::memory_order_relaxed) != detail::kForked) runtime().thread_ends();
 }
 
 void at_fork_in_child() noexcept {
-  if (detail::process_state->load(std::memory_order_relaxed) == detail::kInert) return;
-  detail::process_state->store(detail::kForked, std::memory_order_relaxed);  // where the kernel does not wipe the page
+  if (detail::state_page.word.load(std::memory_order_relaxed) == detail::kInert) return;
+  detail::state_page.word.store(detail::kForked, std::memory_order_relaxed);  // where the kernel does not wipe the page
   detail::revive();
 }
 

@@ -29,7 +29,7 @@ bool write_text(std::uint32_t id, std::string_view text) noexcept {
 
 std::uint32_t intern(std::string_view text) noexcept {
   if (text.empty()) return 0;
-  const std::uint32_t state = detail::process_state->load(std::memory_order_acquire);
+  const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
   if (state == detail::kInert) return 0;
   if (state == detail::kForked) detail::revive();
   text = text.substr(0, kLongestTextBytes);

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <new>
 
 #include "core/log.h"
 #include "core/raw_syscall.h"
@@ -13,10 +14,7 @@
 namespace stashtrace {
 
 namespace detail {
-namespace {
-constinit std::atomic<std::uint32_t> g_inert{kInert};
-}
-constinit std::atomic<std::uint32_t>* process_state = &g_inert;
+constinit StatePage state_page{kInert};
 constinit thread_local ThreadState thread_state{};
 }  // namespace detail
 
@@ -25,6 +23,16 @@ constinit Runtime g_runtime;
 constexpr std::int64_t kExitWaitNs = 2'000'000'000;
 constexpr std::size_t kHeaderTextBytes = 512 * 1024;
 constexpr int kMostIncarnations = 100'000;
+
+// Puts a page that forked children find empty in the place of state_page, in one step, since others may read it.
+bool wipe_state_on_fork() noexcept {
+  constexpr std::size_t kBytes = sizeof detail::state_page;
+  void* page = raw::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == nullptr) return false;
+  raw::madvise(page, kBytes, MADV_WIPEONFORK);  // Linux 4.14; before, only pthread_atfork tells
+  new (page) detail::StatePage{detail::kPaused};
+  return raw::mremap_onto(page, kBytes, &detail::state_page) == 0;
+}
 }  // namespace
 
 Runtime& runtime() noexcept { return g_runtime; }
@@ -41,14 +49,9 @@ void Runtime::start(const char* const* environment) noexcept {
   read_host(identity_);
   identity_.pid = raw::getpid();
   identity_.ppid = raw::getppid();
-  void* page = raw::mmap(nullptr, container::kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == nullptr) return;
-  raw::madvise(page, container::kPageBytes, MADV_WIPEONFORK);  // Linux 4.14; before, only pthread_atfork tells
-  auto* state = static_cast<std::atomic<std::uint32_t>*>(page);
-  state->store(detail::kPaused, std::memory_order_relaxed);
-  detail::process_state = state;
+  if (!wipe_state_on_fork()) return;
   start_rooms();
-  state->store(detail::kRecording, std::memory_order_release);
+  detail::state_page.word.store(detail::kRecording, std::memory_order_release);
 }
 
 void Runtime::start_rooms() noexcept {
@@ -63,7 +66,7 @@ void Runtime::start_rooms() noexcept {
 
 bool Runtime::give_up(const char* text, const char* subject, int error_number) noexcept {
   gave_up_ = true;
-  detail::process_state->store(detail::kInert, std::memory_order_release);
+  detail::state_page.word.store(detail::kInert, std::memory_order_release);
   log_line(LogLevel::error, text, subject, error_number);
   return false;
 }
@@ -144,11 +147,11 @@ void Runtime::thread_ends() noexcept {
 
 void Runtime::finish() noexcept {
   if (!config_.active) return;
-  const std::uint32_t state = detail::process_state->load(std::memory_order_acquire);
+  const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
   if (state != detail::kRecording && state != detail::kPaused) return;  // forked and silent, or given up
   if (raw::getpid() != identity_.pid) return;                           // a vfork child in its parent's memory
   wanted_.store(false, std::memory_order_relaxed);
-  detail::process_state->store(detail::kPaused, std::memory_order_release);
+  detail::state_page.word.store(detail::kPaused, std::memory_order_release);
   drainer_.stop_thread(kExitWaitNs);
   const RoomList list = room_list();
   for (std::size_t i = 0; i < list.count; ++i)
@@ -159,22 +162,22 @@ void Runtime::finish() noexcept {
     flush();
   }
   gave_up_ = true;
-  detail::process_state->store(detail::kInert, std::memory_order_release);
+  detail::state_page.word.store(detail::kInert, std::memory_order_release);
   if (opened_ && drainer_.everything_written()) ring_.remove();
 }
 
 void Runtime::set_recording(bool on) noexcept {
   wanted_.store(on, std::memory_order_relaxed);
-  std::uint32_t state = detail::process_state->load(std::memory_order_relaxed);
+  std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
   if (state == detail::kForked) detail::revive();
   state = on ? detail::kPaused : detail::kRecording;
-  detail::process_state->compare_exchange_strong(state, on ? detail::kRecording : detail::kPaused);
+  detail::state_page.word.compare_exchange_strong(state, on ? detail::kRecording : detail::kPaused);
 }
 
 bool Runtime::start_drainer() noexcept {
-  if (detail::process_state->load(std::memory_order_relaxed) == detail::kForked) detail::revive();
+  if (detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked) detail::revive();
   const bool may = config_.drainer == DrainerMode::automatic || config_.drainer == DrainerMode::thread;
-  if (!may || !config_.active || gave_up_ || detail::process_state->load() == detail::kInert) return false;
+  if (!may || !config_.active || gave_up_ || detail::state_page.word.load() == detail::kInert) return false;
   return drainer_.start_thread(std::int64_t{config_.sample_ms} * 1'000'000);
 }
 
