@@ -100,6 +100,15 @@ struct Stub {
 #include "hooks/real_functions.def"
 #undef REAL
 
+// Preloaded libraries are searched by everybody; one that an extension depends on by that extension alone. RTLD_DEFAULT
+// would not do: it looks into the caller's own scope as well.
+bool in_front() noexcept {
+  void* everybody = dlopen(nullptr, RTLD_LAZY);
+  const bool found = everybody != nullptr && dlsym(everybody, "stashtrace_version") != nullptr;
+  if (everybody != nullptr) dlclose(everybody);
+  return found;
+}
+
 void resolve_all() noexcept {
 #define REAL(Result, name, system_call, ...) \
   if (name == &Of_##name::call) Of_##name::resolve();

@@ -45,6 +45,10 @@ namespace stashtrace::real {
 #undef REAL
 #pragma GCC visibility pop
 
+// Is the library in front of libc? Not so where stashtrace._native alone brought it, in a process whose LD_PRELOAD was
+// taken away.
+bool in_front() noexcept;
+
 // Finds every function now. Idempotent; never fails.
 void resolve_all() noexcept;
 

@@ -125,6 +125,7 @@ def record(
     wait_threshold_ns: int | None = None,
     exit_code: int | None = 0,
     timeout_s: float = 120,
+    preload: bool = True,
 ) -> Recording:
     """Run ``command`` traced; fail unless it ends with ``exit_code`` (None: any)."""
     run_dir.mkdir(parents=True)
@@ -132,6 +133,8 @@ def record(
         plain_environment(env), run_dir=run_dir, run_id=RUN_ID, collectors=collectors, sample_ms=sample_ms,
         wait_threshold_ns=wait_threshold_ns,
     )  # fmt: skip
+    if not preload:
+        del environment["LD_PRELOAD"]
     done = subprocess.run(
         [str(c) for c in command], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )

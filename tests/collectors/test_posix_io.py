@@ -14,6 +14,7 @@ from collectors.recorded import IoRow, Recording, compiled, plain_environment, r
 
 from stashtrace.model.kinds import IoFlag, IoOp
 
+ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = IoFlag.SAMPLED | IoFlag.BLOCKED | IoFlag.BLOCK_INPUT
 #: Case of native/io_cases.c -> its rows, in order: call[@offset]=result, a negative result is minus errno.
 EXPECTED = {
@@ -379,3 +380,12 @@ def test_waiting_for_a_peer_is_blocked(tmp_path: Path, data: Path, scene: str, c
     assert rows[0].end_ns - rows[0].begin_ns > 20_000_000
     assert kind in rows[0].flags
     assert rows[0].flags & EVIDENCE == IoFlag.SAMPLED | IoFlag.BLOCKED
+
+
+def test_without_preload_the_loss_is_told(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    script = "from stashtrace import _native; _native.set_thread_role(1, 'main')"
+    recording = record([sys.executable, "-c", script], run_dir, env={"PYTHONPATH": str(ROOT)}, preload=False)
+    trace = recording.trace
+    assert recording.io == []
+    assert "not_preloaded" in {trace.text(r["name_code"]) for r in trace.losses.rows()}

@@ -62,7 +62,8 @@ std::uint16_t flags_of_slow_call(std::uint64_t begin_ticks, std::int64_t result)
   // Time between baseline and call in which the thread could have slept elsewhere. Falling asleep and waking up
   // takes longer than a few us, so a gap that small holds no sleep of any length.
   const std::uint64_t gap_ticks = begin_ticks - state.baseline_ticks;
-  const bool have_baseline = state.baseline_ticks != 0;
+  // Counts below the baseline are those of another task: a vfork child shares this memory.
+  const bool have_baseline = state.baseline_ticks != 0 && voluntary >= 0 && involuntary >= 0;
   const bool exact = have_baseline && gap_ticks <= hot.slow_ticks;
 
   std::uint16_t flags = 0;

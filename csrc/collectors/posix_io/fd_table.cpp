@@ -90,7 +90,7 @@ std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uin
     if (open_flags >= 0 && (open_flags & O_APPEND) != 0) bits |= kAppend;
   }
   // Lost to a close or another thread: what we found is still right for this call.
-  entry.word.compare_exchange_strong(word, bits, std::memory_order_relaxed);
+  if (fd_table.holds(entry)) entry.word.compare_exchange_strong(word, bits, std::memory_order_relaxed);
   return bits;
 }
 
@@ -124,7 +124,7 @@ void FdTable::note(int fd) noexcept {
 
 void FdTable::set(int fd, std::uint64_t bits, std::int64_t position) noexcept {
   FdEntry& entry = at(fd);
-  if (&entry == &unreachable_) return;
+  if (!holds(entry)) return;
   note(fd);
   const std::uint64_t generation = entry.word.load(std::memory_order_relaxed) & kGenerationMask;
   entry.position.store(position, std::memory_order_relaxed);

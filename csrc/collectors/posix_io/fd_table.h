@@ -68,6 +68,8 @@ class FdTable {
     return index < kChunkEntries ? first_[index] : unreachable_;
   }
 
+  bool holds(const FdEntry& entry) const noexcept { return &entry != &unreachable_; }
+
   // A hook made this descriptor: bits is kNamed, kKnown, kOurs, kAppend, flags and path as far as known.
   void set(int fd, std::uint64_t bits, std::int64_t position) noexcept;
   // Forgets a descriptor and returns what was known.

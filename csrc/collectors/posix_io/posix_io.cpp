@@ -5,9 +5,12 @@
 // traced.h for the hot half.
 #include "collectors/posix_io/posix_io.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/syscall.h>
+
+#include <string_view>
 
 #include "collectors/collector.h"
 #include "collectors/posix_io/mappings.h"
@@ -116,20 +119,32 @@ bool in_own_process() noexcept { return own_pid.load(std::memory_order_relaxed) 
 
 namespace {
 
+constinit Context* runtime_context = nullptr;
+
 // What the parent knew of positions is not ours to trust, and its string ids stand in its file alone.
 void start_over_in_child() noexcept {
   own_pid.store(raw::getpid(), std::memory_order_relaxed);
   fd_table.forget_all();
   mappings.forget_names();
+  evidence = {};  // the child's thread counts from zero
 }
 
-constinit Context* runtime_context = nullptr;
+// What the interpreter reads of our own package is not the job's I/O.
+void exclude_own_package() noexcept {
+  Dl_info info{};
+  if (dladdr(&runtime_context, &info) == 0 || info.dli_fname == nullptr) return;
+  std::string_view folder(info.dli_fname);
+  folder = folder.substr(0, folder.rfind('/'));
+  if (folder.ends_with("/stashtrace")) exclude_folder(folder);
+}
 
 class PosixIo final : public Collector {
  public:
   Status start(Context& context) noexcept override {
+    if (!real::in_front()) return Status::failed("not_preloaded", "without LD_PRELOAD no I/O call is seen");
     real::resolve_all();
     runtime_context = &context;
+    exclude_own_package();
     exclude_folder(context.config().dir);
     own_pid.store(raw::getpid(), std::memory_order_relaxed);
     pthread_atfork(nullptr, [] { fd_table.forget_positions(); }, [] { start_over_in_child(); });

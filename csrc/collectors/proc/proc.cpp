@@ -80,13 +80,15 @@ class Proc final : public Collector, public TickListener {
 bool Proc::is_host_reader() noexcept {
   const char* local_rank = std::getenv("LOCAL_RANK");
   if (local_rank != nullptr && std::strcmp(local_rank, "0") != 0) return false;
-  // Not torchrun's agent, and not a spawned worker, forkserver or resource tracker of multiprocessing.
+  // Not a spawned worker, forkserver or resource tracker of multiprocessing, and not torchrun's agent.
   SmallFile<2048> file;
   const std::string_view command = file.read("/proc/self/cmdline");
-  for (const std::string_view other : {"torchrun", "torch.distributed.run", "torch.distributed.launch",
-                                       "multiprocessing.spawn", "multiprocessing.forkserver",
+  for (const std::string_view other : {"multiprocessing.spawn", "multiprocessing.forkserver",
                                        "multiprocessing.resource_tracker", "--multiprocessing-fork"})
     if (command.find(other) != std::string_view::npos) return false;
+  if (local_rank != nullptr) return true;
+  for (const std::string_view agent : {"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+    if (command.find(agent) != std::string_view::npos) return false;
   return true;
 }
 

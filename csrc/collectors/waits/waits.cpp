@@ -25,6 +25,7 @@ std::uint64_t learn_threshold() noexcept {
 class Waits final : public Collector {
  public:
   Status start(Context& context) noexcept override {
+    if (!real::in_front()) return Status::failed("not_preloaded", "without LD_PRELOAD no wait is seen");
     real::resolve_all();
     runtime_context = &context;
     return Status::ok();
