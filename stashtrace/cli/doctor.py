@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from textwrap import wrap
 
 from stashtrace.cli.parsing import Parser
 from stashtrace.launch.doctor import checks
@@ -29,5 +30,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write(json.dumps([c.as_dict() for c in found], indent=1) + "\n")
     else:
         for check in found:
-            sys.stdout.write(f"{check.name:<14}{check.state:<11}{check.detail}\n{'':<25}-> {check.meaning}\n")
+            lines = wrap(check.detail, 55) + [f"-> {line}" for line in wrap(check.meaning, 52)]
+            heads = [f"{check.name:<14}{check.state:<11}"] + [" " * 25] * (len(lines) - 1)
+            sys.stdout.writelines(f"{head}{line}\n" for head, line in zip(heads, lines, strict=True))
     return 3 if any(c.state == "broken" for c in found) else 0

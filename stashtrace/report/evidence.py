@@ -154,6 +154,8 @@ def _made_batches(trace: Trace, rank: int) -> Table:
 
 
 def _workers(count: int) -> str:
+    if count == 0:
+        return "its workers, which left no records of their own,"
     return "its worker" if count == 1 else f"its {count} workers"
 
 

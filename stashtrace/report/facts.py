@@ -72,9 +72,14 @@ class RankFacts:
         return sum(self.kinds.get(k, 0) for k in kinds) / max(self.steps_count, 1)
 
     def bounds_ns(self, *kinds: str) -> tuple[float, float]:
-        """Bounds of :meth:`per_step_ns`."""
-        count = max(self.steps_count, 1)
-        return sum(self.low.get(k, 0) for k in kinds) / count, sum(self.high.get(k, 0) for k in kinds) / count
+        """Bounds of :meth:`per_step_ns`: by the kinds' own ones, and by what the other kinds leave of the step.
+
+        The second matters for several kinds: a doubt whether a wait was fetch or prep is none about their sum.
+        """
+        count, others = max(self.steps_count, 1), [k for k in self.high if k not in kinds]
+        low = max(sum(self.low.get(k, 0) for k in kinds), self.wall_ns - sum(self.high[k] for k in others))
+        high = min(sum(self.high.get(k, 0) for k in kinds), self.wall_ns - sum(self.low[k] for k in others))
+        return low / count, high / count
 
 
 @dataclass(frozen=True, slots=True)

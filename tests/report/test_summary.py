@@ -146,10 +146,29 @@ def test_low_confidence_stands_in_the_first_line() -> None:
 def test_words_are_no_surer_than_the_bounds(low: int, high: int, words: str) -> None:
     rank = gather(job()[1]).ranks[0]
     count = rank.steps_count
+    rest = {"compute": 100 * MS * count}
     given = replace(
-        rank, kinds={"prep": 57 * MS * count}, low={"prep": low * MS * count}, high={"prep": high * MS * count}
+        rank,
+        wall_ns=157 * MS * count,
+        kinds={**rest, "prep": 57 * MS * count},
+        low={"compute": (157 - high) * MS * count, "prep": low * MS * count},
+        high={"compute": (157 - low) * MS * count, "prep": high * MS * count},
     )
     assert amount(given, "prep") == words
+
+
+def test_a_doubt_between_two_kinds_is_none_about_their_sum() -> None:
+    rank = gather(job()[1]).ranks[0]
+    count = rank.steps_count
+    given = replace(
+        rank,
+        wall_ns=100 * MS * count,
+        kinds={"compute": 70 * MS * count, "prep": 30 * MS * count},
+        low={"compute": 70 * MS * count, "prep": 0, "fetch": 0},
+        high={"compute": 70 * MS * count, "prep": 30 * MS * count, "fetch": 30 * MS * count},
+    )
+    assert amount(given, "fetch", "prep", "handoff") == "30.0 ms"
+    assert amount(given, "prep") == "up to 30.0 ms"
 
 
 def test_contention_steal_and_losses_are_said_when_they_matter() -> None:

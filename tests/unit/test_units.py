@@ -1,0 +1,24 @@
+"""The examples in stashtrace.units are right."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import doctest
+
+from stashtrace import units
+
+
+def test_examples() -> None:
+    result = doctest.testmod(units)
+    assert result.attempted >= 4
+    assert result.failed == 0
+
+
+def test_boundaries_never_print_four_digits() -> None:
+    assert [units.duration_text(n) for n in (999, 999_600, 999_499, 999_600_000)] == [
+        "999 ns",
+        "1.00 ms",
+        "999 us",
+        "1.00 s",
+    ]
+    assert units.bytes_text(999_600) == "1.00 MB"
