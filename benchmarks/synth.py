@@ -231,8 +231,9 @@ def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[s
               phase_code=int(BatchPhase.FETCH))
     rng = np.random.default_rng((job.seed, rank, worker))
     files = job.calls_per_batch // _FILE_CALLS
-    paths = np.array(file.intern(*(f"/data/imagenet/train/n{i % 1000:08}/n{i % 1000:08}_{i:07}.JPEG"
-                                   for i in range(min(20_000, max(files * len(indices), 1))))), dtype=np.uint32)
+    numbers = rng.permutation(min(20_000, max(files * len(indices), 1))).tolist()
+    names = (f"/data/imagenet/train/n{i % 1000:08}/n{i % 1000:08}_{i:07}.JPEG" for i in numbers)
+    paths = np.array(file.intern(*names), dtype=np.uint32)
     batches_at_once = max(1, (1 << 20) // max(files * _FILE_CALLS, 1))
     for at in range(0, len(indices), batches_at_once):
         part = slice(at, at + batches_at_once)

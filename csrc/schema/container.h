@@ -53,9 +53,10 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 // A merged file also has "losses": [[collector, reason, severity, lost_count, advice], ...], what the ring and the
 // raw segments told about missing rows before they were dropped.
 
-// The recorder writes kRaw, the merge the others: kColumns: kernels/column_codec.h; kDeflate: the rows as one zlib
-// stream (texts); kDeflateTurned: the same after byte 0 of all rows, byte 1 of all rows, ... (numbered paths).
-enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kDeflate = 2, kDeflateTurned = 3 };
+// The recorder writes kRaw, the merge the others. kColumns: kernels/column_codec.h. kTexts, for rows with texts:
+//   u32 bytes | kColumns payload of the rows without their texts | zlib of all texts, each ended by a zero byte.
+// kDeflateTurned, where that is smaller (numbered paths): zlib of byte 0 of all rows, byte 1 of all rows, ...
+enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kTexts = 2, kDeflateTurned = 3 };
 inline constexpr std::uint32_t kMaxSegmentRows = 1u << 20;  // of a packed segment; a reader refuses more
 
 struct SegmentHeader {

@@ -29,7 +29,8 @@ from stashtrace.format.stash_file import StashFile
 
 _SEGMENT_ROWS = 1 << 16
 _BUFFER_BYTES = 64 << 20
-_HEAD_SLACK_BYTES = 4096  # room for the losses found while the rows are read
+#: Room for the losses found while the rows are read, and for more of them than anybody should have.
+_HEAD_SLACK_BYTES = (512, 1 << 20)
 
 #: Called with (bytes done, bytes in all) as files are rewritten.
 Progress = Callable[[int, int], None]
@@ -118,7 +119,6 @@ def compact_file(process: StashFile) -> int:
     with os.fdopen(descriptor, "r+b") as out:
         fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            out.truncate(0)
             checksums = _write(process, out)
             out.flush()
             os.fsync(out.fileno())
@@ -137,30 +137,34 @@ def compact_file(process: StashFile) -> int:
 
 def _write(process: StashFile, out: BinaryIO) -> list[int]:
     """Head, segments, head again with the losses found on the way. Returns the checksums of the payloads."""
-    reserved = len(_head(process, 0)) + _HEAD_SLACK_BYTES
-    out.seek(reserved)
-    checksums: list[int] = []
-    for segment in _segments(process, checksums):
-        out.write(segment)
-    head = _head(process, reserved)
-    if len(head) != reserved:
-        raise FormatError(f"{process.name}.stash has {len(process.losses)} different losses, too many for its head")
-    end = out.tell()
-    out.seek(0)
-    out.write(head)
-    out.seek(end)
-    return checksums
+    for slack in _HEAD_SLACK_BYTES:
+        out.truncate(0)
+        reserved = len(_head(process, 0)) + slack
+        out.seek(reserved)
+        checksums: list[int] = []
+        for segment in _segments(process, checksums):
+            out.write(segment)
+        head = _head(process, reserved)
+        if len(head) == reserved:
+            end = out.tell()
+            out.seek(0)
+            out.write(head)
+            out.seek(end)
+            return checksums
+    raise FormatError(f"{process.name}.stash has {len(process.losses)} different losses, too many for its head")
 
 
 def _head(process: StashFile, size: int) -> bytes:
-    """Bytes of the new head, filled up to ``size`` by blanks within the JSON text."""
+    """Bytes of the new head without the fields of absent records, filled up to ``size`` by blanks in the JSON text."""
+    present = set(process.row_counts())
+    records = [r for r in process.head.records if isinstance(r, dict) and r.get("name") in present]
+    flags = process.head.flags | FLAG_MERGED
     metadata = {**process.metadata, "losses": process.losses}
-    head = pack_head(process.head.records, metadata, flags=process.head.flags | FLAG_MERGED)
+    head = pack_head(records, metadata, flags=flags)
     if size <= len(head):
         return head
-    blanks = size - len(pack_head(process.head.records, {**metadata, "blanks": ""}, flags=FLAG_MERGED))
-    metadata["blanks"] = " " * max(blanks, 0)
-    return pack_head(process.head.records, metadata, flags=process.head.flags | FLAG_MERGED)
+    blanks = size - len(pack_head(records, {**metadata, "blanks": ""}, flags=flags))
+    return pack_head(records, {**metadata, "blanks": " " * max(blanks, 0)}, flags=flags)
 
 
 class _Lane:

@@ -38,7 +38,7 @@ class Codec(IntEnum):
 
     RAW = 0
     COLUMNS = 1
-    DEFLATE = 2
+    TEXTS = 2
     DEFLATE_TURNED = 3
 
 

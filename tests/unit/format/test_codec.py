@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stashtrace import _native
 from stashtrace.errors import FormatError
-from stashtrace.format.codec import TEXT_CODECS, decode, deflate, encode
+from stashtrace.format.codec import decode, encode
 from stashtrace.format.container import MAX_SEGMENT_ROWS, Codec
 from stashtrace.format.project import current_layouts
 
@@ -112,17 +112,58 @@ def test_bytes_that_no_field_covers_survive() -> None:
     assert decode(codec, payload, 300, dtype).tobytes() == raw
 
 
-def test_texts_deflate_either_way() -> None:
-    dtype = current_layouts()["string_part"].dtype
-    texts = [f"/data/train/{i * 7919 % 100003:06}.jpg" for i in range(2000)]
-    parts = np.array([(i, 0, len(t), t.encode()) for i, t in enumerate(texts)], dtype=dtype)
-    ways = {codec: deflate(codec, parts.tobytes(), dtype.itemsize) for codec in TEXT_CODECS}
-    for codec, payload in ways.items():
-        assert decode(codec, payload, len(parts), dtype).tobytes() == parts.tobytes()
-        with pytest.raises(FormatError, match="instead of"):
-            decode(codec, payload, len(parts) - 1, dtype)
-    assert encode(parts)[1] == min(ways.values(), key=len)
-    assert len(encode(parts)[1]) < 6 * len(parts)
+STRINGS = current_layouts()["string_part"].dtype
+
+
+def string_parts(texts: list[bytes]) -> np.ndarray:
+    return np.array([(i + 1, 0, len(t), t) for i, t in enumerate(texts)], dtype=STRINGS)
+
+
+@pytest.mark.parametrize(("texts", "expected"), [
+    ([f"/data/train/{i * 7919 % 100003:06}.jpg".encode() for i in range(2000)], Codec.DEFLATE_TURNED),
+    ([b"/lib/" + b"%x/" % (i * i * 7919) * (i * i % 5) + b"module%d.py" % (i % 50) for i in range(2000)], Codec.TEXTS),
+    ([b"an abstract socket\0with a zero inside %d" % i for i in range(500)], Codec.DEFLATE_TURNED),
+    ([b"", b"x" * 56] * 50, Codec.TEXTS),
+])
+def test_texts(texts: list[bytes], expected: Codec) -> None:
+    parts = string_parts(texts)
+    codec, payload = encode(parts)
+    assert codec is expected
+    assert len(payload) < 10 * len(parts)
+    assert decode(codec, payload, len(parts), STRINGS).tobytes() == parts.tobytes()
+    for count in (len(parts) - 1, len(parts) + 1):
+        with pytest.raises(FormatError):
+            decode(codec, payload, count, STRINGS)
+
+
+def test_two_texts_and_gaps_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stashtrace.format.codec._pack_turned", lambda rows: bytes(1 << 20))
+    names, formats, offsets = ["a", "x", "b"], ["S56", "<u4", "S56"], [2, 60, 70]
+    dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": 128})
+    raw = bytearray(np.random.default_rng(1).bytes(128 * 40))
+    rows = np.frombuffer(raw, dtype=dtype)
+    rows["a"], rows["b"] = b"one", [b"b" * (i % 56) for i in range(40)]
+    codec, payload = encode(rows)
+    assert codec is Codec.TEXTS
+    assert decode(codec, payload, 40, dtype).tobytes() == bytes(raw)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=56), max_size=40))
+def test_any_texts_come_back(texts: list[bytes]) -> None:
+    parts = string_parts(texts)
+    codec, payload = encode(parts)
+    assert decode(codec, payload, len(parts), STRINGS).tobytes() == parts.tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=100), st.integers(0, 50))
+def test_any_bytes_as_texts_are_refused_or_decoded(payload: bytes, count: int) -> None:
+    for codec in (Codec.TEXTS, Codec.DEFLATE_TURNED):
+        try:
+            assert len(decode(codec, payload, count, STRINGS)) == count
+        except FormatError:
+            continue
 
 
 def test_absurd_row_counts_are_refused() -> None:

@@ -93,6 +93,21 @@ def test_damage_is_remembered(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
+def test_many_losses_find_room_in_the_head(tmp_path: Path) -> None:
+    stash = StashWriter(tmp_path)
+    for tid in range(60):
+        stash.add("io_op", [stash.row("io_op", begin_ticks=ms(tid))], tid=tid)
+    path = stash.save()
+    data = bytearray(path.read_bytes())
+    row = 48 + 32
+    for n in range(0, 60, 2):
+        data[len(data) - n * row - 5] ^= 1
+    path.write_bytes(bytes(data))
+    before = content(tmp_path)
+    assert compact_run(open_run(tmp_path), live=NOBODY).merged
+    assert content(tmp_path) == before
+
+
 def test_rows_of_unknown_records_are_carried_along(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.sync(0)
