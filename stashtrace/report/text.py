@@ -16,6 +16,7 @@ from stashtrace.report.evidence import files_overview
 from stashtrace.report.facts import GROUPS, RankFacts, RunFacts, gather
 from stashtrace.report.findings import Finding, choose
 from stashtrace.report.look import Look
+from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, newest_ns, waiting_collectives
 from stashtrace.units import duration_text, percent_text, ranks_text
 
 #: More ranks than this are folded into a middle row and the ranks that differ from it.
@@ -168,6 +169,12 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
         lines += look.wrap(stolen, _INDENT, _INDENT * 2)
     if facts.trust.ending:
         lines += look.wrap(facts.trust.ending, _INDENT, _INDENT * 2)
+        for waiting in waiting_collectives(facts.trace, newest_ns(facts.trace)):
+            if waiting.since_ns > SUSPICIOUS_NS:
+                lines += [
+                    _INDENT + "it hung: " + line if i == 0 else _INDENT + line
+                    for i, line in enumerate(describe_waiting(waiting))
+                ]
     return [*lines, ""] if lines else []
 
 

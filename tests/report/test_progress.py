@@ -8,6 +8,7 @@ from scenes import job
 
 from stashtrace.model.kinds import CollectiveOp
 from stashtrace.report.progress import describe_waiting, last_budget, newest_ns, waiting_collectives
+from stashtrace.report.text import summary
 
 
 def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:
@@ -69,6 +70,15 @@ def test_activity_is_told_from_samples() -> None:
     assert newest_ns(trace) == 31 * S + 40 * MS
     assert newest_ns(trace, activity=True, rank=0) == 40 * MS
     assert newest_ns(trace, activity=True, rank=2) == 21 * MS
+
+
+def test_the_summary_of_a_job_that_hung_says_where() -> None:
+    build = hanging((2,))
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
+    shown = summary(build.trace("./x"))
+    assert "  the job ended with exit code 1\n" in shown
+    assert "  it hung: rank 2 has not entered all_reduce 3 of default_pg, 26.2 MB\n" in shown
 
 
 def test_budget_of_the_newest_steps() -> None:
