@@ -9,7 +9,6 @@ namespace stashtrace {
 
 namespace {
 
-// Above what scripts use and what `for fd in 3..1023: close(fd)` reaches, where the limit lets us.
 int lowest_number() noexcept {
   struct rlimit64_ {
     std::uint64_t soft, hard;
@@ -26,14 +25,16 @@ bool PinnedFile::is_ours(int fd) const noexcept {
   return raw::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
 }
 
-int PinnedFile::adopt(int fd) noexcept {
+int move_high(int fd) noexcept {
   const int high = raw::fcntl(fd, F_DUPFD_CLOEXEC, lowest_number());
-  if (high >= 0) {
-    raw::close(fd);
-    fd = high;
-  }
-  fd_ = fd;
-  return fd;
+  if (high < 0) return fd;
+  raw::close(fd);
+  return high;
+}
+
+int PinnedFile::adopt(int fd) noexcept {
+  fd_ = move_high(fd);
+  return fd_;
 }
 
 int PinnedFile::create(int flags) noexcept {

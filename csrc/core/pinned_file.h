@@ -12,6 +12,9 @@
 
 namespace stashtrace {
 
+// Moves a descriptor above what scripts use and what `for fd in 3..1023: close(fd)` reaches, where the limit lets us.
+int move_high(int fd) noexcept;
+
 class PinnedFile {
  public:
   static constexpr std::size_t kPathBytes = 3584;

@@ -59,6 +59,9 @@ inline long write(int fd, const void* buffer, std::size_t bytes) noexcept {
   return call(SYS_write, fd, address(buffer), static_cast<long>(bytes));
 }
 inline long writev(int fd, const iovec* parts, int count) noexcept { return call(SYS_writev, fd, address(parts), count); }
+inline long pread(int fd, void* buffer, std::size_t bytes, std::int64_t offset) noexcept {
+  return call(SYS_pread64, fd, address(buffer), static_cast<long>(bytes), offset);
+}
 inline long pwrite(int fd, const void* buffer, std::size_t bytes, std::int64_t offset) noexcept {
   return call(SYS_pwrite64, fd, address(buffer), static_cast<long>(bytes), offset);
 }

@@ -5,6 +5,7 @@
 #include "core/string_table.h"
 #include "runtime/emit.h"
 #include "runtime/runtime.h"
+#include "runtime/thread_clock.h"
 #include "runtime/version.h"
 
 namespace {
@@ -25,21 +26,6 @@ int index_of(std::uint32_t record_id) noexcept {
   return -1;
 }
 
-// Second number of the thread's schedstat: "run_ns wait_ns slices".
-std::int64_t runqueue_ns() noexcept {
-  char text[96];
-  const int fd = raw::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return -1;
-  const long bytes = raw::read(fd, text, sizeof text);
-  raw::close(fd);
-  long at = 0;
-  while (at < bytes && text[at] != ' ') ++at;
-  if (++at >= bytes) return -1;
-  std::int64_t value = 0;
-  for (; at < bytes && text[at] >= '0' && text[at] <= '9'; ++at) value = value * 10 + (text[at] - '0');
-  return value;
-}
-
 }  // namespace
 
 extern "C" {
@@ -53,7 +39,7 @@ uint64_t stashtrace_tick_hz() noexcept { return runtime().tick_hz(); }
 const char* stashtrace_clock_name() noexcept { return clock_name(); }
 
 void stashtrace_stamp(stashtrace_stamp_t* out) noexcept {
-  out->runqueue_ns = runqueue_ns();
+  out->runqueue_ns = thread_runqueue_ns();
   out->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
   out->ticks = now_ticks();
 }

@@ -39,8 +39,8 @@ __attribute__((destructor)) void at_exit() noexcept { runtime().finish(); }
 
 }  // namespace
 
-void watch_thread_end() noexcept {
-  if (g_has_key && g_key < kKeysWithoutAllocation) pthread_setspecific(g_key, &g_key);
+bool watch_thread_end() noexcept {
+  return g_has_key && g_key < kKeysWithoutAllocation && pthread_setspecific(g_key, &g_key) == 0;
 }
 
 }  // namespace stashtrace

@@ -10,6 +10,7 @@
 #include "core/raw_syscall.h"
 #include "core/text_buffer.h"
 #include "runtime/emit.h"
+#include "runtime/thread_clock.h"
 
 namespace stashtrace {
 
@@ -138,6 +139,7 @@ void Runtime::forked() noexcept {
 }
 
 void Runtime::thread_ends() noexcept {
+  close_thread_clock();
   for (auto& lane : detail::thread_state.lanes) {
     if (lane != nullptr) LaneTable::release(lane);
     lane = nullptr;

@@ -97,8 +97,8 @@ Runtime& runtime() noexcept;
 // Fills the thread's name and role in; also the first row of each thread.
 void write_thread_info(std::uint16_t role, const char* name, std::size_t name_bytes) noexcept;
 
-// Asks that thread_ends() be called when the calling thread ends.
-void watch_thread_end() noexcept;
+// Asks that thread_ends() be called when the calling thread ends; false if that cannot be had.
+bool watch_thread_end() noexcept;
 
 // The rooms that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).
 struct Room {

@@ -1,0 +1,65 @@
+// Implementation of thread_clock.h. SPDX-License-Identifier: Apache-2.0
+#include "runtime/thread_clock.h"
+
+#include "core/pinned_file.h"
+#include "core/raw_syscall.h"
+#include "runtime/runtime.h"
+
+namespace stashtrace {
+
+namespace {
+
+constexpr char kPath[] = "/proc/thread-self/schedstat";
+
+struct ThreadClock {
+  int fd;                    // high number, valid if generation is the process's
+  std::uint32_t generation;  // 0: none yet; of the parent in a forked child, where the file tells of the parent's thread
+  dev_t device;
+  ino_t inode;
+};
+constinit thread_local ThreadClock thread_clock{};
+
+bool is_ours(const ThreadClock& clock) noexcept {
+  struct stat info;
+  return raw::fstat(clock.fd, &info) == 0 && info.st_dev == clock.device && info.st_ino == clock.inode;
+}
+
+std::int64_t read_runqueue(int fd) noexcept {
+  char text[96];
+  const long bytes = raw::pread(fd, text, sizeof text, 0);  // "run_ns wait_ns slices"
+  long at = 0;
+  while (at < bytes && text[at] != ' ') ++at;
+  if (++at >= bytes) return -1;
+  std::int64_t value = 0;
+  for (; at < bytes && text[at] >= '0' && text[at] <= '9'; ++at) value = value * 10 + (text[at] - '0');
+  return value;
+}
+
+}  // namespace
+
+std::int64_t thread_runqueue_ns() noexcept {
+  ThreadClock& clock = thread_clock;
+  const std::uint32_t generation = runtime().generation();
+  if (clock.generation != 0 && is_ours(clock)) {
+    if (clock.generation == generation) return read_runqueue(clock.fd);
+    raw::close(clock.fd);
+  }
+  clock = {};
+  const int fd = raw::open(kPath, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  const std::int64_t value = read_runqueue(fd);
+  struct stat info;
+  if (raw::fstat(fd, &info) == 0 && watch_thread_end()) {
+    clock = {move_high(fd), generation, info.st_dev, info.st_ino};
+  } else {
+    raw::close(fd);  // nobody would close it when the thread ends
+  }
+  return value;
+}
+
+void close_thread_clock() noexcept {
+  if (thread_clock.generation == runtime().generation() && is_ours(thread_clock)) raw::close(thread_clock.fd);
+  thread_clock = {};
+}
+
+}  // namespace stashtrace
