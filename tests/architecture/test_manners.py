@@ -13,7 +13,7 @@ GUEST_PYTHON = [p for p in source_files("stashtrace") if "probes" in p.relative_
 BANNED_NATIVE = re.compile(r"\b(?:std::cout|(?<!real::)printf|puts|abort|std::terminate|std::exit|throw)\s*[(;\s\"]")
 BANNED_PYTHON = re.compile(r"^\s*(?:print\(|sys\.exit\(|os\.abort\(|os\._exit\(|import numpy|from numpy)", re.M)
 SWALLOWED = re.compile(r"except(?: (?:Base)?Exception)?:\s*(?:pass|\.\.\.)\s*$", re.M)
-MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|opt|root)/\w")
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|root)/\w")
 
 
 def without_comments(text: str) -> str:
