@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_job import run_example
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,3 +32,11 @@ def record_actor(request: pytest.FixtureRequest) -> Path:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout[-4000:]
     return build / "bin" / "record_actor"
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """One traced run of the example: its folder, and what the command said."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("job")
+    return folder, run_example(folder)

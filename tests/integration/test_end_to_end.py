@@ -4,39 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from example_job import STEPS, stashtrace
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-ROOT = Path(__file__).resolve().parents[2]
-STEPS = 12
-ENVIRONMENT = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-
-
-def stashtrace(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stashtrace", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """One traced run of the example; the folder holds `run` (the trace) and `truth`."""
-    folder = tmp_path_factory.mktemp("job")
-    script = [
-        str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "300",
-        "--image-size", "64", "--batch-size", "8", "--steps", str(STEPS), "--log-every", "4", "--workers", "1",
-        "--checkpoint", str(folder / "model.pt"), "--checkpoint-every", "6", "--truth", str(folder / "truth"),
-    ]  # fmt: skip
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
-    return folder, stashtrace("run", "--out", "run", "--", *torchrun, cwd=folder)
-
 
 @pytest.fixture(scope="module")
 def trace(job):
@@ -147,17 +122,3 @@ def test_batches_are_linked_to_the_worker_that_made_them(trace) -> None:
         assert set(batches["batch_index"][waited].tolist()) <= set(batches["batch_index"][fetched].tolist())
         assert {roles[p] for p in batches["process_id"][fetched].tolist()} == {ProcessRole.WORKER}
         assert {roles[p] for p in batches["process_id"][waited].tolist()} == {ProcessRole.RANK}
-
-
-def test_timeline_loads(job) -> None:
-    import trace_processor
-
-    if reason := trace_processor.missing():
-        pytest.skip(reason)
-    folder, _ = job
-    done = stashtrace("export", "perfetto", "run", "-o", "timeline.pftrace.gz", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    processor = trace_processor.TraceProcessor.of(folder / "timeline.pftrace.gz")
-    assert processor.errors() == []
-    (slices,), *_ = processor.rows("select count(*) from slice")
-    assert slices > 10 * STEPS

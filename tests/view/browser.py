@@ -172,3 +172,11 @@ class Page:
         """Picture of what the tab shows."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
         return path
+
+
+def titles_of(page: Page) -> list[str]:
+    """Names of the tracks that the Perfetto UI shows, pinned ones first."""
+    found = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map(t => t.textContent.trim())")
+    titles = [str(t).replace("\u00a0", " ") for t in found]
+    # The UI writes a title twice, once to be seen and once to be measured.
+    return [t[: len(t) // 2] if t[: len(t) // 2] == t[len(t) // 2 :] else t for t in titles]

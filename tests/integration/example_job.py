@@ -1,0 +1,30 @@
+"""The example under `stashtrace run`, small enough for a test; the fixture `job` runs it once a session."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12
+ENVIRONMENT = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+def stashtrace(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A stashtrace command in this folder."""
+    command = [sys.executable, "-m", "stashtrace", *arguments]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run_example(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Trace two ranks of the example; the folder then holds `run` (the trace) and `truth`."""
+    script = [
+        str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "300",
+        "--image-size", "64", "--batch-size", "8", "--steps", str(STEPS), "--log-every", "4", "--workers", "1",
+        "--checkpoint", str(folder / "model.pt"), "--checkpoint-every", "6", "--truth", str(folder / "truth"),
+    ]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    return stashtrace("run", "--out", "run", "--", *torchrun, cwd=folder)
