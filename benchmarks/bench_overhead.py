@@ -4,8 +4,8 @@
 
 Two answers, because on a shared machine the first one alone says little. (1) The ratio traced / untraced of the
 CPU time and the wall time of the training loop, per pair, with a bootstrap interval over pairs; the order inside a
-pair alternates. (2) The tracer's own CPU time as the run itself recorded it (its threads, its probes, calls x the
-cost of one call measured here), in percent of the job's CPU time.
+pair alternates. (2) The tracer's own CPU time as the run itself recorded it (its threads by the kernel's clock, its
+probes by their own, records of hooks x the cost of one), in percent of the job's CPU time.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -47,7 +47,7 @@ def main() -> None:
                 out = folder / f"{pair}-{traced}"
                 figures[traced] = job(folder, out, options.steps, traced=traced)
                 if traced:
-                    shares.append(own_share_percent(out / "run", figures[True][0]))
+                    shares.append(own_share_percent(out / "run"))
             cpu_ratios.append(figures[True][0] / figures[False][0])
             loop_ratios.append(figures[True][1] / figures[False][1])
             print(f"pair {pair + 1}/{options.pairs}  CPU {cpu_ratios[-1]:.4f}  loop {loop_ratios[-1]:.4f}"
@@ -89,12 +89,13 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[100], medians[3899]
 
 
-def own_share_percent(run_directory: Path, job_cpu_s: float) -> float:
-    """Tracer's own CPU time in percent of the job's, from what the run recorded about itself."""
+def own_share_percent(run_directory: Path) -> float:
+    """Tracer's own CPU time in percent of the job's, as the summary of the run states it."""
     import stashtrace
-    from stashtrace.report import facts
+    from stashtrace.report.trust import trust
 
-    return 100 * facts.own_cpu_ns(stashtrace.load(run_directory)) / 1e9 / job_cpu_s
+    trace = stashtrace.load(run_directory)
+    return 100 * trust(trace, trace.ranks.tolist(), {}).own_cost_ratio
 
 
 if __name__ == "__main__":
