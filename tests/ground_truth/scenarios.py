@@ -103,6 +103,12 @@ SCENARIOS = (
         ("--checkpoint-every", "1", "--inject-checkpoint-mib", "100"),
         {0: "checkpoint", 1: "straggler"}, cause_rank=0,
     ),
+    Scenario(
+        "everything", "5 ms of CPU per image in a worker, rank 1 late by 60 ms, 30 MiB saved after each step",
+        ("--inject-prep-ms", "5", "--inject-straggler-ms", "60", "--checkpoint-every", "1",
+         "--inject-checkpoint-mib", "30"),
+        {0: "straggler", 1: "other"}, workers=1, share=0.1,
+    ),
 )
 
 
@@ -146,7 +152,7 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
         "--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000", "--log-every", "1000",
         "--steps", str(scenario.steps), "--workers", str(scenario.workers), *scenario.options,
     ]
-    if scenario.dominant.get(0) == "checkpoint":
+    if "--checkpoint-every" in scenario.options:
         script += ["--checkpoint", str(out / "checkpoint.pt")]
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(run_directory), "--"] if traced else []
     machine.warm(data)
