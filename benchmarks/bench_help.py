@@ -1,53 +1,52 @@
-"""What `stashtrace --help` costs over a bare interpreter: paired and interleaved, so that load hits both alike.
+"""What `stashtrace --help` costs over a bare interpreter.
 
-    python benchmarks/bench_help.py [--json FILE]
+    python benchmarks/bench_help.py [--pairs 21] [--out FOLDER]
 
-Bar 0.15 s, goal 0.05 s. The bare interpreter is `python -c pass`; both import what their site does.
+Bar 0.15 s, goal 0.05 s. The two are run in turns, so that load hits both alike; the figure is the difference
+within a pair. The bare interpreter is `python -c pass` and imports its site as the other does.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-PAIRS = 15
+import harness
+
+BAR_S, GOAL_S = 0.15, 0.05
 
 
 def seconds(*words: str) -> float:
     """Wall time of one interpreter."""
+    environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     begin = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - begin
 
 
 def main() -> None:
-    """Measure, print, and write what was measured."""
+    """Measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="file for the numbers")
+    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--out", type=Path, default=harness.RESULTS)
     options = parser.parse_args()
     seconds("-c", "pass")
-    seconds("-m", "stashtrace", "--help")
-    pairs = [(seconds("-c", "pass"), seconds("-m", "stashtrace", "--help")) for _ in range(PAIRS)]
-    bare = statistics.median(b for b, _ in pairs)
-    added = sorted(h - b for b, h in pairs)
-    result = {
-        "bare_s": round(bare, 4),
-        "added_s": round(statistics.median(added), 4),
-        "added_low_s": round(added[PAIRS // 10], 4),
-        "added_high_s": round(added[-1 - PAIRS // 10], 4),
-        "bar_s": 0.15,
-        "goal_s": 0.05,
-        "pairs": PAIRS,
+    seconds("-m", "stashtrace", "--help")  # compiles
+    pairs = [(seconds("-c", "pass"), seconds("-m", "stashtrace", "--help")) for _ in range(options.pairs)]
+    figures = {
+        "bare_interpreter_s": harness.summary([bare for bare, _ in pairs]),
+        "help_over_bare_s": harness.summary([help_ - bare for bare, help_ in pairs]),
+        "bar_s": BAR_S,
+        "goal_s": GOAL_S,
     }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
+    path = harness.write_result("help", figures, command="python benchmarks/bench_help.py", folder=options.out)
+    added = figures["help_over_bare_s"]
+    print(f"--help takes {added['median'] * 1e3:.1f} ms over a bare interpreter (p75 {added['p75'] * 1e3:.1f}): {path}")
 
 
 if __name__ == "__main__":
