@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.screen import Progress, Screen
-from stashtrace.errors import DataLossWarning, FormatError
+from stashtrace.errors import DataLossWarning, FormatError, StashtraceError
 from stashtrace.launch.directory import RUN_FILE, write_run_file
 
 if TYPE_CHECKING:
@@ -41,9 +41,10 @@ def merge_and_report(directory: Path, screen: Screen, *, shown: str, run_id: str
     run_id : str, optional
         Which run, if the directory holds several.
     """
+    troubles: list[str] = []
     with screen.progress("merging") as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
-        trace = _merge(directory, progress, screen, run_id)
+        trace = _merge(directory, progress, troubles, run_id)
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
         from stashtrace.report.facts import gather
@@ -53,11 +54,19 @@ def merge_and_report(directory: Path, screen: Screen, *, shown: str, run_id: str
 
         facts = gather(trace)
         findings = choose(facts)
-    (directory / SUMMARY_FILE).write_text(render(facts, findings, Look(), shown), encoding="utf-8")
+    try:
+        (directory / SUMMARY_FILE).write_text(render(facts, findings, Look(), shown), encoding="utf-8")
+    except OSError as error:
+        troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
     screen.say("\n" + render(facts, findings, Look(screen.width, screen.utf8, screen.colour), shown))
+    for trouble in troubles:
+        screen.say(f"warning: {trouble}")
+    if any(TIMELINE_FILE in trouble for trouble in troubles):
+        screen.say(f"\nhint: `stashtrace export perfetto {shown} -o FILE` writes it elsewhere")
 
 
-def _merge(directory: Path, progress: Progress, screen: Screen, run_id: str | None) -> Trace:
+def _merge(directory: Path, progress: Progress, troubles: list[str], run_id: str | None) -> Trace:
+    """Pack the files, load them, write the time line; what can be done without goes to ``troubles``."""
     from stashtrace.align.align import load_trace
     from stashtrace.exporters.registry import export
     from stashtrace.format.compact import compact_run
@@ -66,13 +75,15 @@ def _merge(directory: Path, progress: Progress, screen: Screen, run_id: str | No
     progress.stage(0.0, 0.4)
     raw = open_run(directory, run_id=run_id)
     report = compact_run(raw, progress=lambda done, total: progress.step(done / max(total, 1), "packing"))
-    for name, reason in report.problems:
-        screen.say(f"warning: {name}: {reason}")
+    troubles += [f"{name}: {reason}" for name, reason in report.problems]
     progress.stage(0.4, 0.95)
     progress.step(0.0, "aligning")
     trace = load_trace(str(directory), run_id=run_id)
     progress.step(0.5, "timeline")
-    export(trace, "perfetto", str(directory / TIMELINE_FILE))
+    try:
+        export(trace, "perfetto", str(directory / TIMELINE_FILE))
+    except (StashtraceError, OSError) as error:  # a full disk takes no answer from the user that we have
+        troubles.append(str(error) if TIMELINE_FILE in str(error) else f"{TIMELINE_FILE} was not written: {error}")
     return trace
 
 

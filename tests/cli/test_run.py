@@ -107,6 +107,31 @@ def test_no_merge_then_merge(run: Run, job: Path) -> None:
     assert run("merge", "out").code == 0, "a second merge changes nothing"
 
 
+@pytest.mark.root
+def test_a_disk_that_fills_up_costs_neither_job_nor_summary(run: Run, job: Path) -> None:
+    small = job / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", small], capture_output=True).returncode:
+        pytest.skip("no permission to mount a tmpfs")
+    try:
+        fill = (
+            "out = open('small/filler', 'wb', buffering=0)\n"
+            "try:\n    while True: out.write(b'x' * 65536)\nexcept OSError: pass\n"
+        )
+        (job / "job.py").write_text(READER + fill + READER + "raise SystemExit(5)")
+        answer = run("run", "--out", "small/out", "--", sys.executable, "job.py")
+        assert (answer.code, answer.out) == (5, "data\ndata\n")
+        assert "I/O calls of 1 process" in answer.err, "the summary is there"
+        assert "the raw file is kept" in answer.err
+        assert "timeline.pftrace.gz" in answer.err
+        assert "hint: `stashtrace export perfetto ./small/out -o FILE` writes it elsewhere" in answer.err
+        (small / "filler").unlink()
+        assert run("merge", "small/out").code == 0
+        assert records(small / "out")["posix_io"] >= 6000
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_a_command_that_cannot_be_recorded_says_so(run: Run, job: Path) -> None:
     answer = run("run", "--out", "out", "--", "env", "-i", "/bin/true")
     assert answer.code == 0
