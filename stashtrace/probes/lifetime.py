@@ -27,6 +27,7 @@ def begin() -> None:
     first = _pid == 0
     _pid = os.getpid()
     _native.start_drainer()
+    recorder.cost.calibrate()
     if first:
         atexit.register(end)
         os.register_at_fork(after_in_child=_forked)

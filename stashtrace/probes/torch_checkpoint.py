@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from stashtrace.probes import patching, recorder
-from stashtrace.probes.recorder import cost, failed, intern, now_ticks, stamp
+from stashtrace.probes.recorder import cost, failed, intern, stamp
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
 
@@ -62,7 +62,7 @@ def _checkpoint(label: str, phase: int) -> Any:
                         flags |= _BACKGROUND
                     end = stamp()
                     _emit_phase(begin[0], end[0], begin[1], end[1], begin[2], end[2], intern(label), phase, flags)
-                    cost.add(2 * (now_ticks() - end[0]))
+                    cost.add_recorded(end[0])
                 except Exception as error:
                     failed(COLLECTOR, "checkpoint", error)
 

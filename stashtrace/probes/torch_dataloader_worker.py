@@ -15,7 +15,7 @@ from typing import Any
 
 from stashtrace import _native
 from stashtrace.probes import lifetime, patching, recorder
-from stashtrace.probes.recorder import cost, failed, now_ticks, stamp
+from stashtrace.probes.recorder import cost, failed, now_ticks
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
 
@@ -72,11 +72,10 @@ def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) ->
     _watch_handover(data_queue, loader, worker_id)
 
 
-def _record(phase: int, begin: Any, end: Any, loader: Any, index: int, worker: int) -> None:
-    cpu = end[1] - begin[1] if begin[1] >= 0 <= end[1] else -1
-    runqueue = end[2] - begin[2] if begin[2] >= 0 <= end[2] else -1
-    _emit(begin[0], end[0], loader.loader_id, index, cpu, runqueue, worker, 0, 0, phase)
-    cost.add(2 * (now_ticks() - end[0]))
+def _record(phase: int, begin: int, end: int, loader: Any, index: int, worker: int) -> None:
+    # Where a hand-over spends its time is told by its neighbours, so ticks alone will do.
+    _emit(begin, end, loader.loader_id, index, -1, -1, worker, 0, 0, phase)
+    cost.add_recorded(end, stamps=0)
 
 
 def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:
@@ -86,14 +85,14 @@ def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:
     def get(*args: Any, **kwargs: Any) -> Any:
         nonlocal idle_since
         thread_state.batch = None
-        begin = idle_since or stamp()
+        begin = idle_since or now_ticks()
         idle_since = begin  # an empty queue raises after some seconds, and the wait goes on
         task = get_original(*args, **kwargs)
         idle_since = None
         try:
             if type(task) is tuple and type(task[0]) is int:
                 thread_state.batch = (loader, task[0], worker_id)
-                _record(_INDEX_WAIT, begin, stamp(), loader, task[0], worker_id)
+                _record(_INDEX_WAIT, begin, now_ticks(), loader, task[0], worker_id)
             elif type(task).__name__ == "_ResumeIteration":
                 loader.restart()
         except Exception as error:
@@ -108,11 +107,11 @@ def _watch_handover(queue: Any, loader: Any, worker_id: int) -> None:
     _watch_feeder(queue, loader, worker_id)
 
     def put(item: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = stamp()
+        begin = now_ticks()
         result = put_original(item, *args, **kwargs)
         try:
             if type(item) is tuple and type(item[0]) is int:
-                _record(_PUT, begin, stamp(), loader, item[0], worker_id)
+                _record(_PUT, begin, now_ticks(), loader, item[0], worker_id)
         except Exception as error:
             failed(COLLECTOR, "put", error)
         return result
@@ -123,12 +122,12 @@ def _watch_handover(queue: Any, loader: Any, worker_id: int) -> None:
 class _TimedBuffer(collections.deque[Any]):
     """The queue's buffer; notes when the feeder thread takes a batch out of it."""
 
-    taken: tuple[Any, int] | None = None
+    taken: tuple[int, int] | None = None
 
     def popleft(self) -> Any:
         item = super().popleft()
         if type(item) is tuple and type(item[0]) is int:
-            self.taken = (stamp(), item[0])
+            self.taken = (now_ticks(), item[0])
         return item
 
 
@@ -146,7 +145,7 @@ def _watch_feeder(queue: Any, loader: Any, worker_id: int) -> None:
             taken = buffer.taken
             if taken is not None:
                 buffer.taken = None
-                _record(_SERIALIZE, taken[0], stamp(), loader, taken[1], worker_id)
+                _record(_SERIALIZE, taken[0], now_ticks(), loader, taken[1], worker_id)
         except Exception as error:
             failed(COLLECTOR, "serialize", error)
         return send_original(*args)

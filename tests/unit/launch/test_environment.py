@@ -19,9 +19,9 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_keeps_the_users_values_behind_ours(library: Path) -> None:
-    base = {"LD_PRELOAD": "/opt/a.so /opt/b.so", "PYTHONPATH": "/home/user/lib", "HOME": "/home/user"}
+    base = {"LD_PRELOAD": "/usr/lib/a.so /usr/lib/b.so", "PYTHONPATH": "/home/user/lib", "HOME": "/home/user"}
     env = traced_environment(base, run_dir="/run/x", run_id="ab", library=library)
-    assert env["LD_PRELOAD"] == f"{library}:/opt/a.so:/opt/b.so"
+    assert env["LD_PRELOAD"] == f"{library}:/usr/lib/a.so:/usr/lib/b.so"
     assert env["PYTHONPATH"] == f"{INJECT_PATH}:/home/user/lib"
     assert env["HOME"] == "/home/user"
     assert base["PYTHONPATH"] == "/home/user/lib", "the caller's mapping must stay as it was"
