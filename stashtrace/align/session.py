@@ -319,7 +319,12 @@ def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
             learned[raw.strings.get(int(row["key_id"]), "")] = raw.strings.get(int(row["value_id"]), "")
     threads = raw.records.get("thread_info")
     worker = threads is not None and bool((threads.rows["role_code"] == int(ThreadRole.WORKER)).any())
-    return ProcessFacts(raw.metadata, int(clock.map(_ticks(raw.metadata))[0]), learned, file.row_counts(), worker)
+    counts = file.row_counts()
+    if "worker_id" not in learned and counts.get("batch") and not counts.get("phase_span"):
+        batches = file.load(("batch",)).records.get("batch")
+        if batches is not None and (number := int(batches.rows["worker_id"].max())) >= 0:
+            learned["worker_id"] = str(number)
+    return ProcessFacts(raw.metadata, int(clock.map(_ticks(raw.metadata))[0]), learned, counts, worker)
 
 
 def _host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:

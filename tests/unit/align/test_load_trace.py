@@ -84,6 +84,17 @@ def test_processes(job: Path) -> None:
     assert p["end_ns"].tolist()[:2] == [1_005_000_000, 200_500_000]
 
 
+def test_worker_number_from_its_batches(job: Path) -> None:
+    worker = StashWriter(job, pid=31, ppid=20, env={"RANK": "0"})
+    worker.add("thread_info", [worker.row("thread_info", tid=31, role_code=ThreadRole.WORKER)])
+    worker.add("batch", [worker.row("batch", begin_ticks=ms(5), end_ticks=ms(6), worker_id=3, phase_code=p)
+                         for p in (5, 2)])
+    worker.save()
+    p = load_trace(job).processes
+    at = p["pid"].tolist().index(31)
+    assert (p["worker_id"][at], p["rank"][at], p["role_code"][at]) == (3, 0, ProcessRole.WORKER)
+
+
 def test_rows_on_the_common_clock(job: Path) -> None:
     trace = load_trace(job)
     assert trace.spans["begin_ns"].tolist() == [20_000_000, 20_000_000, 49_000_000, 50_000_000]
