@@ -47,6 +47,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **_: object) -> None:
         super().__init__(prog, max_help_position=26, width=80)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """``-o, --output FILE`` on every Python; before 3.13 argparse repeats the FILE."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
 
 def speak_up(verbosity: int) -> None:
     """Send log lines and warnings to stderr, as much as was asked for."""

@@ -3,13 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.launch.directory import RUN_FILE
 from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
@@ -38,6 +41,11 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.format.reader import open_run
     from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, last_budget, newest_ns, waiting_collectives
 
+    run_file = Path(path) / RUN_FILE
+    if run_file.exists() and not any(Path(path).glob("*.stash")):
+        facts = json.loads(run_file.read_text(encoding="utf-8"))
+        sys.stdout.write(f"{_headline(facts, 0, 0)}\nnothing was recorded yet\n")
+        return 0
     raw = open_run(path, run_id=arguments.run)
     live = LiveRings.look()
     alive = [p for p in raw.processes if live.holds(p)]
@@ -75,7 +83,7 @@ def _headline(run: dict[str, Any], alive: int, total: int) -> str:
         return f"ended with exit code {run.get('exit_code')}{since}; {alive} of {total} processes still record"
     launcher = run.get("launcher_pid")
     gone = "" if launcher is None or os.path.exists(f"/proc/{launcher}") else "; its launcher is gone"
-    state = "running" if alive else "not running"
+    state = "running" if alive or (launcher is not None and not gone) else "not running"
     return f"{state}{since}: {alive} of {total} recorded processes live{gone}"
 
 

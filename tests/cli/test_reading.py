@@ -162,7 +162,8 @@ def test_export_and_its_cuts(run: Run, one: Path, tmp_path: Path) -> None:
     sizes = []
     for words in ([], ["--steps", "2:4"], ["--ranks", "1"], ["--window", "0.1:0.2"]):
         answer = run("export", "perfetto", "one", "-o", "x.pftrace", *words)
-        assert (answer.code, answer.out, answer.err) == (0, "", "wrote x.pftrace\n")
+        assert (answer.code, answer.out) == (0, "")
+        assert answer.err.startswith("wrote x.pftrace (")
         sizes.append((tmp_path / "x.pftrace").stat().st_size)
     assert sizes[0] == max(sizes)
     assert len(set(sizes)) == 4

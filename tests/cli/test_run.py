@@ -167,3 +167,13 @@ def test_colour_and_bar_on_a_terminal(job: Path) -> None:
     assert "merging" in shown
     assert "\r\x1b[K" in shown
     assert "\x1b[3" not in on_a_terminal(NO_COLOR="1")
+
+
+def test_status_before_anything_was_recorded(run: Run, job: Path) -> None:
+    answer = run("run", "--out", "out", "--no-merge", "--", sys.executable, "-S", "-c", "print('untraced')")
+    for file in [*(job / "out").glob("*.stash"), *(job / "out").glob("*.ring")]:
+        file.unlink()
+    assert answer.code == 0
+    shown = run("status", "out")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.endswith("nothing was recorded yet\n")
