@@ -181,13 +181,16 @@ class Session:
         for room in self._rooms(file, frozenset({"io"})):
             if not _is_streamed(room):
                 continue
+            context: DecodeContext | None = None
             for raw in pieces(file, room.records):
-                context = self._context(index, raw, frozenset({"io"}))
+                if context is None:  # one for all pieces: it keeps what it has looked up
+                    context = self._context(index, raw, frozenset({"io"}))
                 table = room.decode(raw, context).io
-                self.losses += [(index, row) for row in context.losses]
                 if len(table):
                     self.ends_ns[index] = max(self.ends_ns[index], int(table["end_ns"].max()))
                     yield table
+            if context is not None:
+                self.losses += [(index, row) for row in context.losses]
 
     def io_rows_count(self) -> int:
         """At most so many rows has ``io``."""

@@ -14,7 +14,7 @@ from stashtrace.format.project import current_layouts
 from stashtrace.format.stash_file import Chunk, StashFile, join_chunks
 from stashtrace.model.trace import RawProcess, RawRecords
 
-PIECE_ROWS = 1 << 20
+PIECE_ROWS = 1 << 16  # a segment of a merged file: columns stay in the cache, and nothing is copied together
 
 
 def pieces(file: StashFile, records: Collection[str], rows: int = PIECE_ROWS) -> Iterator[RawProcess]:
