@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # demo: own virtual environment, a real two-rank training job, its summary.    test: the same environment, all tests.
+# truth: five runs of every scenario of tests/ground_truth, into benchmarks/results/ground_truth.md.
 # native: build both shared objects into stashtrace/, for work from a checkout.
 # Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
 PYTHON ?= python3
@@ -13,7 +14,7 @@ bin := $(VENV)/bin
 torch_stamp := $(VENV)/.installed-$(subst :,_,$(subst /,_,$(TORCH)))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test native clean
+.PHONY: demo test truth native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built $(torch_stamp)
@@ -24,6 +25,10 @@ demo: $(VENV)/.built $(torch_stamp)
 
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 	$(bin)/python -m pytest $(PYTEST)
+
+# Not part of the tests: about ten minutes, on a machine that does nothing else.
+truth: $(VENV)/.built $(torch_stamp)
+	$(bin)/python benchmarks/ground_truth.py
 
 native:
 	$(PYTHON) setup.py build_ext --inplace
