@@ -33,6 +33,19 @@ X.ring    RingHeader | lane | lane | ...
 Everything is little endian. A file carries its own field table, so a reader projects the fields it finds onto the
 fields it knows, by name. Unknown records are skipped and counted; a torn tail is skipped to the next sync word and
 counted. `*_ticks` are raw TSC values; `clock_sync` rows relate them to CLOCK_MONOTONIC and CLOCK_REALTIME.
+
+The recorder writes payloads raw. The merge rewrites each file of a process that has ended: the rows of the ring are
+added, numbers become columns of bit-packed differences, texts one zlib stream; the new file is checked by decoding it,
+takes the old one's name and is flagged as merged, and the ring is deleted. What the ring told about rows that were
+never written stands in the metadata as `losses`. A merged file makes readers ignore a ring beside it, so a crash at any
+point leaves every row, once.
+
+| codec | payload |
+|---|---|
+| 0 | rows as they are |
+| 1 | columns, see `csrc/kernels/column_codec.h` |
+| 2 | u32 size, codec 1 of the rows without their texts, zlib of the texts, each ended by a zero byte |
+| 3 | zlib of byte 0 of all rows, then byte 1 of all rows, ... (used where texts are numbered paths) |
 """
 
 
