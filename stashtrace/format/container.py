@@ -164,26 +164,32 @@ def read_head(source: ByteFile) -> FileHead:
     return FileHead(major, minor, flags, records, metadata, data_offset)
 
 
-def scan_segments(source: ByteFile, head: FileHead) -> tuple[list[Segment], int]:
-    """Headers of all segments, payloads skipped, and the bytes passed over because no segment was there.
+class Scan(NamedTuple):
+    """Segments of a file, and the bytes where none was: between segments, and after the last one."""
 
-    After a damaged header or a torn end the scan goes on at the next sync word.
-    """
+    segments: list[Segment]
+    skipped_bytes: int
+    torn_bytes: int
+
+
+def scan_segments(source: ByteFile, head: FileHead) -> Scan:
+    """Headers of all segments, payloads skipped. After a damaged header the scan goes on at the next sync word."""
     segments: list[Segment] = []
-    skipped = 0
+    skipped = torn = 0
     offset = head.data_offset
     while offset < source.size:
         segment = _segment_at(source, offset)
         if segment is None:
             following = source.find(SYNC_BYTES, offset + 1)
-            skipped += (source.size if following < 0 else following) - offset
+            torn += (source.size if following < 0 else following) - offset
             if following < 0:
                 break
             offset = following
             continue
+        skipped, torn = skipped + torn, 0
         segments.append(segment)
         offset = segment.payload_offset + padded(segment.payload_bytes)
-    return segments, skipped
+    return Scan(segments, skipped, torn)
 
 
 def _segment_at(source: ByteFile, offset: int) -> Segment | None:

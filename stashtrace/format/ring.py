@@ -88,7 +88,7 @@ def read_ring(path: str) -> RingImage | None:
             lane = _copy(source, offset + PAGE_BYTES, capacity, row_bytes, consumed, committed)
             if lane is None:
                 damaged += 1
-            elif lane[1] or dropped:
+            elif consumed or lane[1] or dropped:  # also an empty one tells how many rows the .stash must have
                 first, count, rows = lane
                 lanes.append(Lane(lane_id, record_id, row_bytes, tid, first, count, dropped, rows))
             offset += lane_bytes

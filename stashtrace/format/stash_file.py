@@ -69,7 +69,7 @@ class StashFile:
             ring_error = error
         with ByteFile(path) as source:
             self.head: FileHead = read_head(source)
-            self.segments, skipped = scan_segments(source, self.head)
+            self.segments, skipped, torn = scan_segments(source, self.head)
             self.size_bytes = source.size
         if self.head.merged:
             self._ring = None
@@ -78,6 +78,8 @@ class StashFile:
                 raise ring_error
             self._lose("format", "unreadable_ring", 1, str(ring_error), Severity.ERROR)
         self.layouts = layouts(self.head.records)
+        if self._ring is None:  # else the rows of a torn end are still in the ring: they are given up only when written
+            skipped += torn
         if skipped:
             self._damage("damaged_bytes", skipped, f"{self.name}.stash ends early or was damaged; the rest was read")
         self._lane_ends = self._account_for_lanes()

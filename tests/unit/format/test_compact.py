@@ -87,6 +87,7 @@ def test_damage_is_remembered(tmp_path: Path) -> None:
     data = bytearray(stash.path.read_bytes())
     data[-30] ^= 1
     stash.path.write_bytes(bytes(data[:-3]))
+    stash.ring_path.unlink()
     before = content(tmp_path)
     assert any(loss[1] == "damaged_bytes" for loss in before["losses"][0])  # type: ignore[index]
     assert compact_run(open_run(tmp_path), live=NOBODY).merged

@@ -111,6 +111,32 @@ def test_torn_tail_keeps_what_is_whole(tmp_path: Path) -> None:
         open_run(tmp_path, strict=True)
 
 
+def test_torn_tail_beside_a_ring_is_no_loss(tmp_path: Path) -> None:
+    """The writer was killed, or is still, between the two halves of a segment: its rows have not left the ring."""
+    stash = StashWriter(tmp_path)
+    stash.add("io_op", io_rows(stash, 4))
+    stash.add("io_op", io_rows(stash, 4, first=4))
+    stash.add_ring("io_op", io_rows(stash, 6, first=4), already_drained=4)
+    path = stash.save()
+    path.write_bytes(path.read_bytes()[:-40])
+    [process] = open_run(tmp_path, strict=True).processes
+    assert begins(process) == list(range(10))
+    assert not process.losses
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_rows_the_ring_gave_up_but_the_file_lacks_are_counted(tmp_path: Path, left: int) -> None:
+    stash = StashWriter(tmp_path)
+    stash.add("io_op", io_rows(stash, 4))
+    stash.add("io_op", io_rows(stash, 4, first=4))
+    stash.add_ring("io_op", io_rows(stash, left, first=8))
+    path = stash.save()
+    path.write_bytes(path.read_bytes()[:-40])
+    [process] = open_run(tmp_path).processes
+    assert begins(process) == [0, 1, 2, 3, 8, 9][: 4 + left]
+    assert reasons(process) == {"missing_rows": 4}
+
+
 def test_resync_at_the_next_segment_and_count_the_gap(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.add("io_op", io_rows(stash, 4))
