@@ -77,17 +77,12 @@ def current_layouts() -> dict[str, Layout]:
     return {layout.name: layout for layout in layouts(_native.schema()["records"]).values()}
 
 
-def same_rows(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether rows of one dtype can be read as the other without projecting."""
-    return one == other
-
-
 def project(rows: npt.NDArray[np.void], target: np.dtype[np.void]) -> npt.NDArray[np.void]:
     """Rows with the fields of ``target``, matched by name; the same array if nothing differs.
 
     A field of another type is converted when that loses nothing, and reads as 0 otherwise.
     """
-    if same_rows(rows.dtype, target):
+    if rows.dtype == target:
         return rows
     out = np.zeros(len(rows), dtype=target)
     assert target.names is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from stashtrace.format.stash_file import LossTuple, StashFile
 from stashtrace.model.kinds import Severity
 
 RUN_FILE = "run.json"
-_LEFTOVER = re.compile(r"\.tmp$")
 
 
 @dataclass(frozen=True, slots=True)
