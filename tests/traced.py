@@ -30,6 +30,8 @@ from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Another interpreter, to run the same tests with another torch; of the same Python, since _native is built for one.
+PYTHON = os.environ.get("STASHTRACE_TEST_PYTHON", sys.executable)
 _OWN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD", "PYTHONPATH")
 
 
@@ -105,7 +107,7 @@ def run_traced(
     steps: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 240,
-    python: Sequence[str] = (sys.executable,),
+    python: Sequence[str] = (PYTHON,),
     check: bool = True,
 ) -> TracedRun:
     """Run ``script`` on ``ranks`` processes and wait for them.

@@ -44,6 +44,7 @@ class _Backend:
     def __init__(self) -> None:
         from stashtrace.probes import recorder
         from stashtrace.probes.step_window import window
+        from stashtrace.probes.thread_state import mark_step_thread
 
         self.now = recorder.now_ticks
         self.intern = recorder.intern
@@ -53,6 +54,7 @@ class _Backend:
         self.step_mark = recorder.code("SpanKind", "step_mark")
         self.failed = recorder.failed
         self.window = window
+        self.mark_step_thread = mark_step_thread
 
 
 class _Annotation:
@@ -159,6 +161,7 @@ def step() -> None:
         return
     try:
         window = backend.window
+        backend.mark_step_thread()
         if window.open:
             backend.emit_instant(backend.now(), 0, window.step, backend.intern("step"), backend.step_mark)
         window.marked()

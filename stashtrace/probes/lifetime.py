@@ -19,8 +19,14 @@ _in_child: list[Callable[[], None]] = []
 _pid = 0
 
 
-def begin() -> None:
-    """Start recording in this process; harmless when called twice."""
+def begin(*, ends_itself: bool = False) -> None:
+    """Start recording in this process; harmless when called twice.
+
+    Parameters
+    ----------
+    ends_itself : bool
+        The caller will call :func:`end`; else a forked child of multiprocessing is told to.
+    """
     global _pid
     if _pid == os.getpid():
         return
@@ -31,6 +37,11 @@ def begin() -> None:
     if first:
         atexit.register(end)
         os.register_at_fork(after_in_child=_forked)
+    elif not ends_itself:
+        from multiprocessing.util import Finalize
+
+        # Children of multiprocessing leave by os._exit, without atexit.
+        Finalize(None, end, exitpriority=0)
 
 
 def before_end(action: Callable[[], None]) -> None:

@@ -48,7 +48,7 @@ def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *
     try:
         wrapper = make(original)
         if not isinstance(original, (staticmethod, classmethod)):
-            functools.update_wrapper(wrapper, original)
+            functools.update_wrapper(look_like(wrapper, original), original)
         setattr(wrapper, _MARK, original)
         setattr(owner, name, wrapper)
     except Exception as error:
@@ -58,12 +58,15 @@ def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *
 
 
 def look_like(wrapper: Any, original: Any) -> Any:
-    """Give the wrapper's code the file and name of the original's, and return it.
+    """Give the wrapper's code the file and name of the original's, if it is Python, and return it.
 
     Dynamo decides by them which frames it looks through, and must decide as if we were not there; a
-    wrapper of another file would be compiled in the place of what it calls.
+    wrapper of another file would be compiled in the place of what it calls. And a warning that torch
+    blames on its caller names torch, and not us.
     """
-    code = original.__code__
+    code = getattr(original, "__code__", None)
+    if code is None:
+        return wrapper
     wrapper.__code__ = wrapper.__code__.replace(
         co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=code.co_firstlineno
     )

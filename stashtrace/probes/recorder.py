@@ -78,6 +78,7 @@ class Failures:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], int] = {}
+        self.unreported = 0
 
     def add(self, collector: str, reason: str, detail: str) -> None:
         """Count one event that was not recorded. Never raises."""
@@ -100,7 +101,10 @@ failures = Failures()
 
 def failed(collector: str, where: str, error: BaseException) -> None:
     """Report an exception of a probe, for use in ``except`` around our own code."""
-    failures.add(collector, f"{where}_failed", f"{type(error).__name__}: {error}"[:300])
+    try:
+        failures.add(collector, f"{where}_failed", f"{type(error).__name__}: {error}"[:300])
+    except Exception:
+        failures.unreported += 1  # the last line of defence between us and the user's code
 
 
 def unavailable(collector: str, what: str, why: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from stashtrace.probes import lifetime
+from stashtrace import _native
+from stashtrace.probes import lifetime, recorder
 
 
 class ThreadState(threading.local):
@@ -18,6 +19,8 @@ class ThreadState(threading.local):
 
     Attributes
     ----------
+    is_step_thread : bool
+        Known to drive the optimizer, or the steps the user marks.
     in_forward : bool
         Inside an outermost module call.
     in_backward : bool
@@ -42,6 +45,7 @@ class ThreadState(threading.local):
         Ticks at which the running collection began.
     """
 
+    is_step_thread = False
     in_forward = False
     in_backward = False
     functional = False
@@ -62,6 +66,14 @@ class ThreadState(threading.local):
 
 
 thread_state = ThreadState()
+
+
+def mark_step_thread() -> None:
+    """The thread that drives the optimizer, or marks steps, is the step thread; its blocking waits are recorded."""
+    if not thread_state.is_step_thread:
+        thread_state.is_step_thread = True
+        _native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
+        _native.watch_waits(True)
 
 
 def _forget() -> None:

@@ -9,6 +9,7 @@ to what travels between the processes: both sides derive the same ``loader_id`` 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import os
 import weakref
@@ -30,6 +31,8 @@ _RECEIVE = recorder.code("BatchPhase", "receive")
 _PIN = recorder.code("BatchPhase", "pin")
 #: Iterators without workers of this process so far.
 _ordinals = itertools.count(1)
+#: Whether this torch says which worker made the batch that it returns (2.7 and later).
+_worker_is_told = False
 
 
 class Loader:
@@ -79,6 +82,9 @@ def install(dataloader: ModuleType) -> None:
     patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", _iter)
     patching.replace(COLLECTOR, base, "__next__", _next)
     patching.replace(COLLECTOR, multi, "_reset", _reset)
+    global _worker_is_told
+    process_data = getattr(multi, "_process_data", None)
+    _worker_is_told = process_data is not None and len(inspect.signature(process_data).parameters) > 2
     patching.replace(COLLECTOR, multi, "_process_data", _process_data)
     patching.replace(COLLECTOR, dataloader._DatasetKind, "create_fetcher", _create_fetcher)
     tools = dataloader._utils
@@ -139,11 +145,12 @@ def _next(original: Any) -> Any:
         outer = state.batch
         loader = None
         index = worker = -1
+        given: dict[int, int] = {}
         begin = stamp()
         try:
             loader = _loader_of(self)
             if loader is not None:
-                index, worker = _awaited(self)
+                index, worker, given = _awaited(self)
                 state.batch = (loader, index, worker)
                 state.received = -1
         except Exception as error:
@@ -157,19 +164,23 @@ def _next(original: Any) -> Any:
             # The next batch of an outer loader, whose dataset iterates this one, goes on.
             ended, state.batch = state.batch, outer
         if ended is not None:
-            _yielded(self, loader, begin, _returned(self, index), ended[2], False)
+            index = _returned(self, index)
+            _yielded(self, loader, begin, index, given.get(index, ended[2]), False)
         return result
 
     return __next__
 
 
-def _awaited(iterator: Any) -> tuple[int, int]:
-    """Index of the batch that the next call will return, and the worker it was given to."""
+def _awaited(iterator: Any) -> tuple[int, int, dict[int, int]]:
+    """Index of the batch that the next call will return, the worker it was given to, and those of all others."""
     index = getattr(iterator, "_rcvd_idx", None)
     if index is None:
-        return int(iterator._num_yielded), -1
-    given = iterator._task_info.get(index)
-    return int(index), int(given[0]) if given else -1
+        return int(iterator._num_yielded), -1, {}
+    tasks = iterator._task_info
+    task = tasks.get(index)
+    # Another batch is returned if the worker of this one has no more; later torch tells its worker then.
+    given = {} if _worker_is_told else {i: int(t[0]) for i, t in tasks.items()}
+    return int(index), int(task[0]) if task else -1, given
 
 
 def _returned(iterator: Any, awaited: int) -> int:
@@ -271,7 +282,7 @@ def _create_fetcher(original: Any) -> Any:
     def create_fetcher(*args: Any, **kwargs: Any) -> Any:
         fetcher = function(*args, **kwargs)
         try:
-            fetcher.fetch = _timed_fetch(fetcher.fetch)
+            fetcher.fetch = _timed_fetch(fetcher)
             if fetcher.collate_fn is not None:
                 fetcher.collate_fn = _timed_collate(fetcher.collate_fn)
         except Exception as error:
@@ -281,15 +292,19 @@ def _create_fetcher(original: Any) -> Any:
     return staticmethod(create_fetcher)
 
 
-def _timed_fetch(fetch: Any) -> Any:
+def _timed_fetch(fetcher: Any) -> Any:
+    # Weakly: a fetcher that held itself would hold the data set until the next garbage collection.
+    weak = weakref.ref(fetcher)
+    fetch_original = type(fetcher).fetch
+
     def timed_fetch(index: Any) -> Any:
         batch = thread_state.batch
         if batch is None or not window.open:
-            return fetch(index)
+            return fetch_original(weak(), index)
         faults, inputs = _native.usage()
         begin = stamp()
         try:
-            return fetch(index)
+            return fetch_original(weak(), index)
         finally:
             try:
                 end = stamp()

@@ -58,7 +58,7 @@ def _worker_loop(original: Any) -> Any:
 def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) -> None:
     from stashtrace.probes.torch_dataloader import Loader
 
-    lifetime.begin()
+    lifetime.begin(ends_itself=True)
     window.always()
     _native.watch_waits(False)
     parent = multiprocessing.parent_process()

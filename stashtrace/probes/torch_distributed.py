@@ -86,6 +86,7 @@ def _package(c10d: ModuleType) -> Any:
 def _init(original: Any) -> Any:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         try:
+            lifetime.begin()  # of a rank that was forked after its parent had imported torch
             _watch_operators()
         except Exception as error:
             failed(COLLECTOR, "watch_operators", error)

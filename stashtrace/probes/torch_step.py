@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +19,7 @@ from stashtrace.probes import annotations as marks
 from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import cost, failed, intern, now_ticks, stamp
 from stashtrace.probes.step_window import window
-from stashtrace.probes.thread_state import thread_state
+from stashtrace.probes.thread_state import mark_step_thread, thread_state
 
 COLLECTOR = "torch_step"
 #: Collections shorter than this are not worth a row.
@@ -40,7 +39,6 @@ _FAILED = recorder.code("PhaseFlag", "failed")
 Stamp = tuple[int, int, int]
 is_compiling = marks.never_compiling
 _grad_enabled: Any = bool
-_step_threads: set[int] = set()
 _module_counts: dict[int, int] = {}
 _MOST_MODULES = 1024
 
@@ -96,9 +94,10 @@ def _module_call(original: Any) -> Any:
         if is_compiling() or state.in_forward:
             return original(self, *args, **kwargs)
         state.in_forward = True
-        begin = _forward_begins()
+        begin = None
         flags = _FAILED
         try:
+            begin = _forward_begins()
             result = original(self, *args, **kwargs)
             flags = 0
             return result
@@ -107,7 +106,7 @@ def _module_call(original: Any) -> Any:
             if begin is not None:
                 _forward_ends(self, begin, flags)
 
-    return patching.look_like(__call__, original)
+    return __call__
 
 
 def _forward_begins() -> Stamp | None:
@@ -156,22 +155,28 @@ def _engine_call(original: Any) -> Any:
         if is_compiling() or thread_state.in_backward or not window.open:
             return original(*args, **kwargs)
         thread_state.in_backward = True
-        begin = stamp()
+        begin = None
         flags = _FAILED
         try:
+            begin = stamp()
             result = original(*args, **kwargs)
             flags = 0
             return result
         finally:
             thread_state.in_backward = False
-            try:
-                if thread_state.in_forward:
-                    flags |= _NESTED
-                _record(_BACKWARD, begin, stamp(), "backward", flags)
-            except Exception as error:
-                failed(COLLECTOR, "backward", error)
+            if begin is not None:
+                _backward_ends(begin, flags)
 
-    return patching.look_like(run_backward, original)
+    return run_backward
+
+
+def _backward_ends(begin: Stamp, flags: int) -> None:
+    try:
+        if thread_state.in_forward:
+            flags |= _NESTED
+        _record(_BACKWARD, begin, stamp(), "backward", flags)
+    except Exception as error:
+        failed(COLLECTOR, "backward", error)
 
 
 # Optimizer --------------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_compiling():
         return
     try:
-        _mark_step_thread()
+        mark_step_thread()
         if window.open:
             owner = id(optimizer)
             pending = thread_state.open_updates
@@ -222,15 +227,6 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         failed(COLLECTOR, "optimizer", error)
 
 
-def _mark_step_thread() -> None:
-    """The thread that drives the optimizer is the step thread; its blocking waits are recorded."""
-    ident = threading.get_ident()
-    if ident not in _step_threads:
-        _step_threads.add(ident)
-        _native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
-        _native.watch_waits(True)
-
-
 def _scaler_step(original: Any) -> Any:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before = thread_state.updates
@@ -238,7 +234,7 @@ def _scaler_step(original: Any) -> Any:
         result = original(self, optimizer, *args, **kwargs)
         try:
             if thread_state.updates == before:
-                _mark_step_thread()
+                mark_step_thread()
                 window.updated()
                 if begin is not None:
                     _record(_SKIPPED, begin, stamp(), type(optimizer).__name__, 0)
