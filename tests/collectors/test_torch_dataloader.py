@@ -96,6 +96,15 @@ SCRIPT = """
             # Which worker draws the random columns is a race here.
             part("unordered", lambda: sorted(row[0] for batch in listed(
                 DataLoader(Squares(), batch_size=2, num_workers=2, in_order=False)) for row in batch))
+        class Pinnable(list):
+            def pin_memory(self):
+                return Pinnable(f"pinned {x}" for x in self)
+        def pinned():
+            # What a loader with pin_memory=True does on a machine that has an accelerator.
+            iterator = iter(DataLoader(list("abcd"), batch_size=2, collate_fn=Pinnable))
+            iterator._pin_memory, iterator._pin_memory_device = True, None
+            return [list(batch) for batch in iterator]
+        part("pinned", pinned)
         def released():
             data, gone = Squares(), []
             watch = weakref.finalize(data, gone.append, True)
@@ -173,7 +182,7 @@ def assert_joined(rows: Table, batches: int, workers: int) -> None:
 
 
 PARTS = ["alone", "fork", "spawn", "forkserver", "persistent", "same_seed", "iterable", "no_batches", "sampler",
-         "broken_off", "broken", "nested", "unordered", "released"]  # fmt: skip
+         "broken_off", "broken", "nested", "unordered", "pinned", "released"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -272,6 +281,15 @@ def test_out_of_order_batches_keep_their_index(run: TracedRun) -> None:
         pytest.skip("this torch returns batches in order only")
     waits = of(part(run, "unordered"), BatchPhase.WAIT)
     assert sorted(i for i in waits["batch_index"].tolist() if i >= 0) == list(range(6))
+
+
+def test_pinning_is_a_phase_inside_the_wait(run: TracedRun) -> None:
+    rows = part(run, "pinned")
+    pins, waits = of(rows, BatchPhase.PIN), of(rows, BatchPhase.WAIT)
+    assert run.results()[0]["pinned"][0] == ["pinned a", "pinned b"]
+    assert pins["batch_index"].tolist() == [0, 1]
+    assert (pins["begin_ns"] >= waits["begin_ns"][1:3]).all()
+    assert (pins["end_ns"] <= waits["end_ns"][1:3]).all()
 
 
 def test_pipes_of_a_finished_loader_are_closed_at_once(run: TracedRun) -> None:

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from traced import TracedRun, run_traced
@@ -415,3 +417,46 @@ def test_facts_about_the_job(run: TracedRun) -> None:
         assert facts["rank"] == str(rank)
         assert facts["world_size"] == "2"
         assert facts["backend"] == "gloo"
+
+
+def test_ranks_forked_by_one_parent_that_end_with_work_in_flight(tmp_path: Path) -> None:
+    """No sitecustomize runs in them, and no atexit; one leaves before its last operation has ended."""
+    run = run_traced(
+        """
+        import os, time
+        import torch
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+
+        def main(rank):
+            dist.init_process_group("gloo", rank=rank, world_size=2)
+            x = torch.ones(4)
+            dist.all_reduce(x)
+            assert x.tolist() == [2.0] * 4
+            if rank == 1:
+                time.sleep(0.2)
+            work = dist.all_reduce(x, async_op=True)
+            if rank == 1:
+                work.wait()
+
+        if __name__ == "__main__":
+            children = [mp.get_context("fork").Process(target=main, args=(rank,)) for rank in range(2)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+            assert [child.exitcode for child in children] == [0, 0]
+        """,
+        tmp_path,
+    )
+    table = run.trace.collectives
+    ids = sorted(set(table["process_id"].tolist()))
+    assert len(ids) == 2
+    for process in ids:
+        own = table.take(table["process_id"] == process).sort_by("sequence")
+        assert ops(own) == ["all_reduce", "all_reduce"]
+        assert (own["end_ns"] > 0).all(), "the process waited for the callback"
+    assert sorted(set(table["rank"].tolist())) == [0, 1]
+    counted = run.trace.groups.take(run.trace.groups["backend_count"] >= 0)
+    assert counted["observed_count"].tolist() == counted["backend_count"].tolist() == [2, 2]
+    assert run.losses() == []
