@@ -179,7 +179,7 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
 
 
 def _hidden(facts: RunFacts, look: Look) -> list[str]:
-    """Work that overlapped with the step: free now, a stall as soon as what hides it becomes faster."""
+    """Work that overlapped with the step: no stall now, but one as soon as what hides it becomes faster."""
     if not facts.ranks:
         return []
     table = facts.tables["breakdown"]
@@ -189,7 +189,7 @@ def _hidden(facts: RunFacts, look: Look) -> list[str]:
         ns = float(counted[f"hidden_{name}_ns"].mean()) if len(counted) else 0.0
         if ns >= _HIDDEN_RATIO * float(counted["wall_ns"].mean()):
             parts.append(f"{name} {duration_text(ns)}")
-    return [f"{_INDENT}hidden behind the step, so free: {', '.join(parts)} a step"] if parts else []
+    return [f"{_INDENT}hidden behind the step: {', '.join(parts)} a step"] if parts else []
 
 
 def _trust(facts: RunFacts, look: Look) -> list[str]:
