@@ -112,6 +112,9 @@ def unavailable(collector: str, what: str, why: str) -> None:
     _native.report_loss(collector_code(collector), what, 0, why[:300], code("Severity", "error"))
 
 
+_LONGEST_TICKS = _native.tick_hz() * 300 // 1_000_000  # 300 us
+
+
 class Cost:
     """Ticks spent in probes, summed over the threads; races lose a few, which a sum of costs can bear.
 
@@ -144,14 +147,13 @@ class Cost:
     def add(self, ticks: int) -> None:
         """Account for one call of a probe that measured itself."""
         self.calls += 1
-        self.ticks += ticks
+        # One that took longer was off the CPU, or waited for the GIL, for most of it.
+        self.ticks += min(ticks, _LONGEST_TICKS)
 
     def add_recorded(self, end_ticks: int, stamps: int = 2, inner_calls: int = 0) -> None:
         """Account for one recorded interval: stamps, what was done since its end, wrapped calls inside."""
-        self.calls += 1
-        self.ticks += (
-            stamps * self.stamp_ticks + now_ticks() - end_ticks + (inner_calls + 1) * self.wrapper_ticks
-        )
+        self.add(now_ticks() - end_ticks)
+        self.ticks += stamps * self.stamp_ticks + (inner_calls + 1) * self.wrapper_ticks
 
     def as_ns(self) -> int:
         """Sum in nanoseconds."""

@@ -59,6 +59,10 @@ _next_id = itertools.count(1).__next__
 _libraries: list[Any] = []
 _world: Any = None
 _torch: Any = None
+# Looked up once: every collective comes by here, between computations that have emptied the caches.
+_unbox_group: Any = None
+_unbox_work: Any = None
+_is_inference: Any = None
 
 
 def install(c10d: ModuleType) -> None:
@@ -165,12 +169,15 @@ def _end() -> None:
 
 def _watch_operators() -> None:
     """Register our kernels, once."""
-    global _torch
+    global _torch, _unbox_group, _unbox_work, _is_inference
     if _libraries:
         return
     import torch
 
     _torch = torch
+    _unbox_group = torch._C._distributed_c10d.ProcessGroup.unbox
+    _unbox_work = torch._C._distributed_c10d.Work.unbox
+    _is_inference = torch.is_inference_mode_enabled
     make_library: Any = torch.library.Library
     torch_work.install_wait(torch._C._distributed_c10d.Work)
     for namespace, make in (("c10d", _collective_kernel), ("_c10d_functional", _functional_kernel)):
@@ -194,9 +201,10 @@ def _register(library: Any, namespace: str, name: str, make: Any) -> None:
         library.impl(name, kernel, _KEY, with_keyset=True)
 
 
-def _passes(keyset: Any) -> bool:
-    """Whether the call only asks for shapes: fake tensors arrive here with the Meta key."""
-    return bool(keyset.has(_torch._C.DispatchKey.Meta))
+def _keys() -> tuple[Any, Any]:
+    """Keys below ours, and the one by which calls that only ask for shapes (fake tensors) are known."""
+    keys = _torch._C.DispatchKey
+    return _torch._C._dispatch_keyset_full_after(getattr(keys, _KEY)), keys.Meta
 
 
 class _Operator:
@@ -205,7 +213,7 @@ class _Operator:
     def __init__(self, operator: Any, name: str) -> None:
         arguments = [a.name for a in operator._schema.arguments]
         defaults = {a.name: a.default_value for a in operator._schema.arguments}
-        self.name = f"c10d::{name}"
+        self.name_id = intern(f"c10d::{name}")
         self.code = recorder.code("CollectiveOp", next((op for start, op in _OPS if name.startswith(start)), "other"))
         self.is_message = self.code in _MESSAGES
         self.is_monitored = name.startswith("monitored")
@@ -216,14 +224,13 @@ class _Operator:
         self.async_op = arguments.index("async_op") if "async_op" in arguments else -1
         self.async_default = bool(defaults.get("async_op", True))
         self.flags = _COALESCED if "coalesced" in name else 0
-        self.ends_on_host: bool | None = None
 
 
 def _collective_kernel(operator: Any, name: str) -> Any:
     if not any(a.name == "process_group" for a in operator._schema.arguments):
         return None
     about = _Operator(operator, name)
-    below = _torch._C._dispatch_keyset_full_after(getattr(_torch._C.DispatchKey, _KEY))
+    below, meta = _keys()
     redispatch = operator.redispatch
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +238,7 @@ def _collective_kernel(operator: Any, name: str) -> Any:
         launch = None
         blocking = False
         try:
-            if not _passes(keyset):
+            if not keyset.has(meta):
                 # Defaults at the end are left out of args.
                 given = about.async_op if about.async_op < len(args) else -1
                 blocking = not (args[given] if given >= 0 else about.async_default)
@@ -249,7 +256,7 @@ def _collective_kernel(operator: Any, name: str) -> Any:
         if launch is not None:
             try:
                 launch.return_ticks = left
-                _leave(launch, result, blocking, args, about)
+                _leave(launch, result, blocking, args[0])
             except Exception as error:
                 failed(COLLECTOR, "leave", error)
         cost.add(now_ticks() - left + entered - begin)
@@ -260,10 +267,10 @@ def _collective_kernel(operator: Any, name: str) -> Any:
 
 def _enter(about: _Operator, args: Any, begin: int, blocking: bool) -> torch_work.Launch | None:
     """Count the operation, and write that it was entered, so that a hang can be seen."""
-    torch_work.let_go()
-    process_group = _torch._C._distributed_c10d.ProcessGroup.unbox(args[about.group])
-    group = groups.find(process_group, _world)
     state = thread_state
+    if state.lingering is not None:
+        torch_work.let_go()
+    group = groups.find(_unbox_group(args[about.group]), _world)
     state.launches += 1
     peer = int(args[about.peer]) if about.peer >= 0 else -1
     group_hash = group.hash
@@ -282,11 +289,11 @@ def _enter(about: _Operator, args: Any, begin: int, blocking: bool) -> torch_wor
         flags |= _FUNCTIONAL
     if state.in_backward:
         flags |= _IN_BACKWARD
-    if _torch.is_inference_mode_enabled():
+    if _is_inference():
         flags |= _INFERENCE
-    launch = torch_work.Launch(_next_id() & 0xFFFFFFFF)
+    launch = torch_work.Launch(_next_id() & 0xFFFFFFFF, group)
     size = _bytes(args[about.payload]) if about.payload >= 0 else 0
-    _emit_call(begin, group_hash, sequence, size, launch.collective_id, intern(about.name), peer, about.code, flags)
+    _emit_call(begin, group_hash, sequence, size, launch.collective_id, about.name_id, peer, about.code, flags)
     if state.functional:
         state.functional_launch = launch
     return launch
@@ -309,28 +316,23 @@ def _bytes(tensors: Any) -> int:
         return 0  # sparse
 
 
-def _leave(launch: torch_work.Launch, result: Any, blocking: bool, args: Any, about: _Operator) -> None:
+def _leave(launch: torch_work.Launch, result: Any, blocking: bool, tensors: Any) -> None:
     boxed = result[-1] if isinstance(result, (list, tuple)) and result else result
-    work = None if boxed is None else _torch._C._distributed_c10d.Work.unbox(boxed)
-    torch_work.launched(launch, work, blocking=blocking, end_visible=_on_cpu(args))
-    group = groups.named(_torch._C._distributed_c10d.ProcessGroup.unbox(args[about.group]).group_name)
-    if group is not None and not group.scanned:
+    work = None if boxed is None else _unbox_work(boxed)
+    while isinstance(tensors, (list, tuple)) and tensors:
+        tensors = tensors[0]
+    torch_work.launched(launch, work, blocking=blocking, end_visible=getattr(tensors, "is_cpu", True))
+    group = launch.group
+    if not group.scanned:
         groups.scan(group)
-
-
-def _on_cpu(args: Any) -> bool:
-    first = args[0]
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    return getattr(getattr(first, "device", None), "type", "cpu") == "cpu"
 
 
 def _functional_kernel(operator: Any, name: str) -> Any:
     """Mark what a functional operator launches; the c10d operator inside does the recording."""
-    below = _torch._C._dispatch_keyset_full_after(getattr(_torch._C.DispatchKey, _KEY))
+    below, meta = _keys()
     redispatch = operator.redispatch
     if name == "wait_tensor":
-        return _wait_tensor_kernel(redispatch, below)
+        return _wait_tensor_kernel(redispatch, below, meta)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = thread_state
@@ -351,7 +353,7 @@ def _functional_kernel(operator: Any, name: str) -> Any:
     return kernel
 
 
-def _wait_tensor_kernel(redispatch: Any, below: Any) -> Any:
+def _wait_tensor_kernel(redispatch: Any, below: Any, meta: Any) -> Any:
     def kernel(keyset: Any, tensor: Any) -> Any:
         begin = now_ticks()
         status = torch_work.FAILED
@@ -361,7 +363,7 @@ def _wait_tensor_kernel(redispatch: Any, below: Any) -> Any:
             return result
         finally:
             try:
-                if not _passes(keyset):
+                if not keyset.has(meta):
                     torch_work.functional_waited(tensor, begin, now_ticks(), status)
             except Exception as error:
                 failed(COLLECTOR, "wait_tensor", error)

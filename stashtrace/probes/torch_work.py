@@ -33,12 +33,15 @@ class Launch:
     ----------
     collective_id : int
         As in ``collective_call``.
+    group : Group, optional
+        Ours, not torch's.
     """
 
-    __slots__ = ("_token", "by_callback", "collective_id", "return_ticks", "work")
+    __slots__ = ("_token", "by_callback", "collective_id", "group", "return_ticks", "work")
 
-    def __init__(self, collective_id: int) -> None:
+    def __init__(self, collective_id: int, group: Any = None) -> None:
         self.collective_id = collective_id
+        self.group = group
         self.return_ticks = 0
         self.by_callback = False
         self.work: Any = None
@@ -139,19 +142,12 @@ class _Ended:
             if _by_work.get(self._key) is launch:
                 del _by_work[self._key]
             launch.work = None
-            launch.finish(end, _status(future))
+            # Whether it failed is told by the wait that raises: asking the future makes tensors again.
+            launch.finish(end, FINE)
             _name_backend_thread()
             cost.add(now_ticks() - end)
         except Exception as error:
             failed(COLLECTOR, "callback", error)
-
-
-def _status(future: Any) -> int:
-    try:
-        future.value()  # Work's own questions about success are deprecated and would warn the user
-    except Exception:
-        return FAILED
-    return FINE
 
 
 def _name_backend_thread() -> None:
