@@ -32,6 +32,8 @@ def test_stalls_are_what_the_script_measured(scenario: scenarios.Scenario, data:
         ranks = scenarios.run(scenario, data, tmp_path)
     except machine.Missing as missing:
         pytest.skip(str(missing))
+    finally:
+        scenarios.clean(tmp_path)
 
     assert [result.rank for result in ranks] == [0, 1]
     # The fault must be large somewhere, or the comparison below could not fail. Not on both ranks: whoever is quicker
