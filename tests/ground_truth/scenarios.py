@@ -109,7 +109,7 @@ SCENARIOS = (
         "everything", "5 ms of CPU per image in a worker, rank 1 late by 60 ms, 30 MiB saved after each step",
         ("--inject-prep-ms", "5", "--inject-straggler-ms", "60", "--checkpoint-every", "1",
          "--inject-checkpoint-mib", "30"),
-        {0: "straggler", 1: "other"}, workers=1, share=0.1,
+        {0: "straggler", 1: "other"}, workers=1, cause_rank=1, share=0.1,
     ),
 )
 

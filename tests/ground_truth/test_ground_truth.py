@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from ground_truth import machine, scenarios
 
 pytest.importorskip("torch")
