@@ -79,6 +79,8 @@ def test_stop_and_continue(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*RUN, tmp_path / "o", "--no-merge", "--", "sh", "-c", "echo $$; read x; exit 5"],
         env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A group of its own, with its parent in the same session: the kernel does not stop orphaned groups.
+        preexec_fn=os.setpgrp,
     )  # fmt: skip
     assert process.stdout is not None
     child = int(process.stdout.readline())
