@@ -1,11 +1,12 @@
 """The numbers are true: real faults, the script's own clock beside ours, within 5 % of the step.
 
-One run per scenario here; five interleaved ones with medians are benchmarks/ground_truth.py's.
+One run per scenario here, medians of three if that one is off; five interleaved ones are benchmarks/ground_truth.py's.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 #: Of the step's wall time.
 TOLERANCE_PERCENT = 5.0
 OTHER_PERCENT = 2.0
+WALL_TOLERANCE = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -29,29 +31,53 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda s: s.name)
 def test_stalls_are_what_the_script_measured(scenario: scenarios.Scenario, data: Path, tmp_path: Path) -> None:
+    runs = [measured(scenario, data, tmp_path / "0")]
+    if differences(scenario, runs):
+        # Whoever shares the machine can spoil a run of ten steps; the claim is about medians of runs.
+        runs += [measured(scenario, data, tmp_path / str(i)) for i in (1, 2)]
+    assert differences(scenario, runs) == []
+
+
+def measured(scenario: scenarios.Scenario, data: Path, folder: Path) -> list[scenarios.RankComparison]:
+    folder.mkdir()
     try:
-        ranks = scenarios.run(scenario, data, tmp_path)
+        ranks = scenarios.run(scenario, data, folder)
     except machine.Missing as missing:
         pytest.skip(str(missing))
     finally:
-        scenarios.clean(tmp_path)
-
+        scenarios.clean(folder)
     assert [result.rank for result in ranks] == [0, 1]
+    for result in ranks:
+        assert result.steps_count == scenario.steps - scenarios.WARMUP_STEPS
+    return ranks
+
+
+def differences(scenario: scenarios.Scenario, runs: list[list[scenarios.RankComparison]]) -> list[str]:
+    """Where the median over the runs is not what the script's clock says, one line each."""
+    found = []
     # The fault must be large somewhere, or the comparison below could not fail. Not on both ranks: whoever is quicker
     # in one step waits for the other in all-reduce.
-    assert any(
-        result.truth_ns[scenario.dominant[result.rank]] > scenario.share * result.wall_ns for result in ranks
-    ), [report(result) for result in ranks]
-    for result in ranks:
-        where = f"{scenario.name}, rank {result.rank}, {report(result)}"
-        assert result.steps_count == scenario.steps - scenarios.WARMUP_STEPS
-        assert result.traced_wall_ns == pytest.approx(result.wall_ns, rel=0.02), where
-        for kind in result.kinds:
-            assert abs(result.difference_percent(kind)) <= TOLERANCE_PERCENT, f"{kind}: {where}"
-        assert result.difference_percent("other") <= OTHER_PERCENT, where
-        if scenario.dominant[result.rank] == "straggler":
-            blamed = max(result.cause_ranks, key=lambda rank: result.cause_ranks[rank])
-            assert blamed == scenario.cause_rank, f"blamed {result.cause_ranks}: {where}"
+    shares = [
+        statistics.median(r.truth_ns[scenario.dominant[r.rank]] / r.wall_ns for r in results)
+        for results in zip(*runs, strict=True)
+    ]
+    if max(shares) <= scenario.share:
+        found.append(f"the fault is small: {shares} of the step")
+    for results in zip(*runs, strict=True):
+        rank = results[0].rank
+        where = f"rank {rank} of {scenario.name}: " + "; ".join(map(report, results))
+        wall = statistics.median(r.traced_wall_ns / r.wall_ns for r in results)
+        if abs(wall - 1) > WALL_TOLERANCE:
+            found.append(f"wall time x {wall:.3f}: {where}")
+        for kind in sorted({kind for r in results for kind in r.kinds}):
+            percent = statistics.median(r.difference_percent(kind) for r in results)
+            if abs(percent) > TOLERANCE_PERCENT or (kind == "other" and percent > OTHER_PERCENT):
+                found.append(f"{kind} {percent:+.1f} % of the step: {where}")
+        if scenario.dominant[rank] == "straggler":
+            blamed = [max(r.cause_ranks, key=lambda cause: r.cause_ranks[cause]) for r in results]
+            if statistics.median(blamed) != scenario.cause_rank:
+                found.append(f"blamed ranks {blamed}: {where}")
+    return found
 
 
 def report(result: scenarios.RankComparison) -> str:
