@@ -1,7 +1,7 @@
-"""Writes docs/reference/format.md and docs/reference/tables.md from the schema. Run it after changing records.def or schemas.py.
+"""Writes docs/reference/format.md and tables.md from the schema. Run it after changing records.def or schemas.py.
 
-    python docs/generate_format.py          # write
-    python docs/generate_format.py --check  # exit 1 if a page is stale
+python docs/generate_format.py          # write
+python docs/generate_format.py --check  # exit 1 if a page is stale
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -53,17 +53,18 @@ def format_page() -> str:
     schema = _native.schema()
     container = schema["container"]
     out = [FORMAT_HEAD]
-    out.append(f"Container version {container['major']}.{container['minor']}; files of major version {container['oldest_major']} and newer are read.\n")
+    version = f"{container['major']}.{container['minor']}"
+    out.append(f"Container version {version}; files of major version {container['oldest_major']} and newer are read.\n")
     out.append("## Collectors\n\n| name | code | side | records |\n|---|---|---|---|")
     for collector in schema["collectors"]:
         side = "native" if collector["native"] else "Python probe"
         out.append(f"| `{collector['name']}` | {collector['code']} | {side} | {collector['doc']} |")
     out.append("\n## Records")
     for record in schema["records"]:
-        out.append(f"\n### `{record['name']}`\n\n{record['doc']}. Id 0x{record['id']:02x}, version {record['version']}, {record['row_bytes']} bytes, collector `{record['collector']}`.\n")
+        facts = f"Id 0x{record['id']:02x}, version {record['version']}, {record['row_bytes']} bytes"
+        out.append(f"\n### `{record['name']}`\n\n{record['doc']}. {facts}, collector `{record['collector']}`.\n")
         out.append("| offset | type | field | meaning |\n|---|---|---|---|")
-        for field in record["fields"]:
-            out.append(f"| {field['offset']} | {field['type']} | `{field['name']}` | {field['doc']} |")
+        out.extend(f"| {f['offset']} | {f['type']} | `{f['name']}` | {f['doc']} |" for f in record["fields"])
     out.append("\n## Codes")
     seen: list[str] = []
     for code in schema["codes"]:
@@ -84,7 +85,8 @@ def tables_page() -> str:
     for title, group in (("Tables of a trace", list(schemas.TABLES.values())), ("Results of analyses", results)):
         out.append(f"\n## {title}")
         for schema in group:
-            out.append(f"\n### `{schema.name}`\n\n{schema.doc}.\n\n| column | dtype | unit | meaning |\n|---|---|---|---|")
+            out.append(f"\n### `{schema.name}`\n\n{schema.doc}.\n")
+            out.append("| column | dtype | unit | meaning |\n|---|---|---|---|")
             out.extend(f"| `{c.name}` | {c.dtype} | {c.unit} | {c.doc} |" for c in schema.columns)
     return "\n".join(out) + "\n"
 

@@ -26,6 +26,8 @@ _LOW_CONFIDENCE_RATIO = 0.05
 _CONTENTION_RATIO = 0.05
 _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
+#: Smaller shares are printed with a decimal.
+_SMALL_RATIO = 0.00995
 _INDENT = "  "
 
 
@@ -101,10 +103,11 @@ def _table(facts: RunFacts, look: Look) -> list[str]:
     ]  # fmt: skip
     for (label, _), time, share in zip(rows, times, shares, strict=True):
         line = _INDENT + label.ljust(label_width) + time.rjust(time_width) + "  "
-        for group in shown:
+        percents = _percents([float(share[g]) for g in shown])
+        for group, percent in zip(shown, percents, strict=True):
             bar = look.bar(share[group], cells)
             pad = " " * (widths[group] - 6 - len(bar))
-            line += f"{_percent(float(share[group])):>5} " + look.paint(bar, group) + pad
+            line += f"{percent:>5} " + look.paint(bar, group) + pad
         lines.append(line.rstrip())
     return lines
 
@@ -114,8 +117,21 @@ def _title(group: str, width: int) -> str:
     return (" " + group).ljust(width) if width > len(group) else group.ljust(width)
 
 
-def _percent(ratio: float) -> str:
-    return percent_text(ratio).replace(" %", "%") if ratio < 0.00995 and ratio else percent_text(ratio)
+def _percents(ratios: Sequence[float]) -> list[str]:
+    """Whole percents that add up; under 1 % with a decimal.
+
+    Compute, the first, takes what rounding leaves over, so that the stalls read as the findings say them.
+    """
+    large = [r >= _SMALL_RATIO for r in ratios]
+    whole = [round(100 * r) for r in ratios]
+    if large[0]:
+        whole[0] = round(100 * sum(r for r, is_large in zip(ratios, large, strict=True) if is_large)) - sum(
+            number for number, is_large in zip(whole[1:], large[1:], strict=True) if is_large
+        )
+    return [
+        f"{number} %" if is_large else percent_text(ratio).replace(" %", "%" if ratio else " %")
+        for ratio, number, is_large in zip(ratios, whole, large, strict=True)
+    ]
 
 
 def _always(facts: RunFacts) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ def test_needs_libc_only() -> None:
 
 
 def test_shows_listed_symbols_only() -> None:
-    table = subprocess.run(["readelf", "--dyn-syms", "-W", str(LIBRARY)], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        ["readelf", "--dyn-syms", "-W", str(LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
     shown = set()
     for line in table.splitlines():
         fields = line.split()

@@ -52,7 +52,9 @@ PACKAGE_FILES = [p for p in source_files("stashtrace") if p.suffix == ".py"]
 
 def test_every_package_has_a_floor() -> None:
     names = {p.relative_to(ROOT / "stashtrace").parts[0].removesuffix(".py") for p in PACKAGE_FILES}
-    assert names - {"__init__", "__main__"} <= set(FLOORS), "a new package needs a floor in FLOORS and in the architecture page"
+    assert names - {"__init__", "__main__"} <= set(FLOORS), (
+        "a new package needs a floor in FLOORS and in the architecture page"
+    )
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -66,10 +68,14 @@ def test_imports_go_down(path) -> None:
         assert not name.startswith("."), f"{where}: relative import"
         target = package_of(name)
         if target is None:
-            assert typing_only or name.split(".")[0] not in HEAVY or _is_lazy(path, line), f"{where}: heavy package at import time"
+            assert typing_only or name.split(".")[0] not in HEAVY or _is_lazy(path, line), (
+                f"{where}: heavy package at import time"
+            )
             if own == GUEST:
                 root = name.split(".")[0]
-                assert root in sys.stdlib_module_names or root == "stashtrace" or _is_lazy(path, line), f"{where}: guests use the standard library"
+                assert root in sys.stdlib_module_names or root == "stashtrace" or _is_lazy(path, line), (
+                    f"{where}: guests use the standard library"
+                )
             continue
         if target not in FLOORS:
             continue  # a public name of the package itself
@@ -77,7 +83,9 @@ def test_imports_go_down(path) -> None:
             assert target == own or FLOORS[target] == 0, f"{where}: {own} may use floor 0 only"
         if own == GUEST:
             assert target == own or FLOORS[target] == 0, f"{where}: guests may use floor 0 only"
-        assert target == own or FLOORS[target] < FLOORS[own], f"{where}: floor {FLOORS[own]} may not import floor {FLOORS[target]}"
+        assert target == own or FLOORS[target] < FLOORS[own], (
+            f"{where}: floor {FLOORS[own]} may not import floor {FLOORS[target]}"
+        )
         if own in ROOMS and target == own:
             room = name.split(".")[2] if name.count(".") >= 2 else ""
             me = inside.parts[1].removesuffix(".py")

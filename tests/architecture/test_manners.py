@@ -8,7 +8,9 @@ import re
 import pytest
 from source_tree import ROOT, source_files, tracked_files
 
-GUEST_NATIVE = [p for p in source_files("csrc") if p.relative_to(ROOT).parts[1] in ("core", "runtime", "hooks", "collectors")]
+GUEST_NATIVE = [
+    p for p in source_files("csrc") if p.relative_to(ROOT).parts[1] in ("core", "runtime", "hooks", "collectors")
+]
 GUEST_PYTHON = [p for p in source_files("stashtrace") if "probes" in p.relative_to(ROOT).parts]
 BANNED_NATIVE = re.compile(r"\b(?:std::cout|(?<!real::)printf|puts|abort|std::terminate|std::exit|throw)\s*[(;\s\"]")
 BANNED_PYTHON = re.compile(r"^\s*(?:print\(|sys\.exit\(|os\.abort\(|os\._exit\(|import numpy|from numpy)", re.M)
@@ -33,7 +35,11 @@ def test_python_guest_is_quiet(path) -> None:
 
 
 def test_no_exception_is_swallowed_silently() -> None:
-    found = [str(p.relative_to(ROOT)) for p in source_files("stashtrace", "tests", "benchmarks", "examples") if SWALLOWED.search(p.read_text(encoding="utf-8"))]
+    found = [
+        str(p.relative_to(ROOT))
+        for p in source_files("stashtrace", "tests", "benchmarks", "examples")
+        if SWALLOWED.search(p.read_text(encoding="utf-8"))
+    ]
     assert found == []
 
 
@@ -48,6 +54,15 @@ def test_only_the_cli_prints() -> None:
 
 
 def test_no_path_of_a_machine() -> None:
-    texts = [p for p in tracked_files() if p.suffix in {".py", ".md", ".h", ".cpp", ".toml", ".txt", ".json", ".def", ".yaml", ".sh"} or p.name in {"Makefile", "run"}]
-    found = [str(p.relative_to(ROOT)) for p in texts if p.name != "test_manners.py" and MACHINE_PATHS.search(p.read_text(encoding="utf-8", errors="replace"))]
+    texts = [
+        p
+        for p in tracked_files()
+        if p.suffix in {".py", ".md", ".h", ".cpp", ".toml", ".txt", ".json", ".def", ".yaml", ".sh"}
+        or p.name in {"Makefile", "run"}
+    ]
+    found = [
+        str(p.relative_to(ROOT))
+        for p in texts
+        if p.name != "test_manners.py" and MACHINE_PATHS.search(p.read_text(encoding="utf-8", errors="replace"))
+    ]
     assert found == []

@@ -16,7 +16,12 @@ COLLECTORS = [c for c in _native.schema()["collectors"] if c["name"] != "core"]
 def test_four_places(collector) -> None:
     name = collector["name"]
     source = ROOT / "csrc/collectors" / name if collector["native"] else ROOT / f"stashtrace/probes/{name}.py"
-    places = [source, ROOT / f"stashtrace/collectors/{name}.py", ROOT / f"tests/collectors/test_{name}.py", ROOT / f"docs/collectors/{name}.md"]
+    places = [
+        source,
+        ROOT / f"stashtrace/collectors/{name}.py",
+        ROOT / f"tests/collectors/test_{name}.py",
+        ROOT / f"docs/collectors/{name}.md",
+    ]
     assert [p.relative_to(ROOT) for p in places if not p.exists()] == []
 
 

@@ -15,7 +15,7 @@ from stashtrace.model.kinds import WaitOp
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import amount, choose
 from stashtrace.report.look import Look
-from stashtrace.report.text import render, summary
+from stashtrace.report.text import _percents, render, summary
 
 SCENES: dict[str, dict[str, Any]] = {
     "quiet": {"transfer": 0},
@@ -31,8 +31,8 @@ PREP = """\
 stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
 
   rank     step   compute      data             link    late             other
-  0     90.1 ms   34 % █████▏  63 % █████████▌   2 % ▍   0 %              0 %
-  1     90.1 ms   34 % █████▏  0.1%              2 % ▍  63 % █████████▌   0 %
+  0     90.1 ms   35 % █████▏  63 % █████████▌   2 % ▍   0 %              0 %
+  1     90.1 ms   35 % █████▏  0.1%              2 % ▍  63 % █████████▌   0 %
 
   ▶ rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches
       its worker spent 77 % of that decoding, transforming and collating, 23 %
@@ -209,3 +209,8 @@ def test_a_run_without_steps() -> None:
 def test_missing_ranks_are_asked_for() -> None:
     facts = replace(gather(job()[1]), missing_ranks=(2, 3))
     assert "stashtrace merge ./x OTHER_DIR   (of ranks 2,3)" in render(facts, [], Look(), "./x")
+
+
+def test_percents_of_a_row_add_up() -> None:
+    assert _percents([0.346, 0.395, 0.166, 0.086, 0.007]) == ["33 %", "40 %", "17 %", "9 %", "0.7%"]
+    assert _percents([0.0, 0.995, 0.005]) == ["0 %", "100 %", "0.5%"]
