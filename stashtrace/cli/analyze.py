@@ -20,7 +20,8 @@ def parser() -> Parser:
     """Options of ``stashtrace analyze``."""
     from stashtrace.analysis.registry import ANALYSES
 
-    listed = "\n".join(f"  {name:<14}{text}" for name, _, text in ANALYSES)
+    width = max(len(name) for name, _, _ in ANALYSES) + 2
+    listed = "\n".join(f"  {name:<{width}}{text}" for name, _, text in ANALYSES)
     parser = Parser("analyze", "Print one analysis of a run.", f"analyses:\n{listed}")
     parser.add_argument("name", metavar="NAME", help="which analysis")
     parser.add_argument(

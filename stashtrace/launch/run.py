@@ -121,6 +121,8 @@ def run_command(
         os.environ, run_dir=directory, run_id=run_id, collectors=collectors, steps=steps, library=library
     )
     content = _run_facts(command, run_id, environment["STASHTRACE_COLLECTORS"].split(","), version)
+    if steps:
+        content["steps"] = steps
     write_run_file(directory, content)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

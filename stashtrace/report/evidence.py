@@ -9,7 +9,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, Phase, ProcessRole, WaitOp
+from stashtrace.analysis.timeset import TimeSet
+from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.facts import RankFacts
@@ -22,9 +23,11 @@ _WORKER_WORDS = {"prep": "decoding, transforming and collating", "fetch": "block
 #: Above this share of a worker's time in the run queue, or of busy CPUs, more workers are no cure.
 _CROWDED_RATIO = 0.2
 _BUSY_RATIO = 0.85
+#: Blocked reads explain the time in storage if they are at least this share of it.
+_WORTH_BLAMING = 0.25
 
 
-def loading(trace: Trace, rank: RankFacts, cpu_busy_ratio: float) -> list[str]:
+def loading(trace: Trace, rank: RankFacts, steps: Table, cpu_busy_ratio: float) -> list[str]:
     """Why a rank waited for batches: what the worker of the awaited batch did, the slowest file, how to hide it."""
     wait_ns = rank.per_step_ns(*_DATA_KINDS)
     shares = {k: rank.per_step_ns(k) / wait_ns for k in _DATA_KINDS if rank.per_step_ns(k) >= _WORTH_NAMING * wait_ns}
@@ -41,9 +44,9 @@ def loading(trace: Trace, rank: RankFacts, cpu_busy_ratio: float) -> list[str]:
     elif "handoff" in shares:
         lines.append("the batches were made in time: all of that is hand-over (queue, unpickling, pinning)")
     if "fetch" in shares:
-        lines += _slow_file(trace, rank.rank)
+        lines += _slow_file(trace, made, rank.kinds["fetch"]) or _faults(made)
     crowded = _crowded(made, own)
-    if crowded > _CROWDED_RATIO:
+    if crowded > _CROWDED_RATIO and working:
         queued = f"stood in the run queue for {percent_text(crowded)} of the time: too few CPUs"
         lines.append(f"making a batch, {'it' if own else 'a worker'} {queued}")
     busy = ""
@@ -51,7 +54,9 @@ def loading(trace: Trace, rank: RankFacts, cpu_busy_ratio: float) -> list[str]:
         busy = f"the CPUs are {percent_text(cpu_busy_ratio)} busy"
     elif crowded > _CROWDED_RATIO:
         busy = "they would queue for the same CPUs"
-    advice = _workers_needed(rank, made, len(workers), own, busy)
+    needs = _batches_a_step(trace, rank, steps)
+    handed_ns = rank.per_step_ns("handoff") / needs if shares.get("handoff", 0.0) > 0.5 else 0.0
+    advice = _workers_needed(rank, made, len(workers), own, busy, needs, handed_ns)
     return lines + ([advice] if advice else [])
 
 
@@ -119,15 +124,6 @@ def saving(trace: Trace, rank: RankFacts) -> list[str]:
     return [f"{count} checkpoint{'' if count == 1 else 's'} of {duration_text(float(np.median(lengths)))}"]
 
 
-def asleep_ns(trace: Trace, rank: RankFacts, steps: Table) -> float:
-    """Mean time a step that the step thread spent in calls of sleep."""
-    own = steps.take(steps["rank"] == rank.rank)
-    waits = trace.waits
-    mine = waits.take((waits["track_id"] == own["track_id"][0]) & (waits["wait_code"] == WaitOp.SLEEP))
-    inside = mine.take(_step_of(mine["begin_ns"], rank.rank, steps) >= 0)
-    return float((inside["end_ns"] - inside["begin_ns"]).sum()) / max(rank.steps_count, 1)
-
-
 def files_overview(trace: Trace) -> list[str]:
     """What a run without training steps did with files."""
     io = trace.io
@@ -159,15 +155,46 @@ def _workers(count: int) -> str:
     return "its worker" if count == 1 else f"its {count} workers"
 
 
-def _slow_file(trace: Trace, rank: int) -> list[str]:
-    """The file that the workers of a rank were blocked in longest."""
-    processes, tracks, io = trace.processes, trace.tracks, trace.io
-    own = processes["process_id"][processes["rank"] == rank]
-    mine = np.isin(io["track_id"], tracks["track_id"][np.isin(tracks["process_id"], own)])
-    blocked = io.take(mine & ((io["io_flags"] & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & (io["result_bytes"] > 0))
+def _batches_a_step(trace: Trace, rank: RankFacts, steps: Table) -> float:
+    """Batches that a step consumes: several where gradients are accumulated."""
+    batches = trace.batches
+    waits = batches.take(
+        (batches["rank"] == rank.rank) & (batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0)
+    )
+    consumed = np.count_nonzero(_step_of(waits["begin_ns"], rank.rank, steps) >= 0)
+    return max(consumed / max(rank.steps_count, 1), 1.0)
+
+
+def _faults(made: Table) -> list[str]:
+    """Page faults that waited for storage while batches were made: a mapped file has no reads to show."""
+    faults = int(made["major_faults_count"][made["major_faults_count"] > 0].sum())
+    if not faults:
+        return []
+    mean = faults / len(made)
+    return [f"not in reads: {mean:.1f} page faults a batch waited for storage, as those of a mapped file do"]
+
+
+def _slow_file(trace: Trace, made: Table, fetch_ns: int) -> list[str]:
+    """The file whose reads blocked longest while the batches of a rank were made; sockets only where one receives.
+
+    Reads that make up only a small part of the time in storage are no evidence.
+    """
+    tracks, io = trace.tracks, trace.io
+    flags = io["io_flags"]
+    waited = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & (io["result_bytes"] > 0)
+    wanted = waited & (((flags & (IoFlag.SOCKET | IoFlag.PIPE)) == 0) | (io["op_code"] == IoOp.RECV))
+    rows = []
+    for process in np.unique(made["process_id"]).tolist():
+        own = made["process_id"] == process
+        making = TimeSet.of(made["begin_ns"][own], made["end_ns"][own])
+        calls = np.flatnonzero(wanted & np.isin(io["track_id"], tracks["track_id"][tracks["process_id"] == process]))
+        rows.append(calls[making.within(io["begin_ns"][calls], io["end_ns"][calls]) > 0])
+    blocked = io.take(np.concatenate(rows)) if rows else io.take(np.zeros(0, dtype=np.int64))
     if not len(blocked):
         return []
     length = blocked["end_ns"] - blocked["begin_ns"]
+    if length.sum() < _WORTH_BLAMING * fetch_ns:
+        return []
     rate = f"{bytes_text(float(blocked['result_bytes'].sum()) / (length.sum() / 1e9))}/s"
     paths, index = np.unique(blocked["path_code"], return_inverse=True)
     spent = np.bincount(index, weights=length)
@@ -177,16 +204,29 @@ def _slow_file(trace: Trace, rank: int) -> list[str]:
     return [f"blocked reads moved {rate}, {where}; the median one took {duration_text(float(np.median(length)))}"]
 
 
-def _workers_needed(rank: RankFacts, made: Table, workers: int, own: bool, busy: str) -> str:
-    """How many workers would keep up, if each made batches as fast as the present ones do."""
+def _workers_needed(
+    rank: RankFacts, made: Table, workers: int, own: bool, busy: str, needs: float, handed_ns: float
+) -> str:
+    """How many workers would keep up, if each made batches as fast as the present ones do.
+
+    A step consumes ``needs`` batches; ``handed_ns`` is how long one is handed over, 0 if that is not the trouble.
+    """
     if not len(made) or not rank.steps_count:
         return ""
     batch_ns = float(np.median(made["end_ns"] - made["begin_ns"]))
     rest_ns = rank.wall_ns / rank.steps_count - rank.per_step_ns(*_DATA_KINDS)
     if rest_ns <= 0 or batch_ns <= 0:
         return ""
-    batch = f"a batch takes {duration_text(batch_ns)} to make, the rest of a step {duration_text(rest_ns)}"
-    needed = math.ceil(batch_ns / rest_ns)
+    several = f" and a step takes {needs:.3g} of them" if needs > 1.05 else ""
+    if handed_ns and not own:
+        often = f", {needs:.3g} times a step" if several else ""
+        free = ", or free CPUs," if busy else ""
+        return (
+            f"a batch takes {duration_text(batch_ns)} to make, then {duration_text(handed_ns)} of waiting for its"
+            f" hand-over{often}: more workers would not help; fewer, larger batches{free} might"
+        )
+    batch = f"a batch takes {duration_text(batch_ns)} to make{several}, the rest of a step {duration_text(rest_ns)}"
+    needed = math.ceil(needs * batch_ns / rest_ns)
     if not own and needed <= workers:
         return (
             f"{batch}: on average {'it keeps' if workers == 1 else 'they keep'} up, the waits come from uneven batches"

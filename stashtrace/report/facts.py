@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.timeset import TimeSet
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import ProcessRole
+from stashtrace.model.kinds import ProcessRole, WaitOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.trust import Trust, trust
@@ -50,6 +51,8 @@ class RankFacts:
         Straggler time by the rank that was late.
     contention_ratio : float
         Share of the steps that the step thread was runnable and not running.
+    asleep_ns : int
+        Time that the step thread spent in calls of sleep.
     """
 
     rank: int
@@ -62,6 +65,7 @@ class RankFacts:
     high: dict[str, int]
     late_ns: dict[int, int]
     contention_ratio: float = 0.0
+    asleep_ns: int = 0
 
     def share(self, group: str) -> float:
         """Share of the step time of a column."""
@@ -99,9 +103,9 @@ class RunFacts:
 
     @property
     def unexplained_ratio(self) -> float:
-        """Share of all counted step time that is ``other`` or not told apart."""
+        """Share of all counted step time that is ``other`` and no call of sleep."""
         wall = sum(r.wall_ns for r in self.ranks)
-        return sum(r.kinds.get("other", 0) for r in self.ranks) / wall if wall else 0.0
+        return sum(max(r.kinds.get("other", 0) - r.asleep_ns, 0) for r in self.ranks) / wall if wall else 0.0
 
     def rank(self, rank: int) -> RankFacts | None:
         """Facts of one rank, None if it has no counted step."""
@@ -173,7 +177,15 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         sums("high_ns"),
         late_ns,
         _contention(rank, own, tables["breakdown"]),
+        _asleep(trace, own),
     )
+
+
+def _asleep(trace: Trace, own: Table) -> int:
+    """Time of a rank's counted steps that its step thread spent in calls of sleep."""
+    waits = trace.waits
+    mine = waits.take((waits["track_id"] == own["track_id"][0]) & (waits["wait_code"] == WaitOp.SLEEP))
+    return int(TimeSet.of(mine["begin_ns"], mine["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum())
 
 
 def _contention(rank: int, own: Table, breakdown: Table) -> float:

@@ -85,7 +85,12 @@ def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("data")
     lost = f"{amount(worst, *GROUPS['data'])} a step ({percent_text(share)}){_where(hit, 'data')}"
     verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} input bound: {lost} waiting for batches"
-    return Finding("data", share, verdict, tuple(evidence.loading(facts.trace, worst, facts.trust.cpu_busy_ratio)))
+    return Finding(
+        "data",
+        share,
+        verdict,
+        tuple(evidence.loading(facts.trace, worst, facts.tables["steps"], facts.trust.cpu_busy_ratio)),
+    )
 
 
 def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
@@ -102,8 +107,8 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     where = f" in {operation}" if operation else ""
     if late is not None and late.late_ns.get(worst.rank, 0) > 0.5 * worst.late_ns[cause]:
         verdict = (
-            f"ranks {worst.rank} and {cause} take turns being late{where}: {amount(worst, 'straggler')} and"
-            f" {amount(late, 'straggler')} a step go into waiting for the other"
+            f"ranks {worst.rank} and {cause} take turns being late{where}: waiting for the other costs rank"
+            f" {worst.rank} {amount(worst, 'straggler')} a step, rank {cause} {amount(late, 'straggler')}"
         )
         return Finding("late", share, verdict, ("neither is always the slower one: their steps vary",))
     part = worst.late_ns[cause] / max(sum(worst.late_ns.values()), 1)
@@ -130,7 +135,7 @@ def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
     if more[group] < _EXPLAINS_RATIO * victim.per_step_ns("straggler"):
         return f"no kind of time is much longer on rank {late.rank}: it is late in some steps, early in others"
     words = _LATE_BECAUSE[group]
-    if group == "other" and _sleeps(facts, late):
+    if group == "other" and _sleeps(late):
         words = "sleeps {more} longer"
     why = f"why: each step rank {late.rank} {words.format(more=duration_text(more[group]))} than rank {victim.rank}"
     if group == "compute" and late.contention_ratio > 2 * victim.contention_ratio + 0.02:
@@ -138,9 +143,9 @@ def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
     return why
 
 
-def _sleeps(facts: RunFacts, rank: RankFacts) -> bool:
-    """Whether most of what is unexplained on a rank are calls of sleep."""
-    return evidence.asleep_ns(facts.trace, rank, facts.tables["steps"]) > 0.5 * rank.per_step_ns("other")
+def _sleeps(rank: RankFacts) -> bool:
+    """Whether most of a rank's ``other`` are calls of sleep."""
+    return rank.asleep_ns > 0.5 * rank.kinds.get("other", 0)
 
 
 def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
@@ -163,11 +168,11 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("other")
     lost = f"{amount(worst, 'other')} a step ({percent_text(share)}){_where(hit, 'other')}"
-    if _sleeps(facts, worst):
+    if _sleeps(worst):
         verdict = (
             f"{_ranks(hit)} {'sleep' if len(hit) > 1 else 'sleeps'} for {lost}, by a call of the script or a library"
         )
-        asleep = duration_text(evidence.asleep_ns(facts.trace, worst, facts.tables["steps"]))
+        asleep = duration_text(worst.asleep_ns / max(worst.steps_count, 1))
         told = f"calls of sleep and its kin: {asleep} a step"
     else:
         verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.model.trace import Trace
 from stashtrace.units import bytes_text, duration_text, ranks_text
 
@@ -87,9 +87,13 @@ def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
             continue
         # The oldest one that is not complete decides: everything behind it waits for the same ranks.
         sequence = min(last[r] for r in behind) + 1
-        entered = calls.take((calls["sequence"] == sequence) & (calls["end_ns"] < 0))
+        entered = calls.take(calls["sequence"] == sequence)
+        # Where nobody can be done before all have entered, an end is that of a job that was stopped, not of the wait.
+        needs_all = np.isin(entered["op_code"], SYNCHRONISING_OPS)
+        entered = entered.take(needs_all | (entered["end_ns"] < 0))
         if not len(entered):
             continue
+        ended = int(entered["end_ns"].max())
         missing = [r for r in members if last[r] < sequence]
         found.append(
             Waiting(
@@ -100,7 +104,7 @@ def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
                 tuple(sorted(int(r) for r in entered["rank"])),
                 tuple(missing),
                 {r: last[r] for r in missing},
-                now_ns - int(entered["call_ns"].min()),
+                (ended if (entered["end_ns"] >= 0).all() else now_ns) - int(entered["call_ns"].min()),
             )
         )
     return sorted(found, key=lambda w: -w.since_ns)

@@ -17,6 +17,7 @@ from stashtrace.report.facts import GROUPS, RankFacts, RunFacts, gather
 from stashtrace.report.findings import Finding, choose
 from stashtrace.report.look import Look
 from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, newest_ns, waiting_collectives
+from stashtrace.report.trust import without_steps
 from stashtrace.units import duration_text, percent_text, ranks_text
 
 #: More ranks than this are folded into a middle row and the ranks that differ from it.
@@ -60,8 +61,7 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
     else:
         for sentence in files_overview(facts.trace):
             lines += look.wrap(sentence, _INDENT, _INDENT * 2)
-        why = "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
-        lines += look.wrap(why, _INDENT, _INDENT * 2)
+        lines += look.wrap(without_steps(facts.trace), _INDENT, _INDENT * 2)
     lines.append("")
     lines += [*_machine(facts, look), *_hidden(facts, look), *_trust(facts, look), "", *_next(facts, path)]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
@@ -74,6 +74,7 @@ def _headline(facts: RunFacts, look: Look) -> list[str]:
         parts[0] += f", {facts.steps_count} step{_s(facts.steps_count)} of {duration_text(step_ns)}"
         if facts.warmup_count:
             parts[0] += f" (first {facts.warmup_count} left out)"
+        parts += _mixture(facts)
     else:
         parts.append("no training steps seen")
     if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
@@ -82,6 +83,18 @@ def _headline(facts: RunFacts, look: Look) -> list[str]:
     if len(line) <= look.width:
         return [line]
     return ["stashtrace  " + parts[0], *("            " + part for part in parts[1:])]
+
+
+def _mixture(facts: RunFacts) -> list[str]:
+    """How many of the counted steps are not what a reader takes a step for."""
+    steps = facts.tables.get("steps")
+    if steps is None:
+        return []
+    kinds = steps["kind"][steps["rank"] == facts.ranks[0].rank]
+    told = (("validation", "validation"), ("skipped_update", "skipped by the scaler"))
+    counts = [(int(np.count_nonzero(kinds == kind)), words) for kind, words in told]
+    said = ", ".join(f"{count} {words}" for count, words in counts if count)
+    return [f"of them {said}"] if said else []
 
 
 def _table(facts: RunFacts, look: Look) -> list[str]:
@@ -174,23 +187,28 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
             else f"the step threads of ranks {ranks_text(sorted(crowded))}"
         )
         upto = "" if len(crowded) == 1 else "up to "
+        looks = "compute" if facts.ranks_count == 1 else "compute or link"
         lines += look.wrap(
             f"CPU contention: {which} stood in the run queue for {upto}{percent_text(crowded[worst])} of the step;"
-            " what looks like compute or link may be other processes",
+            f" what looks like {looks} may be other processes",
             _INDENT, _INDENT * 2,
         )  # fmt: skip
     if facts.trust.steal_ratio > _STEAL_RATIO:
         taken = percent_text(facts.trust.steal_ratio)
         stolen = f"host steal: the hypervisor took {taken} of the CPU time of {facts.trust.steal_host}"
         lines += look.wrap(stolen, _INDENT, _INDENT * 2)
+    for sentence in facts.trust.scope:
+        lines += look.wrap(sentence, _INDENT, _INDENT * 2)
     if facts.trust.ending:
         lines += look.wrap(facts.trust.ending, _INDENT, _INDENT * 2)
-        for waiting in waiting_collectives(facts.trace, newest_ns(facts.trace)):
-            if waiting.since_ns > SUSPICIOUS_NS:
-                lines += [
-                    _INDENT + "it hung: " + line if i == 0 else _INDENT + line
-                    for i, line in enumerate(describe_waiting(waiting))
-                ]
+        hung = [w for w in waiting_collectives(facts.trace, newest_ns(facts.trace)) if w.since_ns > SUSPICIOUS_NS]
+        for waiting in hung:
+            lines += [
+                _INDENT + "it hung: " + line if i == 0 else _INDENT + line
+                for i, line in enumerate(describe_waiting(waiting))
+            ]
+        if facts.trust.first_to_end and not hung:
+            lines += look.wrap(facts.trust.first_to_end, _INDENT, _INDENT * 2)
     return [*lines, ""] if lines else []
 
 

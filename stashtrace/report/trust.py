@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import Severity, SpanKind, ThreadRole, TrackKind
+from stashtrace.model.kinds import Phase, ProcessRole, Severity, SpanKind, ThreadRole, TrackKind
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.units import duration_text
 
 _LOSSES_AT_MOST = 3
+_TRAINERS_AT_MOST = 3
+#: A process that was killed is last seen in a sample; ends nearer than this to each other have no order.
+_CLEARLY_BEFORE_NS = 50_000_000
 #: What one record of a native hook costs, from benchmarks/results.
 HOOK_COST_NS = 40
 
@@ -42,6 +45,10 @@ class Trust:
         Of the CPU time of the busiest host while it was sampled.
     ending : str
         A sentence about a job that did not end well, empty otherwise.
+    scope : tuple of str
+        Sentences about what the numbers leave out: steps that were not wanted, other processes that trained.
+    first_to_end : str
+        A sentence about the rank whose records end clearly before those of the others, empty if there is none.
     """
 
     measured: tuple[str, ...] = ()
@@ -55,6 +62,8 @@ class Trust:
     steal_host: str = ""
     cpu_busy_ratio: float = 0.0
     ending: str = ""
+    first_to_end: str = ""
+    scope: tuple[str, ...] = ()
 
 
 def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Trust:
@@ -75,6 +84,8 @@ def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Tr
         steal_host=steal_host,
         cpu_busy_ratio=max((busy for _, busy in shares.values()), default=0.0),
         ending=_ending(trace),
+        first_to_end=_first_to_end(trace),
+        scope=(*_unwanted_steps(trace), *_other_trainers(trace)),
     )
 
 
@@ -170,6 +181,47 @@ def _ending(trace: Trace) -> str:
     if facts.get("signal", "0") not in ("", "0", "None"):
         return f"the job was ended by signal {facts['signal']}: the last step of each rank is not counted"
     return f"the job ended with exit code {code}" if code not in ("", "0", "None") else ""
+
+
+def _first_to_end(trace: Trace) -> str:
+    """Which rank was gone before the others: where to look when a job broke off."""
+    processes = trace.processes
+    ranks = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("end_ns")
+    if len(ranks) < 2:
+        return ""
+    ahead = int(ranks["end_ns"][1] - ranks["end_ns"][0])
+    if ahead < _CLEARLY_BEFORE_NS:
+        return ""
+    first, second = ranks["rank"][0], ranks["rank"][1]
+    return f"the records of rank {first} end first, {duration_text(ahead)} before those of rank {second}"
+
+
+def _unwanted_steps(trace: Trace) -> list[str]:
+    steps = _run_facts(trace).get("steps", "")
+    return [f"recorded were only steps {steps} of the job; here they are numbered from 0"] if steps else []
+
+
+def _other_trainers(trace: Trace) -> list[str]:
+    """Processes beside the ranks that made updates too: a second job of a script, or a rank started again."""
+    phases, processes = trace.phases, trace.processes
+    updates = phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))]
+    found = []
+    for row in processes.rows():
+        count = int(np.count_nonzero(updates == row["process_id"]))
+        if count and row["role_code"] != ProcessRole.RANK:
+            found.append(f"{trace.text(row['name_code'])} ({row['pid']}, {count} update{'' if count == 1 else 's'})")
+    if not found:
+        return []
+    more = f" and {len(found) - _TRAINERS_AT_MOST} more" if len(found) > _TRAINERS_AT_MOST else ""
+    return [f"not in these numbers: {', '.join(found[:_TRAINERS_AT_MOST])}{more} trained too; run each job by itself"]
+
+
+def without_steps(trace: Trace) -> str:
+    """Why a run may show no steps."""
+    collectors = _run_facts(trace).get("collectors", "").split()
+    if collectors and "torch_step" not in collectors and "annotations" not in collectors:
+        return "no step can be seen: --collectors left out torch_step and annotations"
+    return "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
 
 
 def _run_facts(trace: Trace) -> dict[str, str]:

@@ -60,6 +60,15 @@ def test_each_command_has_help_in_80_columns(name: str, capsys: pytest.CaptureFi
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_help_of_analyze_keeps_names_and_texts_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    from stashtrace.analysis.registry import ANALYSES
+
+    with pytest.raises(SystemExit):
+        find_command("analyze")(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert {name for name, _, _ in ANALYSES} <= {line.split(maxsplit=1)[0] for line in lines if line.strip()}
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -6,7 +6,7 @@ from __future__ import annotations
 from builders import MS, S, TraceBuilder
 from scenes import job
 
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.kinds import CollectiveOp, ProcessRole
 from stashtrace.report.progress import describe_waiting, last_budget, newest_ns, waiting_collectives
 from stashtrace.report.text import summary
 
@@ -79,6 +79,41 @@ def test_the_summary_of_a_job_that_hung_says_where() -> None:
     shown = summary(build.trace("./x"))
     assert "  the job ended with exit code 1\n" in shown
     assert "  it hung: rank 2 has not entered all_reduce 3 of default_pg, 26.2 MB\n" in shown
+
+
+def test_a_wait_that_ended_with_the_job_is_still_told() -> None:
+    build = TraceBuilder()
+    for step in range(3):
+        build.collective({0: (step * 10 * MS, step * 10 * MS + MS), 1: (step * 10 * MS, step * 10 * MS + MS)})
+    build.collective({0: (40 * MS, 4 * S)}, sequence=3)  # ended by the connection that broke
+    build.counter(0, "process_user_ns_total", {9 * S: 1.0})
+    trace = build.trace()
+    (found,) = waiting_collectives(trace, newest_ns(trace))
+    assert (found.missing, found.inside, found.since_ns) == ((1,), (0,), 4 * S - 40 * MS)
+
+
+def test_a_root_that_is_done_waits_for_nobody() -> None:
+    build = TraceBuilder()
+    build.group([0, 1])
+    build.collective({0: (0, MS)}, op=CollectiveOp.BROADCAST)
+    build.counter(0, "process_user_ns_total", {9 * S: 1.0})
+    trace = build.trace()
+    assert waiting_collectives(trace, newest_ns(trace)) == []
+
+
+def test_of_a_job_that_broke_off_the_first_rank_to_end_is_named() -> None:
+    build, _ = job()
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
+    trace = build.trace("./x")
+    processes = trace.processes
+    ends = processes["end_ns"].copy()
+    is_one = (processes["rank"] == 1) & (processes["role_code"] == ProcessRole.RANK)
+    ends[:] = ends.max()
+    ends[is_one] -= 70 * MS
+    shown = summary(trace.replace(processes=processes.replace(end_ns=ends)))
+    assert "  the records of rank 1 end first, 70.0 ms before those of rank 0\n" in shown
+    assert "end first" not in summary(job()[1])
 
 
 def test_budget_of_the_newest_steps() -> None:

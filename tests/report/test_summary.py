@@ -11,7 +11,7 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job
 
-from stashtrace.model.kinds import WaitOp
+from stashtrace.model.kinds import IoFlag, ProcessRole, WaitOp
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import amount, choose
 from stashtrace.report.look import Look
@@ -111,6 +111,82 @@ def test_a_sleep_is_called_one() -> None:
     assert other.evidence == ("calls of sleep and its kin: 5.00 ms a step",)
 
 
+def test_a_sleep_is_not_unexplained() -> None:
+    facts = gather(job(sleep={1: 20})[1])
+    slept = [replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}, asleep_ns=r.wall_ns // 5) for r in facts.ranks]
+    assert "LOW CONFIDENCE" not in render(replace(facts, ranks=tuple(slept)), [], Look(), "x")
+
+
+def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
+    facts = gather(job()[1])
+    steps = facts.tables["steps"]
+    kinds = steps["kind"].copy()
+    kinds[steps["step"] % 2 == 0] = "validation"
+    kinds[steps["step"] == 7] = "skipped_update"
+    mixed = replace(facts, tables={**facts.tables, "steps": steps.replace(kind=kinds)})
+    first, second = render(mixed, [], Look(), "x").splitlines()[:2]
+    assert first == "stashtrace  2 ranks, 1 host, 7 steps of 33.1 ms (first 5 left out)"
+    assert second == "            of them 3 validation, 1 skipped by the scaler"
+
+
+def test_batches_made_in_time_are_not_called_uneven() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(12):
+        now = step * 50 * MS
+        for micro in range(4):
+            at, index = now + micro * 10 * MS, 4 * step + micro
+            rank.worker(0).fetch(index, at - 5 * MS, at - 4 * MS)
+            rank.batch_wait(index, at, at + 3 * MS, worker=0)
+            rank.phase("forward", at + 3 * MS, at + 5 * MS).phase("backward", at + 5 * MS, at + 9 * MS)
+        rank.phase("optimizer", now + 40 * MS, now + 50 * MS)
+    (found,) = choose(gather(build.trace()))
+    assert found.group == "data"
+    assert found.evidence[0].startswith("the batches were made in time")
+    assert found.evidence[1].startswith(
+        "a batch takes 1.00 ms to make, then 3.00 ms of waiting for its hand-over, 4 times a step: more workers"
+    )
+
+
+def test_micro_batches_count_when_workers_are_advised() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(12):
+        now = step * 100 * MS
+        for micro in range(4):
+            at, index = now + micro * 24 * MS, 4 * step + micro
+            rank.worker(0).fetch(index, at, at + 20 * MS)
+            rank.batch_wait(index, at, at + 20 * MS, worker=0)
+            rank.phase("forward", at + 20 * MS, at + 21 * MS).phase("backward", at + 21 * MS, at + 24 * MS)
+        rank.phase("optimizer", now + 96 * MS, now + 100 * MS)
+    (found,) = choose(gather(build.trace()))
+    assert "a step takes 4 of them, the rest of a step 20.0 ms: 4 workers would hide it" in found.evidence[-1]
+
+
+def test_a_file_is_blamed_only_for_calls_of_the_workers_that_make_batches() -> None:
+    build, _ = job(ranks=1, fetch={0: 40})
+    build.rank(0).io(0, 5000 * MS, path="/usr/lib/import.py", blocked=True, result_bytes=100)
+    worker = build.rank(0).worker(0)
+    worker.io(0, 5000 * MS, path="listener-x", blocked=True, result_bytes=1, flags=IoFlag.SOCKET)
+    (found,) = choose(gather(build.trace()))
+    assert any("mostly in train-0117.tar" in sentence for sentence in found.evidence), found.evidence
+
+
+def test_page_faults_are_told_where_no_read_explains_the_storage() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(12):
+        now = step * 50 * MS
+        rank.worker(0).fetch(step, now, now + 20 * MS, cpu=2 * MS, runqueue=0, major_faults=6)
+        rank.worker(0).io(now, now + 10_000, path="", blocked=True)
+        rank.batch_wait(step, now, now + 20 * MS, worker=0)
+        rank.phase("forward", now + 20 * MS, now + 30 * MS).phase("backward", now + 30 * MS, now + 45 * MS)
+        rank.phase("optimizer", now + 45 * MS, now + 50 * MS)
+    (found,) = choose(gather(build.trace()))
+    assert "not in reads: 6.0 page faults a batch waited for storage" in " ".join(found.evidence)
+    assert "without a name" not in " ".join(found.evidence)
+
+
 def test_findings_come_worst_first() -> None:
     found = choose(gather(job(prep={0: 44}, transfer=10)[1]))
     assert [f.group for f in found] == ["data", "late", "link"]
@@ -204,6 +280,31 @@ def test_a_run_without_steps() -> None:
     shown = summary(build.trace("./x"))
     assert shown.splitlines()[0] == "stashtrace  1 rank, 1 host  no training steps seen"
     assert "stashtrace view ./x" in shown
+
+
+def test_a_run_without_the_collector_of_steps_says_so() -> None:
+    build = TraceBuilder()
+    build.rank(0).io(0, MS)
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("collectors"), value_code=code("posix_io waits"))
+    assert "no step can be seen: --collectors left out torch_step and annotations" in summary(build.trace("./x"))
+
+
+def test_only_some_steps_were_wanted() -> None:
+    build, _ = job()
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("steps"), value_code=code("5:17"))
+    assert "recorded were only steps 5:17 of the job; here they are numbered from 0" in summary(build.trace("./x"))
+
+
+def test_a_second_job_is_not_passed_over() -> None:
+    trace = job()[1]
+    processes = trace.processes
+    roles = processes["role_code"].copy()
+    roles[processes["rank"] == 1] = ProcessRole.OTHER
+    shown = " ".join(summary(trace.replace(processes=processes.replace(role_code=roles))).split())
+    assert "not in these numbers: " in shown
+    assert "12 updates) trained too; run each job by itself" in shown
 
 
 def test_missing_ranks_are_asked_for() -> None:
