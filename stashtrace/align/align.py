@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from stashtrace.align.join import join_tables
 from stashtrace.align.session import Session
+from stashtrace.align.streamed_io import read_io
 from stashtrace.errors import DataLossWarning, UsageError
 from stashtrace.model.kinds import Severity
 from stashtrace.model.schemas import TABLES
@@ -39,8 +40,8 @@ def load_trace(
     path : path or sequence of paths
         Run directory, a single .stash file, or the directories that several hosts left of one run.
     tables : collection of str, optional
-        Tables to load; the others stay empty. ``io`` is the one that takes memory. Processes, tracks,
-        losses, alignment and metadata are always there.
+        Tables to load; the others stay empty. ``io`` is the one that takes memory: above some million calls it
+        stays on disk until ``trace.io`` is used. Processes, tracks, losses, alignment and metadata are always there.
     ranks : collection of int, optional
         Ranks to load, with their workers; processes that serve no rank are always there.
     run_id : str, optional
@@ -61,7 +62,12 @@ def load_trace(
     session = Session.open(path, run_id=run_id, strict=strict, ranks=ranks)
     wanted = None if tables is None else frozenset(tables)
     parts = [session.decode(index, wanted) for index in range(len(session))]
-    trace = Trace(session.strings, join_tables(session, parts, wanted), path=session.path)
+    # Before the other tables are joined: what is found in the rows goes into processes and losses.
+    outline, io = read_io(session) if wanted is None or "io" in wanted else (None, None)
+    joined = join_tables(session, parts, wanted)
+    if io is not None:
+        joined["io"] = io
+    trace = Trace(session.strings, joined, path=session.path, io_outline=outline)
     _warn(trace)
     return trace
 
@@ -77,14 +83,14 @@ def iter_io(source: Trace | Path | Sequence[Path], *, ranks: Collection[int] | N
     Parameters
     ----------
     source : Trace, path or sequence of paths
-        A trace that already holds its ``io`` table gives it whole; one that was loaded without it is read
+        A trace that holds its ``io`` table in memory gives it whole; one that was loaded without it is read
         again from its path.
     ranks : collection of int, optional
         As in :func:`load_trace`.
     """
     if isinstance(source, Trace):
-        if len(source.io):
-            yield source.io
+        if source.io_rows_count:
+            yield from source.io_pieces()
             return
         session = Session.open(source.path.split(os.pathsep), ranks=ranks, strings=source.strings)
     else:

@@ -1,6 +1,6 @@
 """Tables of all processes -> tables of the trace: numbered, sorted, joined column by column.
 
-Called by ``align.align``. Column by column, because the io table of a large run must not exist twice.
+Called by ``align.align``. Column by column, so that no table exists twice.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -33,13 +33,13 @@ _SMALL = ("processes", "tracks", "losses", "alignment", "metadata")
 
 
 def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozenset[str] | None) -> dict[str, Table]:
-    """All tables of the trace. ``parts`` is one EventTables per process, in order; they are used up."""
+    """All tables of the trace but ``io``. ``parts`` is one EventTables per process, in order; they are used up."""
     joined: dict[str, Table] = {}
     _offset_keys(parts)
     for name in TABLES:
-        if name in _SMALL or (wanted is not None and name not in wanted):
+        if name in _SMALL or name == "io" or (wanted is not None and name not in wanted):
             continue
-        joined[name] = _join_io(session) if name == "io" else _join(name, parts)
+        joined[name] = _join(name, parts)
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
@@ -50,20 +50,6 @@ def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozense
     joined["alignment"] = session.alignment_table()
     joined["tracks"] = session.tracks.table()
     return joined
-
-
-def _join_io(session: Session) -> Table:
-    """The io table, filled piece by piece: beside it there is never more than one piece."""
-    schema = TABLES["io"]
-    total = session.io_rows_count()
-    columns = {c.name: np.empty(total, dtype=c.dtype) for c in schema.columns}
-    filled = 0
-    for index in range(len(session)):
-        for piece in session.io_pieces(index):
-            for name, column in columns.items():
-                column[filled:filled + len(piece)] = piece[name]
-            filled += len(piece)
-    return _sorted(Table(schema, {n: c[:filled] for n, c in columns.items()}), SORT_KEYS["io"])
 
 
 def _offset_keys(parts: Sequence[EventTables]) -> None:

@@ -65,7 +65,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
     """Codes of the files that the thread's checkpoints wrote: an fsync or a rename of one afterwards belongs to it."""
-    io = index.trace.io
+    io = index.trace.notable_io
     first, last = np.searchsorted(io["track_id"], [thread.track_id, thread.track_id + 1])
     own = slice(int(first), int(last))
     writes = np.isin(io["op_code"][own], _WRITE_OPS) & (io["path_code"][own] != index.trace.strings.find(""))

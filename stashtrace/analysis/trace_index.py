@@ -96,10 +96,12 @@ _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns"
 class TraceIndex:
     """Groupings of one trace, each made when first asked for.
 
-    ``trace`` holds the collectives in an order of their own content, so that no result depends on the order of rows.
+    ``trace`` holds the collectives in an order of their own content, so that no result depends on the order of rows;
+    ``origin`` is the trace as it was given.
     """
 
     def __init__(self, trace: Trace) -> None:
+        self.origin = trace
         self.trace = trace.replace(collectives=trace.collectives.sort_by(*_COLLECTIVE_ORDER))
 
     @cached_property
@@ -162,7 +164,7 @@ class TraceIndex:
     @cached_property
     def io(self) -> IoRows:
         """Blocked calls and receives."""
-        table = self.trace.io
+        table = self.trace.notable_io
         flags, op = table["io_flags"], table["op_code"]
         rows = np.flatnonzero(((flags & IO_WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT))
         flags, op = flags[rows], op[rows]

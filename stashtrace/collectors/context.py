@@ -39,6 +39,9 @@ class TrackRegistry:
         self._ids: dict[tuple[int, int, int, str], int] = {}
         self._rows: list[list[int]] = []
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def _get(self, process_id: int, kind: TrackKind, native_id: int, name: str, unit: str, by_name: bool) -> int:
         key = (process_id, int(kind), native_id, name if by_name else "")
         found = self._ids.get(key)
@@ -176,10 +179,14 @@ class DecodeContext:
             distinct, inverse = np.unique(ids, return_inverse=True)
             return self.strings.codes(self.text(i) for i in distinct.tolist())[inverse]
         if self._flat is None or top >= len(self._flat):
+            given = np.fromiter(self._texts, dtype=np.int64, count=len(self._texts))
+            texts = list(self._texts.values())
+            if len(given) and int(given.max()) > top:
+                inside = given <= top
+                texts = [text for text, chosen in zip(texts, inside.tolist(), strict=True) if chosen]
+                given = given[inside]
             flat = np.zeros(top + 1, dtype=np.int64)
-            for string_id, text in self._texts.items():
-                if string_id <= top:
-                    flat[string_id] = self.strings.code(text)
+            flat[given] = self.strings.codes(texts)
             self._flat = flat
         return np.asarray(self._flat[ids], dtype=np.int64)
 

@@ -166,12 +166,12 @@ def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) 
     for rank in chosen:
         own = RankRows(rows, rank)
         others += sum(len(own.table(name)) for name in ("phases", "batches", "collective_waits", "waits", "spans"))
-        parts = own.io_parts()
-        calls += sum(map(len, parts))
-        threads += len(parts)
+        of_threads = own.io_counts()
+        calls += sum(of_threads)
+        threads += len(of_threads)
     if not calls:
         return None
-    begin, end = int(trace.io["begin_ns"].min()), int(trace.io["end_ns"].max())
+    begin, end = trace.io_span_ns
     if rows.window is not None:
         begin, end = max(begin, rows.window.begin_ns), min(end, rows.window.end_ns)
     return bins_for(calls, threads, budget_slices - others, begin, max(end, begin + 1))

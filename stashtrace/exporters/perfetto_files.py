@@ -7,7 +7,7 @@ take, so they are the only thing that is ever summed, and track and slice say so
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +40,9 @@ class Bins:
 
 def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) -> list[_native.perfetto.Slices]:
     """Slices of the I/O of a rank below a track of their own."""
-    parts = rows.io_parts()
-    if not parts:
+    if not rows.io_counts():
         return []
-    piece = call_piece(rows, rows.io()) if bins is None else sum_piece(rows, parts, bins)
+    piece = call_piece(rows, rows.io()) if bins is None else sum_piece(rows, rows.io_parts(), bins)
     note = (
         ""
         if bins is None
@@ -74,9 +73,9 @@ def call_piece(rows: RankRows, io: Table) -> Piece:
     return piece
 
 
-def sum_piece(rows: RankRows, parts: Sequence[Table], bins: Bins) -> Piece:
+def sum_piece(rows: RankRows, parts: Iterable[Table], bins: Bins) -> Piece:
     """One slice per thread and bin that has calls; a call belongs to the bin in which it begins."""
-    slabs = [slab for part in parts for slab in _slabs(part, bins)]
+    slabs = list(_slabs(parts, bins))
     summed: dict[str, Ints] = {name: np.concatenate([slab[name] for slab in slabs]) for name in slabs[0]}
     track, begin, until = summed["track"], summed["begin"], summed["until"]
     same_thread = track[1:] == track[:-1]
@@ -89,17 +88,36 @@ def sum_piece(rows: RankRows, parts: Sequence[Table], bins: Bins) -> Piece:
     return piece
 
 
-def _slabs(io: Table, bins: Bins) -> Iterator[dict[str, Ints]]:
-    """Sums per bin of one thread, computed so many rows at a time that their columns stay in the cache."""
-    begin_ns = io["begin_ns"]
-    covered, at = int(begin_ns[0]), 0
-    while at < len(io):
-        last_bin = (int(begin_ns[min(at + _SLAB_ROWS, len(io)) - 1]) - bins.origin_ns) // bins.width_ns
-        stop = int(np.searchsorted(begin_ns, bins.origin_ns + (last_bin + 1) * bins.width_ns))
-        slab = io.take(slice(at, stop))
-        yield _sums(slab, bins, covered)
-        covered = max(covered, int(slab["end_ns"].max()))
-        at = stop
+def _slabs(parts: Iterable[Table], bins: Bins) -> Iterator[dict[str, Ints]]:
+    """Sums per bin, thread by thread, computed so many rows at a time that their columns stay in the cache.
+
+    What comes in parts of one thread is summed as if it came in one: the last bin of each part waits for the next.
+    """
+    waiting: Table | None = None
+    covered = 0
+    for part in parts:
+        if waiting is not None and waiting["track_id"][0] == part["track_id"][0]:
+            part = Table.concat(part.schema, [waiting, part])
+        else:
+            if waiting is not None:
+                yield _sums(waiting, bins, covered)
+            covered = int(part["begin_ns"][0])
+        begin_ns, at = part["begin_ns"], 0
+        while True:
+            last_bin = (int(begin_ns[min(at + _SLAB_ROWS, len(part)) - 1]) - bins.origin_ns) // bins.width_ns
+            stop = int(np.searchsorted(begin_ns, bins.origin_ns + (last_bin + 1) * bins.width_ns))
+            is_last = stop == len(part)
+            if is_last:
+                stop = int(np.searchsorted(begin_ns, bins.origin_ns + last_bin * bins.width_ns))
+            if stop > at:
+                slab = part.take(slice(at, stop))
+                yield _sums(slab, bins, covered)
+                covered, at = max(covered, int(slab["end_ns"].max())), stop
+            if is_last:
+                break
+        waiting = part.take(slice(at, None))
+    if waiting is not None:
+        yield _sums(waiting, bins, covered)
 
 
 def _sums(io: Table, bins: Bins, covered: int) -> dict[str, Ints]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from stashtrace.errors import UsageError
 from stashtrace.exporters.perfetto_tracks import Texts
 from stashtrace.model.kinds import BatchPhase, ProcessRole, ThreadRole, TrackKind
+from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -71,6 +72,9 @@ class TraceRows:
     def io_bounds(self) -> npt.NDArray[np.int64]:
         """First row of each track in the io table, which is sorted by track."""
         tracks = np.arange(len(self.process_of_track))
+        outline = self.trace.io_outline
+        if outline is not None:
+            return np.append(0, np.cumsum(outline.counts))
         return np.searchsorted(self.trace.io["track_id"], tracks).astype(np.int64)
 
 
@@ -112,19 +116,39 @@ class RankRows:
         table = table.take(mine)
         return self._rows.cut(table) if "begin_ns" in table else table
 
-    def io_parts(self) -> list[Table]:
-        """I/O of this rank, one table per thread, by time. Without a window they are the trace's own memory."""
-        bounds = self._rows.io_bounds
-        parts = (
-            self._rows.cut(self.trace.io.take(slice(bounds[t], bounds[t + 1])))
-            for t in np.flatnonzero(self._rows.rank_of_track[:-1] == self.rank).tolist()
-            if bounds[t] < bounds[t + 1]
-        )
-        return [part for part in parts if len(part)]
+    def io_parts(self) -> Iterator[Table]:
+        """I/O of this rank by thread and time, a thread's in one table, or in several if the calls are on disk.
+
+        Of a trace in memory and without a window they are the trace's own memory.
+        """
+        bounds, streamed = self._rows.io_bounds, self.trace.streamed_io
+        parts: Iterator[Table]
+        if streamed is None:
+            parts = (
+                self.trace.io.take(slice(bounds[t], bounds[t + 1]))
+                for t in np.flatnonzero(self._rows.rank_of_track[:-1] == self.rank).tolist()
+                if bounds[t] < bounds[t + 1]
+            )
+        else:
+            parts = _by_thread(streamed.pieces(self.processes["process_id"].tolist()))
+        for part in parts:
+            part = self._rows.cut(part)
+            if len(part):
+                yield part
+
+    def io_counts(self) -> list[int]:
+        """Number of I/O calls of each thread of this rank that has some."""
+        if self._rows.window is None:
+            counts = np.diff(self._rows.io_bounds)[self._rows.rank_of_track[:-1] == self.rank]
+            return [int(n) for n in counts if n > 0]
+        found: Counter[int] = Counter()
+        for part in self.io_parts():
+            found[int(part["track_id"][0])] += len(part)
+        return list(found.values())
 
     def io(self) -> Table:
         """I/O of this rank, by track and time, without a pass over the other ranks' rows."""
-        return Table.concat(self.trace.io.schema, self.io_parts())
+        return Table.concat(TABLES["io"], list(self.io_parts()))
 
     @cached_property
     def processes(self) -> Table:
@@ -191,6 +215,15 @@ def _importance(role: int, owner: dict[str, int]) -> tuple[int, int, int]:
     if owner["role_code"] == ProcessRole.WORKER:
         return 4, owner["worker_id"], 0 if role == ThreadRole.WORKER else 1
     return place if owner["role_code"] == ProcessRole.RANK else 5, 0, 0
+
+
+def _by_thread(tables: Iterable[Table]) -> Iterator[Table]:
+    """The same rows, each table cut where a thread's rows end."""
+    for table in tables:
+        track = table["track_id"]
+        cuts = (np.flatnonzero(track[1:] != track[:-1]) + 1).tolist()
+        for begin, end in zip([0, *cuts], [*cuts, len(table)], strict=True):
+            yield table.take(slice(begin, end))
 
 
 def _by_id(ids: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -26,9 +26,9 @@ _ZLIB_LEVEL = 6
 _SAMPLE_ROWS = 1024
 
 
-def encode(rows: npt.NDArray[np.void]) -> tuple[Codec, bytes]:
-    """Codec and payload that take least room for these rows."""
-    raw = rows.tobytes()
+def encode(rows: npt.NDArray[np.void], raw: bytes | None = None) -> tuple[Codec, bytes]:
+    """Codec and payload that take least room for these rows; ``raw`` are their bytes, if the caller has them."""
+    raw = rows.tobytes() if raw is None else raw
     if _text_fields(rows.dtype):
         sample = rows[:_SAMPLE_ROWS]
         texts, turned = _pack_texts(sample), _pack_turned(sample)

@@ -58,6 +58,7 @@ class StashFile:
         self._ring: RingImage | None = None
         self._losses: Counter[tuple[str, str, int, str]] = Counter()
         self._own_texts: dict[int, str] | None = None
+        self._all_texts: dict[int, str] | None = None
         #: File of the process this one was forked from; its string ids are valid here too. Set by open_run.
         self.parent: StashFile | None = None
         self._reported: set[int] = set()  # payload offsets of damaged segments: rows may be read more than once
@@ -167,7 +168,9 @@ class StashFile:
             self._own_texts = {} if parts is None else self._texts(parts.rows)
         if self.parent is None:
             return self._own_texts
-        return {**self.parent.texts(), **self._own_texts}
+        if self._all_texts is None:  # asked for with each piece of the rows
+            self._all_texts = {**self.parent.texts(), **self._own_texts}
+        return self._all_texts
 
     # Rows ---------------------------------------------------------------------------------------
 

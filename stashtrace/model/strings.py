@@ -30,7 +30,11 @@ class StringPool:
 
     def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
         """Codes of many texts, adding new ones."""
-        return np.fromiter((self.code(t) for t in texts), dtype=np.int64)
+        listed = texts if isinstance(texts, list) else list(texts)
+        found = list(map(self._codes.get, listed))
+        if None in found:
+            found = [self.code(t) for t in listed]
+        return np.array(found, dtype=np.int64)
 
     def find(self, text: str) -> int:
         """Return the code of ``text``, or -1 if it is not there."""

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,8 +83,41 @@ class EventTables(_Tables):
     """Tables of one process or file, in its own clock (``*_ns`` columns hold that clock's values)."""
 
 
+class IoOutline(Protocol):
+    """What was learned of the I/O calls when they were read the first time, and the way to those left on disk.
+
+    Attributes
+    ----------
+    rows_count : int
+        Calls in all.
+    counts : int64 array
+        Calls of each track, by track id.
+    begin_ns, end_ns : int
+        Earliest begin and latest end; 0 if there is no call.
+    notable : Table
+        Calls that blocked, receives, and writes to named files, in the order of ``io``.
+    """
+
+    rows_count: int
+    counts: npt.NDArray[np.int64]
+    begin_ns: int
+    end_ns: int
+    notable: Table
+
+    def whole(self) -> Table:
+        """All rows, by track, then begin; for calls left on disk, as :meth:`pieces`."""
+        ...
+
+    def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
+        """The rows of these processes, all if None, in pieces of bounded size and in the order of ``io``."""
+        ...
+
+
 class Trace(_Tables):
     """All ranks on one time line.
+
+    The ``io`` table of a large run stays on disk until it is asked for; what can do with less asks for ``notable_io``,
+    ``io_rows_count``, ``io_span_ns`` or ``io_pieces``, which never load it.
 
     Attributes
     ----------
@@ -97,9 +130,18 @@ class Trace(_Tables):
         See ``stashtrace/model/schemas.py``.
     """
 
-    def __init__(self, strings: StringPool, tables: Mapping[str, Table], *, path: str = "") -> None:
+    def __init__(self, strings: StringPool, tables: Mapping[str, Table], *, path: str = "",
+                 io_outline: IoOutline | None = None) -> None:
         super().__init__(strings, tables)
         self.path = path
+        self._io_outline = io_outline
+
+    def table(self, name: str) -> Table:
+        """Table by name, empty if nothing filled it; ``io`` of a large run is read now."""
+        streamed = self.streamed_io
+        if name == "io" and streamed is not None:
+            self._tables["io"] = streamed.whole()
+        return super().table(name)
 
     @property
     def ranks(self) -> npt.NDArray[np.int64]:
@@ -107,9 +149,45 @@ class Trace(_Tables):
         ranks = np.unique(self.processes["rank"])
         return ranks[ranks >= 0]
 
+    @property
+    def io_outline(self) -> IoOutline | None:
+        """What is known of the I/O calls beside their table; None for a trace that was put together in memory."""
+        return self._io_outline
+
+    @property
+    def streamed_io(self) -> IoOutline | None:
+        """Where the I/O calls are as long as they are not in memory."""
+        return None if "io" in self._tables else self._io_outline
+
+    @property
+    def io_rows_count(self) -> int:
+        """Number of I/O calls."""
+        return len(self.io) if self._io_outline is None else self._io_outline.rows_count
+
+    @property
+    def io_span_ns(self) -> tuple[int, int]:
+        """Earliest begin and latest end of the I/O calls; (0, 0) if there is none."""
+        if self._io_outline is not None:
+            return self._io_outline.begin_ns, self._io_outline.end_ns
+        return (int(self.io["begin_ns"].min()), int(self.io["end_ns"].max())) if len(self.io) else (0, 0)
+
+    @property
+    def notable_io(self) -> Table:
+        """At least the calls that blocked, receives, and writes to named files, in the order of ``io``."""
+        return self.io if self._io_outline is None else self._io_outline.notable
+
+    def io_pieces(self) -> Iterator[Table]:
+        """All I/O calls in the order of ``io``, in pieces of bounded size if they are not in memory."""
+        streamed = self.streamed_io
+        if streamed is not None:
+            yield from streamed.pieces()
+        elif len(self.io):
+            yield self.io
+
     def replace(self, **tables: Table) -> Trace:
         """Same trace with some tables exchanged."""
-        return Trace(self.strings, {**self._tables, **tables}, path=self.path)
+        return Trace(self.strings, {**self._tables, **tables}, path=self.path,
+                     io_outline=None if "io" in tables else self._io_outline)
 
     def text(self, code: int) -> str:
         """Text of a ``*_code`` value."""

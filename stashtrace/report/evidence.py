@@ -126,21 +126,23 @@ def saving(trace: Trace, rank: RankFacts) -> list[str]:
 
 def files_overview(trace: Trace) -> list[str]:
     """What a run without training steps did with files."""
-    io = trace.io
-    if not len(io):
+    if not trace.io_rows_count:
         return ["no file was read or written by the recorded processes"]
-    length = io["end_ns"] - io["begin_ns"]
-    moved = int(io["result_bytes"][io["result_bytes"] > 0].sum())
+    moved = 0
+    spent, calls = np.zeros(len(trace.strings)), np.zeros(len(trace.strings), dtype=np.int64)
+    for io in trace.io_pieces():
+        moved += int(np.maximum(io["result_bytes"], 0).sum())
+        spent += np.bincount(io["path_code"], io["end_ns"] - io["begin_ns"], len(spent))
+        calls += np.bincount(io["path_code"], minlength=len(calls))
     processes = len(np.unique(trace.processes["process_id"]))
     lines = [
-        f"{len(io):,} I/O calls of {processes} process{'' if processes == 1 else 'es'} moved {bytes_text(moved)}"
-        f" in {duration_text(int(length.sum()))} of calls"
+        f"{trace.io_rows_count:,} I/O calls of {processes} process{'' if processes == 1 else 'es'} moved"
+        f" {bytes_text(moved)} in {duration_text(int(spent.sum()))} of calls"
     ]
-    paths, index = np.unique(io["path_code"], return_inverse=True)
-    spent = np.bincount(index, weights=length)
-    for at in np.argsort(-spent, kind="stable")[:3]:
-        name = trace.text(paths[at]) or "(path not known)"
-        lines.append(f"{duration_text(float(spent[at]))} in {np.count_nonzero(index == at):,} calls on {name}")
+    used = np.flatnonzero(calls)
+    for code in used[np.argsort(-spent[used], kind="stable")[:3]].tolist():
+        name = trace.text(code) or "(path not known)"
+        lines.append(f"{duration_text(float(spent[code]))} in {calls[code]:,} calls on {name}")
     return lines
 
 
@@ -179,7 +181,7 @@ def _slow_file(trace: Trace, made: Table, fetch_ns: int) -> list[str]:
 
     Reads that make up only a small part of the time in storage are no evidence.
     """
-    tracks, io = trace.tracks, trace.io
+    tracks, io = trace.tracks, trace.notable_io
     flags = io["io_flags"]
     waited = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & (io["result_bytes"] > 0)
     wanted = waited & (((flags & (IoFlag.SOCKET | IoFlag.PIPE)) == 0) | (io["op_code"] == IoOp.RECV))

@@ -92,8 +92,12 @@ def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Tr
 def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     measured = [
         name
-        for name, table in (("data", trace.batches), ("link, late", trace.collectives), ("files", trace.io))
-        if len(table)
+        for name, count in (
+            ("data", len(trace.batches)),
+            ("link, late", len(trace.collectives)),
+            ("files", trace.io_rows_count),
+        )
+        if count
     ]
     backends = {trace.text(code) for code in np.unique(trace.groups["backend_code"])}
     # gloo tells no begin of its work; it is estimated from the entries of all ranks.
@@ -133,7 +137,7 @@ def _own_cost(trace: Trace) -> float:
     threads = sum(ns for key, ns in _last(trace, "thread_run_ns_total").items() if key in owned)
     spans = trace.spans.take(trace.spans["kind_code"] == SpanKind.PROBE)
     probes = int((spans["end_ns"] - spans["begin_ns"]).sum())
-    hooks = (len(trace.io) + len(trace.waits)) * HOOK_COST_NS
+    hooks = (trace.io_rows_count + len(trace.waits)) * HOOK_COST_NS
     return (threads + probes + hooks) / used
 
 

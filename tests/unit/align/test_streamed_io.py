@@ -1,0 +1,157 @@
+"""Runs whose I/O calls stay on disk: nothing that is derived from them may differ, and nothing may load them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stash_files import START_NS, StashWriter, ms
+
+import stashtrace
+from stashtrace.align.align import iter_io, load_trace
+from stashtrace.format.compact import compact_run
+from stashtrace.format.reader import open_run
+from stashtrace.model.kinds import IoFlag, IoOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+from stashtrace.report.evidence import files_overview
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+import synth
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two ranks with two workers each, 40 steps, merged."""
+    synth.write(tmp_path / "run", synth.Job(steps=40, calls_per_batch=120, late_rank=1, late_ns=7_000_000))
+    assert not compact_run(open_run(tmp_path / "run")).problems
+    return tmp_path / "run"
+
+
+def both(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, Trace]:
+    """The trace with its calls in memory, and with its calls on disk, read in small pieces."""
+    whole = load_trace(run)
+    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.format.pieces.pieces.__defaults__", (100,))
+    streamed = load_trace(run)
+    assert whole.streamed_io is None
+    assert streamed.streamed_io is not None
+    return whole, streamed
+
+
+def rows(table: Table) -> list[dict[str, object]]:
+    return list(table.rows())
+
+
+def digest(trace: Trace, path: Path, **options: object) -> str:
+    stashtrace.export(trace, "perfetto", path, **options)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_derived_values_are_those_of_a_trace_in_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, streamed = both(run, monkeypatch)
+    for name in ("stalls", "breakdown", "evidence"):
+        assert rows(stashtrace.analyze(streamed, name)) == rows(stashtrace.analyze(whole, name)), name
+    for name in ("processes", "tracks", "losses", "metadata", "phases", "batches"):
+        assert rows(streamed.table(name)) == rows(whole.table(name)), name
+    assert streamed.io_rows_count == whole.io_rows_count == len(whole.io) > 9000
+    assert streamed.io_span_ns == (whole.io["begin_ns"].min(), whole.io["end_ns"].max())
+    assert files_overview(streamed) == files_overview(whole)
+    assert [r for t in streamed.io_pieces() for r in rows(t)] == rows(whole.io)
+    assert sum(len(t) for t in iter_io(streamed)) == len(whole.io)
+    assert streamed.streamed_io is not None, "nothing above needs the whole table"
+
+
+@pytest.mark.parametrize("options", [{}, {"budget_slices": 3000}, {"steps": (3, 9)}, {"ranks": [1]},
+                                     {"budget_slices": 900, "steps": (3, 9)}])
+def test_time_line_is_that_of_a_trace_in_memory(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    whole, streamed = both(run, monkeypatch)
+    expected = digest(whole, tmp_path / "whole.pftrace", **options)
+    assert digest(streamed, tmp_path / "streamed.pftrace", **options) == expected
+    assert streamed.streamed_io is not None
+
+
+def test_the_table_is_all_there_when_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, streamed = both(run, monkeypatch)
+    derived = streamed.replace(waits=whole.waits)
+    assert rows(streamed.io) == rows(whole.io)
+    assert streamed.io is streamed.io, "read once"
+    assert streamed.streamed_io is None
+    assert rows(derived.table("io")) == rows(whole.io)
+    fewer = streamed.replace(io=whole.io.take(slice(0, 7)))
+    assert (len(fewer.io), fewer.io_rows_count, len(fewer.notable_io)) == (7, 7, 7)
+
+
+def test_notable_calls(tmp_path: Path) -> None:
+    """Blocked calls, receives and connects, and writes to files whose name is known."""
+    stash = StashWriter(tmp_path, pid=20)
+    path = stash.intern("/data/a")
+    calls = [(IoOp.READ, 0, path), (IoOp.READ, IoFlag.BLOCKED, path), (IoOp.STAT, IoFlag.BLOCK_INPUT, 0),
+             (IoOp.RECV, 0, 0), (IoOp.CONNECT, 0, 0), (IoOp.WRITE, 0, path), (IoOp.PWRITE, 0, 0), (IoOp.SEND, 0, path),
+             (IoOp.READ, IoFlag.SOCKET, path)]
+    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(i), duration_ticks=1000, op_code=op, io_flags=int(flags),
+                                  path_id=p) for i, (op, flags, p) in enumerate(calls)])
+    stash.save()
+    trace = load_trace(tmp_path)
+    assert np.searchsorted(trace.io["begin_ns"], trace.notable_io["begin_ns"]).tolist() == [1, 2, 3, 4, 5]
+    assert trace.io_rows_count == len(calls)
+
+
+def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stash = StashWriter(tmp_path, pid=20)
+    order = [*range(60, 120), *range(60)]
+    for at in range(0, len(order), 30):
+        stash.add("io_op", [stash.row("io_op", begin_ticks=ms(i), duration_ticks=1000, io_flags=int(IoFlag.BLOCKED))
+                            for i in order[at:at + 30]])
+    stash.save()
+    compact_run(open_run(tmp_path))
+    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.format.pieces.pieces.__defaults__", (20,))
+    monkeypatch.setattr("stashtrace.format.compact._SEGMENT_ROWS", 30)
+    trace = load_trace(tmp_path)
+    assert (np.diff(trace.io["begin_ns"]) > 0).all()
+    assert (np.diff(trace.notable_io["begin_ns"]) > 0).all()
+    assert len(trace.io) == len(trace.notable_io) == 120
+
+
+def test_files_that_may_still_change_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synth.write(tmp_path / "run", synth.Job(steps=10, calls_per_batch=60))
+    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
+    trace = load_trace(tmp_path / "run")
+    assert trace.streamed_io is None
+    assert len(trace.io) == trace.io_rows_count > 10
+
+
+def test_memory_does_not_grow_with_calls_that_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load and time line of calls none of which blocked: a few pieces, not the table."""
+    count = 600_000
+    stash = StashWriter(tmp_path / "run", pid=20)
+    array = np.zeros(count, dtype=stash.rows("io_op", []).dtype)
+    array["begin_ticks"] = START_NS + np.arange(count) * 1000
+    array["duration_ticks"] = 500
+    array["op_code"] = int(IoOp.READ)
+    stash.add("io_op", array)
+    stash.save()
+    compact_run(open_run(tmp_path / "run"))
+    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
+    load_trace(tmp_path / "run", tables=["spans"])  # imports and caches
+    tracemalloc.start()
+    trace = load_trace(tmp_path / "run")
+    _, loading = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    stashtrace.export(trace, "perfetto", os.fspath(tmp_path / "t.pftrace"), budget_slices=1000)
+    _, exporting = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    table = count * 44
+    assert trace.io_rows_count == count
+    assert len(trace.notable_io) == 0
+    assert loading < 0.8 * table
+    assert exporting < 0.8 * table
