@@ -100,7 +100,7 @@ def repeat(calls: int, folder: Path) -> dict[str, float]:
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-                   "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+                   "PYTHONDONTWRITEBYTECODE": ""}
     # An installed package is compiled; a checkout might not be.
     subprocess.run([sys.executable, "-m", "compileall", "-q", ROOT / "stashtrace"], check=True, env=environment)
     steps = max(calls // (2 * 600), 10)

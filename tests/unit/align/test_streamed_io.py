@@ -15,6 +15,10 @@ from stash_files import START_NS, StashWriter, ms
 
 import stashtrace
 from stashtrace.align.align import iter_io, load_trace
+from stashtrace.analysis.host_layers import host_layers
+from stashtrace.analysis.methods import METHODS
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.trace_index import RankLayers, TraceIndex
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
 from stashtrace.model.kinds import IoFlag, IoOp
@@ -155,3 +159,22 @@ def test_memory_does_not_grow_with_calls_that_say_nothing(tmp_path: Path, monkey
     assert len(trace.notable_io) == 0
     assert loading < 0.8 * table
     assert exporting < 0.8 * table
+
+
+def test_layers_are_made_once_for_totals_and_time_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = load_trace(run)
+    made: list[int] = []
+
+    def counted(index: TraceIndex, thread: StepThread) -> RankLayers:
+        made.append(thread.rank)
+        return host_layers(index, thread)
+
+    monkeypatch.setitem(METHODS, "host", counted)
+    first = rows(stashtrace.analyze(trace, "stalls"))
+    digest(trace, tmp_path / "t.pftrace")
+    assert rows(stashtrace.analyze(trace, "stalls")) == first
+    assert made == [0, 1]
+    stashtrace.analyze(trace.replace(io=trace.io.take(slice(0, 100))), "stalls")
+    assert made == [0, 1, 0, 1], "another trace has layers of its own"
