@@ -83,14 +83,19 @@ def test_stop_and_continue(tmp_path: Path) -> None:
         preexec_fn=os.setpgrp,
     )  # fmt: skip
     assert process.stdout is not None
-    child = int(process.stdout.readline())
-    process.send_signal(signal.SIGTSTP)
-    for pid in (process.pid, child):
-        assert await_state(pid, "T"), f"{pid} did not stop"
-    process.send_signal(signal.SIGCONT)
-    assert await_state(child, "S"), "the job was not woken"
-    process.communicate("go\n", timeout=20)
-    assert process.returncode == 5
+    try:
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGTSTP)
+        for pid in (process.pid, child):
+            assert await_state(pid, "T"), f"{pid} did not stop"
+        process.send_signal(signal.SIGCONT)
+        assert await_state(child, "S"), "the job was not woken"
+        process.communicate("go\n", timeout=20)
+        assert process.returncode == 5
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def await_state(pid: int, letter: str) -> bool:
