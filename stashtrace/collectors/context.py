@@ -19,7 +19,7 @@ from stashtrace.model.kinds import ProcessRole, Severity, ThreadRole, TrackKind
 from stashtrace.model.schemas import TABLES, TRACKS
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
-from stashtrace.model.trace import EventTables
+from stashtrace.model.trace import EventTables, RawProcess
 
 Int64 = npt.NDArray[np.int64]
 #: Ticks of one process -> ns of the common clock.
@@ -154,6 +154,16 @@ class DecodeContext:
         starts = np.concatenate(([0], np.flatnonzero(tids[1:] != tids[:-1]) + 1))
         ids = np.fromiter((self.track(t) for t in tids[starts].tolist()), dtype=np.int64, count=len(starts))
         return np.repeat(ids, np.diff(np.append(starts, len(tids))))
+
+    def by_track(self, raw: RawProcess, name: str) -> tuple[npt.NDArray[np.void], Int64, Int64] | None:
+        """Rows of a record, sorted by track and begin: rows, begin_ns, track_id; None if there are none."""
+        records = raw.records.get(name)
+        if records is None or len(records.rows) == 0:
+            return None
+        begin = self.to_ns(records.rows["begin_ticks"])
+        track = self.tracks(records.tid)
+        order = np.lexsort((begin, track))
+        return records.rows[order], begin[order], track[order]
 
     def counter_track(self, name: str, unit: str, native_id: int = 0) -> int:
         """Track of a sampled quantity of this process."""

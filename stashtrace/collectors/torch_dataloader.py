@@ -18,19 +18,15 @@ TABLES = ("batches",)
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``batches``, sorted by track, then begin."""
-    records = raw.records.get("batch")
-    if records is None or len(records.rows) == 0:
+    found = context.by_track(raw, "batch")
+    if found is None:
         return context.tables()
-    rows = records.rows
-    begin = context.to_ns(rows["begin_ticks"])
-    track = context.tracks(records.tid)
-    order = np.lexsort((begin, track))
-    rows = rows[order]
+    rows, begin_ns, track_id = found
     return context.tables(
         batches={
-            "begin_ns": begin[order],
+            "begin_ns": begin_ns,
             "end_ns": context.to_ns(rows["end_ticks"]),
-            "track_id": track[order],
+            "track_id": track_id,
             "process_id": context.process_id,
             "rank": context.rank,
             "loader_id": rows["loader_id"],

@@ -18,19 +18,15 @@ TABLES = ("phases",)
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``phases``, sorted by track, then begin."""
-    records = raw.records.get("phase_span")
-    if records is None or len(records.rows) == 0:
+    found = context.by_track(raw, "phase_span")
+    if found is None:
         return context.tables()
-    rows = records.rows
-    begin = context.to_ns(rows["begin_ticks"])
-    track = context.tracks(records.tid)
-    order = np.lexsort((begin, track))
-    rows = rows[order]
+    rows, begin_ns, track_id = found
     return context.tables(
         phases={
-            "begin_ns": begin[order],
+            "begin_ns": begin_ns,
             "end_ns": context.to_ns(rows["end_ticks"]),
-            "track_id": track[order],
+            "track_id": track_id,
             "process_id": context.process_id,
             "phase_code": rows["phase_code"].astype(np.int64),
             "phase_flags": rows["phase_flags"].astype(np.int64),

@@ -17,19 +17,16 @@ TABLES = ("waits",)
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``waits``, sorted by track, then begin."""
-    records = raw.records.get("thread_wait")
-    if records is None or len(records.rows) == 0:
+    found = context.by_track(raw, "thread_wait")
+    if found is None:
         return context.tables()
-    rows = records.rows
-    begin = context.to_ns(rows["begin_ticks"])
-    track = context.tracks(records.tid)
-    order = np.lexsort((begin, track))
+    rows, begin_ns, track_id = found
     return context.tables(
         waits={
-            "begin_ns": begin[order],
-            "end_ns": context.to_ns(rows["end_ticks"])[order],
-            "track_id": track[order],
+            "begin_ns": begin_ns,
+            "end_ns": context.to_ns(rows["end_ticks"]),
+            "track_id": track_id,
             "process_id": context.process_id,
-            "wait_code": rows["wait_code"].astype(np.int64)[order],
+            "wait_code": rows["wait_code"].astype(np.int64),
         }
     )

@@ -56,3 +56,4 @@ def test_a_closed_stream_is_no_reason_to_fail() -> None:
     screen = Screen(stream, {})
     stream.close()
     screen.say("nobody reads this")
+    assert stream.closed
