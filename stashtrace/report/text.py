@@ -231,7 +231,7 @@ def _trust(facts: RunFacts, look: Look) -> list[str]:
     told = [("measured", trust.measured), ("inferred", trust.inferred), ("invisible here", trust.invisible)]
     lines = _flow([f"{name}: {', '.join(names) or '-'}" for name, names in told], look)
     parts = [
-        f"own cost {percent_text(trust.own_cost_ratio)} CPU" if trust.own_cost_ratio >= 0 else "own cost not measured",
+        f"own cost at least {percent_text(trust.own_cost_ratio)} CPU" if trust.own_cost_ratio >= 0 else "own cost not measured",
         f"lost records {trust.lost_records_count}",
         f"clocks {trust.clocks}",
     ]
