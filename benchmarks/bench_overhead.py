@@ -1,11 +1,13 @@
 """What tracing costs the example job: paired, interleaved runs, and the tracer's own share of the CPU.
 
-    python benchmarks/bench_overhead.py [--pairs 7] [--steps 60]
+    python benchmarks/bench_overhead.py [--pairs 6] [--steps 400]
 
-Two answers, because on a shared machine the first one alone says little. (1) The ratio traced / untraced of the
+Three answers, because on a shared machine the first one alone says little. (1) The ratio traced / untraced of the
 CPU time and the wall time of the training loop, per pair, with a bootstrap interval over pairs; the order inside a
-pair alternates. (2) The tracer's own CPU time as the run itself recorded it (its threads by the kernel's clock, its
-probes by their own, records of hooks x the cost of one), in percent of the job's CPU time.
+pair alternates. (2) What starting costs, once per job: the same pairs with one step only, in CPU seconds. A job of
+seconds would show little else in its ratio, a job of hours would not see it. (3) The tracer's own CPU time as the
+run itself recorded it (its threads by the kernel's clock, its probes by their own, records of hooks x the cost of
+one), in percent of the job's CPU time.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -33,28 +35,31 @@ sys.path.insert(0, str(ROOT))
 def main() -> None:
     """Run the pairs, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--out", type=Path, default=harness.RESULTS)
     options = parser.parse_args()
-    cpu_ratios, loop_ratios, shares = [], [], []
+    cpu_ratios, loop_ratios, shares, starts_s = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="stashtrace-overhead-") as name:
         folder = Path(name)
         job(folder, folder / "warm", 1, traced=False)
         for pair in range(options.pairs):
-            figures = {}
+            figures, short = {}, {}
             for traced in (False, True) if pair % 2 else (True, False):
                 out = folder / f"{pair}-{traced}"
+                short[traced] = job(folder, folder / f"{pair}-{traced}-start", 1, traced=traced)
                 figures[traced] = job(folder, out, options.steps, traced=traced)
                 if traced:
                     shares.append(own_share_percent(out / "run"))
+            starts_s.append(short[True][0] - short[False][0])
             cpu_ratios.append(figures[True][0] / figures[False][0])
             loop_ratios.append(figures[True][1] / figures[False][1])
             print(f"pair {pair + 1}/{options.pairs}  CPU {cpu_ratios[-1]:.4f}  loop {loop_ratios[-1]:.4f}"
-                  f"  own share {shares[-1]:.2f} %", file=sys.stderr)
+                  f"  start {starts_s[-1]:.3f} s  own share {shares[-1]:.2f} %", file=sys.stderr)
     result = {
         "cpu_ratio": harness.summary(cpu_ratios), "cpu_ratio_interval_95": interval(cpu_ratios),
         "loop_ratio": harness.summary(loop_ratios), "loop_ratio_interval_95": interval(loop_ratios),
+        "start_cpu_s": harness.summary(starts_s), "start_cpu_s_interval_95": interval(starts_s),
         "own_cpu_share_percent": harness.summary(shares), "steps_count": options.steps,
     }
     command = f"python benchmarks/bench_overhead.py --pairs {options.pairs} --steps {options.steps}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 import signal
 import time
@@ -113,7 +112,7 @@ def run_command(
         If it cannot be started, or the directory cannot be used.
     """
     program = find_program(command)
-    run_id = secrets.token_hex(8)
+    run_id = os.urandom(8).hex()
     # Refuses unknown collectors and a missing library before a directory is made.
     traced_environment({}, run_dir=".", run_id=run_id, collectors=collectors, steps=steps, library=library)
     directory = prepare_directory(out)
