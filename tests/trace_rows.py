@@ -191,6 +191,10 @@ class TraceBuilder:
                 begin_ns=begin,
                 end_ns=end,
                 status_code=3 if end < 0 and status == 0 else status,
+                source_code=0,
+                device_begin_ns=-1,
+                device_end_ns=-1,
+                stream_track_id=-1,
             )
         return keys
 

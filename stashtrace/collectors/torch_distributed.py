@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext
+from stashtrace.model.kinds import CollectiveSource
 from stashtrace.model.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("collective_call", "collective_done", "collective_wait", "group", "group_count", "group_peer")
@@ -91,6 +92,10 @@ def _collectives(
         "collective_flags": rows["collective_flags"].astype(np.int64),
         "call_ns": context.to_ns(rows["call_ticks"]),
         "status_code": status,
+        "source_code": int(CollectiveSource.HOST),
+        "device_begin_ns": -1,
+        "device_end_ns": -1,
+        "stream_track_id": -1,
         **columns,
     }
 

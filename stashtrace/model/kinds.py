@@ -162,6 +162,130 @@ class CollectiveFlag(enum.IntFlag):
     IN_BACKWARD = 16
 
 
+class DeviceClock(enum.IntEnum):
+    """A clock of a device."""
+
+    EVENT = 1
+    GLOBALTIMER = 2
+    CUPTI = 3
+
+
+class StreamFlag(enum.IntFlag):
+    """Bits of ``stream_flags``."""
+
+    LEGACY = 1
+    PER_THREAD = 2
+    NON_BLOCKING = 4
+    CARRIES_COMPUTE = 8
+
+
+class Bracket(enum.IntEnum):
+    """What two timing events stand around."""
+
+    BATCH_WAIT = 1
+    STREAM_WAIT = 2
+    COLLECTIVE = 3
+    COPY = 4
+    STEP = 5
+    GRAPH = 6
+    MARK = 7
+    AWAITED = 8
+
+
+class Awaited(enum.IntEnum):
+    """The last work on the awaited stream when its event was recorded."""
+
+    NOTHING = 0
+    COPY = 1
+    COLLECTIVE = 2
+    COMPUTE = 3
+    GRAPH = 4
+
+
+class BracketFlag(enum.IntFlag):
+    """Bits of ``bracket_flags``."""
+
+    UNTIMED = 1
+    CAPTURED = 2
+    PINNED = 4
+    PAGEABLE = 8
+    FAILED = 16
+    GROUPED = 32
+    LATE_LAUNCH = 64
+
+
+class CopyDirection(enum.IntEnum):
+    """Where a copy goes."""
+
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+    PEER = 4
+    HOST_TO_HOST = 5
+    UNKNOWN = 6
+
+
+class DeviceCall(enum.IntEnum):
+    """Which call of the driver or runtime."""
+
+    STREAM_SYNCHRONIZE = 1
+    DEVICE_SYNCHRONIZE = 2
+    EVENT_SYNCHRONIZE = 3
+    COPY = 4
+    ALLOCATE = 5
+    FREE = 6
+    ALLOCATE_HOST = 7
+    LAUNCH = 8
+    GRAPH_LAUNCH = 9
+    MODULE_LOAD = 10
+    ALLOCATE_RETRY = 11
+
+
+class DeviceWork(enum.IntEnum):
+    """What ran on a device."""
+
+    KERNEL = 1
+    COPY = 2
+    MEMSET = 3
+    COMMUNICATION = 4
+    GRAPH = 5
+    SYNCHRONIZATION = 6
+
+
+class CommEvent(enum.IntEnum):
+    """What happened to a communicator."""
+
+    INIT = 1
+    SPLIT = 2
+    SHRINK = 3
+    GROW = 4
+    FINALIZE = 5
+    DESTROY = 6
+    ABORT = 7
+    PLUGIN_INIT = 8
+
+
+class CollectiveSource(enum.IntEnum):
+    """Who saw a collective."""
+
+    HOST = 0
+    EVENTS = 1
+    PLUGIN = 2
+
+
+class NcclFlag(enum.IntFlag):
+    """Bits of ``nccl_flags``."""
+
+    GROUPED = 1
+    CAPTURED = 2
+    FAILED = 4
+    NON_BLOCKING = 8
+    REPLAYED = 16
+    ATTACHED = 32
+    COPY_ENGINE = 64
+    SYMMETRIC = 128
+
+
 #: Operations in which nobody can end before everybody has entered.
 SYNCHRONISING_OPS = (
     CollectiveOp.ALL_REDUCE,

@@ -7,41 +7,11 @@ Times are int64 nanoseconds of the run's common clock, intervals are half-open `
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: name, numpy dtype text, unit ('' if none), one-line meaning."""
-
-    name: str
-    dtype: str
-    unit: str
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """A named, ordered set of columns."""
-
-    name: str
-    columns: tuple[Column, ...]
-    doc: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Column names in order."""
-        return tuple(c.name for c in self.columns)
-
-
-def _schema(name: str, doc: str, *columns: tuple[str, str, str, str]) -> Schema:
-    return Schema(name, tuple(Column(*c) for c in columns), doc)
-
-
-_INTERVAL = (
-    ("begin_ns", "i8", "ns", "first instant inside"),
-    ("end_ns", "i8", "ns", "first instant after"),
-)
+from stashtrace.model.columns import INTERVAL as _INTERVAL
+from stashtrace.model.columns import Column as Column
+from stashtrace.model.columns import Schema as Schema
+from stashtrace.model.columns import schema as _schema
+from stashtrace.model.device_schemas import DEVICE_TABLES
 
 PROCESSES = _schema(
     "processes",
@@ -151,6 +121,10 @@ COLLECTIVES = _schema(
     ("begin_ns", "i8", "ns", "the backend began, -1 if unseen"),
     ("end_ns", "i8", "ns", "the backend finished, -1 if never seen"),
     ("status_code", "i8", "", "0 fine, 1 failed, 2 end seen late by a wait, 3 end unseen"),
+    ("source_code", "i8", "", "CollectiveSource: who timed it"),
+    ("device_begin_ns", "i8", "ns", "the device entered it, -1 if untimed"),
+    ("device_end_ns", "i8", "ns", "the device left it, -1 if untimed"),
+    ("stream_track_id", "i8", "", "tracks.track_id of the stream it was given, -1 if none or unknown"),
 )
 COLLECTIVE_WAITS = _schema(
     "collective_waits",
@@ -225,7 +199,7 @@ TABLES: dict[str, Schema] = {
     s.name: s
     for s in (
         PROCESSES, TRACKS, SPANS, PHASES, BATCHES, IO, WAITS, COLLECTIVES, COLLECTIVE_WAITS,
-        GROUPS, COUNTERS, FLOWS, LOSSES, ALIGNMENT, METADATA,
+        GROUPS, COUNTERS, FLOWS, LOSSES, ALIGNMENT, METADATA, *DEVICE_TABLES,
     )
 }
 

@@ -128,6 +128,8 @@ class Trace(_Tables):
     processes, tracks, spans, phases, batches, io, waits, collectives, collective_waits, groups,
     counters, flows, losses, alignment, metadata : Table
         See ``stashtrace/model/schemas.py``.
+    devices, streams, device_clocks, device_brackets, device_calls, kernels, collective_details : Table
+        See ``stashtrace/model/device_schemas.py``.
     """
 
     def __init__(self, strings: StringPool, tables: Mapping[str, Table], *, path: str = "",

@@ -1,0 +1,42 @@
+"""What a table's schema is made of. Read by ``schemas`` and ``device_schemas``, which declare the tables."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: name, numpy dtype text, unit ('' if none), one-line meaning."""
+
+    name: str
+    dtype: str
+    unit: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A named, ordered set of columns."""
+
+    name: str
+    columns: tuple[Column, ...]
+    doc: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in order."""
+        return tuple(c.name for c in self.columns)
+
+
+def schema(name: str, doc: str, *columns: tuple[str, str, str, str]) -> Schema:
+    """Make a schema from ``(name, dtype, unit, doc)`` tuples."""
+    return Schema(name, tuple(Column(*c) for c in columns), doc)
+
+
+#: The two columns of an interval.
+INTERVAL = (
+    ("begin_ns", "i8", "ns", "first instant inside"),
+    ("end_ns", "i8", "ns", "first instant after"),
+)
