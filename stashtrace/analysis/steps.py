@@ -36,7 +36,8 @@ def steps(trace: Trace) -> Table:
     A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
     ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
     validation steps, from one to the next. Where the script calls ``stashtrace.step()``, those marks alone decide.
-    The rules are in ``docs/concepts/steps.md``.
+    The rules are in ``docs/concepts/steps.md``. A run
+    that recorded ``--steps A:B`` alone is numbered from A.
 
     Parameters
     ----------
@@ -64,19 +65,30 @@ def steps(trace: Trace) -> Table:
     ordinal = np.concatenate([r.ordinal for r in found])
     begin = np.concatenate([r.columns.begin for r in found])
     end = np.concatenate([r.columns.end for r in found])
+    first = first_recorded_step(trace)
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
-        "step": ordinal,
+        "step": ordinal + first,
         "begin_ns": begin,
         "end_ns": end,
         "process_id": np.repeat([r.thread.process_id for r in found], per_rank),
         "track_id": np.repeat([r.thread.track_id for r in found], per_rank),
         "sub_steps_count": np.concatenate([r.sub_steps for r in found]),
         "kind": kind.astype("U16"),
-        "warmup": _warmup(ordinal, end - begin, kind == "validation"),
+        "warmup": _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - first)),
         "matched_code": matched,
     }
     return Table(STEPS, columns)
+
+
+def first_recorded_step(trace: Trace) -> int:
+    """Number of the first step that a run with ``--steps A:B`` recorded, 0 for a whole run."""
+    facts = trace.metadata.take(trace.metadata["process_id"] == -1)
+    for row in facts.rows():
+        if trace.text(row["key_code"]) == "steps":
+            first = trace.text(row["value_code"]).partition(":")[0]
+            return int(first) if first.isdecimal() else 0
+    return 0
 
 
 def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
@@ -192,10 +204,10 @@ def _leaders_agree(ranks: list[_RankSteps], agreement: list[Int64]) -> Int64:
     return np.where(first & (matched < 0), voted[ordinals], matched)
 
 
-def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_]) -> Int64:
+def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:
     """Mark the head of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
     marks = np.zeros(len(ordinal), dtype=np.int64)
-    for chosen, head in ((~quiet, WARMUP_STEPS), (quiet, 0)):
+    for chosen, head in ((~quiet, updates_head), (quiet, 0)):
         numbers, inverse = np.unique(ordinal[chosen], return_inverse=True)
         if len(numbers) < 3:
             continue

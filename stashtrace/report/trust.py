@@ -6,6 +6,7 @@ Used by ``facts``. Counter names are those of ``stashtrace/collectors/proc.py``.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -183,7 +184,7 @@ def _ending(trace: Trace) -> str:
     facts = _run_facts(trace)
     code = facts.get("exit_code", "0")
     if facts.get("signal", "0") not in ("", "0", "None"):
-        return f"the job was ended by signal {facts['signal']}: the last step of each rank is not counted"
+        return f"the job was ended by signal {facts['signal']}: a step that was not finished is not counted"
     return f"the job ended with exit code {code}" if code not in ("", "0", "None") else ""
 
 
@@ -202,7 +203,7 @@ def _first_to_end(trace: Trace) -> str:
 
 def _unwanted_steps(trace: Trace) -> list[str]:
     steps = _run_facts(trace).get("steps", "")
-    return [f"recorded were only steps {steps} of the job; here they are numbered from 0"] if steps else []
+    return [f"recorded were only steps {steps} of the job, counted in updates"] if steps else []
 
 
 def _other_trainers(trace: Trace) -> list[str]:
@@ -225,7 +226,23 @@ def without_steps(trace: Trace) -> str:
     collectors = _run_facts(trace).get("collectors", "").split()
     if collectors and "torch_step" not in collectors and "annotations" not in collectors:
         return "no step can be seen: --collectors left out torch_step and annotations"
+    alone = _isolated_options(trace)
+    if alone:
+        return f"no step can be seen: `python {alone}` starts without the environment that carries the probes"
     return "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
+
+
+def _isolated_options(trace: Trace) -> str:
+    """The option that kept a Python of the job from loading the probes, empty if there is none."""
+    rows = trace.metadata.rows()
+    for words in (trace.text(r["value_code"]).split() for r in rows if trace.text(r["key_code"]) == "argv"):
+        if not words or "python" not in words[0].rpartition("/")[2]:
+            continue
+        options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-c", "-m"), words[1:])
+        for option in options:
+            if not option.startswith("--") and set(option[1:]) & set("IES"):
+                return option
+    return ""
 
 
 def _run_facts(trace: Trace) -> dict[str, str]:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from builders import TraceBuilder, trace_from_text
 from table_text import expected, step_text
@@ -10,7 +11,9 @@ from table_text import expected, step_text
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import PhaseFlag
+from stashtrace.model.schemas import METADATA
 from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
 CASES = {
@@ -283,3 +286,21 @@ def test_model_and_loss_before_a_backward_are_one_sub_step() -> None:
         rank.phase("forward", at, at + 2, name="Net").phase("forward", at + 2, at + 3, name="Loss")
         rank.phase("backward", at + 3, at + 6).phase("optimizer", at + 6, at + 9)
     assert step_text(build.trace(), unit_ns=1) == "0 0: 0-9 train\n0 1: 9-19 train"
+
+
+def only_steps(window: str, lengths: list[int]) -> Trace:
+    """A run with ``--steps``: what it holds, and what run.json says."""
+    trace = loop(lengths)
+    code = trace.strings.code
+    row = {"process_id": [-1], "key_code": [code("steps")], "value_code": [code(window)]}
+    return trace.replace(metadata=Table(METADATA, {name: np.array(values) for name, values in row.items()}))
+
+
+@pytest.mark.parametrize(
+    ("window", "numbers", "left_out"),
+    [("20:32", range(20, 32), 0), ("3:15", range(3, 15), 2), (":12", range(12), 5)],
+)
+def test_a_window_of_steps_keeps_its_numbers(window: str, numbers: range, left_out: int) -> None:
+    found = analyze(only_steps(window, [10] * 12), "steps")
+    assert found["step"].tolist() == list(numbers)
+    assert found["warmup"].tolist() == [1] * left_out + [0] * (12 - left_out)

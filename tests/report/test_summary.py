@@ -290,11 +290,23 @@ def test_a_run_without_the_collector_of_steps_says_so() -> None:
     assert "no step can be seen: --collectors left out torch_step and annotations" in summary(build.trace("./x"))
 
 
+@pytest.mark.parametrize(("argv", "said"), [
+    ("/usr/bin/python3 -I train.py", True), ("python -BE -m train", True), ("python train.py -I", False),
+    ("python -c -I", False), ("tool -I x", False),
+])
+def test_a_python_that_loads_no_probes_says_so(argv: str, said: bool) -> None:
+    build = TraceBuilder()
+    build.rank(0).io(0, MS)
+    code = build.strings.code
+    build.add("metadata", process_id=0, key_code=code("argv"), value_code=code(argv))
+    assert ("starts without the environment" in " ".join(summary(build.trace("./x")).split())) is said
+
+
 def test_only_some_steps_were_wanted() -> None:
     build, _ = job()
     code = build.strings.code
     build.add("metadata", process_id=-1, key_code=code("steps"), value_code=code("5:17"))
-    assert "recorded were only steps 5:17 of the job; here they are numbered from 0" in summary(build.trace("./x"))
+    assert "recorded were only steps 5:17 of the job, counted in updates" in summary(build.trace("./x"))
 
 
 def test_a_second_job_is_not_passed_over() -> None:
