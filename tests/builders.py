@@ -13,7 +13,7 @@ Fluent, one object per rank:
     build.collective({0: (10 * MS, 19 * MS), 1: (14 * MS, 19 * MS)})
     trace = build.trace()
 
-Drawn, one character per unit (see trace_from_text for the letters):
+Devices: device_rows.py. Drawn, one character per unit (see trace_from_text for the letters):
 
     trace = trace_from_text('''
         rank 0 loader : 000.......111
@@ -30,7 +30,8 @@ Drawn, one character per unit (see trace_from_text for the letters):
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from device_rows import GpuBuilder, StreamBuilder
 from trace_rows import MS, US, WORLD, ProcessBuilder, S, TraceBuilder
 from trace_text import trace_from_text
 
-__all__ = ["MS", "US", "WORLD", "ProcessBuilder", "S", "TraceBuilder", "trace_from_text"]
+__all__ = ["MS", "US", "WORLD", "GpuBuilder", "ProcessBuilder", "S", "StreamBuilder", "TraceBuilder", "trace_from_text"]

@@ -6,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from device_rows import GpuBuilder, StreamBuilder
+
 from stashtrace.model.kinds import (
     BatchPhase,
+    Bracket,
     CollectiveOp,
+    CollectiveSource,
     IoFlag,
     IoOp,
     Phase,
@@ -198,6 +202,50 @@ class TraceBuilder:
             )
         return keys
 
+    def device_collective(
+        self,
+        times: Mapping[int, tuple[int, int, int, int]],
+        *,
+        streams: Mapping[int, StreamBuilder] | None = None,
+        source: CollectiveSource = CollectiveSource.EVENTS,
+        bracket: bool = False,
+        network_ns: int = -1,
+        nccl_flags: int = 0,
+        batch_key: int = 0,
+        **options: Any,
+    ) -> dict[int, int]:
+        """Append one NCCL collective: rank -> (call, return, device begin, device end), device times -1 = untimed.
+
+        ``bracket`` adds the bracket of its stream too; other options as for :meth:`collective`. rank -> key.
+        """
+        plain = {rank: (call, returned, begin, end) for rank, (call, returned, begin, end) in times.items()}
+        keys = self.collective(plain, **options)
+        for rank, (call, returned, begin, end) in times.items():
+            stream = None if streams is None else streams.get(rank)
+            row = self.rows["collectives"][keys[rank]]
+            row.update(source_code=int(source), device_begin_ns=begin, device_end_ns=end)
+            if stream is not None:
+                row["stream_track_id"] = stream.track_id
+                if bracket:
+                    stream.bracket(Bracket.COLLECTIVE, begin, end, host=(call, returned), correlation=1 + keys[rank])
+            self.add(
+                "collective_details",
+                collective_key=keys[rank],
+                process_id=self.rank(rank).process_id,
+                algorithm_code=self.strings.code("RING" if source == CollectiveSource.PLUGIN else ""),
+                protocol_code=self.strings.code("SIMPLE" if source == CollectiveSource.PLUGIN else ""),
+                channels_count=2 if source == CollectiveSource.PLUGIN else 0,
+                timed_count=2 if source == CollectiveSource.PLUGIN and begin >= 0 else 0,
+                nccl_flags=nccl_flags,
+                batch_key=batch_key,
+                network_ns=network_ns,
+                transfer_bytes=-1 if network_ns < 0 else 1 << 20,
+                gpu_wait_ns=-1 if network_ns < 0 else 0,
+                peer_wait_ns=-1 if network_ns < 0 else 0,
+                wire_wait_ns=network_ns,
+            )
+        return keys
+
     def counter(self, rank: int, name: str, values: Mapping[int, float], unit: str = "") -> TraceBuilder:
         """Append a counter track of a rank's process with its samples: ts_ns -> value."""
         track = self.track(self.rank(rank).process_id, 0, name, kind=TrackKind.COUNTER, unit=unit)
@@ -281,6 +329,13 @@ class ProcessBuilder:
         )
         self._workers: dict[int, ProcessBuilder] = {}
         self._communicators: dict[int, int] = {}
+        self._gpus: dict[int, GpuBuilder] = {}
+
+    def gpu(self, index: int = 0, *, uuid: str = "", error_ns: int = 500, drift_ppb: int = 0) -> GpuBuilder:
+        """A device of this process, made at first use; see device_rows.py."""
+        if index not in self._gpus:
+            self._gpus[index] = GpuBuilder(self, index, uuid, error_ns, drift_ppb)
+        return self._gpus[index]
 
     def thread(self, name: str, role: ThreadRole = ThreadRole.UNKNOWN) -> ProcessBuilder:
         """Another thread of this process."""
