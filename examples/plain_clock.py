@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -86,7 +87,8 @@ class Faults:
 
     def __init__(self, options: argparse.Namespace, rank: int) -> None:
         self.decode_ns = options.inject_prep_ms * 1_000_000
-        self.read_bytes = options.inject_fetch_kib * 1024
+        self.mapped = options.inject_mmap_kib > 0
+        self.read_bytes = max(options.inject_fetch_kib, options.inject_mmap_kib) * 1024
         self.late_s = options.inject_straggler_ms / 1000 if rank == options.inject_rank else 0.0
         self.gap_s = options.inject_other_ms / 1000
         self.luggage_count = options.inject_handoff_items
@@ -102,6 +104,7 @@ class Faults:
             group.add_argument(f"--inject-{name}", type=int, default=default, metavar="N", help=text)
 
         add("fetch-kib", 0, "read N KiB more per image, past the page cache")
+        add("mmap-kib", 0, "touch N KiB more per image in a mapped file, past the page cache")
         add("prep-ms", 0, "burn N ms of CPU time per image")
         add("handoff-items", 0, "send N small Python objects along with each batch")
         add("straggler-ms", 0, "sleep N ms before the backward of --inject-rank")
@@ -123,9 +126,16 @@ class Faults:
         file = os.open(self.cold_file, os.O_RDONLY)
         offset = index % 64 * self.read_bytes
         os.posix_fadvise(file, offset, self.read_bytes, os.POSIX_FADV_DONTNEED)
-        with clock.sample("cold_read"):
-            piece = os.pread(file, self.read_bytes, offset)
-        del piece  # after the reading: giving megabytes back takes its own time
+        if self.mapped:
+            # Mapped anew each time: the kernel keeps the pages that somebody has mapped.
+            with mmap.mmap(file, self.read_bytes, access=mmap.ACCESS_READ, offset=offset) as pages:
+                pages.madvise(mmap.MADV_RANDOM)  # page by page: read-ahead would hide the wait
+                with clock.sample("cold_touch"):
+                    sum(pages[:: mmap.PAGESIZE])
+        else:
+            with clock.sample("cold_read"):
+                piece = os.pread(file, self.read_bytes, offset)
+            del piece  # after the reading: giving megabytes back takes its own time
         os.close(file)
 
     def slow_decode(self) -> None:

@@ -71,6 +71,10 @@ SCENARIOS = (
         {0: "fetch", 1: "fetch"}, means="eviction",
     ),
     Scenario(
+        "fetch_mapped", "each image touches 512 KiB more of a mapped file, evicted from the page cache",
+        ("--inject-mmap-kib", "512"), {0: "fetch", 1: "fetch"}, means="eviction",
+    ),
+    Scenario(
         "fetch_worker", "the same limit, reads in a DataLoader worker", ("--inject-fetch-kib", "256"),
         {0: "fetch", 1: "fetch"}, workers=1, means="slow_disk", share=0.2,
     ),
