@@ -1,0 +1,100 @@
+// The part of CUDA's driver and runtime interface that we call or stand in front of. SPDX-License-Identifier: Apache-2.0
+//
+// Our own words for a foreign ABI of CUDA 12 and 13: no NVIDIA header is included anywhere. Enumerations are int as in C, handles are
+// pointers, and a runtime handle is the driver's (cudaStream_t == CUstream, cudaEvent_t == CUevent). Numbers are compared
+// with the real headers by tests/contract where these are found. Used by csrc/device, rooms and tests/fakes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stashtrace::cuda {
+
+using Result = int;  // CUresult, cudaError_t
+using Device = int;  // CUdevice
+using Context = void*;
+using Stream = void*;
+using Event = void*;
+using Module = void*;
+using Function = void*;
+using Graph = void*;
+using GraphExec = void*;
+using DevicePointer = unsigned long long;
+
+struct Uuid {
+  unsigned char bytes[16];
+};
+static_assert(sizeof(Uuid) == 16);
+
+// CUresult; cudaError_t has the same numbers for these.
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kInvalidValue = 1;
+inline constexpr Result kOutOfMemory = 2;
+inline constexpr Result kNotInitialized = 3;
+inline constexpr Result kDeinitialized = 4;
+inline constexpr Result kNoDevice = 100;
+inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kSymbolNotFound = 302;  // shared object symbol not found
+inline constexpr Result kInvalidHandle = 400;
+inline constexpr Result kNotReady = 600;
+inline constexpr Result kContextIsDestroyed = 709;
+inline constexpr Result kNotSupported = 801;
+inline constexpr Result kCaptureUnsupported = 900;
+inline constexpr Result kCaptureInvalidated = 901;
+inline constexpr Result kCaptureIsolation = 905;
+inline constexpr Result kCaptureImplicit = 906;  // the legacy stream while a blocking stream captures
+inline constexpr Result kCapturedEvent = 907;
+
+// Handles that stand for default streams.
+inline constexpr std::uintptr_t kLegacyStream = 1;
+inline constexpr std::uintptr_t kPerThreadStream = 2;
+
+inline constexpr unsigned kStreamDefault = 0;
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDefault = 0;  // with timing
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kEventRecordExternal = 1;
+
+enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureBroken = 2 };
+enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
+enum MemcpyKind : int { kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kDefaultKind = 4 };
+
+inline constexpr int kPointerMemoryType = 2;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+inline constexpr int kPointerIsManaged = 8;
+inline constexpr int kPointerDeviceOrdinal = 9;
+inline constexpr unsigned kMemoryHost = 1;
+inline constexpr unsigned kMemoryDevice = 2;
+
+inline constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_*
+inline constexpr int kCapabilityMajor = 75;
+inline constexpr int kCapabilityMinor = 76;
+inline constexpr unsigned kHostAllocPortable = 1;
+inline constexpr unsigned kHostAllocDeviceMap = 2;
+
+inline constexpr std::uint64_t kLookUpPerThread = 2;  // cuGetProcAddress: CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+
+struct Dim3 {
+  unsigned x, y, z;
+};
+static_assert(sizeof(Dim3) == 12);
+
+// cudaLaunchConfig_t
+struct LaunchConfig {
+  Dim3 grid, block;
+  std::size_t shared_bytes;
+  Stream stream;
+  void* attributes;
+  unsigned attributes_count;
+};
+static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32);
+
+// One pointer per function of cuda_driver.def, null where the driver has none of this name.
+struct Driver {
+#define CUDA_DRIVER(member, symbol, ...) Result (*member)(__VA_ARGS__) = nullptr;
+#define CUDA_DRIVER_OPTIONAL CUDA_DRIVER
+#include "abi/cuda_driver.def"
+#undef CUDA_DRIVER_OPTIONAL
+#undef CUDA_DRIVER
+};
+
+}  // namespace stashtrace::cuda

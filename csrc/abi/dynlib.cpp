@@ -1,0 +1,109 @@
+// Implementation of dynlib.h. SPDX-License-Identifier: Apache-2.0
+#include "abi/dynlib.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cerrno>
+
+namespace stashtrace {
+
+namespace {
+
+// Address of our own object: a symbol that lies in it is a hook of ours, not what we look for.
+const char g_own_object = 0;
+
+void* own_base() noexcept {
+  Dl_info info{};
+  return dladdr(&g_own_object, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
+void* foreign(void* found, void* own) noexcept {
+  Dl_info info{};
+  if (found == nullptr || own == nullptr) return found;
+  return dladdr(found, &info) != 0 && info.dli_fbase == own ? nullptr : found;
+}
+
+class KeepErrno {
+ public:
+  KeepErrno() noexcept : saved_(errno) {}
+  ~KeepErrno() { errno = saved_; }
+  KeepErrno(const KeepErrno&) = delete;
+  KeepErrno& operator=(const KeepErrno&) = delete;
+
+ private:
+  int saved_;
+};
+
+struct Search {
+  const char* name;
+  void* own;
+  void* found;
+};
+
+// dlsym through a handle of each object: an object's own symbols come before those of what it needs.
+int look_into(dl_phdr_info* object, std::size_t, void* argument) noexcept {
+  auto& search = *static_cast<Search*>(argument);
+  if (object->dlpi_name == nullptr || object->dlpi_name[0] != '/') return 0;
+  void* handle = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == nullptr) return 0;
+  search.found = foreign(dlsym(handle, search.name), search.own);
+  dlclose(handle);
+  return search.found != nullptr;
+}
+
+void* open_first(const char* const* names, std::size_t count, int flags, const char*& name) noexcept {
+  for (std::size_t i = 0; i < count; ++i) {
+    void* handle = dlopen(names[i], RTLD_LAZY | flags);
+    if (handle == nullptr) continue;
+    name = names[i];
+    return handle;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Dynlib Dynlib::loaded(const char* const* names, std::size_t count) noexcept {
+  const KeepErrno quiet;
+  Dynlib out;
+  out.handle_ = open_first(names, count, RTLD_NOLOAD, out.name_);
+  dlerror();  // an application may ask for the text of its own last failure
+  return out;
+}
+
+Dynlib Dynlib::load(const char* const* names, std::size_t count) noexcept {
+  Dynlib out = loaded(names, count);
+  if (out) return out;
+  const KeepErrno quiet;
+  out.handle_ = open_first(names, count, RTLD_LOCAL, out.name_);
+  dlerror();
+  return out;
+}
+
+void* Dynlib::symbol(const char* name) const noexcept {
+  if (handle_ == nullptr) return nullptr;
+  const KeepErrno quiet;
+  void* found = foreign(dlsym(handle_, name), own_base());
+  dlerror();
+  return found;
+}
+
+void* find_behind_hook(const char* const* libraries, std::size_t count, const char* name,
+                       const char* preferred) noexcept {
+  const Dynlib library = Dynlib::loaded(libraries, count);
+  if (preferred != nullptr)
+    if (void* found = library.symbol(preferred)) return found;
+  if (void* found = library.symbol(name)) return found;
+  const KeepErrno quiet;
+  Search search{name, own_base(), nullptr};
+  // A library loaded in a local scope is not behind RTLD_NEXT, which walks the main program's scope alone.
+  void* next = dlsym(RTLD_NEXT, name);
+  asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
+  search.found = foreign(next, search.own);
+  if (search.found == nullptr) dl_iterate_phdr(&look_into, &search);
+  dlerror();
+  return search.found;
+}
+
+}  // namespace stashtrace

@@ -1,0 +1,45 @@
+// Symbols of libraries that the process may or may not have. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: csrc/device and the rooms that speak to CUDA, NCCL, NVML and CUPTI. Never call these on a hot path or in a
+// signal handler: dlopen and dlsym take the loader's lock. What comes back is never a function of our own library, so no
+// call passes through our hooks. No errno is touched.
+#pragma once
+
+#include <cstddef>
+
+#include "core/status.h"
+
+namespace stashtrace {
+
+class Dynlib {
+ public:
+  constexpr Dynlib() noexcept = default;
+
+  // The first of `names` that is already loaded, in whatever scope; nothing is loaded, its use count is kept up.
+  static Dynlib loaded(const char* const* names, std::size_t count) noexcept;
+  // The same, else loads the first that can be found, for this handle alone (RTLD_LOCAL).
+  static Dynlib load(const char* const* names, std::size_t count) noexcept;
+
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+  void* symbol(const char* name) const noexcept;  // null if it is not there
+  const char* name() const noexcept { return name_; }  // as it was asked for, "" if absent
+
+  // True if it is there; `to` is null otherwise.
+  template <class F>
+  bool find(F*& to, const char* name) const noexcept {
+    to = reinterpret_cast<F*>(symbol(name));
+    return to != nullptr;
+  }
+
+ private:
+  void* handle_ = nullptr;
+  const char* name_ = "";
+};
+
+// The function that a hook of ours named `name` stands in front of: in the first loaded of `libraries`, under `preferred`
+// (null: none) and then under `name`; else the next definition in the caller's scope; else in any loaded object that
+// exports it. Null if nobody has it.
+void* find_behind_hook(const char* const* libraries, std::size_t count, const char* name,
+                       const char* preferred = nullptr) noexcept;
+
+}  // namespace stashtrace

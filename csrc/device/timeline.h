@@ -1,0 +1,101 @@
+// What happens on devices, in timing events: the door that rooms cuda, nccl and cupti share. SPDX-License-Identifier: Apache-2.0
+//
+// A bracket is two events on a stream around something the host asked for; one harvester thread polls them and writes the rows.
+// Callers are hooks on the job's threads. No function waits for a device, allocates once the pool is warm, or takes a lock
+// that is held around a call of CUDA; all do nothing without a driver, in a forked child, and after stop().
+// A context is only ever the stream's own; none is created, retained or made current for longer than a call.
+#pragma once
+
+#include <cstdint>
+
+#include "schema/schema.h"
+
+namespace stashtrace {
+class Context;
+}
+
+namespace stashtrace::device {
+
+#pragma GCC visibility push(hidden)
+
+using Stream = void*;  // CUstream == cudaStream_t; 0 is the legacy default stream, kPerThreadStream the thread's own
+namespace bracket_code = schema::codes::Bracket;
+namespace awaited_code = schema::codes::Awaited;
+namespace bracket_flag = schema::codes::BracketFlag;
+
+bool available() noexcept;       // a driver was found and a context is current on this thread
+bool timing_allowed() noexcept;  // false: CUDA_DEVICE_MAX_CONNECTIONS=1 without STASHTRACE_FORCE_EVENTS=1, or a driver too old
+bool capturing(Stream stream) noexcept;  // also true when the answer is "invalidated" or "implicit": back off
+
+std::uint64_t stream_key(Stream stream) noexcept;   // writes stream_info at first sight; 0 only if unknown
+std::int32_t device_index(Stream stream) noexcept;  // -1 if unknown
+std::int32_t current_device() noexcept;             // of the calling thread's context, -1 if there is none
+
+struct Begin {
+  std::uint32_t bracket_id = 0;  // 0: nothing was begun
+  std::uint32_t slot = 0;        // for bracket_end() alone
+};
+
+struct BracketExtra {
+  std::int64_t size_bytes = 0;
+  std::uint16_t copy_code = 0;
+  std::uint16_t awaited = 0;          // Awaited
+  std::uint32_t awaited_bracket = 0;  // stream_wait: becomes correlation_id, and awaited_device_ns is looked up by it
+  std::uint16_t flags = 0;            // BracketFlag bits, beside those of bracket_begin
+  bool has_correlation = false;       // `correlation` takes the place of what bracket_begin was given
+  std::uint64_t correlation = 0;
+};
+
+// Records the first event on `stream`. Where events are not allowed, during capture or over budget the bracket is begun without them and its
+// row is flagged untimed.
+Begin bracket_begin(std::uint16_t kind, Stream stream, std::uint64_t correlation, std::uint16_t flags) noexcept;
+// Records the second event and the moment of return; the harvester writes the row when both events are done.
+void bracket_end(Begin begin, const BracketExtra& extra) noexcept;
+// The call failed before it launched anything: no row.
+void bracket_cancel(Begin begin) noexcept;
+
+// One event: step, mark, awaited. A step or batch_wait says that the stream carries compute. Gives the bracket's id, 0 if none.
+std::uint32_t mark(std::uint16_t kind, Stream stream, std::uint64_t correlation) noexcept;
+
+// The last work on this stream: decides `awaited_code` of later waits for it.
+void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id) noexcept;
+
+// cudaEventRecord and cudaStreamWaitEvent as the job calls them; room cuda does, others may.
+void note_event_record(void* event, Stream stream) noexcept;  // before the real call
+void note_event_gone(void* event) noexcept;
+struct Wait {
+  Begin begin;
+  std::uint16_t awaited = 0;
+  std::uint32_t awaited_bracket = 0;
+};
+Wait wait_begin(Stream stream, void* event) noexcept;
+void wait_end(const Wait& wait, Stream stream, bool succeeded) noexcept;
+
+// A stream was made or destroyed: its handle may come back as another one.
+void note_stream_created(Stream stream) noexcept;
+void note_stream_gone(Stream stream) noexcept;
+
+// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called before the first communicator
+// exists (loading a module beside spinning NCCL kernels can deadlock); later calls on the same context do nothing. From then on
+// globaltimer readings are taken beside the event anchors.
+void prepare_globaltimer() noexcept;
+
+// CUDA calls of this thread are made by a library on behalf of a call that is already recorded: hooks pass them through.
+class Inside {
+ public:
+  Inside() noexcept;
+  ~Inside();
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  static bool already() noexcept;
+};
+
+// Rooms that use events call it in their start(); cheap, idempotent, touches no driver.
+void use(Context& context) noexcept;
+// Harvests what is done and gives up the rest; waits for neither a device nor the harvester for longer than 50 ms.
+void stop() noexcept;
+void after_fork() noexcept;  // no CUDA in the child of a process that used it
+
+#pragma GCC visibility pop
+
+}  // namespace stashtrace::device
