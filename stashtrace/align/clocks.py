@@ -97,14 +97,14 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     bracket = np.where(readings.bracket_ns[order] < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns[order])
     kept = _best_per_window(ns, bracket)
     nominal, drift_ppb = _usual_rate(ticks[kept], ns[kept], tick_hz)
-    kept, rejected = _consistent(ticks, ns, bracket, kept, nominal, drift_ppb)
+    kept, rejected = consistent_run(ticks, ns, bracket, kept, nominal, drift_ppb)
     if len(kept) == 1:
         only = int(kept[0])
         span = 1 << 40
         ends = np.array([0, span]), np.array([0, round(span * nominal)])
         anchors = TickMap(ticks[only] + ends[0], ns[only] + ends[1], int(bracket[only] + 1) // 2, rejected)
     else:
-        anchors = TickMap(*_with_ends(ticks[kept], ns[kept]), int(bracket[kept].max() + 1) // 2, rejected)
+        anchors = TickMap(*with_ends(ticks[kept], ns[kept]), int(bracket[kept].max() + 1) // 2, rejected)
     residual = np.abs(anchors(ticks.view(np.uint64)) - ns)
     unexplained = np.maximum(residual - bracket // 2, 0)
     agreeing = unexplained[unexplained <= np.quantile(unexplained, 0.99)]
@@ -132,7 +132,7 @@ def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
     return 1e9 / tick_hz, _MAX_HEADER_DRIFT_PPB
 
 
-def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float,
+def consistent_run(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float,
                 drift_ppb: int) -> tuple[Int64, int]:
     """The longest run of readings that one clock of about the nominal rate could give, and how many it leaves out.
 
@@ -157,7 +157,7 @@ def _consistent(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: f
     return np.array(best, dtype=np.int64), len(order) - len(best)
 
 
-def _with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
+def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
     """Extend the outer pieces at the rate of a longer baseline, so that two close readings do not set it."""
     ends = []
     for near, step in ((0, 1), (len(ticks) - 1, -1)):

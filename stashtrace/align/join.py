@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stashtrace.align.communicators import name_communicators
 from stashtrace.align.session import Session
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Array, Table
@@ -26,6 +27,9 @@ SORT_KEYS = {
     "collective_waits": ("begin_ns",),
     "counters": ("track_id", "ts_ns"),
     "flows": ("source_ns",),
+    "device_brackets": ("call_ns",),
+    "device_calls": ("begin_ns",),
+    "kernels": ("begin_ns",),
 }
 #: Rows looked at in one go to see whether a table is sorted.
 _CHECK_ROWS = 1 << 20
@@ -43,7 +47,11 @@ def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozense
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
-        joined.update(_number_collectives(joined["collectives"], joined.get("collective_waits")))
+        joined.update(_number_collectives(joined["collectives"], joined.get("collective_waits"),
+                                          joined.get("collective_details")))
+    if "groups" in joined:
+        collectives = joined.get("collectives", Table.empty(TABLES["collectives"]))
+        joined["groups"] = name_communicators(joined["groups"], collectives, session.group_notes, session.tracks)
     joined["processes"] = session.process_table()
     joined["losses"] = session.loss_table([p.losses for p in parts])
     joined["metadata"] = session.metadata_table([p.metadata for p in parts])
@@ -60,6 +68,10 @@ def _offset_keys(parts: Sequence[EventTables]) -> None:
         if count and first:
             part._tables["collectives"] = part.collectives.replace(
                 collective_key=part.collectives["collective_key"] + first)
+        details = part.collective_details
+        if len(details) and first:
+            part._tables["collective_details"] = details.replace(
+                collective_key=details["collective_key"] + first)
         waits = part.collective_waits
         if len(waits) and first:
             keys = waits["collective_key"]
@@ -105,14 +117,15 @@ def _in_order(columns: Sequence[Array]) -> bool:
     return bool(in_order.all())
 
 
-def _number_collectives(collectives: Table, waits: Table | None) -> dict[str, Table]:
-    """``collective_key`` becomes the row number, here and in the waits that refer to it."""
+def _number_collectives(collectives: Table, *others: Table | None) -> dict[str, Table]:
+    """``collective_key`` becomes the row number, here and in the tables that refer to it."""
     old = collectives["collective_key"]
     rows = np.arange(len(old), dtype=np.int64)
     tables = {"collectives": collectives.replace(collective_key=rows)}
-    if waits is not None and len(waits) and len(old):
-        order = np.argsort(old, kind="stable")
-        at = np.clip(np.searchsorted(old[order], waits["collective_key"]), 0, len(old) - 1)
-        found = old[order][at] == waits["collective_key"]
-        tables["collective_waits"] = waits.replace(collective_key=np.where(found, order[at], -1))
+    for other in others:
+        if other is not None and len(other) and len(old):
+            order = np.argsort(old, kind="stable")
+            at = np.clip(np.searchsorted(old[order], other["collective_key"]), 0, len(old) - 1)
+            found = old[order][at] == other["collective_key"]
+            tables[other.schema.name] = other.replace(collective_key=np.where(found, order[at], -1))
     return tables

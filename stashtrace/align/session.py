@@ -9,9 +9,19 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.align import device_clocks
 from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
+from stashtrace.align.collective_merge import GroupNotes, merge_collectives
 from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
-from stashtrace.collectors.context import DecodeContext, Int64, LossRow, ProcessIdentity, TrackRegistry, losses_columns
+from stashtrace.collectors.context import (
+    DecodeContext,
+    DeviceTime,
+    Int64,
+    LossRow,
+    ProcessIdentity,
+    TrackRegistry,
+    losses_columns,
+)
 from stashtrace.collectors.registry import Room, resolve
 from stashtrace.errors import FormatError, UsageError
 from stashtrace.format.liveness import LiveRings
@@ -26,7 +36,7 @@ from stashtrace.model.table import Table
 from stashtrace.model.trace import EventTables, RawProcess
 
 #: Read in the first pass, before anything is decoded.
-CORE_RECORDS = ("clock_sync", "metadata", "thread_info")
+CORE_RECORDS = ("clock_sync", "metadata", "thread_info", *device_clocks.RECORDS)
 #: Honest floor of the error between two hosts whose only common clock is the wall clock.
 _REALTIME_ERROR_NS = 1_000_000
 
@@ -76,6 +86,8 @@ class Session:
         self.identities: list[Identity] = []
         self.losses: list[tuple[int, LossRow]] = []
         self.ends_ns: list[int] = []
+        self.device_times: list[dict[tuple[int, int], DeviceTime]] = []
+        self.group_notes = GroupNotes()
         self.reference = ""
         self.origin_monotonic_ns = 0
 
@@ -91,6 +103,7 @@ class Session:
         session = cls(runs, files, strings if strings is not None else StringPool(), os.pathsep.join(paths))
         session._identify(ranks)
         session._register_threads()
+        session._read_device_clocks()
         return session
 
     def __len__(self) -> int:
@@ -155,6 +168,13 @@ class Session:
             for tid in file.thread_ids():
                 self.tracks.thread(process_id, tid)
 
+    def _read_device_clocks(self) -> None:
+        """Once the common clock is known: processes of a host read the clock of a device they share for each other."""
+        self.device_times, losses = device_clocks.device_times(
+            (raw, self.clock_of(index), self.clock_of(index).boot_id) for index, raw in enumerate(self.core)
+        )
+        self.losses += losses
+
     # Decoding -----------------------------------------------------------------------------------
 
     def decode(self, index: int, wanted: frozenset[str] | None) -> EventTables:
@@ -170,6 +190,7 @@ class Session:
                 table = tables.table(name)
                 if len(table) and (wanted is None or name in wanted or name in ("losses", "metadata")):
                     found.setdefault(name, []).append(table)
+        merge_collectives(found, context, self.group_notes)
         joined = {name: Table.concat(TABLES[name], parts) for name, parts in found.items()}
         self.losses += [(index, row) for row in context.losses]
         self.ends_ns[index] = self._end_of(index, joined)
@@ -206,7 +227,7 @@ class Session:
         identity = ProcessIdentity(index, int(raw.metadata.get("pid", 0)), who.rank, who.local_rank, who.world_size,
                                    who.role, who.worker_id, who.parent)
         return DecodeContext(identity, tracks=self.tracks, texts=raw.strings, clock=self.clock_of(index),
-                             wanted=wanted)
+                             wanted=wanted, device_times=self.device_times[index])
 
     def _rooms(self, file: StashFile, wanted: frozenset[str] | None) -> list[Room]:
         """Rooms that have rows in this file and fill a wanted table; a room without decoder is a loss."""
@@ -227,7 +248,8 @@ class Session:
         """Last sign of life: the latest moment in any of its rows."""
         clock = self.clock_of(index)
         latest = [int(clock(_ticks(self.files[index].metadata))[0])]
-        latest += [int(clock(r.rows["ticks"]).max()) for r in self.core[index].records.values() if len(r.rows)]
+        latest += [int(clock(r.rows["ticks"]).max()) for name, r in self.core[index].records.items()
+                   if name in ("clock_sync", "metadata", "thread_info") and len(r.rows)]
         for table in tables.values():
             latest += [int(table[n].max()) for n in ("end_ns", "ts_ns", "return_ns") if n in table and len(table)]
         return max(latest)

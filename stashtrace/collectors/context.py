@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import ProcessRole, Severity, ThreadRole, TrackKind
+from stashtrace.model.kinds import DeviceClock, ProcessRole, Severity, StreamFlag, ThreadRole, TrackKind
 from stashtrace.model.schemas import TABLES, TRACKS
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
@@ -64,6 +64,19 @@ class TrackRegistry:
         """Track of a sampled quantity."""
         return self._get(process_id, TrackKind.COUNTER, native_id, name, unit, True)
 
+    def stream(self, process_id: int, native_id: int, name: str) -> int:
+        """Track of a stream of one process, by its key there; the first name stays."""
+        signed = native_id - (1 << 64) if native_id >= 1 << 63 else native_id
+        return self._get(process_id, TrackKind.STREAM, signed, name, "", False)
+
+    def device(self, process_id: int, device_index: int, name: str) -> int:
+        """Track of a device as one process sees it."""
+        return self._get(process_id, TrackKind.DEVICE, device_index, name, "", False)
+
+    def rename(self, track_id: int, name: str) -> None:
+        """Give a track another name."""
+        self._rows[track_id][5] = self.strings.code(name)
+
     def describe_thread(self, process_id: int, tid: int, *, name: str = "", role: int = ThreadRole.UNKNOWN) -> None:
         """Set name and role of a thread; empty name and unknown role leave what is there."""
         row = self._rows[self.thread(process_id, tid)]
@@ -75,6 +88,39 @@ class TrackRegistry:
     def table(self) -> Table:
         """The ``tracks`` table so far."""
         return Table.from_rows(TRACKS, self._rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """One clock of a device, mapped to the common clock by ``align.device_clocks``.
+
+    Attributes
+    ----------
+    to_common : callable
+        Device ns, as uint64 bits -> int64 ns of the common clock.
+    error_ns, anchors_count, drift_ppb
+        As in the table ``device_clocks``.
+    rejected_count : int
+        Readings that contradict the others.
+    """
+
+    to_common: TickClock
+    error_ns: int
+    anchors_count: int
+    drift_ppb: int
+    rejected_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Operations of a communicator that are numbered on their own: ``kind`` says why.
+
+    ``ends`` are the two members between which messages go, in the communicator's numbering; empty for all members.
+    """
+
+    group_hash: int
+    kind: str
+    ends: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +152,8 @@ class DecodeContext:
         uint64 ticks -> int64 ns of the common clock.
     wanted : set of str, optional
         Tables the caller will keep; a decoder may skip the others. All if None.
+    device_times : mapping, optional
+        (device index, DeviceClock) -> its clock.
     """
 
     def __init__(
@@ -116,6 +164,7 @@ class DecodeContext:
         texts: Mapping[int, str],
         clock: TickClock,
         wanted: frozenset[str] | None = None,
+        device_times: Mapping[tuple[int, int], DeviceTime] | None = None,
     ) -> None:
         self.identity = identity
         self.process_id = identity.process_id
@@ -128,6 +177,10 @@ class DecodeContext:
         self._texts = texts
         self._clock = clock
         self._flat: Int64 | None = None
+        self.device_times = device_times or {}
+        self.lanes: dict[int, Lane] = {}
+        #: Hashes of torch's groups whose only backend is NCCL.
+        self.nccl_groups: set[int] = set()
 
     # Time ---------------------------------------------------------------------------------------
 
@@ -139,6 +192,35 @@ class DecodeContext:
         """Same, but 0 ticks (never seen) become -1."""
         array = np.asarray(ticks, dtype=np.uint64)
         return np.where(array == 0, np.int64(-1), self._clock(array))
+
+    def device_ns(self, device_index: Any, clock_code: int, values: Any) -> Int64:
+        """Times of a device's clock -> int64 ns of the common clock.
+
+        -1 stays -1. A clock without readings gives -1 too, and a row of losses. ``device_index`` is a number or one per
+        value; -1 means the only device, if there is only one with that clock.
+        """
+        given = np.ascontiguousarray(values, dtype=np.int64)
+        devices = np.broadcast_to(np.asarray(device_index, dtype=np.int64), given.shape)
+        out = np.full(given.shape, -1, dtype=np.int64)
+        for device in np.unique(devices).tolist():
+            chosen = (devices == device) & (given != -1)
+            count = int(np.count_nonzero(chosen))
+            if not count:
+                continue
+            time = self._device_time(device, clock_code)
+            if time is None:
+                clock = DeviceClock(clock_code).name.lower()
+                self.add_loss("cuda", "device_clock_missing", count,
+                              f"no reading of the {clock} clock of GPU {device}: its times cannot be placed")
+            else:
+                out[chosen] = time.to_common(given[chosen].view(np.uint64))
+        return out
+
+    def _device_time(self, device_index: int, clock_code: int) -> DeviceTime | None:
+        if device_index >= 0:
+            return self.device_times.get((device_index, int(clock_code)))
+        fitting = [time for (_, code), time in self.device_times.items() if code == clock_code]
+        return fitting[0] if len(fitting) == 1 else None
 
     # Tracks -------------------------------------------------------------------------------------
 
@@ -154,6 +236,49 @@ class DecodeContext:
         starts = np.concatenate(([0], np.flatnonzero(tids[1:] != tids[:-1]) + 1))
         ids = np.fromiter((self.track(t) for t in tids[starts].tolist()), dtype=np.int64, count=len(starts))
         return np.repeat(ids, np.diff(np.append(starts, len(tids))))
+
+    def caller_tracks(self, tids: npt.NDArray[Any]) -> Int64:
+        """Track id of the thread a row names, for rows in any order; -1 where it names none (0)."""
+        distinct, inverse = np.unique(tids, return_inverse=True)
+        ids = [self.track(tid) if tid else -1 for tid in distinct.tolist()]
+        return np.array(ids, dtype=np.int64)[inverse]
+
+    def device_track(self, device_index: int, name: str = "") -> int:
+        """Track of a device of this process."""
+        return self.registry.device(self.process_id, int(device_index), name or f"GPU {device_index}")
+
+    def stream_track(self, stream_key: int, name: str = "") -> int:
+        """Track of a stream of this process; named by :meth:`name_streams` if its description was recorded."""
+        return self.registry.stream(self.process_id, int(stream_key), name or f"stream {stream_key:x}")
+
+    def stream_tracks(self, stream_keys: npt.NDArray[Any]) -> Int64:
+        """Track id of each row's stream, -1 where the key is 0 (unknown)."""
+        distinct, inverse = np.unique(stream_keys, return_inverse=True)
+        ids = [self.stream_track(key) if key else -1 for key in distinct.tolist()]
+        return np.array(ids, dtype=np.int64)[inverse]
+
+    def name_streams(self, raw: RawProcess) -> list[tuple[int, int, int, int]]:
+        """Make and name the tracks of all streams that ``stream_info`` describes; the same in every room.
+
+        Returns (track id, device index, flags, priority) of each stream, in the order in which they were seen. A stream
+        that was described again has the flags of all its descriptions.
+        """
+        records = raw.records.get("stream_info")
+        if records is None or not len(records.rows):
+            return []
+        known: dict[int, list[int]] = {}
+        for row in np.sort(records.rows, order="ticks"):
+            key = int(row["stream_key"])
+            device, priority = int(row["device_index"]), int(row["priority_index"])
+            entry = known.setdefault(key, [device, 0, priority, 0])
+            entry[1] |= int(row["stream_flags"])
+            entry[3] = int(row["name_id"]) or entry[3]
+        found, numbers = [], dict.fromkeys((entry[0] for entry in known.values()), 0)
+        for key, (device, flags, priority, name_id) in known.items():
+            numbers[device] += 1
+            name = self.text(name_id) or _stream_name(numbers[device], flags, priority)
+            found.append((self.stream_track(key, name), device, flags, priority))
+        return found
 
     def by_track(self, raw: RawProcess, name: str) -> tuple[npt.NDArray[np.void], Int64, Int64] | None:
         """Rows of a record, sorted by track and begin: rows, begin_ns, track_id; None if there are none."""
@@ -214,6 +339,14 @@ class DecodeContext:
     def tables(self, **columns: Mapping[str, Any]) -> EventTables:
         """EventTables from columns per table name; a scalar column is repeated to the table's length."""
         return EventTables(self.strings, {name: _table(name, given) for name, given in columns.items()})
+
+
+def _stream_name(number: int, flags: int, priority: int) -> str:
+    """What tells a stream from the others of its device."""
+    words = ["compute"] if flags & StreamFlag.CARRIES_COMPUTE else []
+    words.append("default stream" if flags & StreamFlag.LEGACY else f"stream {number}")
+    words += ["high priority"] if priority < 0 else []
+    return " · ".join(words)
 
 
 def _table(name: str, columns: Mapping[str, Any]) -> Table:

@@ -20,6 +20,9 @@ COLLECTORS: tuple[tuple[str, str, str], ...] = (
     ("torch_dataloader", "stashtrace.collectors.torch_dataloader:decode", "phases of DataLoader batches"),
     ("torch_step", "stashtrace.collectors.torch_step:decode", "forward, backward, optimizer, checkpoint"),
     ("torch_distributed", "stashtrace.collectors.torch_distributed:decode", "collectives and process groups"),
+    ("cuda", "stashtrace.collectors.cuda:decode", "devices, streams, brackets, blocking calls"),
+    ("nccl", "stashtrace.collectors.nccl:decode", "NCCL's communicators and operations, timed by the device"),
+    ("cupti", "stashtrace.collectors.cupti:decode", "kernels and copies, in deep mode"),
 )
 
 Decoder = Callable[[RawProcess, DecodeContext], EventTables]

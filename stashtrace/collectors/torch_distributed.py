@@ -1,8 +1,8 @@
 """Decodes collectives, the waits for them, and the process groups they belong to.
 
 Called through the registry by ``align.align``. A collective without a ``collective_done`` row was still
-running when recording stopped: its end is -1, which is how a hang shows. ``collective_key`` counts from 0
-within the process.
+running when recording stopped: its end is -1, which is how a hang shows. On an NCCL group the host never sees an end:
+a future of the device completes at the enqueue. ``collective_key`` counts from 0 within the process.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,7 +20,7 @@ from stashtrace.model.trace import EventTables, RawProcess, RawRecords
 RECORDS = ("collective_call", "collective_done", "collective_wait", "group", "group_count", "group_peer")
 TABLES = ("collectives", "collective_waits", "groups", "tracks")
 
-UNSEEN_STATUS = 3
+FAILED_STATUS, UNSEEN_STATUS = 1, 3
 _LOOPBACK = ("127.", "::1")
 
 
@@ -73,6 +73,11 @@ def _collectives(
             columns[column] = values
         status[seen] = ends["status_code"]
     hashes = rows["group_hash"]
+    context.nccl_groups = {h for h, group in groups.items() if group["backend"] == "nccl"}
+    on_device = np.isin(hashes, np.array(sorted(context.nccl_groups), dtype=np.uint64))
+    for column in ("begin_ns", "end_ns"):
+        columns[column] = np.where(on_device, -1, columns[column])
+    status = np.where(on_device & (status != FAILED_STATUS), UNSEEN_STATUS, status)
     communicators = {
         int(h): context.communicator_track(int(h), groups[int(h)]["name"] if int(h) in groups else f"group {int(h):x}")
         for h in np.unique(hashes)

@@ -256,7 +256,7 @@ def _collective_kernel(operator: Any, name: str) -> Any:
         if launch is not None:
             try:
                 launch.return_ticks = left
-                _leave(launch, result, blocking, args[0])
+                _leave(launch, result, blocking, args)
             except Exception as error:
                 failed(COLLECTOR, "leave", error)
         cost.add(now_ticks() - left + entered - begin)
@@ -316,13 +316,22 @@ def _bytes(tensors: Any) -> int:
         return 0  # sparse
 
 
-def _leave(launch: torch_work.Launch, result: Any, blocking: bool, tensors: Any) -> None:
+def _on_cpu(args: Any) -> bool | None:
+    """Whether its tensors are the CPU's, by the first there is: an operator has no outputs on some ranks."""
+    for each in args:
+        found = _on_cpu(each) if isinstance(each, (list, tuple)) else getattr(each, "is_cpu", None)
+        if found is not None:
+            return bool(found)
+    return None
+
+
+def _leave(launch: torch_work.Launch, result: Any, blocking: bool, args: Any) -> None:
     boxed = result[-1] if isinstance(result, (list, tuple)) and result else result
     work = None if boxed is None else _unbox_work(boxed)
-    while isinstance(tensors, (list, tuple)) and tensors:
-        tensors = tensors[0]
-    torch_work.launched(launch, work, blocking=blocking, end_visible=getattr(tensors, "is_cpu", True))
     group = launch.group
+    on_cpu = _on_cpu(args)
+    visible = group.backend != "nccl" if on_cpu is None else on_cpu
+    torch_work.launched(launch, work, blocking=blocking, end_visible=visible)
     if not group.scanned:
         groups.scan(group)
 

@@ -76,21 +76,22 @@ def launched(launch: Launch, work: Any, *, blocking: bool, end_visible: bool) ->
     ----------
     launch : Launch
     work : Work or None
-        None if the operation has ended already.
+        None if the backend keeps nothing: on the CPU the operation has ended then.
     blocking : bool
         The caller is about to wait for it (``async_op=False``): no callback is needed.
     end_visible : bool
         False on an accelerator, whose work ends on a stream and not for the host.
     """
+    if not end_visible:
+        # Before the work is looked at: NCCL gives none back for a blocking call, whose kernel has yet to run.
+        launch.finish(0, UNSEEN)
     if work is None:
         launch.finish(launch.return_ticks, FINE)
         return
     launch.work = work
     key = id(work)
     _by_work[key] = launch
-    if not end_visible:
-        launch.finish(0, UNSEEN)
-    elif not blocking:
+    if end_visible and not blocking:
         future = _future(work)
         if future is not None:
             launch.by_callback = True

@@ -90,7 +90,9 @@ def test_imports_go_down(path) -> None:
             room = name.split(".")[2] if name.count(".") >= 2 else ""
             me = inside.parts[1].removesuffix(".py")
             shared = ROOMS[own] | {me, ""}
-            assert room in shared or me == "registry" or me == "__init__", f"{where}: rooms do not import each other"
+            # A room too large for one file has others whose names begin with its own.
+            mine = room.startswith(f"{me}_")
+            assert room in shared or mine or me in ("registry", "__init__"), f"{where}: rooms do not import each other"
 
 
 def _is_lazy(path, line: int) -> bool:
