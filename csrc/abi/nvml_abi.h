@@ -71,6 +71,7 @@ enum NvmlField : std::uint32_t {
   kNvmlNvlinkReplayErrors = 52,
   kNvmlNvlinkRecoveryErrors = 59,
   kNvmlThrottlePowerNs = 74,       // ns, cumulative: power cap
+  kNvmlThrottleThermalNs = 75,     // not CLOCKS_EVENT_REASON_*: 251-253 in CUDA 12.9, 269-271 in 13.0
   kNvmlMemoryTemperature = 82,     // degrees Celsius
   kNvmlTotalEnergy = 83,           // mJ, cumulative
   kNvmlNvlinkSpeedCommon = 90,     // MB/s
@@ -86,9 +87,6 @@ enum NvmlField : std::uint32_t {
   kNvmlPcieRxBytes = 198,
   kNvmlNvlinkXmitBytes = 202,      // bytes per link, NVLink 5 only
   kNvmlNvlinkRcvBytes = 204,
-  kNvmlThrottleSwThermalNs = 269,  // ns, cumulative
-  kNvmlThrottleHwThermalNs = 270,
-  kNvmlThrottlePowerBrakeNs = 271,
 };
 
 enum NvmlClock : int { kNvmlClockGraphics = 0, kNvmlClockSm = 1, kNvmlClockMemory = 2 };  // nvmlClockType_t

@@ -74,6 +74,9 @@ void parse_config(Config& config, const char* const* environment) noexcept {
     config.wait_threshold_ns = value;
   if (number(variable(environment, "STASHTRACE_SAMPLE_MS"), 1, 3'600'000, value))
     config.sample_ms = static_cast<std::uint32_t>(value);
+  if (number(variable(environment, "STASHTRACE_NVML_HZ"), 0, 1'000, value))
+    config.nvml_hz = static_cast<std::uint32_t>(value);
+  config.nvml_links = variable(environment, "STASHTRACE_NVML_LINKS") == "1";
   if (number(variable(environment, "STASHTRACE_LANE_BYTES"), 1, 1 << 30, value))
     config.io_lane_bytes = static_cast<std::uint32_t>(value);
   const std::string_view drainer = variable(environment, "STASHTRACE_DRAINER");

@@ -31,6 +31,10 @@ def parser() -> Parser:
         help="comma list of what to record (default: all): " + ", ".join(COLLECTORS),
     )  # fmt: skip
     parser.add_argument(
+        "--nvml-hz", metavar="N", type=int, help="samples of device counters per second, 0 for none (default: 10)"
+    )
+    parser.add_argument("--nvml-links", action="store_true", help="sample each NVLink of a device beside their sum")
+    parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
     parser.add_argument(
@@ -50,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
         out=arguments.out,
         collectors=arguments.collectors,
         steps=arguments.steps,
+        nvml_hz=arguments.nvml_hz,
+        nvml_links=arguments.nvml_links,
         grace_s=arguments.grace,
         version=_version(),
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {_processes(pids)} of the job that still run"),
@@ -86,7 +92,7 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
     if "--" in argv:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
-    takes_value = {"--out", "--steps", "--collectors", "--grace"}
+    takes_value = {"--out", "--steps", "--collectors", "--nvml-hz", "--grace"}
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 2 if argv[at] in takes_value else 1

@@ -17,6 +17,7 @@ COLLECTORS: tuple[tuple[str, str, str], ...] = (
     ("posix_io", "stashtrace.collectors.posix_io:decode", "file I/O calls"),
     ("waits", "stashtrace.collectors.waits:decode", "blocking waits of watched threads"),
     ("proc", "stashtrace.collectors.proc:decode", "CPU, run queue, page cache, pressure, network"),
+    ("nvml", "stashtrace.collectors.nvml:decode", "counters of devices and RDMA ports"),
     ("torch_dataloader", "stashtrace.collectors.torch_dataloader:decode", "phases of DataLoader batches"),
     ("torch_step", "stashtrace.collectors.torch_step:decode", "forward, backward, optimizer, checkpoint"),
     ("torch_distributed", "stashtrace.collectors.torch_distributed:decode", "collectives and process groups"),

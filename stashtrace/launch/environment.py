@@ -19,6 +19,7 @@ COLLECTORS = (
     "posix_io",
     "waits",
     "proc",
+    "nvml",
     "torch_dataloader",
     "torch_step",
     "torch_distributed",
@@ -26,6 +27,7 @@ COLLECTORS = (
 )
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
+_MOST_NVML_HZ = 1000
 INJECT_PATH = _PACKAGE / "probes" / "inject"
 
 
@@ -38,6 +40,8 @@ def traced_environment(
     steps: str | tuple[int | None, int | None] | None = None,
     wait_threshold_ns: int | None = None,
     sample_ms: int | None = None,
+    nvml_hz: int | None = None,
+    nvml_links: bool = False,
     drainer: str | None = None,
     log_level: str | None = None,
     library: str | os.PathLike[str] | None = None,
@@ -56,9 +60,11 @@ def traced_environment(
         Subset of :data:`COLLECTORS`; all by default.
     steps : str or (first, last), optional
         ``"A:B"``: record probes and hooks for these steps alone.
-    wait_threshold_ns, sample_ms, drainer, log_level : optional
-        STASHTRACE_WAIT_THRESHOLD_NS, STASHTRACE_SAMPLE_MS, STASHTRACE_DRAINER and STASHTRACE_LOG;
-        None keeps what ``base`` says.
+    wait_threshold_ns, sample_ms, nvml_hz, drainer, log_level : optional
+        STASHTRACE_WAIT_THRESHOLD_NS, STASHTRACE_SAMPLE_MS, STASHTRACE_NVML_HZ, STASHTRACE_DRAINER and
+        STASHTRACE_LOG; None keeps what ``base`` says.
+    nvml_links : bool
+        Sample each NVLink of a device beside their sum.
     library : path, optional
         Runtime library to preload, the package's own by default.
 
@@ -69,7 +75,7 @@ def traced_environment(
     Raises
     ------
     UsageError
-        If a collector is unknown or ``steps`` is not a range.
+        If a collector is unknown, ``steps`` is not a range or ``nvml_hz`` not possible.
     CaptureError
         If the library is missing, or lies where LD_PRELOAD cannot name it.
     """
@@ -79,12 +85,16 @@ def traced_environment(
     environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
     environment["STASHTRACE_RUN_ID"] = run_id
     environment["STASHTRACE_COLLECTORS"] = ",".join(_known_collectors(collectors))
+    if nvml_hz is not None and not 0 <= nvml_hz <= _MOST_NVML_HZ:
+        raise UsageError(f"{nvml_hz} samples a second are out of range", hint=f"--nvml-hz 0 to {_MOST_NVML_HZ}")
     environment.pop("STASHTRACE_STEPS", None)
     if steps is not None:
         environment["STASHTRACE_STEPS"] = _step_range(steps)
     for name, value in (
         ("STASHTRACE_WAIT_THRESHOLD_NS", wait_threshold_ns),
         ("STASHTRACE_SAMPLE_MS", sample_ms),
+        ("STASHTRACE_NVML_HZ", nvml_hz),
+        ("STASHTRACE_NVML_LINKS", 1 if nvml_links else None),
         ("STASHTRACE_DRAINER", drainer),
         ("STASHTRACE_LOG", log_level),
     ):

@@ -80,6 +80,8 @@ def run_command(
     out: str | None = None,
     collectors: Sequence[str] | None = None,
     steps: str | None = None,
+    nvml_hz: int | None = None,
+    nvml_links: bool = False,
     grace_s: float = 10.0,
     version: str = "",
     library: str | None = None,
@@ -93,7 +95,7 @@ def run_command(
         Program and its arguments.
     out : str, optional
         Run directory.
-    collectors, steps : optional
+    collectors, steps, nvml_hz, nvml_links : optional
         As in :func:`traced_environment`.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
@@ -114,11 +116,13 @@ def run_command(
     program = find_program(command)
     run_id = os.urandom(8).hex()
     # Refuses unknown collectors and a missing library before a directory is made.
-    traced_environment({}, run_dir=".", run_id=run_id, collectors=collectors, steps=steps, library=library)
+    traced_environment({}, run_dir=".", run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
+                       library=library)  # fmt: skip
     directory = prepare_directory(out)
     environment = traced_environment(
-        os.environ, run_dir=directory, run_id=run_id, collectors=collectors, steps=steps, library=library
-    )
+        os.environ, run_dir=directory, run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
+        nvml_links=nvml_links, library=library,
+    )  # fmt: skip
     content = _run_facts(command, run_id, environment["STASHTRACE_COLLECTORS"].split(","), version)
     if steps:
         content["steps"] = steps

@@ -1,0 +1,80 @@
+// One device, asked again and again. SPDX-License-Identifier: Apache-2.0
+//
+// Caller: nvml.cpp, on the sampler's thread only. What a device refuses once is told once and never asked again; a
+// device that is lost is left alone. No allocation but NVML's own GPM buffers, two per device.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/nvml_abi.h"
+#include "collectors/nvml/libraries.h"
+#include "collectors/nvml/quantities.h"
+#include "collectors/nvml/series.h"
+
+namespace stashtrace::nvml {
+
+inline constexpr std::uint16_t kCollectorCode = 10;  // COLLECTOR(nvml, ...) of device_records.def
+
+// Which quantities were said to be missing, so that eight equal devices make one row and not eight.
+struct Told {
+  std::uint32_t fields, singles, gpm;
+};
+
+struct SampleContext {
+  const abi::NvmlFunctions& nvml;
+  std::uint64_t tick_hz;
+  bool each_link;
+  Told& told;
+};
+
+class DeviceSampler {
+ public:
+  void begin(abi::NvmlDevice device, const char* uuid, const SampleContext& context) noexcept;
+  // `paces`: bit Pace of what is due; `gpm`: a GPM sample is due too.
+  void sample(const SampleContext& context, unsigned paces, bool gpm) noexcept;
+  const char* uuid() const noexcept { return uuid_; }
+
+ private:
+  struct Slot {
+    const Field* field;
+    std::int32_t link;  // -1: whole device
+    bool off;
+    std::int64_t timestamp_us;
+    Unwrap unwrap;
+    Series series;
+  };
+  static constexpr int kMostSlots = kFieldsCount + 2 * static_cast<int>(abi::kNvmlMostLinks);
+
+  void add_slot(const Field& field, std::int32_t link) noexcept;
+  void use_nvlink5() noexcept;
+  void sample_fields(const SampleContext& context, unsigned paces) noexcept;
+  void take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value, std::uint64_t ticks,
+            std::int64_t now_us) noexcept;
+  void sample_singles(const SampleContext& context) noexcept;
+  abi::NvmlReturn ask(const SampleContext& context, Call call, double& value) noexcept;
+  void begin_gpm(const SampleContext& context) noexcept;
+  void sample_gpm(const SampleContext& context) noexcept;
+  abi::NvmlReturn write_gpm(const SampleContext& context, std::uint64_t ticks) noexcept;
+  void write(Series& series, const char* name, std::int32_t link, Reading reading, std::uint64_t longest) noexcept;
+  void refuse(std::uint32_t& told, int place, const char* name, abi::NvmlReturn result) noexcept;
+
+  abi::NvmlDevice device_ = nullptr;
+  char uuid_[kUuidTextBytes] = {};
+  std::uint32_t uuid_id_ = 0;
+  bool lost_ = false;
+  bool falls_told_ = false;
+  bool narrow_told_ = false;
+  bool nvlink5_tried_ = false;
+  int slots_count_ = 0;
+  Slot slots_[kMostSlots] = {};
+  bool single_off_[kSinglesCount] = {};
+  Series single_series_[kSinglesCount];
+  abi::NvmlGpmSample gpm_samples_[2] = {};
+  bool gpm_on_ = false;
+  bool gpm_has_first_ = false;
+  int gpm_fresh_ = 0;  // which of the two is filled next
+  bool gpm_off_[kGpmMetricsCount] = {};
+  Series gpm_series_[kGpmMetricsCount];
+};
+
+}  // namespace stashtrace::nvml

@@ -1,0 +1,59 @@
+"""Decodes the samples of devices and RDMA ports into counters.
+
+A name ends in its unit (``power_watts``, ``nvlink_transmit_bytes_total``), so the unit is read out of it. Tracks of a
+device are called ``gpu_NAME.UUID``, of one NVLink ``gpu_NAME.UUID:LINK``; what belongs to the host keeps its name.
+Called through the registry by ``align.align``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.collectors.context import DecodeContext
+from stashtrace.model.trace import EventTables, RawProcess
+
+RECORDS = ("device_sample",)
+TABLES = ("counters",)
+
+#: End of a name -> unit of its track; the longest that fits.
+_UNITS = {
+    "_bytes_per_s": "bytes/s",
+    "_bytes": "bytes",
+    "_ns": "ns",
+    "_count": "count",
+    "_joules": "joules",
+    "_watts": "watts",
+    "_celsius": "celsius",
+    "_hz": "hz",
+    "_ratio": "ratio",
+    "_code": "",
+}
+
+
+def unit_of(name: str) -> str:
+    """Unit of a quantity, as its name says; empty if it says none."""
+    plain = name.partition(".")[0].removesuffix("_total")
+    return next((unit for ending, unit in _UNITS.items() if plain.endswith(ending)), "")
+
+
+def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
+    """Fill ``counters``, sorted by track, then time."""
+    records = raw.records.get("device_sample")
+    if records is None or len(records.rows) == 0 or not context.wants("counters"):
+        return context.tables()
+    rows = records.rows
+    keys = np.stack([rows["uuid_id"], rows["name_id"], rows["link_index"]], axis=1).astype(np.int64)
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    tracks = np.array([_track(context, *key) for key in distinct.tolist()], dtype=np.int64)
+    track, ts = tracks[inverse.reshape(-1)], context.to_ns(rows["ticks"])
+    order = np.lexsort((ts, track))
+    return context.tables(counters={"ts_ns": ts[order], "track_id": track[order], "value": rows["value"][order]})
+
+
+def _track(context: DecodeContext, uuid_id: int, name_id: int, link: int) -> int:
+    name, uuid = context.text(name_id), context.text(uuid_id)
+    if not uuid:
+        return context.counter_track(name, unit_of(name))
+    place = f"{uuid}:{link}" if link >= 0 else uuid
+    return context.counter_track(f"gpu_{name}.{place}", unit_of(name))

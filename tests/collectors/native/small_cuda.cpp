@@ -1,0 +1,66 @@
+// As much of libcuda.so.1 as the sampler of devices asks: which devices this process uses. SPDX-License-Identifier: Apache-2.0
+//
+// SMALL_CUDA_DEVICES is how many there are, CUDA_VISIBLE_DEVICES picks and orders them by number. A device is used once
+// use_device(ordinal) was called; nothing works before cuInit(0).
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int kNotInitialized = 3;
+constexpr int kInvalidDevice = 101;
+bool initialised = false;
+bool used[16];
+
+const std::vector<int>& visible() {
+  static const auto* list = [] {
+    auto* found = new std::vector<int>;
+    const char* count = std::getenv("SMALL_CUDA_DEVICES");
+    const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (chosen != nullptr) {
+      for (const char* at = chosen; *at != '\0'; ++at)
+        if (*at != ',') found->push_back(*at - '0');
+    } else {
+      for (int i = 0; i < (count == nullptr ? 1 : std::atoi(count)); ++i) found->push_back(i);
+    }
+    return found;
+  }();
+  return *list;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) {
+  initialised = true;
+  return 0;
+}
+int use_device(int ordinal) {
+  used[ordinal] = true;
+  return 0;
+}
+int cuDeviceGetCount(int* count) {
+  if (!initialised) return kNotInitialized;
+  *count = static_cast<int>(visible().size());
+  return 0;
+}
+int cuDeviceGet(int* device, int ordinal) {
+  if (ordinal < 0 || ordinal >= static_cast<int>(visible().size())) return kInvalidDevice;
+  *device = ordinal;
+  return 0;
+}
+int cuDeviceGetUuid(unsigned char* uuid, int device) {
+  static const unsigned char kBytes[16] = {0x57, 0xa5, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0};
+  std::memcpy(uuid, kBytes, sizeof kBytes);
+  uuid[15] = static_cast<unsigned char>(visible()[static_cast<std::size_t>(device)]);
+  return 0;
+}
+int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = used[device] ? 1 : 0;
+  return 0;
+}
+}

@@ -1,0 +1,261 @@
+"""nvml: devices of a scripted machine, sampled in real programs; faults on every call; who samples, who must not."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from collectors.nvml_doubles import ROOT, USES_DEVICE, calls, doubles, sample, uuid
+from collectors.recorded import NATIVE, compiled
+
+from stashtrace.collectors.nvml import unit_of
+from stashtrace.model.kinds import Severity
+
+RATES = "nvlink_tx 25GB\nnvlink_rx 20GB\npcie_tx 2GB\npcie_rx 3GB\n"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("plain")
+    # CUDA shows device 1 alone, as its device 0; NVML lists both, the other way round.
+    script = RATES + "devices 2\nnvml_order reversed\npcie_bits 32\npower 412W\nthrottle 4\n"
+    return sample(folder, script, arguments=("2",), env={"CUDA_VISIBLE_DEVICES": "1"}), folder
+
+
+def test_rates_are_those_of_the_machine(plain) -> None:
+    sampled, _ = plain
+    assert sampled.rate("nvlink_transmit_bytes_total", 1) == pytest.approx(25e9, rel=1e-3)
+    assert sampled.rate("nvlink_receive_bytes_total", 1) == pytest.approx(20e9, rel=1e-3)
+    # 32 bits wrap every 2.1 s at 2 GB/s, and every 1.4 s at 3.
+    assert sampled.rate("pcie_transmit_bytes_total", 1) == pytest.approx(2e9, rel=1e-3)
+    assert sampled.rate("pcie_receive_bytes_total", 1) == pytest.approx(3e9, rel=1e-3)
+    assert sampled.rate("energy_joules_total", 1) == pytest.approx(412, rel=0.01)
+
+
+def test_every_time_stamp_is_the_reading_s_own(plain) -> None:
+    sampled, _ = plain
+    ts, value = sampled.series("nvlink_transmit_bytes_total", 1)
+    assert len(ts) > 60
+    assert np.all(np.diff(ts) > 0)
+    # A steady rate lies on a line only if each value has its own time; a neighbour may come between value and stamp.
+    fitted = np.polyval(np.polyfit(ts - ts[0], value - value[0], 1), ts - ts[0])
+    assert np.quantile(np.abs(fitted - (value - value[0])), 0.9) < 25e9 * 200e-6
+
+
+def test_plain_quantities_have_their_units(plain) -> None:
+    sampled, _ = plain
+    for quantity, wanted in {
+        "power_watts": 412, "sm_clock_hz": 1980e6, "memory_clock_hz": 2619e6, "temperature_celsius": 55,
+        "memory_used_bytes": 10e9, "busy_ratio": 0.9, "throttle_reasons_code": 4, "memory_celsius": 65,
+        "sm_active_ratio": 0.8, "sm_occupancy_ratio": 0.4, "tensor_active_ratio": 0.3, "dram_active_ratio": 0.5,
+        "gpm_nvlink_transmit_bytes_per_s": 25e9, "gpm_pcie_receive_bytes_per_s": 3e9,
+    }.items():  # fmt: skip
+        _, value = sampled.series(quantity, 1)
+        assert value[0] == pytest.approx(wanted), quantity
+        # What does not change is written once a second, not ten times.
+        assert len(value) <= 4, quantity
+
+
+def test_only_the_device_in_use_is_sampled_and_matched_by_uuid(plain) -> None:
+    sampled, _ = plain
+    assert len(sampled.series("power_watts", 1)[0]) > 0
+    assert len(sampled.series("power_watts", 0)[0]) == 0
+
+
+def test_steady_calls_are_made_ten_times_a_second_and_gpm_five(plain) -> None:
+    _, folder = plain
+    made = calls(folder)
+    assert 10 <= made["nvmlDeviceGetPowerUsage"] <= 24
+    assert 5 <= made["nvmlGpmSampleGet"] <= 13
+    assert made["nvmlDeviceGetFieldValues"] > 60
+    assert made["nvmlDeviceGetHandleByIndex_v2"] <= 2
+
+
+def test_a_narrow_counter_is_told(plain) -> None:
+    sampled, _ = plain
+    assert [(name, severity) for name, severity, _ in sampled.losses()] == [("narrow_counter", Severity.INFO)]
+
+
+def test_what_is_not_offered_is_told_once_and_not_asked_again(tmp_path: Path) -> None:
+    script = RATES + "devices 1\nunsupported 38 197\ngpm 0\nfail nvmlDeviceGetPowerUsage 3\n"
+    sampled = sample(tmp_path, script)
+    told = sorted(advice.split()[0] for name, _, advice in sampled.losses() if name == "counter_not_offered")
+    assert told == ["gpm", "nvlink_crc_flit_errors_count_total", "pcie_transmit_bytes_total", "power_watts"]
+    assert {severity for _, severity, _ in sampled.losses()} == {Severity.INFO}
+    assert calls(tmp_path)["nvmlDeviceGetPowerUsage"] == 1
+    assert {"pcie_transmit_bytes_total", "power_watts"}.isdisjoint(sampled.names())
+    assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(3e9, rel=1e-2)
+
+
+FUNCTIONS = (
+    "nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+    "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMetricsGet",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_call_that_fails_costs_its_quantity_and_nothing_else(tmp_path: Path, function: str) -> None:
+    sampled = sample(tmp_path, RATES + f"fail {function} 999\n", arguments=("0.5",))
+    losses = sampled.losses()
+    assert losses
+    assert all(severity == Severity.INFO for _, severity, _ in losses)
+    # Never asked again: once per value it stands for, and identifying a device is not repeated either.
+    assert calls(tmp_path)[function] <= 2
+    no_device = ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")
+    if function in no_device:
+        assert sampled.names() == set()
+    elif function == "nvmlDeviceGetFieldValues":
+        assert "power_watts" in sampled.names()
+        assert "pcie_receive_bytes_total" not in sampled.names()
+    else:
+        assert "nvlink_receive_bytes_total" in sampled.names()
+
+
+def test_a_device_that_falls_off_the_bus_is_left_alone(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "fail nvmlDeviceGetFieldValues 15 after 10\n")
+    assert ("device_lost", Severity.ERROR, uuid(0)) in sampled.losses()
+    assert calls(tmp_path)["nvmlDeviceGetFieldValues"] == 11
+
+
+def test_without_nvml_the_job_runs_on(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, "", nvml=False, arguments=("0.3",))
+    assert [name for name, _, _ in sampled.losses()] == ["no_nvml"]
+
+
+def test_without_a_driver_nothing_is_loaded(tmp_path: Path) -> None:
+    program = "import sys, time\nfrom stashtrace import _native\n_native.start_drainer()\ntime.sleep(0.3)\n" \
+              "print('nvidia' in open('/proc/self/maps').read())"  # fmt: skip
+    sampled = sample(tmp_path, "", program=program)
+    assert sampled.recording.stdout == "False\n"
+    assert sampled.losses() == []
+    assert sampled.names() == set()
+    assert calls(tmp_path) == {}
+
+
+def test_nothing_is_sampled_before_the_job_initialises_cuda(tmp_path: Path) -> None:
+    program = USES_DEVICE.replace("cuda.cuInit(0)\ncuda.use_device(0)\n", "")
+    sampled = sample(tmp_path, RATES, program=program)
+    assert sampled.names() == set()
+    assert calls(tmp_path)["nvmlDeviceGetFieldValues"] == 0
+
+
+def test_zero_hertz_is_off(tmp_path: Path) -> None:
+    assert sample(tmp_path, RATES, hz=0, arguments=("0.3",)).names() == set()
+    assert calls(tmp_path) == {}
+
+
+TWO_PROCESSES = """
+import os, subprocess, sys
+program = os.environ["PROGRAM"]
+first = subprocess.Popen([sys.executable, "-c", program, "1.5"])
+second = subprocess.Popen([sys.executable, "-c", program, "5"])
+print(first.pid, second.pid)
+assert first.wait() == 0 and second.wait() == 0
+"""
+
+
+def test_one_process_samples_a_device_and_another_takes_over(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES, program=TWO_PROCESSES, env={"PROGRAM": USES_DEVICE})
+    trace = sampled.recording.trace
+    tracks = [t for t in trace.tracks.rows() if trace.text(t["name_code"]).startswith("gpu_nvlink_transmit")]
+    spans = []
+    for track in tracks:
+        ts = trace.counters["ts_ns"][trace.counters["track_id"] == track["track_id"]]
+        spans.append((int(ts.min()), int(ts.max())))
+    assert len({t["process_id"] for t in tracks}) == len(tracks) in (1, 2)
+    for (_, end), (begin, _) in zip(sorted(spans)[:-1], sorted(spans)[1:], strict=True):
+        assert begin > end
+    assert max(end for _, end in spans) - min(begin for begin, _ in spans) > 3e9
+
+
+FORKS = """
+import os, sys, time
+exec(os.environ["PROGRAM"])
+child = os.fork()
+if child == 0:
+    _native.start_drainer()
+    time.sleep(0.6)
+    print("child", os.listdir("/proc/self/task").__len__(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+time.sleep(0.3)
+"""
+
+
+def test_a_forked_child_neither_samples_nor_stops_its_parent(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES, program=FORKS, arguments=("0.3",), env={"PROGRAM": USES_DEVICE})
+    trace = sampled.recording.trace
+    owners = {t["process_id"] for t in trace.tracks.rows() if trace.text(t["name_code"]).startswith("gpu_")}
+    assert len(owners) == 1
+    ts, _ = sampled.series("nvlink_transmit_bytes_total")
+    assert ts[-1] - ts[0] > 0.8e9
+    assert sampled.recording.stdout == "child 2\n"
+
+
+def test_a_library_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "delay nvmlDeviceGetFieldValues 30s\n", arguments=("0.5",), timeout_s=20)
+    assert sampled.recording.exit_code == 0
+
+
+def test_links_one_by_one_on_request(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "links 4\n", arguments=("1.5",), env={"STASHTRACE_NVML_LINKS": "1"})
+    for link in range(4):
+        assert sampled.rate("nvlink_transmit_bytes_total", 0, link) == pytest.approx(25e9 / 4, rel=1e-2)
+    assert len(sampled.series("nvlink_transmit_bytes_total", 0, 4)[0]) == 0
+    assert sampled.losses() == []
+
+
+def test_nvlink_5_is_counted_by_link(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "links 2\nnvlink5 1\nunsupported 138 139\n", arguments=("1.5",))
+    assert len(sampled.series("nvlink_transmit_bytes_total")[0]) == 0
+    assert sampled.rate("nvlink_transmit_bytes_total", 0, 1) == pytest.approx(12.5e9, rel=1e-2)
+
+
+def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES, arguments=("2.5",))
+    ts, cpu_ns = sampled.named("nvml_sampler_cpu_ns_total")
+    # At 100 Hz, the double's own work included. Twice the bar, since neighbours double what anything costs here.
+    assert cpu_ns[-1] - cpu_ns[0] < 0.02 * (ts[-1] - ts[0])
+
+
+def test_wraps_thinning_and_rdma_ports(tmp_path: Path) -> None:
+    for name, number in {
+        "mlx5_0/ports/1/counters/port_xmit_data": "1000", "mlx5_0/ports/1/counters/port_rcv_data": "2000",
+        "efa_0/ports/1/hw_counters/tx_bytes": "70", "efa_0/ports/1/hw_counters/rx_bytes": "80",
+        "mlx4_9/ports/1/counters/port_xmit_data": "N/A (no PMA)",
+    }.items():  # fmt: skip
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(number + "\n", encoding="utf-8")
+    done = subprocess.run([compiled("nvml_cases.cpp"), tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_numbers_are_those_of_the_real_header() -> None:
+    site = Path(sysconfig.get_paths()["purelib"])
+    folders = [Path(f) for f in os.environ.get("STASHTRACE_NVML_INCLUDE", "").split(":") if f]
+    folders += [p.parent for p in site.glob("nvidia/*/include/nvml.h")]
+    folders = [f for f in folders if (f / "nvml.h").is_file()]
+    if not folders:
+        pytest.skip("no nvml.h: install nvidia-nvml-dev, or name its folder in STASHTRACE_NVML_INCLUDE")
+    doubles()  # skips without a compiler
+    for folder in folders:
+        command = ["g++", "-std=c++20", "-w", "-fsyntax-only", "-I", ROOT / "csrc", "-I", folder]
+        done = subprocess.run([*command, NATIVE / "nvml_header.cpp"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{folder}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("name", "unit"), [
+    ("nvlink_transmit_bytes_total", "bytes"), ("gpm_pcie_receive_bytes_per_s", "bytes/s"), ("power_watts", "watts"),
+    ("energy_joules_total", "joules"), ("throttle_reasons_code", ""), ("rdma_transmit_bytes_total.mlx5_0:1", "bytes"),
+    ("ecc_corrected_count_total", "count"), ("strange", ""),
+])  # fmt: skip
+def test_the_unit_ends_the_name(name: str, unit: str) -> None:
+    assert unit_of(name) == unit

@@ -1,0 +1,243 @@
+// Double of libnvidia-ml.so.1: counters that grow at scripted rates. SPDX-License-Identifier: Apache-2.0
+//
+// Settings (script.h), for all devices or one (`device N KEY VALUE`):
+//   devices 2               how many; nvml_order reversed: listed the other way round than CUDA lists them
+//   uuid GPU-...            else GPU-57a50000-0000-4000-8000-0000000000NN
+//   nvlink_tx 25GB          bytes per second, also nvlink_rx, pcie_tx, pcie_rx; spread evenly over `links` (18)
+//   burst 20ms 100ms        traffic flows only in the first 20 ms of every 100 ms of CLOCK_MONOTONIC
+//   pcie_bits 32            width of the PCIe counters, which then wrap; 64 without
+//   power 400W  sm_clock 1980MHz  memory_clock 2619MHz  temperature 60C  memory_used 30GB  throttle 4
+//   unsupported 138 139     field numbers that answer "not supported"; `gpm 0`: no GPM on this device
+//   sm 80  occupancy 40  tensor 30  dram 50      what GPM tells, in percent
+// GPM samples less than 100 ms apart give no data, as the documentation threatens.
+#include <cmath>
+
+#include "abi/nvml_abi.h"
+#include "script.h"
+
+using namespace stashtrace::abi;
+
+namespace {
+
+std::int64_t time_ns(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return time.tv_sec * 1'000'000'000LL + time.tv_nsec;
+}
+
+int devices_count() { return static_cast<int>(fake::setting("devices", 1)); }
+
+NvmlDevice handle(int device) { return reinterpret_cast<NvmlDevice>(static_cast<std::uintptr_t>(device + 1)); }
+int index_of(NvmlDevice device) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(device)) - 1; }
+bool is_device(NvmlDevice device) { return index_of(device) >= 0 && index_of(device) < devices_count(); }
+
+// Seconds during which traffic flowed since the machine began.
+double busy_seconds(int device, std::int64_t now_ns) {
+  const std::string burst = fake::device_text(device, "burst", "");
+  if (burst.empty()) return static_cast<double>(now_ns) * 1e-9;
+  std::istringstream words(burst);
+  std::string on_text, period_text;
+  words >> on_text >> period_text;
+  const double on = fake::number_of(on_text, 1), period = fake::number_of(period_text, 1);
+  const double whole = std::floor(static_cast<double>(now_ns) / period);
+  return (whole * on + std::fmin(static_cast<double>(now_ns) - whole * period, on)) * 1e-9;
+}
+
+std::uint64_t moved_bytes(int device, const char* key, std::int64_t now_ns) {
+  return static_cast<std::uint64_t>(fake::device_setting(device, key, 0) * busy_seconds(device, now_ns));
+}
+
+bool is_unsupported(int device, std::uint32_t field) {
+  std::istringstream words(fake::device_text(device, "unsupported", ""));
+  for (std::string word; words >> word;)
+    if (word == std::to_string(field)) return true;
+  return false;
+}
+
+void put(NvmlFieldValue& value, std::uint64_t number, int bits = 64) {
+  value.value_type = bits == 32 ? kNvmlUnsignedInt : kNvmlUnsignedLongLong;
+  value.value = {};
+  if (bits == 32) {
+    value.value.as_uint32 = static_cast<std::uint32_t>(number);
+  } else {
+    value.value.as_uint64 = number;
+  }
+}
+
+NvmlReturn link_bytes(int device, const char* key, std::int64_t now_ns, std::uint32_t scope, std::uint64_t& bytes) {
+  const auto links = static_cast<std::uint32_t>(fake::device_setting(device, "links", 18));
+  if (links == 0) return kNvmlNotSupported;
+  bytes = moved_bytes(device, key, now_ns);
+  if (scope == kNvmlAllLinks) return kNvmlSuccess;
+  bytes /= links;
+  return scope < links ? kNvmlSuccess : kNvmlInvalidArgument;
+}
+
+NvmlReturn fill(int device, NvmlFieldValue& value, std::int64_t now_ns) {
+  std::uint64_t bytes = 0;
+  NvmlReturn result = kNvmlSuccess;
+  const int pcie_bits = static_cast<int>(fake::device_setting(device, "pcie_bits", 64));
+  switch (value.field_id) {
+    case kNvmlNvlinkDataTx:
+    case kNvmlNvlinkDataRx:
+      result = link_bytes(device, value.field_id == kNvmlNvlinkDataTx ? "nvlink_tx" : "nvlink_rx", now_ns,
+                          value.scope_id, bytes);
+      put(value, bytes / 1024);
+      return result;
+    case kNvmlNvlinkXmitBytes:
+    case kNvmlNvlinkRcvBytes:
+      if (fake::device_setting(device, "nvlink5", 0) == 0 || value.scope_id == kNvmlAllLinks) return kNvmlNotSupported;
+      result = link_bytes(device, value.field_id == kNvmlNvlinkXmitBytes ? "nvlink_tx" : "nvlink_rx", now_ns,
+                          value.scope_id, bytes);
+      put(value, bytes);
+      return result;
+    case kNvmlPcieTxBytes: put(value, moved_bytes(device, "pcie_tx", now_ns), pcie_bits); return kNvmlSuccess;
+    case kNvmlPcieRxBytes: put(value, moved_bytes(device, "pcie_rx", now_ns), pcie_bits); return kNvmlSuccess;
+    case kNvmlTotalEnergy:
+      put(value, static_cast<std::uint64_t>(fake::device_setting(device, "power", 300) * static_cast<double>(now_ns) * 1e-6));
+      return kNvmlSuccess;
+    case kNvmlMemoryTemperature: put(value, 65, 32); return kNvmlSuccess;
+    case kNvmlThrottlePowerNs:
+    case kNvmlThrottleThermalNs:
+    case kNvmlEccSingleVolatile:
+    case kNvmlEccDoubleVolatile:
+    case kNvmlPcieReplays:
+    case kNvmlNvlinkCrcFlitErrors:
+    case kNvmlNvlinkCrcDataErrors:
+    case kNvmlNvlinkReplayErrors:
+    case kNvmlNvlinkRecoveryErrors: put(value, 0); return kNvmlSuccess;
+    default: return kNvmlNotSupported;
+  }
+}
+
+struct Sample {
+  std::int64_t taken_ns;
+};
+
+}  // namespace
+
+FAKE_API NvmlReturn nvmlInitWithFlags(unsigned) {
+  FAKE_CALL(nvmlInitWithFlags);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlInit_v2() {
+  FAKE_CALL(nvmlInit_v2);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlShutdown() {
+  FAKE_CALL(nvmlShutdown);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetCount_v2(unsigned* count) {
+  FAKE_CALL(nvmlDeviceGetCount_v2);
+  *count = static_cast<unsigned>(devices_count());
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetHandleByIndex_v2(unsigned index, NvmlDevice* device) {
+  FAKE_CALL(nvmlDeviceGetHandleByIndex_v2);
+  const int count = devices_count();
+  if (static_cast<int>(index) >= count) return kNvmlInvalidArgument;
+  const bool reversed = fake::text_setting("nvml_order", "") == "reversed";
+  *device = handle(reversed ? count - 1 - static_cast<int>(index) : static_cast<int>(index));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetUUID(NvmlDevice device, char* uuid, unsigned bytes) {
+  FAKE_CALL(nvmlDeviceGetUUID);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  char text[64];
+  snprintf(text, sizeof text, "GPU-57a50000-0000-4000-8000-%012x", static_cast<unsigned>(index_of(device)));
+  snprintf(uuid, bytes, "%s", fake::device_text(index_of(device), "uuid", text).c_str());
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetFieldValues(NvmlDevice device, int count, NvmlFieldValue* values) {
+  FAKE_CALL(nvmlDeviceGetFieldValues);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  const std::int64_t now_ns = time_ns(CLOCK_MONOTONIC);
+  const std::int64_t now_us = time_ns(CLOCK_REALTIME) / 1'000;
+  for (int i = 0; i < count; ++i) {
+    NvmlFieldValue& value = values[i];
+    value.timestamp_us = now_us;
+    value.latency_us = 0;
+    value.result = is_unsupported(index_of(device), value.field_id) ? kNvmlNotSupported
+                                                                     : fill(index_of(device), value, now_ns);
+  }
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetPowerUsage(NvmlDevice device, unsigned* milliwatts) {
+  FAKE_CALL(nvmlDeviceGetPowerUsage);
+  *milliwatts = static_cast<unsigned>(fake::device_setting(index_of(device), "power", 300) * 1e3);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetClockInfo(NvmlDevice device, int clock, unsigned* megahertz) {
+  FAKE_CALL(nvmlDeviceGetClockInfo);
+  const bool memory = clock == kNvmlClockMemory;
+  *megahertz = static_cast<unsigned>(
+      fake::device_setting(index_of(device), memory ? "memory_clock" : "sm_clock", memory ? 2619 : 1980));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetTemperature(NvmlDevice device, int, unsigned* celsius) {
+  FAKE_CALL(nvmlDeviceGetTemperature);
+  *celsius = static_cast<unsigned>(fake::device_setting(index_of(device), "temperature", 55));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetMemoryInfo(NvmlDevice device, NvmlMemory* memory) {
+  FAKE_CALL(nvmlDeviceGetMemoryInfo);
+  const auto used = static_cast<std::uint64_t>(fake::device_setting(index_of(device), "memory_used", 10e9));
+  *memory = {150'000'000'000, 150'000'000'000 - used, used};
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetUtilizationRates(NvmlDevice device, NvmlUtilization* rates) {
+  FAKE_CALL(nvmlDeviceGetUtilizationRates);
+  *rates = {static_cast<std::uint32_t>(fake::device_setting(index_of(device), "busy", 90)), 40};
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetCurrentClocksEventReasons(NvmlDevice device, unsigned long long* reasons) {
+  FAKE_CALL(nvmlDeviceGetCurrentClocksEventReasons);
+  *reasons = static_cast<unsigned long long>(fake::device_setting(index_of(device), "throttle", 0));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlGpmQueryDeviceSupport(NvmlDevice device, NvmlGpmSupport* support) {
+  FAKE_CALL(nvmlGpmQueryDeviceSupport);
+  if (support->version != kGpmSupportVersion) return 25;  // NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+  support->is_supported = fake::device_setting(index_of(device), "gpm", 1) != 0;
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlGpmSampleAlloc(NvmlGpmSample* sample) {
+  FAKE_CALL(nvmlGpmSampleAlloc);
+  *sample = reinterpret_cast<NvmlGpmSample>(new Sample{0});
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlGpmSampleFree(NvmlGpmSample sample) {
+  FAKE_CALL(nvmlGpmSampleFree);
+  delete reinterpret_cast<Sample*>(sample);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlGpmSampleGet(NvmlDevice, NvmlGpmSample sample) {
+  FAKE_CALL(nvmlGpmSampleGet);
+  reinterpret_cast<Sample*>(sample)->taken_ns = time_ns(CLOCK_MONOTONIC);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlGpmMetricsGet(NvmlGpmMetrics* metrics) {
+  FAKE_CALL(nvmlGpmMetricsGet);
+  if (metrics->version != kGpmMetricsVersion) return 25;
+  const std::int64_t apart_ns = reinterpret_cast<Sample*>(metrics->second)->taken_ns -
+                                reinterpret_cast<Sample*>(metrics->first)->taken_ns;
+  for (unsigned i = 0; i < metrics->metrics_count; ++i) {
+    NvmlGpmMetric& metric = metrics->metrics[i];
+    metric.result = apart_ns < 100'000'000 ? 21 : kNvmlSuccess;  // NVML_ERROR_NO_DATA
+    switch (metric.metric_id) {
+      case kGpmSmUtilization: metric.value = fake::setting("sm", 80); break;
+      case kGpmSmOccupancy: metric.value = fake::setting("occupancy", 40); break;
+      case kGpmAnyTensor: metric.value = fake::setting("tensor", 30); break;
+      case kGpmDramBandwidth: metric.value = fake::setting("dram", 50); break;
+      case kGpmPcieTx: metric.value = fake::setting("pcie_tx", 0) / 1048576; break;
+      case kGpmPcieRx: metric.value = fake::setting("pcie_rx", 0) / 1048576; break;
+      case kGpmNvlinkTx: metric.value = fake::setting("nvlink_tx", 0) / 1048576; break;
+      case kGpmNvlinkRx: metric.value = fake::setting("nvlink_rx", 0) / 1048576; break;
+      default: metric.result = kNvmlInvalidArgument;
+    }
+  }
+  return kNvmlSuccess;
+}
+
+FAKE_COUNTS_AT_EXIT("nvml")
