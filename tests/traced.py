@@ -105,6 +105,7 @@ def run_traced(
     traced: bool = True,
     collectors: Sequence[str] | None = None,
     steps: str | None = None,
+    kernels_steps: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 240,
     python: Sequence[str] = (PYTHON,),
@@ -139,7 +140,9 @@ def run_traced(
         "stashtrace_version": "test", "launcher_pid": os.getpid(),
     }  # fmt: skip
     if traced:
-        base = traced_environment(base, run_dir=run_dir, run_id=run_id, collectors=collectors, steps=steps)
+        base = traced_environment(
+            base, run_dir=run_dir, run_id=run_id, collectors=collectors, steps=steps, kernels_steps=kernels_steps
+        )
         (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     port = free_port()
     processes = []

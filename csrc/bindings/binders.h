@@ -11,4 +11,5 @@
   BINDER(bind_perfetto)            \
   BINDER(bind_codec)               \
   BINDER(bind_clock)               \
+  BINDER(bind_kernels)             \
   // end of list

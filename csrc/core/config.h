@@ -12,6 +12,7 @@ namespace stashtrace {
 
 enum class DrainerMode : std::uint8_t { automatic, thread, self, off };
 enum class LogLevel : std::uint8_t { error, info, debug };
+enum class KernelMode : std::uint8_t { off, nodes, graphs };  // graphs: one row per graph launch, not per node
 
 struct Config {
   static constexpr std::size_t kDirBytes = 3072;  // PATH_MAX less room for our file names
@@ -30,6 +31,10 @@ struct Config {
   std::uint32_t io_lane_bytes = 0;           // STASHTRACE_LANE_BYTES, 0: as records.def says
   DrainerMode drainer = DrainerMode::automatic;  // STASHTRACE_DRAINER
   LogLevel log = LogLevel::error;            // STASHTRACE_LOG
+
+  KernelMode kernels = KernelMode::off;      // STASHTRACE_KERNELS
+  char kernels_steps[kStepsBytes] = "10:13"; // STASHTRACE_KERNELS_STEPS
+  char injected_profiler[32] = {};           // the variable by which another CUPTI user was put into the process
 
   bool collector_on(std::string_view name) const noexcept;
 };

@@ -58,4 +58,8 @@ STASHTRACE_API void stashtrace_stats(stashtrace_stats_t* out) noexcept;
 STASHTRACE_API void stashtrace_config(stashtrace_config_t* out) noexcept;
 STASHTRACE_API const char* stashtrace_stash_path() noexcept;  // "" before the first record
 
+// Deep mode (collectors/cupti). The probes tell how many steps have ended, at each step and before its first forward.
+STASHTRACE_API void stashtrace_kernels_step(uint64_t step) noexcept;
+STASHTRACE_API void stashtrace_kernels_step_aside(const char* who) noexcept;  // another profiler is about to start
+
 }  // extern "C"

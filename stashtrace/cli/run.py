@@ -11,7 +11,7 @@ from stashtrace.cli.merging import merge_and_report
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError
-from stashtrace.launch.environment import COLLECTORS
+from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS
 from stashtrace.launch.run import Outcome, run_command
 
 
@@ -35,6 +35,14 @@ def parser() -> Parser:
     )
     parser.add_argument("--nvml-links", action="store_true", help="sample each NVLink of a device beside their sum")
     parser.add_argument(
+        "--kernels", action="store_true",
+        help="deep mode: also every kernel and copy of the GPU, for a few steps; gives way to another profiler",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kernels-steps", metavar="A:B",
+        help=f"steps A to B-1 of deep mode (default: {KERNEL_STEPS}); the step before A is slow; turns --kernels on",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
     parser.add_argument(
@@ -56,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
         steps=arguments.steps,
         nvml_hz=arguments.nvml_hz,
         nvml_links=arguments.nvml_links,
+        kernels=arguments.kernels,
+        kernels_steps=arguments.kernels_steps,
         grace_s=arguments.grace,
         version=_version(),
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {_processes(pids)} of the job that still run"),
@@ -92,7 +102,7 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
     if "--" in argv:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
-    takes_value = {"--out", "--steps", "--collectors", "--nvml-hz", "--grace"}
+    takes_value = {"--out", "--steps", "--kernels-steps", "--collectors", "--nvml-hz", "--grace"}
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 2 if argv[at] in takes_value else 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext, Int64
 from stashtrace.model.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
 from stashtrace.model.trace import EventTables, RawProcess
@@ -49,7 +50,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
             "thread_track_id": context.caller_tracks(rows["tid"]),
             "launch_ns": context.to_ns_or_unseen(rows["launch_ticks"]),
             "return_ns": context.to_ns_or_unseen(rows["return_ticks"]),
-            "name_code": context.codes(rows["name_id"]),
+            "name_code": _names(rows["name_id"], context),
             "work_code": rows["work_code"].astype(np.int64),
             "copy_code": rows["copy_code"].astype(np.int64),
             "size_bytes": rows["size_bytes"],
@@ -57,6 +58,12 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
             "graph_key": rows["graph_key"].astype(np.int64),
         }
     )
+
+
+def _names(ids: npt.NDArray[np.uint32], context: DecodeContext) -> Int64:
+    """Codes of the names as a person writes them; they are recorded as the compiler did."""
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    return context.strings.codes(_native.demangle(context.text(i)) for i in distinct.tolist())[inverse]
 
 
 def _streams(

@@ -25,6 +25,10 @@ COLLECTORS = (
     "torch_distributed",
     "annotations",
 )
+#: Deep mode: on with ``--kernels`` alone.
+KERNEL_COLLECTOR = "cupti"
+#: Steps that deep mode records unless told otherwise; the same in ``csrc/core/config.h``.
+KERNEL_STEPS = "10:13"
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
 _MOST_NVML_HZ = 1000
@@ -44,6 +48,8 @@ def traced_environment(
     nvml_links: bool = False,
     drainer: str | None = None,
     log_level: str | None = None,
+    kernels: bool | str = False,
+    kernels_steps: str | None = None,
     library: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
@@ -65,6 +71,10 @@ def traced_environment(
         STASHTRACE_LOG; None keeps what ``base`` says.
     nvml_links : bool
         Sample each NVLink of a device beside their sum.
+    kernels : bool or "graphs"
+        Deep mode; "graphs": one row per graph launch in place of its kernels.
+    kernels_steps : str, optional
+        ``"A:B"``: steps of deep mode, :data:`KERNEL_STEPS` by default; turns it on.
     library : path, optional
         Runtime library to preload, the package's own by default.
 
@@ -84,10 +94,15 @@ def traced_environment(
     environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
     environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
     environment["STASHTRACE_RUN_ID"] = run_id
-    environment["STASHTRACE_COLLECTORS"] = ",".join(_known_collectors(collectors))
     if nvml_hz is not None and not 0 <= nvml_hz <= _MOST_NVML_HZ:
         raise UsageError(f"{nvml_hz} samples a second are out of range", hint=f"--nvml-hz 0 to {_MOST_NVML_HZ}")
-    environment.pop("STASHTRACE_STEPS", None)
+    deep = bool(kernels) or kernels_steps is not None
+    environment["STASHTRACE_COLLECTORS"] = ",".join(_known_collectors(collectors, deep))
+    for inherited in ("STASHTRACE_STEPS", "STASHTRACE_KERNELS", "STASHTRACE_KERNELS_STEPS"):
+        environment.pop(inherited, None)
+    if deep:
+        environment["STASHTRACE_KERNELS"] = kernels if isinstance(kernels, str) else "1"
+        environment["STASHTRACE_KERNELS_STEPS"] = _step_range(kernels_steps or KERNEL_STEPS, "--kernels-steps 10:13")
     if steps is not None:
         environment["STASHTRACE_STEPS"] = _step_range(steps)
     for name, value in (
@@ -125,19 +140,22 @@ def _library_path(library: str | os.PathLike[str] | None) -> str:
     return str(path)
 
 
-def _known_collectors(collectors: Sequence[str] | None) -> tuple[str, ...]:
+def _known_collectors(collectors: Sequence[str] | None, deep: bool) -> tuple[str, ...]:
+    known = (*COLLECTORS, KERNEL_COLLECTOR) if deep else COLLECTORS
     if collectors is None:
-        return COLLECTORS
-    unknown = [name for name in collectors if name not in COLLECTORS]
+        return known
+    unknown = [name for name in collectors if name not in known]
     if unknown:
-        raise UsageError(f"no collector named {unknown[0]!r}", hint="choose from: " + ", ".join(COLLECTORS))
-    return tuple(dict.fromkeys(collectors))
+        hint = "use --kernels" if unknown[0] == KERNEL_COLLECTOR else "choose from: " + ", ".join(known)
+        raise UsageError(f"no collector named {unknown[0]!r}", hint=hint)
+    # Asked for by an option of its own, it needs no second naming.
+    return tuple(dict.fromkeys((*collectors, KERNEL_COLLECTOR) if deep else collectors))
 
 
-def _step_range(steps: str | tuple[int | None, int | None]) -> str:
+def _step_range(steps: str | tuple[int | None, int | None], example: str = "--steps 10:20") -> str:
     text = steps if isinstance(steps, str) else ":".join("" if end is None else str(end) for end in steps)
     first, colon, last = text.partition(":")
     well_formed = bool(colon) and all(part == "" or part.isdecimal() for part in (first, last))
     if not well_formed or (first and last and int(first) >= int(last)):
-        raise UsageError(f"steps {text!r} is not a range A:B with A < B", hint="for example --steps 10:20")
+        raise UsageError(f"steps {text!r} is not a range A:B with A < B", hint=f"for example {example}")
     return text

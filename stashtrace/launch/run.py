@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import shutil
 import signal
@@ -82,6 +83,8 @@ def run_command(
     steps: str | None = None,
     nvml_hz: int | None = None,
     nvml_links: bool = False,
+    kernels: bool | str = False,
+    kernels_steps: str | None = None,
     grace_s: float = 10.0,
     version: str = "",
     library: str | None = None,
@@ -95,7 +98,7 @@ def run_command(
         Program and its arguments.
     out : str, optional
         Run directory.
-    collectors, steps, nvml_hz, nvml_links : optional
+    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps : optional
         As in :func:`traced_environment`.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
@@ -116,16 +119,18 @@ def run_command(
     program = find_program(command)
     run_id = os.urandom(8).hex()
     # Refuses unknown collectors and a missing library before a directory is made.
-    traced_environment({}, run_dir=".", run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
-                       library=library)  # fmt: skip
-    directory = prepare_directory(out)
-    environment = traced_environment(
-        os.environ, run_dir=directory, run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
-        nvml_links=nvml_links, library=library,
+    traced = functools.partial(
+        traced_environment, run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
+        nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps, library=library,
     )  # fmt: skip
+    traced({}, run_dir=".")
+    directory = prepare_directory(out)
+    environment = traced(os.environ, run_dir=directory)
     content = _run_facts(command, run_id, environment["STASHTRACE_COLLECTORS"].split(","), version)
     if steps:
         content["steps"] = steps
+    if "STASHTRACE_KERNELS_STEPS" in environment:
+        content["kernels_steps"] = environment["STASHTRACE_KERNELS_STEPS"]
     write_run_file(directory, content)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -31,6 +31,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch.utils.data.dataloader": (("torch_dataloader", "stashtrace.probes.torch_dataloader:install"),),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch_distributed:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),
+    "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch_profiler:install"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),
 }
 

@@ -32,6 +32,7 @@ class StepWindow:
         self._last = int(last) if last.isdecimal() else None
         self._updated = False
         self._marked = False
+        self._told = -1
         self.step = 0
         self.open = True
         self._apply()
@@ -58,12 +59,20 @@ class StepWindow:
             if not self._marked:
                 self.step += 1
                 self._apply()
+        if self._told != self.step:
+            self._tell()
 
     def marked(self) -> None:
         """The user said that a step ends here."""
         self._marked = True
         self.step += 1
         self._apply()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let deep mode know where its own window of steps begins and ends."""
+        self._told = self.step
+        _native.kernels_step(self.step)
 
 
 window = StepWindow(_native.config().get("steps") or "")

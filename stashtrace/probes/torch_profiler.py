@@ -1,0 +1,34 @@
+"""Leaves CUPTI to torch.profiler: a process has room for one profiler, and the user's own comes first.
+
+Installed by ``bootstrap`` when ``torch.autograd.profiler`` has been imported. The native hooks see Kineto subscribe
+too, but not by the newer calls of CUPTI, which a library in front cannot offer without misleading those that probe.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import patching
+from stashtrace.probes.recorder import failed
+
+COLLECTOR = "cupti"
+
+
+def install(profiler: ModuleType) -> None:
+    """Patch the one door to Kineto that all of torch's profilers go through."""
+    patching.replace(COLLECTOR, profiler.profile, "_prepare_trace", _prepare)
+
+
+def _prepare(original: Any) -> Any:
+    def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if any(getattr(activity, "name", "") == "CUDA" for activity in self.kineto_activities):
+                _native.kernels_step_aside("torch.profiler")
+        except Exception as error:
+            failed(COLLECTOR, "step_aside", error)
+        return original(self, *args, **kwargs)
+
+    return _prepare_trace

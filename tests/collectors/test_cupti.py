@@ -1,0 +1,358 @@
+"""Deep mode against a double of libcupti: what is recorded, and that it gives way and fails without harm."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traced import ROOT, TracedRun, run_traced
+
+from stashtrace.format.reader import open_run
+from stashtrace.model.kinds import DeviceClock, DeviceWork
+from stashtrace.model.trace import RawProcess
+
+FAKES = ROOT / "tests/fakes"
+
+#: In front of each script: how a program of the tests launches work. Times are the double's clock.
+PRELUDE = """
+import ctypes, json, os, threading, time
+from stashtrace import _native
+KERNEL, COPY, PEER, MEMSET, SYNC, GRAPH, RUNTIME = 10, 1, 22, 2, 38, 51, 5
+cupti = ctypes.CDLL("libcupti.so.13")
+cupti.fake_cupti_now.restype = ctypes.c_int64
+I, U, S = ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p
+cupti.fake_cupti_work.argtypes = (U, U, U, U, I, I, S, ctypes.c_uint64, U, ctypes.c_uint64)
+cupti.fake_cupti_call.argtypes = (U, U, U, I, I)
+names, correlation = {}, [0]
+def launch(name="f", kind=KERNEL, duration_us=50, device=0, stream=7, delay_us=10, size=0, detail=0, node=0):
+    correlation[0] += 1
+    now = cupti.fake_cupti_now()
+    cupti.fake_cupti_call(RUNTIME, threading.get_native_id(), correlation[0], now, now + 4000)
+    begin = now + delay_us * 1000
+    kept = names.setdefault(name, name.encode())
+    end = begin + duration_us * 1000
+    cupti.fake_cupti_work(kind, device, stream, correlation[0], begin, end, kept, size, detail, node)
+def steps(count, first=0, sleep=0.004):
+    for step in range(first, first + count):
+        _native.kernels_step(step)
+        launch(f"step{step}")
+        time.sleep(sleep)
+def settle():
+    for _ in range(400):
+        if cupti.fake_cupti_state() == 0: return
+        time.sleep(0.01)
+"""
+REPORT = """
+settle()
+print(json.dumps(cupti.fake_cupti_state()))
+"""
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the double under its SONAME."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler to build the double of libcupti")
+    folder = tmp_path_factory.mktemp("fake_cupti")
+    command = [
+        compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}",
+        str(FAKES / "fake_cupti.cpp"), "-Wl,-soname,libcupti.so.13", "-pthread", "-o", str(folder / "libcupti.so.13"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(
+    libraries: Path, folder: Path, body: str, *, steps: str | None = "2:4", script: Sequence[str] = (), **env: str
+) -> TracedRun:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fake.txt").write_text("\n".join(script) + "\n", encoding="utf-8")
+    variables = {"LD_LIBRARY_PATH": str(libraries), "FAKE_SCRIPT": str(folder / "fake.txt"),
+                 "STASHTRACE_SAMPLE_MS": "20"} | env  # fmt: skip
+    return run_traced(PRELUDE + body, folder / "job", env=variables, kernels_steps=steps)
+
+
+def processes(directory: Path) -> list[RawProcess]:
+    """The rows of each process, as they were written."""
+    return [file.load() for file in open_run(directory).processes]
+
+
+def raw(done: TracedRun) -> RawProcess:
+    """The rows of the only process."""
+    (found,) = processes(done.directory)
+    return found
+
+
+def names(process: RawProcess) -> list[str]:
+    if "kernel" not in process.records:
+        return []
+    return [process.strings.get(int(i), "") for i in process.records["kernel"].rows["name_id"]]
+
+
+def reasons(done: TracedRun) -> dict[str, int]:
+    return {reason: count for collector, reason, count in done.losses() if collector == "cupti"}
+
+
+def test_records_the_window_and_nothing_else(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(7)\n" + REPORT)
+    process = raw(done)
+    assert names(process) == ["step2", "step3"]
+    rows = process.records["kernel"].rows
+    assert (rows["end_device_ns"] - rows["begin_device_ns"]).tolist() == [50_000, 50_000]
+    assert set(rows["device_index"].tolist()) == {0}
+    assert set(rows["stream_index"].tolist()) == {7}
+    assert set(rows["work_code"].tolist()) == {DeviceWork.KERNEL}
+    assert done.results() == [0], "unsubscribed, all kinds disabled, thread ids as they were"
+    assert reasons(done) == {}
+    assert done.facts()["kernels_count"] == "2"
+
+
+def test_launches_and_clock_readings_lie_on_the_clock_of_the_records(libraries: Path, tmp_path: Path) -> None:
+    body = """
+_native.kernels_step(0)
+before = _native.now_ticks()
+launch("one", delay_us=500)
+after = _native.now_ticks()
+time.sleep(0.05)
+_native.kernels_step(2)
+settle()
+print(json.dumps([before, after, _native.tick_hz(), threading.get_native_id()]))
+"""
+    done = run(libraries, tmp_path, body, steps="0:1")
+    before, after, hz, tid = done.results()[0]
+    process = raw(done)
+    (row,) = process.records["kernel"].rows
+    assert before <= row["launch_ticks"] <= after
+    assert (row["return_ticks"] - row["launch_ticks"]) / hz == pytest.approx(4e-6, rel=0.1)
+    assert row["tid"] == tid
+    clock = process.records["device_clock"].rows
+    assert set(clock["clock_code"].tolist()) == {DeviceClock.CUPTI}
+    assert set(clock["device_index"].tolist()) == {0}
+    assert len(clock) >= 3, "at the window's begin, at its end and between"
+    assert (clock["after_ticks"] >= clock["before_ticks"]).all()
+    # The kernel began 500 us after its launch: so the readings must say.
+    clock = np.sort(clock, order="device_ns")
+    origin_ns, origin = int(clock["device_ns"][0]), int(row["launch_ticks"])
+    middle = (clock["before_ticks"].astype(np.int64) - origin + clock["after_ticks"].astype(np.int64) - origin) / 2
+    begin = np.interp(int(row["begin_device_ns"]) - origin_ns, clock["device_ns"] - origin_ns, middle)
+    assert begin / hz == pytest.approx(500e-6, abs=20e-6)
+
+
+def test_tells_the_kinds_of_work(libraries: Path, tmp_path: Path) -> None:
+    body = """
+_native.kernels_step(1); _native.kernels_step(2)
+launch("_Z42ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE")
+launch("void cutlass::Kernel2<nccl_like>()", device=1, node=99)
+launch(kind=COPY, detail=1, size=1 << 20)
+launch(kind=PEER, detail=10, size=64)
+launch(kind=MEMSET, size=256)
+launch(kind=SYNC, detail=3)
+time.sleep(0.01)
+_native.kernels_step(4)
+"""
+    rows = raw(run(libraries, tmp_path, body + REPORT)).records["kernel"].rows
+    work = DeviceWork
+    assert rows["work_code"].tolist() == [
+        work.COMMUNICATION, work.KERNEL, work.COPY, work.COPY, work.MEMSET, work.SYNCHRONIZATION,
+    ]  # fmt: skip
+    assert rows["copy_code"].tolist() == [0, 0, 1, 4, 0, 0]
+    assert rows["size_bytes"].tolist() == [0, 0, 1 << 20, 64, 256, 0]
+    assert rows["device_index"].tolist() == [0, 1, 0, 0, 0, 0]
+    assert rows["graph_key"].tolist() == [0, 99, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("version", [18, 24, 28, 130000, 130500])
+def test_reads_the_records_of_each_version(libraries: Path, tmp_path: Path, version: int) -> None:
+    done = run(libraries, tmp_path, "steps(6)\n" + REPORT, script=[f"cupti_version {version}"])
+    assert names(raw(done)) == ["step2", "step3"]
+    assert done.facts()["cupti_version"] == str(version)
+
+
+@pytest.mark.parametrize("version", [17, 29, 140000])
+def test_refuses_a_version_it_does_not_know(libraries: Path, tmp_path: Path, version: int) -> None:
+    done = run(libraries, tmp_path, "steps(6)\n" + REPORT, script=[f"cupti_version {version}"])
+    assert "cupti_version_unknown" in reasons(done)
+    assert names(raw(done)) == []
+    assert str(version) in done.stderr[0]
+    assert done.results() == [0]
+
+
+def test_gives_way_to_a_subscriber_that_was_there_first(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(6)\nprint(json.dumps(cupti.fake_cupti_state()))",
+               script=["cupti_subscriber other"])  # fmt: skip
+    assert "another_profiler" in reasons(done)
+    assert "another profiler" in done.stderr[0]
+    assert done.results() == [1], "the other one still has its place"
+
+
+@pytest.mark.parametrize("variable", ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"])
+def test_does_not_touch_cupti_under_an_injected_profiler(libraries: Path, tmp_path: Path, variable: str) -> None:
+    done = run(libraries, tmp_path, "steps(6)\nopen('touched', 'w').close()", FAKE_CALLS=str(tmp_path),
+               **{variable: "somebody"})  # fmt: skip
+    assert "another_profiler" in reasons(done)
+    (counts,) = tmp_path.glob("cupti-*.txt")
+    assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []
+
+
+def test_leaves_before_a_profiler_that_comes_later_subscribes(libraries: Path, tmp_path: Path) -> None:
+    body = """
+everybody = ctypes.CDLL(None)
+callbacks = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda *_: None)
+steps(3)
+time.sleep(0.01)
+handle = ctypes.c_void_p()
+results = [everybody.cuptiSubscribe(ctypes.byref(handle), callbacks, None)]
+results.append(cupti.fake_cupti_state())
+results.append(everybody.cuptiActivityRegisterCallbacks(callbacks, callbacks))
+steps(3, first=3)
+print(json.dumps(results))
+"""
+    done = run(libraries, tmp_path, body)
+    assert done.results() == [[0, 1, 0]], "its call succeeded, and it is alone"
+    assert names(raw(done)) == ["step2"], "what was recorded so far is kept"
+    assert "another_profiler" in reasons(done)
+
+
+def test_steps_aside_for_the_probes(libraries: Path, tmp_path: Path) -> None:
+    body = "steps(3)\ntime.sleep(0.01)\n_native.kernels_step_aside('torch.profiler')\n"
+    done = run(libraries, tmp_path, body + "print(json.dumps(cupti.fake_cupti_state()))")
+    assert done.results() == [0]
+    assert names(raw(done)) == ["step2"]
+    assert "torch.profiler" in done.stderr[0]
+
+
+def test_counts_what_found_no_buffer(libraries: Path, tmp_path: Path) -> None:
+    # Between the first enabling and the window nothing is kept, so that the flood leaves no rows.
+    body = """
+_native.kernels_step(1)
+cupti.fake_cupti_flood(KERNEL, 400_000)
+time.sleep(1.5)
+_native.kernels_step(2)
+launch("kept")
+time.sleep(0.02)
+_native.kernels_step(4)
+"""
+    done = run(libraries, tmp_path, body + REPORT, script=["delay cuptiActivityGetNumDroppedRecords 60ms"],
+               STASHTRACE_SAMPLE_MS="1000")  # fmt: skip
+    assert names(raw(done)) == ["kept"]
+    assert reasons(done)["cupti_dropped"] > 50_000
+
+
+CALLS = {
+    "cuptiGetVersion": "cupti_failed",
+    "cuptiGetTimestamp": "cupti_failed",
+    "cuptiSubscribe": "cupti_failed",
+    "cuptiActivityRegisterCallbacks": "cupti_failed",
+    "cuptiActivityEnable": "cupti_failed",
+    "cuptiActivityFlushAll": "cupti_flush_failed",
+    "cuptiActivityGetNextRecord": "cupti_buffer_unread",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_fails_is_reported_and_the_job_goes_on(libraries: Path, tmp_path: Path, call: str) -> None:
+    end = "print(json.dumps(cupti.fake_cupti_state()))" if call == "cuptiActivityFlushAll" else REPORT
+    body = "steps(6)\ntime.sleep(1.5)\n" if call == "cuptiActivityFlushAll" else "steps(6)\n"
+    done = run(libraries, tmp_path, body + end, script=[f"fail {call} 999"])
+    assert CALLS[call] in reasons(done)
+    assert done.results() == [0]
+
+
+@pytest.mark.parametrize(
+    "call", ["cuptiUnsubscribe", "cuptiActivityDisable", "cuptiActivityGetNumDroppedRecords", "cuptiSetThreadIdType"]
+)
+def test_a_call_that_fails_without_harm_loses_nothing(libraries: Path, tmp_path: Path, call: str) -> None:
+    done = run(libraries, tmp_path, "steps(6)\ntime.sleep(1.5)\nprint(json.dumps(0))", script=[f"fail {call} 999"])
+    assert names(raw(done))[:2] == ["step2", "step3"]
+
+
+def test_a_kind_that_is_refused_is_named(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(6)\n" + REPORT, script=["cupti_refuse 38"])
+    assert names(raw(done)) == ["step2", "step3"]
+    assert "cupti_kind_missing" in reasons(done)
+
+
+def test_not_permitted_is_said(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(6)\n" + REPORT, script=["fail cuptiActivityEnable 35"])
+    assert "cupti_not_permitted" in reasons(done)
+
+
+def test_what_the_window_holds_at_exit_is_flushed(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(3)\nlaunch('late', duration_us=60_000_000)\nlaunch('after')")
+    assert sorted(names(raw(done))) == ["after", "step2"]
+    assert reasons(done) == {"cupti_incomplete": 1}
+
+
+def test_works_without_a_drainer(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(7)\n" + REPORT, STASHTRACE_DRAINER="self")
+    assert names(raw(done)) == ["step2", "step3"]
+
+
+def test_a_forked_child_leaves_cupti_alone(libraries: Path, tmp_path: Path) -> None:
+    body = """
+steps(3)
+time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    for step in range(3, 6): _native.kernels_step(step)
+    os._exit(0 if cupti.fake_cupti_state() & 1 else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+steps(3, first=3)
+settle()
+print(json.dumps([code, cupti.fake_cupti_state()]))
+"""
+    done = run(libraries, tmp_path, body)
+    assert done.results() == [[0, 0]]
+    kernels = [name for p in processes(done.directory) for name in names(p)]
+    assert kernels == ["step2", "step3"]
+
+
+def test_a_window_that_never_comes_is_said(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(3)", steps="100:102", FAKE_CALLS=str(tmp_path))
+    trace = done.trace
+    assert "kernels_window_not_reached" in {trace.text(code) for code in trace.losses["name_code"]}
+    missed = run(libraries, tmp_path / "missed", "steps(3, first=50)", steps="2:4")
+    assert "kernels_window_missed" in reasons(missed)
+
+
+def test_graphs_may_be_kept_whole(libraries: Path, tmp_path: Path) -> None:
+    body = "_native.kernels_step(0)\nlaunch(kind=GRAPH, node=5)\ntime.sleep(0.01)\n_native.kernels_step(1)\n" + REPORT
+    (tmp_path / "fake.txt").write_text("", encoding="utf-8")
+    (tmp_path / "job").mkdir()
+    script = tmp_path / "job/script.py"
+    script.write_text(PRELUDE + body, encoding="utf-8")
+    from stashtrace.launch.environment import traced_environment
+
+    base = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH")}
+    base |= {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries), "STASHTRACE_SAMPLE_MS": "20"}
+    env = traced_environment(base, run_dir=tmp_path / "job", run_id="1", kernels="graphs", kernels_steps="0:1")
+    done = subprocess.run(["python3", str(script)], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == 0
+    kernels = [p.records["kernel"].rows for p in processes(tmp_path / "job") if "kernel" in p.records]
+    assert kernels[0]["work_code"].tolist() == [DeviceWork.GRAPH]
+    assert kernels[0]["graph_key"].tolist() == [5]
+
+
+def test_without_a_libcupti_or_a_driver_the_job_goes_on(tmp_path: Path) -> None:
+    body = "from stashtrace import _native\nfor i in range(6): _native.kernels_step(i)\n"
+    done = run_traced(body, tmp_path, kernels_steps="2:4", env={"LD_LIBRARY_PATH": ""})
+    # Without the double a machine has no libcupti, or a real one that finds no driver.
+    assert set(reasons(done)) & {"no_libcupti", "cupti_failed", "cupti_not_permitted"}
+    assert done.exit_codes == [0]
+
+
+def test_is_off_unless_asked_for(libraries: Path, tmp_path: Path) -> None:
+    done = run(libraries, tmp_path, "steps(20)\nprint(json.dumps(cupti.fake_cupti_state()))", steps=None,
+               FAKE_CALLS=str(tmp_path))  # fmt: skip
+    assert done.results() == [0]
+    (counts,) = tmp_path.glob("cupti-*.txt")
+    assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []
