@@ -7,11 +7,11 @@ import numpy as np
 
 from stashtrace.analysis.batch_layers import batch_waits
 from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives, own_collectives
+from stashtrace.analysis.device_breakdown import device_breakdown
 from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.matching import Matched
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import ranks_and_steps
-from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, TrackKind
@@ -38,7 +38,7 @@ def breakdown(trace: Trace) -> Table:
     Columns
     -------
     rank, step, wall_ns, hidden_communication_ns, hidden_loading_ns, hidden_checkpoint_ns, cpu_contention_ns,
-    steal_ratio, gc_ns, queued_ns
+    steal_ratio, gc_ns, queued_ns, hidden_copy_ns, host_paced_ns, graph_opaque_ns, untimed_count
 
     Raises
     ------
@@ -47,7 +47,7 @@ def breakdown(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     steal = _Steal(trace)
-    tables = [_rank(index, thread, own, steal) for thread, own in ranks_and_steps(trace, find_steps(trace))]
+    tables = [_rank(index, thread, own, steal) for thread, own in ranks_and_steps(trace, index.steps)]
     return Table.concat(BREAKDOWN, tables)
 
 
@@ -57,19 +57,27 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) ->
     blocked = blocked_on_collectives(index, thread, loads)
     spans, own = trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
+    device = device_breakdown(index, thread, begin, end)
+    on_host = _hidden_communication(index, thread, blocked).within(begin, end)
     return Table(
         BREAKDOWN,
         {
             "rank": steps["rank"],
             "step": steps["step"],
             "wall_ns": end - begin,
-            "hidden_communication_ns": _hidden_communication(index, thread, blocked).within(begin, end),
+            "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
             "hidden_loading_ns": (_loading(index, thread) - loads).within(begin, end),
             "hidden_checkpoint_ns": _hidden_checkpoint(trace, thread).within(begin, end),
             "cpu_contention_ns": _contention(index, thread, begin, end),
             "steal_ratio": steal.ratio(thread.process_id, begin, end),
             "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
-            "queued_ns": _queued(index.matched, blocked).within(begin, end),
+            "queued_ns": np.zeros(len(begin), dtype=np.int64)
+            if device.present
+            else _queued(index.matched, blocked).within(begin, end),
+            "hidden_copy_ns": device.hidden_copy_ns,
+            "host_paced_ns": device.host_paced_ns,
+            "graph_opaque_ns": device.graph_opaque_ns,
+            "untimed_count": device.untimed_count,
         },
     )
 

@@ -6,6 +6,8 @@ Called by ``stalls`` through its table of methods. A method for GPU ranks is ano
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from stashtrace._native import intervals
@@ -24,14 +26,33 @@ _FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN)
 _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 
-def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
-    trace = index.trace
-    loads = batch_waits(index, thread)
-    blocked = blocked_on_collectives(index, thread, loads.time)
-    layers, late = collective_layers(index, blocked)
-    layers += batch_layers(index, thread, loads)
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the step thread itself did between its work, by its own records.
 
+    Attributes
+    ----------
+    busy, annotated
+        Inside forward, backward or optimizer; inside annotations.
+    saving
+        Inside a checkpoint, or blocked in a later call on a file that one wrote.
+    reading
+        Blocked in reads of files.
+    foreign, local
+        Blocked with no cause that has a kind: whatever it is in, and where it is in no phase or annotation.
+    """
+
+    busy: TimeSet
+    annotated: TimeSet
+    saving: TimeSet
+    reading: TimeSet
+    foreign: TimeSet
+    local: TimeSet
+
+
+def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
+    """Where the step thread stood still for reasons of its own."""
+    trace = index.trace
     rows = index.phases.rows(thread.track_id)
     rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
     code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
@@ -42,24 +63,39 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     reads = io.is_storage[own] & io.is_read[own]
     commits = io.is_storage[own] & ~reads & np.isin(io.path[own], _paths_written(index, thread, saving))
     foreign = io.is_blocked[own] & ~reads & ~commits
-    layers.append(Layer(StallKind.CHECKPOINT, saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]])))
-    layers.append(Layer(StallKind.FETCH, TimeSet.of(io.begin[own[reads]], io.end[own[reads]])))
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
     named = named[spans["kind_code"][named] == SpanKind.USER]
     annotated = TimeSet.of(spans["begin_ns"][named], spans["end_ns"][named])
     waits, held = trace.waits, index.waits.rows(thread.track_id)
     alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
-    standing = TimeSet.of(
-        np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
-        np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+    return Standing(
+        busy,
+        annotated,
+        saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]]),
+        TimeSet.of(io.begin[own[reads]], io.end[own[reads]]),
+        TimeSet.of(
+            np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
+            np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+        ),
+        TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated,
     )
-    local = TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated
-    layers.append(Layer(StallKind.OTHER, standing | local))
+
+
+def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
+    loads = batch_waits(index, thread)
+    blocked = blocked_on_collectives(index, thread, loads.time)
+    layers, late = collective_layers(index, blocked)
+    layers += batch_layers(index, thread, loads)
+    stood = standing_of(index, thread)
+    layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
+    layers.append(Layer(StallKind.FETCH, stood.reading))
+    layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
 
     explained = TimeSet.united(*(layer.time for layer in layers))
-    layers.append(Layer(StallKind.COMPUTE, busy))
-    layers += gap_layers(gaps_between_phases(index, thread, loads), explained, annotated - busy)
+    layers.append(Layer(StallKind.COMPUTE, stood.busy))
+    layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
     return RankLayers("host", layers, late)
 
 

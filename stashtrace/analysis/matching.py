@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.timeset import NEVER, Int64, RowsBy
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, int64
 from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -40,7 +40,7 @@ class Matched:
         INSIDE, ACROSS or MIXED, of the row's group.
     by_clock
         False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
-        shortest duration of all ranks.
+        shortest duration of all ranks, and ``last_rank`` the rank that has it.
     """
 
     end_ns: Int64
@@ -90,8 +90,11 @@ def _link(members: Int64, crosses: Int64, places: dict[int, tuple[int, int]]) ->
     return MIXED if 1 < len(set(known)) < len(known) else ACROSS
 
 
-def match(trace: Trace) -> Matched:
-    """Match the rows of ``trace.collectives`` across ranks."""
+def match(trace: Trace, device_error_ns: Int64 | None = None) -> Matched:
+    """Match the rows of ``trace.collectives`` across ranks.
+
+    ``device_error_ns`` is what the clock behind each row's times adds to the error of its host's clock.
+    """
     table = trace.collectives
     count = len(table)
     groups = group_table(trace)
@@ -108,10 +111,13 @@ def match(trace: Trace) -> Matched:
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
         _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank)
         _match_blocks(table, rows[~pairs], groups[value].members, last_enter, last_rank, partial)
-    by_clock = _trusted(trace, end)
-    shortest = _shortest(table, end)
+    by_clock = _trusted(trace, end, device_error_ns)
+    shortest, quickest = _shortest(table, end)
     doubtful = ~by_clock & (last_rank >= 0) & (last_enter < NEVER)
     last_enter[doubtful] = (end - shortest)[doubtful]
+    # The rank that had the least to wait entered last; a root is a root by whatever clock.
+    together = doubtful & np.isin(table["op_code"], SYNCHRONISING_OPS)
+    last_rank[together] = quickest[together]
     return Matched(end, last_enter, last_rank, partial, link, by_clock)
 
 
@@ -124,24 +130,28 @@ def _blocks(table: Table) -> tuple[Int64, Int64]:
     return order, np.cumsum(new) - 1
 
 
-def _shortest(table: Table, end: Int64) -> Int64:
-    """Shortest duration of each row's operation on any rank."""
+def _shortest(table: Table, end: Int64) -> tuple[Int64, Int64]:
+    """Shortest duration of each row's operation on any rank, and the lowest rank that has it."""
     if len(table) == 0:
-        return np.empty(0, dtype=np.int64)
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     order, block = _blocks(table)
+    duration, rank = (end - table["call_ns"])[order], table["rank"][order]
     shortest = np.full(int(block[-1]) + 1, NEVER)
-    np.minimum.at(shortest, block, (end - table["call_ns"])[order])
-    out = np.empty(len(order), dtype=np.int64)
-    out[order] = shortest[block]
-    return out
+    np.minimum.at(shortest, block, duration)
+    holds = duration == shortest[block]
+    holder = np.full(len(shortest), NEVER)
+    np.minimum.at(holder, block[holds], rank[holds])
+    out, who = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    out[order], who[order] = shortest[block], holder[block]
+    return out, who
 
 
-def _trusted(trace: Trace, end: Int64) -> npt.NDArray[np.bool_]:
+def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> npt.NDArray[np.bool_]:
     """Whether the error of the clocks is below half of the shortest duration, per row; one clock is always trusted."""
     table, processes = trace.collectives, trace.processes
     trusted = np.ones(len(table), dtype=bool)
     error_of = dict(zip(trace.alignment["boot_code"].tolist(), trace.alignment["error_ns"].tolist(), strict=True))
-    if not any(error_of.values()):
+    if device_error_ns is None and not any(error_of.values()):
         return trusted
     boot_of = dict(zip(processes["process_id"].tolist(), processes["boot_code"].tolist(), strict=True))
     owners, inverse = np.unique(table["process_id"], return_inverse=True)
@@ -149,11 +159,13 @@ def _trusted(trace: Trace, end: Int64) -> npt.NDArray[np.bool_]:
     error = np.array([error_of.get(boot_of[p], 0) for p in owners.tolist()], dtype=np.int64)[inverse]
     order, block = _blocks(table)
     count = int(block[-1]) + 1 if len(block) else 0
+    if device_error_ns is not None:  # a device has a clock of its own, whatever the host's
+        boot, error = np.where(device_error_ns > 0, -1 - int64(table["process_id"]), boot), error + device_error_ns
     low, high, worst = np.full(count, NEVER), np.full(count, -NEVER), np.zeros(count, dtype=np.int64)
     np.minimum.at(low, block, boot[order])
     np.maximum.at(high, block, boot[order])
     np.maximum.at(worst, block, error[order])
-    trusted[order] = (low == high)[block] | (2 * worst[block] <= _shortest(table, end)[order])
+    trusted[order] = (low == high)[block] | (2 * worst[block] <= _shortest(table, end)[0][order])
     return trusted
 
 

@@ -22,6 +22,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),
     ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),
+    ("agreement", "stashtrace.analysis.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls:stall_intervals", "the same attribution as intervals"),
 )
 

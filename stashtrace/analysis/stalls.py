@@ -4,7 +4,7 @@
     painted: first layer that covers an instant   [...............][.][.........][..........................]
     cut by the windows of the steps and summed     step 0                    | step 1        | ...
 
-What the layers of a rank are is the business of its method (``methods.METHODS``): today ``host``.
+What the layers of a rank are is the business of its methods (``methods.METHODS``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,7 +19,6 @@ from stashtrace._native import intervals
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import ranks_and_steps
-from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
@@ -63,9 +62,10 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
     """
     if by not in ("step", "rank", "run"):
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
-    found = find_steps(trace)
     index = TraceIndex(trace)
-    table = Table.concat(STALLS, [_rank_table(index, t, own) for t, own in ranks_and_steps(trace, found)])
+    found = index.steps
+    ranks = ranks_and_steps(trace, found)
+    table = Table.concat(STALLS, [rank_table(rank_layers(index, thread), thread, own) for thread, own in ranks])
     return table if by == "step" else _totals(table, found, by, warmup)
 
 
@@ -88,7 +88,7 @@ def stall_intervals(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     tables = []
-    for thread, steps in ranks_and_steps(trace, find_steps(trace)):
+    for thread, steps in ranks_and_steps(trace, index.steps):
         made = rank_layers(index, thread)
         layers = made.layers
         begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
@@ -140,8 +140,8 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
     return TimeSet(int64(begin[order]), int64(end[order])), int64(number[order])
 
 
-def _rank_table(index: TraceIndex, thread: StepThread, steps: Table) -> Table:
-    made = rank_layers(index, thread)
+def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
+    """Rows of ``stalls`` of one rank by given layers."""
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row
@@ -154,6 +154,9 @@ def _rank_table(index: TraceIndex, thread: StepThread, steps: Table) -> Table:
             np.add.at(low[:, layer.kind], row, matrix[:, column])
         for doubt in layer.doubts:
             np.add.at(high[:, doubt], row, matrix[:, column])
+    first = np.full(len(values), thread.begin_ns, dtype=np.int64)
+    first[row[::-1]] = windows.begin[::-1]
+    method = made.method_at(first)
     wanted = high > 0
     wanted[:, list(_ALWAYS)] = True
     at, kind = np.nonzero(wanted)
@@ -166,7 +169,7 @@ def _rank_table(index: TraceIndex, thread: StepThread, steps: Table) -> Table:
             "step": values[at],
             "kind": _names(kind),
             "stall_ns": point[at, kind],
-            "method": np.full(len(at), made.method, dtype="U16"),
+            "method": method[at],
             "low_ns": low[at, kind],
             "high_ns": high[at, kind],
             "cause_rank": cause[at, kind],
@@ -218,13 +221,22 @@ def _totals(table: Table, steps: Table, by: str, warmup: bool) -> Table:
             "kind": _names(out_kind),
             "stall_ns": sums["stall_ns"],
             "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
-            "method": np.full(len(key), table["method"][0] if len(table) else "", dtype="U16"),
+            "method": _methods(inverse, table["method"], len(key)),
             "low_ns": sums["low_ns"],
             "high_ns": sums["high_ns"],
             "cause_rank": _heaviest(inverse, table["cause_rank"], table["stall_ns"], len(key)),
             "steps_count": counts[position],
         },
     )
+
+
+def _methods(row: Int64, method: npt.NDArray[np.str_], count: int) -> npt.NDArray[np.str_]:
+    """Method of each sum; ``mixed`` where its parts have several."""
+    out = np.full(count, "", dtype="U16")
+    for name in np.unique(method).tolist():
+        has = np.bincount(row[method == name], minlength=count) > 0
+        out[has] = np.where(out[has] == "", name, "mixed")
+    return out
 
 
 def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> Int64:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
+from stashtrace.model.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
 from stashtrace.model.trace import Trace
 
 #: Weights of the evidence that a thread drives the loop: one update outweighs any number of forwards.
@@ -37,7 +37,7 @@ def step_threads(trace: Trace) -> list[StepThread]:
     Raises
     ------
     MissingDataError
-        If no rank has a single phase, batch wait or step mark.
+        If no rank has a single phase, batch wait or step mark, of host or device.
     """
     tracks, processes = trace.tracks, trace.processes
     score = np.zeros(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, dtype=np.int64)
@@ -48,6 +48,8 @@ def step_threads(trace: Trace) -> list[StepThread]:
     _count(score, spans["track_id"][spans["kind_code"] == SpanKind.STEP_MARK], _MARK)
     _count(score, phases["track_id"][on_thread], _OTHER)
     _count(score, batches["track_id"][batches["phase_code"] == BatchPhase.WAIT], _OTHER)
+    brackets = trace.device_brackets
+    _count(score, brackets["thread_track_id"][brackets["bracket_code"] == Bracket.STEP], _OTHER)
     _count(score, tracks["track_id"][tracks["role_code"] == ThreadRole.STEP], _ROLE)
 
     is_rank = (processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0)
@@ -76,5 +78,6 @@ def step_threads(trace: Trace) -> list[StepThread]:
 
 
 def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weight: int) -> None:
+    track_ids = track_ids[track_ids >= 0]
     if len(track_ids):
         score += weight * np.bincount(track_ids, minlength=len(score))[: len(score)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.device_steps import DeviceSteps
 from stashtrace.analysis.loop_tokens import StepColumns, Tokens, marked_steps, micro_batches, steps_of, tokens_of
 from stashtrace.analysis.step_threads import StepThread, step_threads
 from stashtrace.analysis.timeset import Int64, RowsBy, int64
@@ -24,6 +25,8 @@ WARMUP_STEPS, WARMUP_FACTOR = 5, 3
 
 @dataclass(frozen=True, slots=True)
 class _RankSteps:
+    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread."""
+
     thread: StepThread
     columns: StepColumns
     sub_steps: Int64
@@ -46,15 +49,16 @@ def steps(trace: Trace) -> Table:
 
     Columns
     -------
-    rank, step, begin_ns, end_ns, process_id, track_id, sub_steps_count, kind, warmup, matched_code
+    rank, step, begin_ns, end_ns, process_id, track_id, sub_steps_count, kind, warmup, matched_code,
+    clock_code
 
     Raises
     ------
     MissingDataError
         If no rank has a step; the hint names the collectors to turn on.
     """
-    rows = _Rows(trace)
-    found = _number([_rank_steps(t, rows) for t in step_threads(trace)])
+    rows, devices = _Rows(trace), DeviceSteps(trace)
+    found = _number([_rank_steps(t, rows, devices) for t in step_threads(trace)])
     if not any(len(r.columns.begin) for r in found):
         raise MissingDataError(
             "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
@@ -63,8 +67,9 @@ def steps(trace: Trace) -> Table:
     per_rank = [len(r.columns.begin) for r in found]
     kind = np.concatenate([r.columns.kind for r in found])
     ordinal = np.concatenate([r.ordinal for r in found])
-    begin = np.concatenate([r.columns.begin for r in found])
-    end = np.concatenate([r.columns.end for r in found])
+    placed = [devices.on_device(r.thread.process_id, r.columns) for r in found]
+    begin = np.concatenate([p[0] for p in placed])
+    end = np.concatenate([p[1] for p in placed])
     first = first_recorded_step(trace)
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
@@ -77,6 +82,7 @@ def steps(trace: Trace) -> Table:
         "kind": kind.astype("U16"),
         "warmup": _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - first)),
         "matched_code": matched,
+        "clock_code": np.repeat([p[2] for p in placed], per_rank),
     }
     return Table(STEPS, columns)
 
@@ -114,12 +120,14 @@ class _Rows:
         )
 
 
-def _rank_steps(thread: StepThread, rows: _Rows) -> _RankSteps:
+def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> _RankSteps:
     own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
     columns_of_phases = {n: rows.phases[n][own] for n in rows.phases.columns}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
     marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
     columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
+    if not len(columns.begin):
+        columns = devices.unaided(thread.process_id)
     return _RankSteps(thread, columns, _sub_steps(tokens, columns), int64(np.arange(len(columns.begin))))
 
 

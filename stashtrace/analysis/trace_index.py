@@ -6,12 +6,15 @@ Made by ``stalls`` and ``breakdown``, read by the files that build layers (``*_l
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
+from stashtrace.analysis.device_matching import DeviceCollectives, on_devices
 from stashtrace.analysis.matching import Matched, match
+from stashtrace.analysis.steps import steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.model.table import Table
@@ -67,11 +70,24 @@ class RankLayers:
         Together they cover the life of the rank; what they leave is ``other``.
     late : Tagged
         Straggler time with the rank that was waited for.
+    segments : tuple of (str, TimeSet)
+        Where another method than ``method`` made the layers.
+    beside : dict of str to TimeSet
+        What the method knows beyond kinds: ``host_paced``, ``graph_opaque``.
     """
 
     method: str
     layers: list[Layer]
     late: Tagged
+    segments: tuple[tuple[str, TimeSet], ...] = ()
+    beside: dict[str, TimeSet] = field(default_factory=dict)
+
+    def method_at(self, moments: Int64) -> npt.NDArray[np.str_]:
+        """Method at each moment."""
+        out = np.full(len(moments), self.method, dtype="U16")
+        for method, time in self.segments:
+            out[time.within(moments, moments + 1) > 0] = method
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,31 @@ class TraceIndex:
     def matched(self) -> Matched:
         """Collectives matched across ranks."""
         return match(self.trace)
+
+    @cached_property
+    def on_devices(self) -> DeviceCollectives:
+        """The same on the devices' clocks."""
+        return on_devices(self.trace)
+
+    @cached_property
+    def steps(self) -> Table:
+        """Steps of all ranks."""
+        return steps(self.origin)
+
+    @cached_property
+    def brackets(self) -> RowsBy:
+        """Rows of device_brackets by process."""
+        return RowsBy(self.trace.device_brackets["process_id"])
+
+    @cached_property
+    def device_calls(self) -> RowsBy:
+        """Rows of device_calls by process."""
+        return RowsBy(self.trace.device_calls["process_id"])
+
+    @cached_property
+    def kernels(self) -> RowsBy:
+        """Rows of kernels by process."""
+        return RowsBy(self.trace.kernels["process_id"])
 
     @cached_property
     def phases(self) -> RowsBy:

@@ -1,8 +1,8 @@
 """The time line of a trace for the Perfetto UI: who writes what in which order, options, compression.
 
-Called through `registry.export`. One process per rank; below it the step track with its budget, phases, communicators,
-DataLoader, files, blocking calls, annotations, gc, checkpoints, counters (perfetto_*.py, one file per layer). Ranks
-are written one after the other, so memory is that of the largest rank plus a megabyte of output.
+Called through `registry.export`. One process per rank; below it the step track with its budget, phases, devices,
+communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters (perfetto_*.py, one file per
+layer). Ranks are written one after the other, so memory is that of the largest rank plus a megabyte of output.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,8 +18,9 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.exporters.output import complete_file
-from stashtrace.exporters.perfetto_collectives import collective_layer
+from stashtrace.exporters.perfetto_collectives import Places, collective_layer
 from stashtrace.exporters.perfetto_counters import counter_layer
+from stashtrace.exporters.perfetto_devices import device_groups, device_layer, device_slices_count
 from stashtrace.exporters.perfetto_files import Bins, bins_for, file_layer
 from stashtrace.exporters.perfetto_layers import thread_layers
 from stashtrace.exporters.perfetto_rows import UNRANKED, RankRows, TraceRows, Window
@@ -81,9 +82,16 @@ def export_perfetto(
         for order, rank in enumerate(chosen):
             process = _process(tree, RankRows(rows, rank), order)
             roots[rank] = overlay.trunk(tree, process, rank)
-        ranked = {rank: root for rank, root in roots.items() if rank != UNRANKED}
-        encoder.slices(_COLLECTIVES_SEQUENCE, collective_layer(rows, tree, ranked), batch_first=True)
-        bins = _bins(rows, chosen, budget_slices, encoder.slice_count + overlay.slices_count)
+        devices = {rank: device_groups(RankRows(rows, rank), tree, root) for rank, root in roots.items()}
+        places = {rank: Places(root, devices[rank]) for rank, root in roots.items() if rank != UNRANKED}
+        slices, launches = collective_layer(rows, tree, places)
+        encoder.slices(_COLLECTIVES_SEQUENCE, slices, batch_first=True)
+        written = encoder.slice_count + overlay.slices_count
+        device_bins, on_devices = _device_bins(rows, chosen, budget_slices, written)
+        bins = _bins(rows, chosen, budget_slices, written + on_devices)
+        if device_bins is not None:
+            notes.append(f"work on devices is summed per stream and {duration_text(device_bins.width_ns)}: "
+                         f"more than {budget_slices} slices")  # fmt: skip
         if bins is not None:
             notes.append(
                 f"I/O calls are summed per thread and {duration_text(bins.width_ns)}: more than {budget_slices} slices"
@@ -92,9 +100,10 @@ def export_perfetto(
             own = RankRows(rows, rank)
             layers = overlay.slices(rows, root, rank)
             layers += thread_layers(own, tree, root)
+            layers += device_layer(own, tree, root, devices[rank], launches, device_bins)
             layers += file_layer(own, tree, root, bins)
             encoder.slices(_FIRST_RANK_SEQUENCE + 2 * order, layers)
-            counter_layer(own, tree, encoder, root, _FIRST_RANK_SEQUENCE + 2 * order + 1)
+            counter_layer(own, tree, encoder, root, devices[rank], _FIRST_RANK_SEQUENCE + 2 * order + 1)
         encoder.flush()
     return Exported(path, path.stat().st_size, encoder.slice_count, tuple(notes))
 
@@ -158,6 +167,26 @@ def _name(trace: Trace, rank: int) -> str:
     mine = trace.processes.take(trace.processes["rank"] == rank)
     hosts = sorted({trace.text(code) for code in mine["host_code"].tolist()})
     return f"rank {rank:03d} · {'+'.join(hosts)}"
+
+
+def _device_bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> tuple[Bins | None, int]:
+    """How work on devices must be summed, None if it fits as it is; and how many slices it then takes."""
+    owned = [RankRows(rows, rank) for rank in chosen]
+    count = sum(device_slices_count(own) for own in owned)
+    others = sum(len(own.table(name)) for own in owned
+                 for name in ("phases", "batches", "collective_waits", "waits", "spans"))  # fmt: skip
+    left = budget_slices - written - others
+    if count <= left:
+        return None, count
+    lines, begin, end = 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    for own in owned:
+        for table in (own.table("device_brackets"), own.table("kernels")):
+            timed = table.take(table["begin_ns"] >= 0)
+            lines += len(np.unique(timed["track_id"]))
+            begin, end = min(begin, timed["begin_ns"].min(initial=begin)), max(end, timed["end_ns"].max(initial=end))
+    # I/O has the other half of what is left.
+    allowed = max(left // 2, 0)
+    return bins_for(count, lines, allowed, int(begin), int(max(end, begin + 1))), allowed
 
 
 def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> Bins | None:

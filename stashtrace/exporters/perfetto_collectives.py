@@ -3,12 +3,14 @@
 Called by perfetto.py, once for all ranks, because a wait is only known by looking at the others. All of it goes into
 one packet sequence in which, at one instant, operations come before what is nested in them: the late rank's
 operation begins at the very nanosecond at which the others' transfer begins, and the arrow must leave from it.
+Operations that a device timed lie below their GPU, from when the device entered them; untimed ones show the call.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +21,56 @@ from stashtrace.analysis.timeset import NEVER
 from stashtrace.exporters.perfetto_layers import NO_VALUE, OPS, Order
 from stashtrace.exporters.perfetto_rows import TraceRows
 from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.kinds import CollectiveOp, CollectiveSource
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
 
-def collective_layer(rows: TraceRows, tree: TrackTree, roots: Mapping[int, int]) -> list[_native.perfetto.Slices]:
-    """Slices of the collectives of these ranks (rank -> its root track), parents before children."""
-    trace = rows.trace
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the operations of a rank go: below its root, or below the group of the device that ran them.
+
+    Attributes
+    ----------
+    root : int
+        Track of the rank.
+    devices : dict
+        (process_id, device_index) -> track of the group.
+    """
+
+    root: int
+    devices: Mapping[tuple[int, int], int]
+
+
+def collective_layer(
+    rows: TraceRows, tree: TrackTree, places: Mapping[int, Places]
+) -> tuple[list[_native.perfetto.Slices], Ints]:
+    """Slices of the collectives of these ranks, parents before children.
+
+    And per row of the table the number of the arrow from its call: 0 if it is not on a device or not shown, -1 if it is
+    shown without an arrow.
+    """
+    trace = _as_entered(rows.trace)
     whole = trace.collectives
+    launches = np.zeros(len(whole), dtype=np.int64)
     if not len(whole):
-        return []
+        return [], launches
     matched = match(trace)  # over all ranks, also those that are not written
     end = _ends(trace, whole, matched.end_ns)
     last, late = matched.last_enter_ns, matched.last_rank
-    keep = np.isin(whole["rank"], list(roots))
+    keep = np.isin(whole["rank"], list(places))
     if rows.window is not None:
         keep &= rows.window.touches(whole["call_ns"], end)
     table, end, last, late = whole.take(keep), end[keep], last[keep], late[keep]
     if not len(table):
-        return []
-    track = _place(trace, tree, roots, table, end)
+        return [], launches
+    timed = table["device_begin_ns"] >= 0
+    untimed = (table["source_code"] != CollectiveSource.HOST) & ~timed
+    # Called, but when it ran is not known: nobody waited or moved bytes in what is drawn.
+    end = np.where(untimed, np.maximum(table["return_ns"], table["call_ns"]), end)
+    last = np.where(untimed, end, last)
+    late = np.where(untimed, -1, late)
+    track = _place(trace, tree, places, table, end)
 
     call = table["call_ns"]
     begins = np.clip(last, call, end)
@@ -57,16 +88,54 @@ def collective_layer(rows: TraceRows, tree: TrackTree, roots: Mapping[int, int])
         np.where(table["status_code"] > 0, table["status_code"], -1),
         Texts(["", "failed", "end seen late", "end not seen"]),
     )
+    operation.texts["timed_by"] = (
+        np.where(timed, table["source_code"], np.where(untimed, 0, -1)), Texts(["nothing", "events", "plugin"])
+    )  # fmt: skip
+    _add_details(rows, operation, np.flatnonzero(keep))
+    launched = np.flatnonzero(timed & (table["return_ns"] >= 0))
+    arrows = tree.flow_ids(len(launched))
+    operation.flows.append((launched, arrows))
+    shown = np.flatnonzero(keep)
+    launches[shown[untimed | timed]] = -1
+    launches[shown[launched]] = arrows
 
     waiting = np.flatnonzero(waits)
-    moving = np.flatnonzero(end > begins)
+    moving = np.flatnonzero((end > begins) & ~untimed)
     late_codes, late_names = numbered(["wait for rank"], np.zeros(len(waiting)), late[waiting])
     wait = Piece(track[waiting], call[waiting], begins[waiting], late_codes, late_names)
     transfer = Piece(
         track[moving], begins[moving], end[moving], np.zeros(len(moving), dtype=np.int64), Texts(["transfer"])
     )
     _join(tree, table, late, waits, moving, operation, transfer)
-    return [piece.slices(piece.key) for piece in (operation, wait, transfer) if len(piece)]
+    return [piece.slices(piece.key) for piece in (operation, wait, transfer) if len(piece)], launches
+
+
+def _as_entered(trace: Trace) -> Trace:
+    """The trace with the collectives of devices called when the device entered them: it runs behind the host."""
+    table = trace.collectives
+    timed = table["device_begin_ns"] >= 0
+    if not timed.any():
+        return trace
+    return trace.replace(
+        collectives=table.replace(call_ns=np.where(timed, table["device_begin_ns"], table["call_ns"]))
+    )
+
+
+def _add_details(rows: TraceRows, operation: Piece, shown: Ints) -> None:
+    """What the plugin tells beyond times, as arguments."""
+    details, count = rows.trace.collective_details, len(rows.trace.collectives)
+    details = details.take((details["collective_key"] >= 0) & (details["collective_key"] < count))
+    if not len(details):
+        return
+    for argument, column in (("algorithm", "algorithm_code"), ("protocol", "protocol_code")):
+        codes = np.zeros(count, dtype=np.int64)
+        codes[details["collective_key"]] = details[column]
+        operation.texts[argument] = (np.where(codes[shown] > 0, codes[shown], -1), rows.texts)
+    for argument, column in (("network_ns", "network_ns"), ("wire_wait_ns", "wire_wait_ns"),
+                             ("peer_wait_ns", "peer_wait_ns"), ("gpu_wait_ns", "gpu_wait_ns")):  # fmt: skip
+        values = np.full(count, -1, dtype=np.int64)
+        values[details["collective_key"]] = details[column]
+        operation.ints[argument] = np.where(values[shown] >= 0, values[shown], NO_VALUE)
 
 
 def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:
@@ -77,13 +146,14 @@ def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:
     return np.where(resolved_ns == NEVER, alive, np.maximum(resolved_ns, table["call_ns"]))
 
 
-def _place(trace: Trace, tree: TrackTree, roots: Mapping[int, int], table: Table, end: Ints) -> Ints:
-    """Track of each row: below its rank, one line per communicator."""
+def _place(trace: Trace, tree: TrackTree, places: Mapping[int, Places], table: Table, end: Ints) -> Ints:
+    """Track of each row: below its rank or its device, one line per communicator."""
     groups = {(g["rank"], g["group_hash"]): g for g in trace.groups.rows()}
     hashes, communicator = np.unique(table["group_hash"], return_inverse=True)
     track = np.empty(len(table), dtype=np.int64)
-    for rank, root in roots.items():
-        mine = np.flatnonzero(table["rank"] == rank)
+    below = _parents(trace, places, table)
+    for parent, rank in sorted(set(zip(below.tolist(), table["rank"].tolist(), strict=True))):
+        mine = np.flatnonzero((below == parent) & (table["rank"] == rank))
         lines = {}
         for number in np.unique(communicator[mine]).tolist():
             group = groups.get((rank, int(hashes[number])))
@@ -92,9 +162,24 @@ def _place(trace: Trace, tree: TrackTree, roots: Mapping[int, int], table: Table
             lines[number] = Line(f"{name} · rank {rank:03d}", Order.COMMUNICATORS + number, about)
         if len(mine):
             track[mine] = tree.place(
-                root, lines, communicator[mine].astype(np.int64), table["call_ns"][mine], end[mine], nest=False
+                parent, lines, communicator[mine].astype(np.int64), table["call_ns"][mine], end[mine], nest=False
             )
     return track
+
+
+def _parents(trace: Trace, places: Mapping[int, Places], table: Table) -> Ints:
+    """Track below which the line of each row's communicator hangs."""
+    devices = dict(zip(trace.streams["track_id"].tolist(), trace.streams["device_index"].tolist(), strict=True))
+    host = table["source_code"] == CollectiveSource.HOST
+    keys = np.stack([table["rank"], table["process_id"], np.where(host, -2, table["stream_track_id"])], axis=1)
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    found = []
+    for rank, process, stream in distinct.tolist():
+        place = places[rank]
+        any_device = next((track for (owner, _), track in place.devices.items() if owner == process), place.root)
+        on = place.devices.get((process, devices.get(stream, -1)), any_device)
+        found.append(place.root if stream == -2 else on)
+    return np.array(found, dtype=np.int64)[inverse.reshape(-1)]
 
 
 def _join(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stashtrace import _native
+from stashtrace.exporters.perfetto_devices import Groups, host_lead
 from stashtrace.exporters.perfetto_layers import Order
 from stashtrace.exporters.perfetto_rows import RankRows
 from stashtrace.exporters.perfetto_tracks import Doubles, Ints, Line, TrackTree
@@ -37,15 +38,42 @@ _SHOWN = {
 }
 _PLACE = {name: place for place, name in enumerate(_SHOWN)}
 _OURS = ("process_", "thread_", "host_", "net_")
+#: Names of what is sampled from a device, which is named after the dot.
+_DEVICE = "gpu_"
+#: Below the streams and communicators of a device.
+_DEVICE_ORDER = 5000
 
 
 def counter_layer(
-    rows: RankRows, tree: TrackTree, encoder: _native.perfetto.Encoder, root: int, sequence_id: int
+    rows: RankRows,
+    tree: TrackTree,
+    encoder: _native.perfetto.Encoder,
+    root: int,
+    groups: Groups,
+    sequence_id: int,
 ) -> int:
-    """Write the counters of a rank on a sequence of their own; how many values."""
-    found = sorted(_readings(rows), key=lambda each: each[0])
+    """Write the counters of a rank on a sequence of their own, those of a device below it; how many values."""
+    below = {rows.trace.text(row["uuid_code"]): groups[row["process_id"], row["device_index"]]
+             for row in rows.table("devices").rows()}  # fmt: skip
+    everything = sorted(_readings(rows), key=lambda each: each[0])
+    found = []
+    for order, reading_ in enumerate(everything):
+        _, title, unit, ts_ns, values = reading_
+        words, _, uuid = title.partition(" · ")
+        uuid, _, link = uuid.partition(":")
+        if uuid not in below:
+            found.append(reading_)
+            continue
+        line = Line(f"{words} · link {link}" if link else words, _DEVICE_ORDER + order)
+        encoder.counter(sequence_id, tree.counter(below[uuid], line, unit), ts_ns, values)
+    for (process, device), group in groups.items():
+        ts_ns, values = host_lead(rows, process, device)
+        if len(ts_ns):
+            line = Line("host lead", _DEVICE_ORDER, "How long before the device reached an event the host recorded it")
+            encoder.counter(sequence_id, tree.counter(group, line, "ms"), ts_ns, values * 1e-6)
+            everything.append(((0, 0, ""), "", "", ts_ns, values))
     if not found:
-        return 0
+        return sum(len(each[3]) for each in everything)
     group = tree.group(
         root,
         Line(
@@ -56,7 +84,7 @@ def counter_layer(
     )
     for order, (_, title, unit, ts_ns, values) in enumerate(found):
         encoder.counter(sequence_id, tree.counter(group, Line(title, order), unit), ts_ns, values)
-    return sum(len(each[3]) for each in found)
+    return sum(len(each[3]) for each in everything)
 
 
 def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, Ints, Doubles]]:
@@ -71,6 +99,14 @@ def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, 
     for row, begin, end in zip(tracks.rows(), first.tolist(), last.tolist(), strict=True):
         full_name = rows.trace.text(row["name_code"])
         name, _, interface = full_name.partition(".")
+        if name.startswith(_DEVICE) and worker_of[row["process_id"]] < 0:
+            kind = name.removeprefix(_DEVICE).removesuffix("_total")
+            unit, ts_ns, values = reading(
+                name, rows.trace.text(row["unit_code"]), counters["ts_ns"][begin:end], counters["value"][begin:end]
+            )
+            if len(ts_ns):
+                yield (len(_PLACE), -1, full_name), f"{kind.replace('_', ' ')} · {interface}", unit, ts_ns, values
+            continue
         worker = worker_of[row["process_id"]]
         whose = f"worker {worker}" if worker >= 0 else ""
         if name.startswith(_OURS):

@@ -25,6 +25,8 @@ class Order(enum.IntEnum):
     """Place of a layer below the step track of its rank; lines of a layer count on from it."""
 
     PHASES = 1000
+    DEVICE_CALLS = 1500
+    DEVICES = 1800
     COMMUNICATORS = 2000
     LOADER = 3000
     FILES = 4000

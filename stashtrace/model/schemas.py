@@ -216,6 +216,7 @@ STEPS = _schema(
     ("kind", "U16", "", "train, skipped_update, validation or marked"),
     ("warmup", "i8", "", "1 if left out of summaries by default"),
     ("matched_code", "i8", "", "1 its collectives fall into the same step on other ranks, 0 some do not, -1 none"),
+    ("clock_code", "i8", "", "DeviceClock that its begin and end are from, 0 for the host's"),
 )
 STALLS = _schema(
     "stalls",
@@ -236,7 +237,7 @@ STALL_TOTALS = _schema(
     ("kind", "U16", "", "StallKind in lower case"),
     ("stall_ns", "i8", "ns", "time of this kind in all counted steps"),
     ("share_ratio", "f8", "", "of the wall time of these steps"),
-    ("method", "U16", "", "kernels, brackets or host"),
+    ("method", "U16", "", "kernels, brackets or host; mixed if not the same in all steps"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
     ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
@@ -255,6 +256,10 @@ BREAKDOWN = _schema(
     ("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown"),
     ("gc_ns", "i8", "ns", "Python garbage collection on the step thread, inside compute"),
     ("queued_ns", "i8", "ns", "blocked on a collective that stood behind an earlier one, inside the link's time"),
+    ("hidden_copy_ns", "i8", "ns", "a copy between host and device while the device did something else"),
+    ("host_paced_ns", "i8", "ns", "device: no record proves it had work; the bound of launch, part of compute"),
+    ("graph_opaque_ns", "i8", "ns", "device: inside a graph launch of which nothing is known, part of compute"),
+    ("untimed_count", "i8", "", "collectives given to a device without device times"),
 )
 COLLECTIVE_TIMES = _schema(
     "collective_times",
@@ -319,6 +324,18 @@ DIFF = _schema(
     ("statistic", "U16", "", "median; mean where the kind occurs in less than half of the steps of both runs"),
     ("before_steps_count", "i8", "", "steps compared"),
     ("after_steps_count", "i8", "", "steps compared"),
+)
+AGREEMENT = _schema(
+    "agreement",
+    "Steps whose kernels were recorded, attributed twice",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("kernels_ns", "i8", "ns", "by kernels"),
+    ("brackets_ns", "i8", "ns", "by brackets"),
+    ("low_ns", "i8", "ns", "by brackets, not less than this"),
+    ("high_ns", "i8", "ns", "by brackets, not more than this"),
+    ("difference_ratio", "f8", "", "brackets minus kernels, of the step"),
 )
 STALL_INTERVALS = _schema(
     "stall_intervals",

@@ -94,7 +94,8 @@ class RankFile:
         number = next(self.ids)
         self.add("nccl_task", begin_ticks=ms(enqueued), end_ticks=ms(max(end, enqueued)), group_hash=value,
                  begin_device_ns=shown(DeviceClock.GLOBALTIMER, begin),
-                 end_device_ns=shown(DeviceClock.GLOBALTIMER, end), call_id=call, task_id=number, algorithm_id=self.stash.intern("RING"),
+                 end_device_ns=shown(DeviceClock.GLOBALTIMER, end), call_id=call, task_id=number,
+                 algorithm_id=self.stash.intern("RING"),
                  protocol_id=self.stash.intern("LL"), channels_count=channels,
                  timed_count=channels if begin >= 0 else 0, op_code=int(op), nccl_flags=flags, device_index=0)
         return number
@@ -134,7 +135,8 @@ class RankFile:
         number = next(self.ids)
         self.add("kernel", begin_device_ns=shown(DeviceClock.CUPTI, begin), end_device_ns=shown(DeviceClock.CUPTI, end),
                  launch_ticks=ms(launch[0]) if launch[0] >= 0 else 0,
-                 return_ticks=ms(launch[1]) if launch[0] >= 0 else 0, correlation_id=number, stream_index=stream, name_id=self.stash.intern(name), device_index=0,
+                 return_ticks=ms(launch[1]) if launch[0] >= 0 else 0, correlation_id=number, stream_index=stream,
+                 name_id=self.stash.intern(name), device_index=0,
                  tid=self.tid if launch[0] >= 0 else 0, work_code=work)
 
     def save(self) -> None:

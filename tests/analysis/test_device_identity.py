@@ -1,0 +1,156 @@
+"""The identity holds on ranks with devices too, whatever brackets, kernels and calls say, in whatever order."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+from builders import TraceBuilder
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from stashtrace.analysis.breakdown import breakdown
+from stashtrace.analysis.stalls import stall_intervals, stalls
+from stashtrace.analysis.steps import steps
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import (
+    Awaited,
+    Bracket,
+    BracketFlag,
+    CollectiveOp,
+    CollectiveSource,
+    DeviceCall,
+    DeviceWork,
+    WaitOp,
+)
+from stashtrace.model.trace import Trace
+
+LIMIT = 400_000  # ns: several times the threshold below which a lead means nothing
+UNIT = 1_000
+time = st.integers(0, LIMIT // UNIT).map(lambda n: n * UNIT)
+interval = st.tuples(time, st.integers(0, 100).map(lambda n: n * UNIT)).map(lambda p: (p[0], p[0] + p[1]))
+OPS = (CollectiveOp.ALL_REDUCE, CollectiveOp.BROADCAST, CollectiveOp.SEND, CollectiveOp.RECEIVE)
+FLAGS = (0, 0, 0, BracketFlag.UNTIMED, BracketFlag.CAPTURED, BracketFlag.FAILED)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    build = TraceBuilder(hosts=draw(st.sampled_from([("a",), ("a", "b"), ("a", "a", "b")])))
+    count = draw(st.integers(1, 3))
+    streams = {}
+    for number in range(count):
+        rank = build.rank(number).lives(*sorted(draw(st.tuples(time, time))))
+        gpu = rank.gpu(0, error_ns=draw(st.sampled_from([0, 500, 50_000])))
+        streams[number] = [gpu.stream(name, compute=draw(st.booleans())) for name in ("a", "b", "c")]
+        at, boundaries = 0, [0]
+        for _ in range(draw(st.integers(0, 4))):
+            length = draw(st.integers(2, 60)) * UNIT
+            rank.phase("forward", at, at + length // 2)
+            rank.phase("optimizer", at + length // 2, at + length)
+            at += length
+            boundaries.append(at)
+        lead = 0
+        for step, boundary in enumerate(boundaries):
+            lead = max(lead + draw(st.integers(-20, 60)) * UNIT, 0)
+            if draw(st.integers(0, 5)):
+                streams[number][0].step(boundary + lead, step, host_ns=boundary)
+    for _ in range(draw(st.integers(0, 5))):
+        members = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3, unique=True))
+        times = {}
+        for rank_number in members:
+            (call, returned), (begin, end) = draw(interval), draw(interval)
+            times[rank_number] = (call, returned, *draw(st.sampled_from([(begin, end), (begin, end), (-1, -1)])))
+        build.device_collective(
+            times,
+            streams={r: draw(st.sampled_from(streams[r])) for r in members},
+            source=draw(st.sampled_from(list(CollectiveSource))),
+            bracket=draw(st.booleans()),
+            network_ns=draw(st.sampled_from([-1, 0, 5_000])),
+            op=draw(st.sampled_from(OPS)),
+            group=draw(st.sampled_from([7, 9])),
+            sequence=draw(st.integers(0, 3)),
+            peer_rank=draw(st.integers(-1, 1)),
+        )
+    for number in range(count):
+        rank = build.rank(number)
+        for _ in range(draw(st.integers(0, 8))):
+            begin, end = draw(st.one_of(interval, st.just((-1, -1))))
+            draw(st.sampled_from(streams[number])).bracket(
+                draw(st.sampled_from([k for k in Bracket if k != Bracket.STEP])),
+                begin,
+                end,
+                host=draw(interval),
+                awaited=draw(st.sampled_from(list(Awaited))),
+                awaited_ns=draw(st.one_of(st.just(-1), time)),
+                flags=int(draw(st.sampled_from(FLAGS))),
+                copy=draw(st.integers(0, 6)),
+                correlation=draw(st.integers(0, 6)),
+            )
+        for _ in range(draw(st.integers(0, 6))):
+            draw(st.sampled_from(streams[number])).kernel(
+                *draw(interval),
+                work=draw(st.sampled_from(list(DeviceWork))),
+                launch=draw(st.one_of(st.none(), interval)),
+                copy=draw(st.integers(0, 6)),
+            )
+        for _ in range(draw(st.integers(0, 3))):
+            stream = draw(st.sampled_from([*streams[number], None]))
+            rank.gpu(0).call(draw(st.sampled_from(list(DeviceCall))), *draw(interval), stream=stream)
+        for _ in range(draw(st.integers(0, 2))):
+            rank.wait(draw(st.sampled_from(list(WaitOp))), *draw(interval))
+            rank.batch_wait(draw(st.integers(-1, 2)), *draw(interval), worker=0)
+            rank.worker(0).fetch(draw(st.integers(-1, 2)), *draw(interval))
+            rank.phase("checkpoint", *draw(interval))
+    return build.trace()
+
+
+relaxed = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+def budget(trace: Trace) -> list[dict]:
+    try:
+        return list(stalls(trace).rows())
+    except MissingDataError:
+        return []
+
+
+@given(traces())
+@relaxed
+def test_kinds_sum_to_the_wall_time_within_their_bounds(trace: Trace) -> None:
+    rows = budget(trace)
+    assume(rows)
+    walls = {(r["rank"], r["step"]): r["end_ns"] - r["begin_ns"] for r in steps(trace).rows()}
+    assert all(wall >= 0 for wall in walls.values())
+    sums: dict[tuple[int, int], int] = {}
+    for row in rows:
+        assert 0 <= row["low_ns"] <= row["stall_ns"] <= row["high_ns"]
+        key = row["rank"], row["step"]
+        sums[key] = sums.get(key, 0) + row["stall_ns"]
+        assert row["high_ns"] <= walls.get(key, row["high_ns"])
+    for key, wall in walls.items():
+        assert sums.get(key, 0) == wall
+    lengths: dict[tuple[int, int, str], int] = {}
+    last: dict[int, int] = {}
+    for row in stall_intervals(trace).rows():
+        assert last.setdefault(row["rank"], row["begin_ns"]) == row["begin_ns"], "a hole or an overlap"
+        last[row["rank"]] = row["end_ns"]
+        key3 = row["rank"], row["step"], row["kind"]
+        lengths[key3] = lengths.get(key3, 0) + row["end_ns"] - row["begin_ns"]
+    assert lengths == {(r["rank"], r["step"], r["kind"]): r["stall_ns"] for r in rows if r["stall_ns"]}
+    beside = breakdown(trace)
+    for name in ("hidden_copy_ns", "hidden_communication_ns", "host_paced_ns", "graph_opaque_ns"):
+        assert (beside[name] >= 0).all()
+        assert (beside[name] <= beside["wall_ns"]).all()
+
+
+@given(traces(), st.integers(0, 1000))
+@relaxed
+def test_row_order_does_not_matter(trace: Trace, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tables = {}
+    names = ("device_brackets", "kernels", "device_calls", "collectives", "collective_details", "streams", "groups")
+    for name in names:
+        table = trace.table(name)
+        tables[name] = table.take(random.permutation(len(table)))
+    assert budget(trace.replace(**tables)) == budget(trace)
