@@ -19,7 +19,7 @@ from stashtrace.errors import StashtraceError, UsageError
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("run", "stashtrace.cli.run:main", "Run a command and record where its step time goes"),
     ("merge", "stashtrace.cli.merge:main", "Merge what the processes of a run left, and sum it up"),
-    ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, records, losses"),
+    ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, devices, records, losses"),
     ("status", "stashtrace.cli.status:main", "Look at a run that is still going, or hanging"),
     ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),
     ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),

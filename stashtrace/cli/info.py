@@ -9,17 +9,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import Severity
+from stashtrace.model.kinds import DeviceClock, Severity
 from stashtrace.units import bytes_text, duration_text, ranks_text
+
+if TYPE_CHECKING:
+    from stashtrace.model.trace import Trace
 
 
 def parser() -> Parser:
     """Options of ``stashtrace info``."""
-    parser = Parser("info", "Show what a run holds: ranks, steps, records, losses.")
+    parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, losses.")
     parser.add_argument("path", metavar="PATH", help="run directory or .stash file")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="lines (default) or JSON")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
@@ -41,7 +44,8 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     """Facts about a run, JSON-ready.
 
     ``ranks`` is the list of global ranks, ``steps`` the number of steps that the ranks have in common order,
-    ``records`` rows per collector, ``losses`` a list of rows of the losses table.
+    ``devices`` those of each process with the error of their clocks, ``records`` rows per collector, ``losses`` a list
+    of rows of the losses table.
     """
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
@@ -76,6 +80,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
         "ranks": ranks,
         "missing_ranks": [r for r in range(max(world, 0)) if r not in ranks],
         "steps": len(ordinals),
+        "devices": _devices(trace),
         "records": dict(sorted(records.items())),
         "losses": [
             {
@@ -88,6 +93,39 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
             for row in trace.losses.rows()
         ],
     }
+
+
+def _devices(trace: Trace) -> list[dict[str, Any]]:
+    """Each device of each process, and how well its clocks are known."""
+    found = []
+    clocks = list(trace.device_clocks.rows())
+    for row in trace.devices.rows():
+        owner = (row["process_id"], row["device_index"])
+        found.append({
+            "rank": row["rank"],
+            "process_id": row["process_id"],
+            "device_index": row["device_index"],
+            "name": trace.text(row["name_code"]),
+            "uuid": trace.text(row["uuid_code"]),
+            "bus": trace.text(row["bus_code"]),
+            "memory_bytes": row["memory_bytes"],
+            "driver": row["driver_code"],
+            "clocks": {
+                DeviceClock(c["clock_code"]).name.lower(): {k: c[k] for k in ("anchors_count", "error_ns", "drift_ppb")}
+                for c in clocks if (c["process_id"], c["device_index"]) == owner
+            },
+        })  # fmt: skip
+    return found
+
+
+def _device_line(device: dict[str, Any]) -> str:
+    whose = f"rank {device['rank']}" if device["rank"] >= 0 else f"process {device['process_id']}"
+    clocks = ", ".join(
+        f"{name} +-{duration_text(clock['error_ns'])}" + (" (read once)" if clock["anchors_count"] == 1 else "")
+        for name, clock in device["clocks"].items()
+    )
+    place = f"GPU {device['device_index']}  {device['name']}  {device['bus']}"
+    return f"  {whose:<10}{place}  clocks: {clocks or 'none was read, so nothing on it has a time'}"
 
 
 def _lines(facts: dict[str, Any]) -> str:
@@ -107,6 +145,8 @@ def _lines(facts: dict[str, Any]) -> str:
         ("steps", str(facts["steps"])),
     ]  # fmt: skip
     lines = [f"{name:<12}{text}" for name, text in rows]
+    if facts["devices"]:
+        lines += ["devices"] + [_device_line(device) for device in facts["devices"]]
     lines += ["records"] + [f"  {name:<22}{count:>12,}" for name, count in facts["records"].items()]
     lines += ["losses"] + [
         f"  {row['lost_count']:,} {row['collector']}/{row['reason']} ({row['severity']}): {row['advice']}"

@@ -119,7 +119,8 @@ def device_layer(
         mine = brackets.take((brackets["process_id"] == process) & (brackets["device_index"] == device))
         slices += tree.add(group, _STEP_LINES, [_steps(mine)])
         if bins is None:
-            slices += tree.add(group, _STALL_LINES, [_exposed(rows, mine)])
+            waits = {0: Line(f"compute waits · rank {rows.rank:03d}", 1, _ABOUT_WAITS)}
+            slices += tree.add(group, waits, [_exposed(rows, mine)])
     about = "Calls of the CUDA driver or runtime and of NCCL on {}; arrows lead to the work on the device"
     threads = {
         t.track_id: Line(f"device calls · {t.label}", Order.DEVICE_CALLS + t.order, about.format(t.description))
@@ -138,10 +139,9 @@ def host_lead(rows: RankRows, process: int, device: int) -> tuple[Ints, Doubles]
 
 
 _STEP_LINES = {0: Line("GPU steps", 0, "From one step's event to the next, on the device")}
-_STALL_LINES = {
-    0: Line("waits of the compute stream", 1,
-            "What a stream with compute was seen to wait for: it had run dry while the host or another stream worked")
-}  # fmt: skip
+_ABOUT_WAITS = (
+    "What a stream with compute was seen to wait for: it had run dry while the host or another stream worked"
+)
 
 
 def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
@@ -291,7 +291,7 @@ def _join_waits(tree: TrackTree, brackets: Table, piece: Piece) -> None:
 
 def _steps(brackets: Table) -> Piece:
     events = brackets.take(brackets["bracket_code"] == Bracket.STEP).sort_by("begin_ns")
-    codes, names = numbered(["step"], np.zeros(max(len(events) - 1, 0)), events["correlation_id"][1:])
+    codes, names = numbered(["step"], np.zeros(max(len(events) - 1, 0)), events["correlation_id"][:-1])
     nowhere = np.zeros(len(codes), dtype=np.int64)
     return Piece(nowhere, events["begin_ns"][:-1], events["begin_ns"][1:], codes, names)
 

@@ -53,8 +53,8 @@ def page_address(base: str, trace_address: str, opening: Opening) -> str:
         parts += [f"visStart={opening.begin_ns}", f"visEnd={opening.end_ns}"]
     rank = re.match(r"rank \d+", opening.process_name)
     if rank:
-        wanted = [("Expand", r"^rank \d+ ·"), ("Expand", r"^step · rank"), ("Expand", "^data loader$")]
-        wanted += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases).*")]
+        wanted = [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]
+        wanted += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases|GPU).*")]
         commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": [regex]} for verb, regex in wanted]
         parts.append(
             f"startupCommands={quote(json.dumps(commands, ensure_ascii=False, separators=(',', ':')), safe='')}"

@@ -111,9 +111,9 @@ def test_a_gpu_has_its_streams_steps_waits_and_communicators(exported) -> None:
     assert found["compute · stream 1"][0] == 6
     assert found["stream 2 · high priority"] == (6, 3 * (3_800 * US + 20 * MS))
     assert found["default_pg · rank 000"] == (3, 60 * MS)
-    assert found["waits of the compute stream"] == (6, 3 * (19 * MS + 3_700 * US))
-    assert [name for name, _, _ in slices(processor, "waits of the compute stream")][:2] == ["batch 0", "copy"]
-    assert [n for n, _, _ in slices(processor, "GPU steps")] == ["step 1", "step 2", "step 3"]
+    assert found["compute waits · rank 000"] == (6, 3 * (19 * MS + 3_700 * US))
+    assert [name for name, _, _ in slices(processor, "compute waits · rank 000")][:2] == ["batch 0", "copy"]
+    assert [n for n, _, _ in slices(processor, "GPU steps")] == ["step 0", "step 1", "step 2"]
     names = [n for n, _, _ in slices(processor, "stream 2 · high priority")]
     assert names[:2] == ["copy host to device", "all_reduce 0"]
     about = processor.one(
