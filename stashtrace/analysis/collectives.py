@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stashtrace.analysis.device_matching import on_devices
 from stashtrace.analysis.matching import match
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy
@@ -22,7 +23,8 @@ def collectives(trace: Trace) -> Table:
     ``transfer = end - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or
     the root for all), a receive for its send. This includes what was hidden behind compute; the exposed part is in
     ``stalls``. Where the clocks of the ranks are not good enough for an operation, the shortest duration of all ranks
-    is the transfer (``method`` duration). An operation that never ended lasts until its process does.
+    is the transfer (``method`` duration). An operation that never ended lasts until its process does. Times of an
+    operation that a device was seen to run are the device's.
 
     Parameters
     ----------
@@ -43,14 +45,17 @@ def collectives(trace: Trace) -> Table:
         raise MissingDataError(
             "no collective was recorded", hint="run more than one rank with the collector torch_distributed on"
         )
-    matched = match(trace)
-    begin = table["call_ns"]
+    matched, devices = match(trace), on_devices(trace)
+    timed, there = devices.timed, devices.matched
+    begin = np.where(timed, devices.enter_ns, table["call_ns"])
     lives = dict(zip(trace.processes["process_id"].tolist(), trace.processes["end_ns"].tolist(), strict=True))
     owners, inverse = np.unique(table["process_id"], return_inverse=True)
     last = np.array([lives[p] for p in owners.tolist()], dtype=np.int64)[inverse]
     end = np.where(matched.end_ns == NEVER, np.maximum(last, begin), matched.end_ns)
-    entered = np.clip(matched.last_enter_ns, begin, end)
-    waited = (entered > begin) & (matched.last_rank != table["rank"])
+    end = np.where(timed, devices.end_ns, end)
+    entered = np.clip(np.where(timed, there.last_enter_ns, matched.last_enter_ns), begin, end)
+    last_rank = np.where(timed, there.last_rank, matched.last_rank)
+    waited = (entered > begin) & (last_rank != table["rank"])
     out = Table(
         COLLECTIVE_TIMES,
         {
@@ -64,8 +69,8 @@ def collectives(trace: Trace) -> Table:
             "end_ns": end,
             "wait_ns": entered - begin,
             "transfer_ns": end - entered,
-            "last_rank": np.where(waited, matched.last_rank, -1),
-            "method": np.where(matched.by_clock, "clock", "duration"),
+            "last_rank": np.where(waited, last_rank, -1),
+            "method": np.where(np.where(timed, there.by_clock, matched.by_clock), "clock", "duration"),
         },
     )
     return out.sort_by("begin_ns", "rank")

@@ -35,12 +35,19 @@ class LinkTime:
     late: Tagged
 
 
-def link_layers(index: TraceIndex, thread: StepThread, exposed: dict[int, TimeSet]) -> LinkTime:
-    """Divide exposed time, given by the stream whose collectives were waited for (or ``ANY_STREAM``)."""
+def link_layers(
+    index: TraceIndex, thread: StepThread, exposed: dict[int, TimeSet], *, running: bool = False
+) -> LinkTime:
+    """Divide exposed time, given by the stream whose collectives were waited for (or ``ANY_STREAM``).
+
+    ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered is
+    nobody's: what kept it from entering was not seen.
+    """
     found, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(thread.process_id)
     own = own[found.timed[own]]
     parts: list[tuple[Int64, Int64, Int64]] = []
+    outside: list[TimeSet] = []
     for stream, time in exposed.items():
         rows = own[table["stream_track_id"][own] == stream]
         rows = rows if len(rows) else own
@@ -48,6 +55,9 @@ def link_layers(index: TraceIndex, thread: StepThread, exposed: dict[int, TimeSe
         cut = time.pieces(begin, end)
         parts.append((cut[0], cut[1], rows[position[cut[2]]]))
         bare = time - TimeSet(begin, end)
+        early = np.isin(bare.end, begin) & (not running)
+        outside.append(TimeSet(bare.begin[early], bare.end[early]))
+        bare = TimeSet(bare.begin[~early], bare.end[~early])
         parts.append((bare.begin, bare.end, np.full(len(bare), -1, dtype=np.int64)))
     if not parts:
         return LinkTime([], Tagged(int64([]), int64([]), int64([])))
@@ -59,6 +69,7 @@ def link_layers(index: TraceIndex, thread: StepThread, exposed: dict[int, TimeSe
     layers, late = _divided(index, begin, end, row)
     kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
     layers.append(Layer(kind, bare, tuple(k for k in LINK_KINDS if k != kind)))
+    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *LINK_KINDS)))
     return LinkTime(layers, late)
 
 

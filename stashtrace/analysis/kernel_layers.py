@@ -55,7 +55,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     streams = kernels["track_id"][rows]
     # Only what nothing else hides: the streams' own order decides whom a piece waited for.
     exposed = {int(s): when(talks & (streams == s)) - computing - opaque for s in np.unique(streams[talks])}
-    divided = link_layers(index, thread, _once(exposed))
+    divided = link_layers(index, thread, _once(exposed), running=True)
     layers = [Layer(StallKind.COMPUTE, computing), Layer(StallKind.COMPUTE, opaque, (StallKind.OTHER,))]
     layers += divided.layers
     layers.append(Layer(StallKind.INTERCONNECT, when(peer)))

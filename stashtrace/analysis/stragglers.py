@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stashtrace.analysis.device_matching import on_devices
 from stashtrace.analysis.matching import match
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.steps import ranks_and_steps
@@ -70,12 +71,15 @@ def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
 
 def _last_counts(trace: Trace) -> Int64:
     """The last rank of each operation that needs all of its group, and that somebody else entered before."""
-    table, matched = trace.collectives, match(trace)
-    rows = np.flatnonzero(
-        np.isin(table["op_code"], SYNCHRONISING_OPS) & matched.by_clock & (matched.last_enter_ns > table["call_ns"])
-    )
+    table, matched, devices = trace.collectives, match(trace), on_devices(trace)
+    timed, there = devices.timed, devices.matched
+    own = np.where(timed, devices.enter_ns, table["call_ns"])
+    last_enter = np.where(timed, there.last_enter_ns, matched.last_enter_ns)
+    last_rank = np.where(timed, there.last_rank, matched.last_rank)
+    by_clock = np.where(timed, there.by_clock, matched.by_clock)
+    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & (last_enter > own))
     order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
     group, sequence = table["group_hash"][order], table["sequence"][order]
     new = np.ones(len(order), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
-    return matched.last_rank[order[new]]
+    return int64(last_rank[order[new]])

@@ -53,6 +53,12 @@ class RankFacts:
         Share of the steps that the step thread was runnable and not running.
     asleep_ns : int
         Time that the step thread spent in calls of sleep.
+    opaque_ns : int
+        Time inside graph launches of which nothing is known.
+    untimed_ns : int
+        What the collectives without device times may have taken.
+    host_timed : bool
+        The rank has a device, and its steps are the host's all the same.
     """
 
     rank: int
@@ -66,6 +72,9 @@ class RankFacts:
     late_ns: dict[int, int]
     contention_ratio: float = 0.0
     asleep_ns: int = 0
+    opaque_ns: int = 0
+    untimed_ns: int = 0
+    host_timed: bool = False
 
     def share(self, group: str) -> float:
         """Share of the step time of a column."""
@@ -98,14 +107,24 @@ class RunFacts:
     warmup_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``breakdown``; empty without steps.
+    #: ``steps`` (the counted ones), ``stalls``, ``breakdown``, after deep mode ``agreement``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
 
     @property
+    def doubts(self) -> dict[str, float]:
+        """Shares of all counted step time that nothing explains, by what they are, largest first."""
+        wall = max(sum(r.wall_ns for r in self.ranks), 1)
+        shares = {
+            "unexplained": sum(max(r.kinds.get("other", 0) - r.asleep_ns, 0) for r in self.ranks) / wall,
+            "inside CUDA graphs": sum(r.opaque_ns for r in self.ranks) / wall,
+            "in untimed collectives": sum(r.untimed_ns for r in self.ranks) / wall,
+        }
+        return dict(sorted(((k, v) for k, v in shares.items() if v > 0), key=lambda item: -item[1]))
+
+    @property
     def unexplained_ratio(self) -> float:
-        """Share of all counted step time that is ``other`` and no call of sleep."""
-        wall = sum(r.wall_ns for r in self.ranks)
-        return sum(max(r.kinds.get("other", 0) - r.asleep_ns, 0) for r in self.ranks) / wall if wall else 0.0
+        """Sum of :attr:`doubts`."""
+        return sum(self.doubts.values())
 
     def rank(self, rank: int) -> RankFacts | None:
         """Facts of one rank, None if it has no counted step."""
@@ -131,6 +150,8 @@ def gather(trace: Trace) -> RunFacts:
         "stalls": stalls,
         "breakdown": analyze(trace, "breakdown"),
     }
+    if len(trace.kernels):
+        tables["agreement"] = analyze(trace, "agreement")
     ranks = tuple(_rank_facts(trace, int(rank), tables) for rank in np.unique(tables["steps"]["rank"]))
     first = steps["rank"] == steps["rank"][0]
     return RunFacts(
@@ -178,7 +199,21 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         late_ns,
         _contention(rank, own, tables["breakdown"]),
         _asleep(trace, own),
+        *_unseen(trace, rank, own, tables["breakdown"]),
+        host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
     )
+
+
+def _unseen(trace: Trace, rank: int, own: Table, breakdown: Table) -> tuple[int, int]:
+    """Time of the counted steps inside opaque graphs, and an estimate of that of untimed collectives."""
+    rows = breakdown.take((breakdown["rank"] == rank) & np.isin(breakdown["step"], own["step"]))
+    opaque, untimed = int(rows["graph_opaque_ns"].sum()), int(rows["untimed_count"].sum())
+    if not untimed:
+        return opaque, 0
+    mine = trace.collectives.take((trace.collectives["rank"] == rank) & (trace.collectives["device_begin_ns"] >= 0))
+    if len(mine):
+        return opaque, untimed * int(np.median(mine["device_end_ns"] - mine["device_begin_ns"]))
+    return opaque, int(rows["wall_ns"][rows["untimed_count"] > 0].sum())  # of those steps nothing is known
 
 
 def _asleep(trace: Trace, own: Table) -> int:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stashtrace.report import evidence
+from stashtrace.report import device_evidence, evidence
 from stashtrace.report.facts import GROUPS, RankFacts, RunFacts
 from stashtrace.units import duration_text, percent_text, ranks_text
 
 #: Stalls below this share of the step are not worth a sentence.
 WORTH_SAYING_RATIO = 0.03
 AT_MOST = 3
+#: A bound on time that may be nothing is worth a sentence above this share of the step.
+_WORTH_DOUBTING_RATIO = 0.2
 #: A bound nearer to the point than this is the point.
 _EXACT_RATIO = 0.05
 
@@ -57,13 +59,16 @@ def choose(facts: RunFacts) -> list[Finding]:
     """Findings worth saying, worst first, at most three."""
     found: list[Finding] = []
     for group, tell in (
-        ("data", _data), ("late", _late), ("link", _link), ("save", _save), ("other", _other),
+        ("data", _data), ("late", _late), ("link", _link), ("copy", _copy), ("save", _save), ("host", _host),
+        ("other", _other),
     ):  # fmt: skip
         hit = sorted(
             (r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO), key=lambda r: (-r.share(group), r.rank)
         )
         if hit:
             found.append(tell(facts, hit))
+    if not any(f.group == "host" for f in found):
+        found += _perhaps_host(facts)
     return sorted(found, key=lambda f: -f.share)[:AT_MOST]
 
 
@@ -154,7 +159,48 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     place = "between hosts" if between_hosts else "between ranks of one host"
     lost = f"{amount(worst, *GROUPS['link'])} a step ({percent_text(share)}){_where(hit, 'link')}"
     verdict = f"{_ranks(hit)} {'spend' if len(hit) > 1 else 'spends'} {lost} in transfers {place}, with all ranks there"
-    return Finding("link", share, verdict, tuple(evidence.transfer(facts.trace, worst, facts.tables["steps"])))
+    told = evidence.transfer(facts.trace, worst, facts.tables["steps"])
+    told += device_evidence.bus_bandwidth(facts.trace, worst, facts.tables["steps"])
+    return Finding("link", share, verdict, tuple(told))
+
+
+def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("copy")
+    lost = f"{amount(worst, 'h2d')} a step ({percent_text(share)}){_where(hit, 'copy')}"
+    verdict = f"{_ranks(hit)} {'wait' if len(hit) > 1 else 'waits'} {lost} for copies between host and device"
+    return Finding("copy", share, verdict, tuple(device_evidence.copies(facts.trace, worst, facts.tables["steps"])))
+
+
+def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
+    worst, share = hit[0], hit[0].share("host")
+    lost = f"{amount(worst, *GROUPS['host'])} a step ({percent_text(share)}){_where(hit, 'host')}"
+    drained = worst.per_step_ns("sync") >= worst.per_step_ns("launch")
+    why = "after blocking calls that drained it" if drained else "because its host does not launch fast enough"
+    verdict = f"the device of {_ranks(hit)} stands idle for {lost} {why}"
+    return Finding("host", share, verdict, tuple(_host_evidence(facts, worst)))
+
+
+def _perhaps_host(facts: RunFacts) -> list[Finding]:
+    """By brackets the host's part is a bound only; it is worth a sentence where it could be large."""
+    bound = {r.rank: r.bounds_ns(*GROUPS["host"])[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
+    hit = sorted((r for r in facts.ranks if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
+    if not hit:
+        return []
+    worst = hit[0]
+    upto = f"{duration_text(worst.bounds_ns(*GROUPS['host'])[1])} a step ({percent_text(bound[worst.rank])})"
+    verdict = (
+        f"the device of {_ranks(hit)} may stand idle for up to {upto} because of its host: timing events cannot tell,"
+        " `stashtrace run --kernels` can"
+    )
+    # What may be nothing stands behind what is something.
+    return [Finding("host", worst.share("host"), verdict, tuple(_host_evidence(facts, worst)))]
+
+
+def _host_evidence(facts: RunFacts, worst: RankFacts) -> list[str]:
+    steps = facts.tables["steps"]
+    return device_evidence.host_lead(facts.trace, worst, steps) + device_evidence.blocking_calls(
+        facts.trace, worst, steps
+    )
 
 
 def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.model.trace import Trace
+from stashtrace.report.device_evidence import agreement_line
 from stashtrace.report.evidence import files_overview
 from stashtrace.report.facts import GROUPS, RankFacts, RunFacts, gather
 from stashtrace.report.findings import Finding, choose
@@ -78,7 +79,10 @@ def _headline(facts: RunFacts, look: Look) -> list[str]:
     else:
         parts.append("no training steps seen")
     if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
-        parts.insert(0, f"LOW CONFIDENCE: {percent_text(facts.unexplained_ratio)} unexplained")
+        told = [f"{percent_text(share)} {what}" for what, share in facts.doubts.items() if share >= _SMALL_RATIO]
+        parts.insert(0, f"LOW CONFIDENCE: {', '.join(told)}")
+    if any(r.host_timed for r in facts.ranks):
+        parts.insert(0, "LOW CONFIDENCE: no timed step marks on the device, steps are the host's")
     line = "stashtrace  " + "  ".join(parts)
     if len(line) <= look.width:
         return [line]
@@ -219,7 +223,7 @@ def _hidden(facts: RunFacts, look: Look) -> list[str]:
     table = facts.tables["breakdown"]
     counted = table.take(np.isin(table["step"], facts.tables["steps"]["step"]))
     parts = []
-    for name in ("loading", "communication", "checkpoint"):
+    for name in ("loading", "communication", "copy", "checkpoint"):
         ns = float(counted[f"hidden_{name}_ns"].mean()) if len(counted) else 0.0
         if ns >= _HIDDEN_RATIO * float(counted["wall_ns"].mean()):
             parts.append(f"{name} {duration_text(ns)}")
@@ -238,6 +242,8 @@ def _trust(facts: RunFacts, look: Look) -> list[str]:
         f"clocks {trust.clocks}",
     ]
     lines += _flow(parts, look)
+    agreed = agreement_line(facts.tables["agreement"]) if "agreement" in facts.tables else ""
+    lines += look.wrap(agreed, _INDENT, _INDENT * 2) if agreed else []
     for sentence in trust.losses:
         lines += look.wrap(sentence, _INDENT + "! ", _INDENT + "  ")
     return lines

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import Phase, ProcessRole, Severity, SpanKind, ThreadRole, TrackKind
+from stashtrace.model.kinds import CollectiveSource, Phase, ProcessRole, Severity, SpanKind, ThreadRole, TrackKind
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.units import duration_text
@@ -103,11 +103,27 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     backends = {trace.text(code) for code in np.unique(trace.groups["backend_code"])}
     # gloo tells no begin of its work; it is estimated from the entries of all ranks.
     inferred = ["begin of gloo's transfers"] if "gloo" in backends else []
+    seen, bounded = _device_sources(trace)
+    measured += seen
+    inferred += bounded
     driver = {"none": "GPU (no driver)", "present": "GPU (not recorded)"}.get(
         _run_facts(trace).get("gpu_driver", ""), "GPU"
     )
-    invisible = [driver] + ([] if len(trace.counters) else ["CPU contention"])
+    invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     return tuple(measured), tuple(inferred), tuple(invisible)
+
+
+def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
+    """What devices were watched by, and what follows from it only as a bound."""
+    seen, bounded = [], []
+    if (trace.device_brackets["begin_ns"] >= 0).any():
+        seen.append("GPU by timing events")
+        bounded.append("launch and sync (bounds)")
+    if len(trace.kernels):
+        seen.append("GPU by kernels")
+    sources = np.unique(trace.collectives["source_code"][trace.collectives["device_begin_ns"] >= 0]).tolist()
+    words = {CollectiveSource.PLUGIN: "NCCL by its plugin", CollectiveSource.EVENTS: "NCCL by timing events"}
+    return seen + [text for source, text in words.items() if source in sources], bounded
 
 
 def _losses(trace: Trace) -> tuple[int, tuple[str, ...]]:
@@ -253,7 +269,10 @@ def _run_facts(trace: Trace) -> dict[str, str]:
 
 def _clocks(trace: Trace) -> str:
     alignment = trace.alignment
-    if not len(alignment):
-        return "not aligned"
-    error = duration_text(int(alignment["error_ns"].max()))
-    return f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}"
+    told = "not aligned"
+    if len(alignment):
+        error = duration_text(int(alignment["error_ns"].max()))
+        told = f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}"
+    if len(trace.device_clocks):
+        told += f"; devices ±{duration_text(int(trace.device_clocks['error_ns'].max()))}"
+    return told

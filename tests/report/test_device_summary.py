@@ -1,0 +1,158 @@
+"""What the summary says of ranks with devices: one thing wrong at a time, bounds worded as bounds."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from builders import MS, US, TraceBuilder
+
+from stashtrace.model.kinds import (
+    Awaited,
+    Bracket,
+    BracketFlag,
+    CollectiveSource,
+    CopyDirection,
+    DeviceCall,
+    DeviceWork,
+)
+from stashtrace.model.trace import Trace
+from stashtrace.report.device_evidence import bus_bytes
+from stashtrace.report.facts import gather
+from stashtrace.report.findings import choose
+from stashtrace.report.text import summary
+
+STEPS, STEP = 12, 100 * MS
+
+
+def job(
+    *,
+    copy_ms: int = 0,
+    late_ms: int = 0,
+    transfer_ms: int = 0,
+    starved: bool = False,
+    graph_ms: int = 0,
+    untimed: bool = False,
+    marks: bool = True,
+    sync: bool = False,
+    kernels: tuple[int, ...] = (),
+) -> Trace:
+    """Two ranks whose device works through steps of 100 ms; rank 1 enters its all-reduce ``late_ms`` late."""
+    build = TraceBuilder()
+    compute, nccl = {}, {}
+    for number in (0, 1):
+        rank = build.rank(number).lives(0, (STEPS + 1) * STEP)
+        gpu = rank.gpu(0, error_ns=700)
+        compute[number], nccl[number] = gpu.stream("compute", compute=True), gpu.stream("nccl")
+        for step in range(STEPS):
+            base = step * STEP
+            rank.phase("forward", base + MS, base + 2 * MS).phase("optimizer", base + 98 * MS, base + 100 * MS)
+            begin = base if marks else -1
+            compute[number].bracket(Bracket.STEP, begin, begin, host=(base, base), correlation=step)
+            host = base + 5 * MS if not starved else base + 97 * MS
+            compute[number].mark(base + 97 * MS, host_ns=host)
+            if copy_ms:
+                compute[number].bracket(
+                    Bracket.COPY, base + 5 * MS, base + (5 + copy_ms) * MS, host=(base, base + MS),
+                    flags=BracketFlag.PAGEABLE, copy=CopyDirection.HOST_TO_DEVICE, size_bytes=60_000_000,
+                )  # fmt: skip
+            if graph_ms:
+                compute[number].graph(base + 10 * MS, base + (10 + graph_ms) * MS)
+            if sync:
+                gpu.call(DeviceCall.STREAM_SYNCHRONIZE, base + 10 * MS, base + 30 * MS, stream=compute[number])
+            if step in kernels:
+                compute[number].kernel(base, base + 90 * MS)
+        end = STEPS * STEP if marks else -1
+        compute[number].bracket(
+            Bracket.STEP, end, end, host=(STEPS * STEP, STEPS * STEP), correlation=STEPS
+        )
+    if late_ms or transfer_ms or untimed:
+        for step in range(STEPS):
+            base = step * STEP
+            enter = {0: 20, 1: 20 + late_ms}
+            end = 20 + late_ms + transfer_ms
+            seen = {r: (-1, -1) if untimed else (base + enter[r] * MS, base + end * MS) for r in (0, 1)}
+            times = {r: (base, base + MS, *seen[r]) for r in (0, 1)}
+            build.device_collective(
+                times, streams=nccl, source=CollectiveSource.PLUGIN, message_bytes=100_000_000
+            )
+            for r in (0, 1) if not untimed else ():
+                compute[r].wait(
+                    base + enter[r] * MS, base + (end + 1) * MS, awaited=Awaited.COLLECTIVE, awaited_ns=base + end * MS,
+                    host=(base, base + MS),
+                )  # fmt: skip
+    return build.trace("./stash-0412")
+
+
+def shown(trace: Trace) -> str:
+    return " ".join(summary(trace).split())
+
+
+def test_pageable_copies_are_named_with_bytes_and_rate() -> None:
+    found = choose(gather(job(copy_ms=20)))
+    assert [f.group for f in found] == ["copy"]
+    assert found[0].verdict == "ranks 0,1 wait 20.0 ms a step (20 %) for copies between host and device"
+    assert found[0].evidence[0].startswith("pageable copies: 1 a step, 60.0 MB at 3.00 GB/s: pin_memory=True")
+
+
+def test_late_ranks_and_links_of_devices() -> None:
+    trace = job(late_ms=30, transfer_ms=10)
+    found = {f.group: f for f in choose(gather(trace))}
+    assert "rank 0 loses 30.0 ms a step (30 %) in all-reduce waiting for rank 1" in found["late"].verdict
+    assert "all-reduce reached 10.0 GB/s of bus bandwidth over 7 transfers" in found["link"].evidence
+    text = shown(trace)
+    assert "GPU by timing events, NCCL by its plugin" in text
+    assert "devices ±700 ns" in text
+    assert "invisible here: CPU contention" in text
+
+
+def test_a_starved_device_is_a_bound() -> None:
+    found = choose(gather(job(starved=True)))
+    assert [f.group for f in found] == ["host"]
+    assert found[0].verdict.startswith("the device of ranks 0,1 may stand idle for up to ")
+    assert found[0].evidence[0].startswith("the host leads its device by 0 ns in the median of ")
+
+
+def test_blocking_calls_are_named_by_thread_and_number() -> None:
+    found = choose(gather(job(starved=True, sync=True)))
+    assert any(
+        "cudaStreamSynchronize (also .item() and .cpu()) on main: 1 a step, 20.0 ms inside" in sentence
+        for sentence in found[0].evidence
+    )
+
+
+def test_idle_by_kernels_is_a_verdict() -> None:
+    found = choose(gather(job(kernels=tuple(range(STEPS)))))
+    assert [f.group for f in found] == ["host"]
+    assert "stands idle for 10.0 ms a step (10 %) because its host does not launch fast enough" in found[0].verdict
+
+
+def test_graphs_and_untimed_collectives_cost_confidence() -> None:
+    assert shown(job(graph_ms=40)).startswith("stashtrace LOW CONFIDENCE: 40 % inside CUDA graphs")
+    assert "LOW CONFIDENCE: 100 % in untimed collectives" in shown(job(untimed=True))
+    assert "LOW CONFIDENCE" not in shown(job(copy_ms=20))
+
+
+def test_steps_by_the_host_of_a_rank_with_a_device_cost_confidence() -> None:
+    assert "LOW CONFIDENCE: no timed step marks on the device" in shown(job(marks=False))
+
+
+def test_agreement_is_one_line_after_deep_mode() -> None:
+    text = shown(job(copy_ms=20, kernels=(6, 7, 8)))
+    assert "brackets agree with the kernels of 3 steps to " in text
+    assert "brackets agree" not in shown(job(copy_ms=20))
+
+
+def test_a_kernel_of_communication_needs_no_bracket() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).lives(0, 50 * MS)
+    stream = rank.gpu(0).stream("s", compute=True)
+    rank.phase("forward", 0, 5 * MS).phase("optimizer", 5 * MS, 10 * MS)
+    stream.kernel(1 * MS, 9 * MS, launch=(MS, MS + 10 * US), work=DeviceWork.COMMUNICATION)
+    assert "stashtrace" in summary(build.trace("x"))
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [(1, 150.0), (2, 300.0), (3, 75.0), (4, 75.0), (5, 100.0), (6, 100.0)]
+)
+def test_bus_factors(op: int, expected: float) -> None:
+    assert bus_bytes(op, 100, 4) == expected
