@@ -228,7 +228,8 @@ def test_before_its_own_entry_a_rank_waits_for_nobody() -> None:
         25 * MS, 60 * MS, awaited=Awaited.COLLECTIVE, awaited_ns=60 * MS, awaited_id=awaited, host=(7 * MS, 8 * MS)
     )
     first = stall_text(build.trace()).splitlines()[0]
-    assert "compute 80 [65..80]" in first and "interconnect 20 [20..35]" in first
+    assert "compute 80 [65..80]" in first
+    assert "interconnect 20 [20..35]" in first
     assert "launch 0 [0..15]" in first
 
 
