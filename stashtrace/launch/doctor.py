@@ -1,13 +1,12 @@
 """What will be measured, inferred or invisible on this machine, and what that means for the answer.
 
-``checks`` is called by ``stashtrace doctor`` and, for the line about what is invisible, by the summary's
-caller. It looks, it never changes a setting, and it imports neither torch nor a GPU library.
+``checks`` is called by ``stashtrace doctor``; the lines about GPUs are ``doctor_gpu``'s. It looks, it never changes
+a setting, and it imports neither torch nor a GPU library.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import shutil
@@ -18,33 +17,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stashtrace.errors import StashtraceError
+from stashtrace.launch.check import Check
+from stashtrace.launch.doctor_gpu import gpu_checks
 
-_GPU_DRIVER = "libcuda.so.1"
 _RECORDS_TRIED = 20_000
 _PT_INTERP = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of ``doctor``: what, how well (ok, measured, inferred, partly, invisible, broken), why, meaning."""
-
-    name: str
-    state: str
-    detail: str
-    meaning: str
-
-    def as_dict(self) -> dict[str, str]:
-        """For ``--format json``."""
-        return asdict(self)
 
 
 def checks(command: Sequence[str] = ()) -> list[Check]:
     """Examine this machine, and ``command`` if one is given."""
     found = [probe() for probe in _PROBES]
+    # The GPU belongs behind what is measured of the job, before what is said of the machine.
+    found[_GPU_PLACE:_GPU_PLACE] = gpu_checks()
     return [*found, *([_target(command)] if command else [])]
 
 
@@ -124,21 +111,6 @@ def _collectives() -> Check:
         "collectives", "measured", "call, return and end; gloo: backend begin is estimated",
         "late ranks and the link are told apart",
     )  # fmt: skip
-
-
-def _gpu() -> Check:
-    try:
-        ctypes.CDLL(_GPU_DRIVER)
-    except OSError:
-        return Check(
-            "GPU", "invisible", f"no {_GPU_DRIVER}", "the step thread of the CPU is taken as the critical resource"
-        )
-    return Check(
-        "GPU",
-        "invisible",
-        f"{_GPU_DRIVER} is here, this version records no GPU time",
-        "GPU work shows as waiting of the host",
-    )
 
 
 def _cold_cache() -> Check:
@@ -269,6 +241,7 @@ def _readable(path: str) -> bool:
 
 
 _PROBES: tuple[Callable[[], Check], ...] = (
-    _record_path, _preload, _posix_io, _dataloader, _collectives, _gpu, _cold_cache, _clock, _pressure, _run_queue,
+    _record_path, _preload, _posix_io, _dataloader, _collectives, _cold_cache, _clock, _pressure, _run_queue,
     _perf, _shared_memory,
 )  # fmt: skip
+_GPU_PLACE = _PROBES.index(_cold_cache)
