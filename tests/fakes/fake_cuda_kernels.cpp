@@ -1,0 +1,140 @@
+// Modules, kernels and the look-up of entry points of the libcuda double. SPDX-License-Identifier: Apache-2.0
+//
+// A kernel runs for as long as its first argument says (std::uint64_t, ns). PTX that reads %globaltimer is the one thing
+// that is understood: its kernel stores the timer to the address in its first argument and takes kernel.globaltimer ns.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string_view>
+
+#include "cuda_objects.h"
+
+using namespace fake;
+
+namespace {
+
+struct Module {
+  std::string text;
+  std::map<std::string, Function*> functions;
+};
+
+struct GlobaltimerWork : Work {
+  std::int64_t run(std::int64_t begin_ns) override {
+    const auto half = static_cast<std::int64_t>(setting("kernel.globaltimer", 2000)) / 2;
+    state().clock.work_until(begin_ns + half);
+    const std::int64_t value = fake_engine()->globaltimer(device, begin_ns + half);
+    std::atomic_ref<std::int64_t>(*to).store(value);
+    state().clock.work_until(begin_ns + 2 * half);
+    return begin_ns + 2 * half;
+  }
+  std::int64_t* to = nullptr;
+  int device = 0;
+};
+
+bool plausible_name(const std::string& text, std::string_view name) {
+  const auto entry = text.find(".entry " + std::string(name));
+  return entry != std::string::npos;
+}
+
+}  // namespace
+
+FAKE_API int cuModuleLoadData(void** module, const void* image) {
+  FAKE_CALL(cuModuleLoadData);
+  if (const int error = context_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  if (const int error = unsafe_call(); error != kSuccess) return error;
+  const std::string text(static_cast<const char*>(image));
+  if (text.find(".entry") == std::string::npos) return kInvalidImage;
+  *module = new Module{text, {}};
+  return kSuccess;
+}
+
+FAKE_API int cuModuleLoadDataEx(void** module, const void* image, unsigned, int*, void**) {
+  FAKE_CALL(cuModuleLoadDataEx);
+  return cuModuleLoadData(module, image);
+}
+
+FAKE_API int cuModuleUnload(void*) {
+  FAKE_CALL(cuModuleUnload);
+  return context_error();
+}
+
+FAKE_API int cuModuleGetFunction(void** function, void* module, const char* name) {
+  FAKE_CALL(cuModuleGetFunction);
+  if (const int error = context_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  auto* of = static_cast<Module*>(module);
+  if (!plausible_name(of->text, name)) return kNotFound;
+  Function*& made = of->functions[name];
+  if (made == nullptr) made = new Function{name, of->text.find("%globaltimer") != std::string::npos};
+  *function = made;
+  return kSuccess;
+}
+
+FAKE_API int cuLaunchKernel(void* handle_of_function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            void* handle, void** arguments, void**) {
+  FAKE_CALL(cuLaunchKernel);
+  if (const int error = context_error(); error != kSuccess) return error;
+  std::unique_lock lock(state().mutex);
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr || handle_of_function == nullptr) return kInvalidHandle;
+  const auto* function = static_cast<Function*>(handle_of_function);
+  Ran description{RanKind::kernel};
+  description.name = function->name;
+  description.correlation = state().next_correlation.fetch_add(1);
+  if (function->globaltimer) {
+    auto work = std::make_shared<GlobaltimerWork>();
+    std::memcpy(&work->to, arguments[0], sizeof work->to);
+    work->device = stream->context->device;
+    return submit(lock, stream, std::move(work), description);
+  }
+  std::uint64_t duration_ns = 0;
+  if (arguments != nullptr) std::memcpy(&duration_ns, arguments[0], sizeof duration_ns);
+  const double slower = device_setting(stream->context->device, "kernel.slower", 1);
+  const auto slowed = static_cast<std::int64_t>(static_cast<double>(duration_ns) * slower);
+  return submit(lock, stream, std::make_shared<TimedWork>(slowed), description);
+}
+
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  void* attributes;
+  unsigned attributes_count;
+};
+
+FAKE_API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
+  FAKE_CALL(cuLaunchKernelEx);
+  return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, config->stream, arguments, extra);
+}
+
+// As the driver answers: the newest form of the name that is not newer than asked for.
+FAKE_API int cuGetProcAddress_v2(const char* name, void** function, int version, std::uint64_t, int* found) {
+  FAKE_CALL(cuGetProcAddress_v2);
+  static void* const own = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  const std::string base(name);
+  *function = nullptr;
+  // Forms of the same name that came with CUDA 12.8 and 13 and have another signature.
+  static const std::map<std::string, int> since = {{"cuCtxCreate_v4", 13000}, {"cuStreamGetCaptureInfo_v3", 12030},
+                                                   {"cuEventElapsedTime_v2", 12080}, {"cuStreamGetCtx_v2", 12050}};
+  for (const char* suffix : {"_v4", "_v3", "_v2", ""}) {
+    const auto needed = since.find(base + suffix);
+    if (needed != since.end() && needed->second > version) continue;
+    *function = dlsym(own, (base + suffix).c_str());
+    if (*function != nullptr) break;
+  }
+  if (found != nullptr) *found = *function == nullptr ? 1 : 0;
+  return *function == nullptr ? kNotFound : kSuccess;
+}
+
+FAKE_API int cuGetProcAddress(const char* name, void** function, int version, std::uint64_t flags) {
+  FAKE_CALL(cuGetProcAddress);
+  return cuGetProcAddress_v2(name, function, version, flags, nullptr);
+}
+
+FAKE_API int cuGetExportTable(const void** table, const void*) {
+  FAKE_CALL(cuGetExportTable);
+  *table = nullptr;
+  return kNotFound;
+}

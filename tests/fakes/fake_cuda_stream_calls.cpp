@@ -1,0 +1,297 @@
+// Stream and event entry points of the libcuda double. SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "cuda_objects.h"
+
+using namespace fake;
+
+namespace {
+
+int enter() { return context_error(); }
+
+Event* find_event(void* handle) {
+  return state().events.contains(handle) ? static_cast<Event*>(handle) : nullptr;
+}
+
+int record(void* event_handle, void* stream_handle, unsigned flags) {
+  std::unique_lock lock(state().mutex);
+  Event* event = find_event(event_handle);
+  Stream* stream = find_stream(stream_handle);
+  if (event == nullptr || stream == nullptr || event->context != stream->context) return kInvalidHandle;
+  if (const int error = legacy_use(stream); error != kSuccess) return error;
+  if (stream->capture != nullptr) {
+    if (stream->capture->invalidated) return kCaptureInvalidated;
+    if ((flags & kRecordExternal) != 0) {  // a real node: stamps the event at each launch of the graph
+      struct Stamp : Work {
+        explicit Stamp(Event* target) : event(target) {}
+        std::int64_t run(std::int64_t begin_ns) override {
+          const std::lock_guard guard(state().mutex);
+          event->recorded = std::make_shared<Completion>(Completion{true, begin_ns});
+          return begin_ns;
+        }
+        Event* event;
+      };
+      return submit(lock, stream, std::make_shared<Stamp>(event), Ran{RanKind::event});
+    }
+    event->captured = stream->capture;
+    event->captured_after = stream->capture_after;
+    return kSuccess;
+  }
+  event->captured.reset();
+  return submit(lock, stream, std::make_shared<InstantWork>(), Ran{RanKind::event}, &event->recorded);
+}
+
+int wait_event(void* stream_handle, void* event_handle) {
+  std::unique_lock lock(state().mutex);
+  Stream* stream = find_stream(stream_handle);
+  Event* event = find_event(event_handle);
+  if (stream == nullptr || event == nullptr) return kInvalidHandle;
+  if (const int error = legacy_use(stream); error != kSuccess) return error;
+  if (event->captured != nullptr && !event->captured->ended) {
+    if (event->captured->invalidated) return kCaptureInvalidated;
+    if (stream->capture != nullptr && stream->capture != event->captured) {
+      invalidate(event->captured, kCaptureMerge);
+      return invalidate(stream->capture, kCaptureMerge);
+    }
+    stream->capture = event->captured;
+    stream->capture->streams.insert(stream);
+    stream->capture_after.insert(stream->capture_after.end(), event->captured_after.begin(),
+                                 event->captured_after.end());
+    return kSuccess;
+  }
+  if (event->captured != nullptr) return kCapturedEvent;
+  if (stream->capture != nullptr) {
+    return event->recorded == nullptr ? kSuccess : invalidate(stream->capture, kCaptureIsolation);
+  }
+  if (event->recorded == nullptr || event->recorded->done) {
+    if (event->recorded != nullptr) stream->tail_ns = std::max(stream->tail_ns, event->recorded->time_ns);
+    return kSuccess;
+  }
+  const CompletionPtr awaited = event->recorded;
+  Item item;
+  item.work = std::make_shared<InstantWork>();
+  item.description.kind = RanKind::event;
+  item.after = implicit_dependencies(stream);
+  item.after.push_back(awaited);
+  item.submitted_ns = state().clock.now();
+  return submit_item(stream, std::move(item));
+}
+
+}  // namespace
+
+FAKE_API int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
+  FAKE_CALL(cuStreamCreateWithPriority);
+  if (const int error = enter(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  Stream* made = make_stream(current_context(), flags, priority);
+  state().streams.insert(made);
+  *stream = made;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamCreate(void** stream, unsigned flags) {
+  FAKE_CALL(cuStreamCreate);
+  return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+FAKE_API int cuStreamDestroy_v2(void* handle) {
+  FAKE_CALL(cuStreamDestroy_v2);
+  if (const int error = ready_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  if (state().streams.erase(handle) == 0) return kInvalidHandle;
+  auto* stream = static_cast<Stream*>(handle);
+  stream->dead = true;  // what is queued still runs
+  stream->wake.notify_one();
+  return kSuccess;
+}
+
+#define WITH_STREAM(NAME)                                                \
+  FAKE_CALL(NAME);                                                       \
+  if (const int error = enter(); error != kSuccess) return error;        \
+  std::unique_lock lock(state().mutex);                                  \
+  Stream* stream = find_stream(handle);                                  \
+  if (stream == nullptr) return kInvalidHandle
+
+FAKE_API int cuStreamGetFlags(void* handle, unsigned* flags) {
+  WITH_STREAM(cuStreamGetFlags);
+  *flags = stream->flags;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamGetPriority(void* handle, int* priority) {
+  WITH_STREAM(cuStreamGetPriority);
+  *priority = stream->priority;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamGetId(void* handle, unsigned long long* id) {
+  WITH_STREAM(cuStreamGetId);
+  *id = stream->id;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamGetCtx(void* handle, void** context) {
+  WITH_STREAM(cuStreamGetCtx);
+  if (stream->capture != nullptr && stream->capture->invalidated) return kCaptureInvalidated;
+  *context = stream->context;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamGetCtx_v2(void* handle, void** context, void** green) {
+  WITH_STREAM(cuStreamGetCtx_v2);
+  *context = stream->context;
+  if (green != nullptr) *green = nullptr;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamGetDevice(void* handle, int* device) {
+  WITH_STREAM(cuStreamGetDevice);
+  *device = stream->context->device;
+  return kSuccess;
+}
+
+FAKE_API int cuStreamQuery(void* handle) {
+  WITH_STREAM(cuStreamQuery);
+  if (const int error = legacy_use(stream); error != kSuccess) return error;
+  if (stream->capture != nullptr) return invalidate(stream->capture, kCaptureUnsupported);
+  if (const int error = unsafe_call(); error != kSuccess) return error;
+  return is_done(stream->last) ? kSuccess : kNotReady;
+}
+
+FAKE_API int cuStreamSynchronize(void* handle) {
+  WITH_STREAM(cuStreamSynchronize);
+  if (const int error = legacy_use(stream); error != kSuccess) return error;
+  if (stream->capture != nullptr) return invalidate(stream->capture, kCaptureUnsupported);
+  if (const int error = unsafe_call(); error != kSuccess) return error;
+  const auto others = implicit_dependencies(stream);
+  wait_for(lock, stream->last);
+  if (stream->legacy) {
+    for (const CompletionPtr& done : others) wait_for(lock, done);
+  }
+  return kSuccess;
+}
+
+FAKE_API int cuStreamWaitEvent(void* handle, void* event, unsigned) {
+  FAKE_CALL(cuStreamWaitEvent);
+  if (const int error = enter(); error != kSuccess) return error;
+  return wait_event(handle, event);
+}
+
+FAKE_API int cuEventCreate(void** event, unsigned flags) {
+  FAKE_CALL(cuEventCreate);
+  if (const int error = enter(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  auto* made = new Event();
+  made->context = current_context();
+  made->flags = flags;
+  state().events.insert(made);
+  *event = made;
+  return kSuccess;
+}
+
+FAKE_API int cuEventDestroy_v2(void* event) {
+  FAKE_CALL(cuEventDestroy_v2);
+  if (const int error = ready_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  if (state().events.erase(event) == 0) return kInvalidHandle;
+  static_cast<Event*>(event)->dead = true;
+  return kSuccess;
+}
+
+FAKE_API int cuEventRecord(void* event, void* stream) {
+  FAKE_CALL(cuEventRecord);
+  if (const int error = enter(); error != kSuccess) return error;
+  return record(event, stream, 0);
+}
+
+FAKE_API int cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
+  FAKE_CALL(cuEventRecordWithFlags);
+  if (const int error = enter(); error != kSuccess) return error;
+  return record(event, stream, flags);
+}
+
+FAKE_API int cuEventQuery(void* handle) {
+  FAKE_CALL(cuEventQuery);
+  if (const int error = ready_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  const Event* event = find_event(handle);
+  if (event == nullptr) return kInvalidHandle;
+  if (const int error = unsafe_call(); error != kSuccess) return error;
+  if (event->captured != nullptr) {
+    return event->captured->ended ? kCapturedEvent : invalidate(event->captured, kCapturedEvent);
+  }
+  if (event->recorded == nullptr || is_done(event->recorded)) return kSuccess;
+  state().clock.host_reached(state().clock.now() + 1000);  // a poll takes a microsecond of virtual time
+  return kNotReady;
+}
+
+FAKE_API int cuEventSynchronize(void* handle) {
+  FAKE_CALL(cuEventSynchronize);
+  if (const int error = ready_error(); error != kSuccess) return error;
+  std::unique_lock lock(state().mutex);
+  const Event* event = find_event(handle);
+  if (event == nullptr) return kInvalidHandle;
+  if (const int error = unsafe_call(); error != kSuccess) return error;
+  if (event->captured != nullptr) {
+    return event->captured->ended ? kCapturedEvent : invalidate(event->captured, kCapturedEvent);
+  }
+  if (event->recorded != nullptr) wait_for(lock, CompletionPtr(event->recorded));
+  return kSuccess;
+}
+
+FAKE_API int cuEventElapsedTime_v2(float* milliseconds, void* first, void* second) {
+  FAKE_CALL(cuEventElapsedTime_v2);
+  if (const int error = ready_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  const Event *from = find_event(first), *to = find_event(second);
+  if (from == nullptr || to == nullptr || from->context != to->context) return kInvalidHandle;
+  if (((from->flags | to->flags) & kEventDisableTiming) != 0) return kInvalidHandle;
+  if (from->captured != nullptr || to->captured != nullptr) return kCapturedEvent;
+  if (from->recorded == nullptr || to->recorded == nullptr) return kInvalidHandle;
+  if (!is_done(from->recorded) || !is_done(to->recorded)) return kNotReady;
+  const int device = from->context->device;
+  const std::int64_t ns = fake_engine()->event_time(device, to->recorded->time_ns) -
+                          fake_engine()->event_time(device, from->recorded->time_ns);
+  const double step_ns = device_setting(device, "event.step", 500);
+  *milliseconds = static_cast<float>(std::floor(static_cast<double>(ns) / step_ns + 0.5) * step_ns / 1e6);
+  return kSuccess;
+}
+
+FAKE_API int cuEventElapsedTime(float* milliseconds, void* first, void* second) {
+  FAKE_CALL(cuEventElapsedTime);
+  return cuEventElapsedTime_v2(milliseconds, first, second);
+}
+
+namespace {
+struct HostWork : Work {
+  HostWork(void (*function)(void*), void* data) : call(function), argument(data) {}
+  std::int64_t run(std::int64_t begin_ns) override {
+    call(argument);
+    return std::max(begin_ns, state().clock.now());
+  }
+  void (*call)(void*);
+  void* argument;
+};
+}  // namespace
+
+FAKE_API int cuLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
+  WITH_STREAM(cuLaunchHostFunc);
+  return submit(lock, stream, std::make_shared<HostWork>(function, data), Ran{RanKind::event});
+}
+
+FAKE_API int cuStreamAddCallback(void* handle, void (*function)(void*, int, void*), void* data, unsigned) {
+  WITH_STREAM(cuStreamAddCallback);
+  struct Callback : Work {
+    std::int64_t run(std::int64_t begin_ns) override {
+      call(stream, kSuccess, argument);
+      return std::max(begin_ns, state().clock.now());
+    }
+    void (*call)(void*, int, void*);
+    void *stream, *argument;
+  };
+  auto work = std::make_shared<Callback>();
+  work->call = function;
+  work->stream = handle;
+  work->argument = data;
+  return submit(lock, stream, std::move(work), Ran{RanKind::event});
+}

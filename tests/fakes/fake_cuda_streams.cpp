@@ -1,0 +1,191 @@
+// Streams of the libcuda double: queue, worker, and what waits for them. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "cuda_objects.h"
+
+namespace fake {
+
+thread_local std::vector<Context*> t_contexts;
+thread_local int t_capture_mode = kCaptureGlobal;
+
+State& state() {
+  static State* const only = new State();
+  return *only;
+}
+
+int device_count() { return static_cast<int>(setting("devices", 1)); }
+
+int ready_error() {
+  if (!state().initialized.load()) return kNotInitialized;
+  return state().owner_pid == static_cast<int>(getpid()) ? kSuccess : kNotInitialized;  // a forked child
+}
+
+int context_error() {
+  if (const int error = ready_error(); error != kSuccess) return error;
+  const Context* context = current_context();
+  if (context == nullptr) return kInvalidContext;
+  return context->dead ? kContextDestroyed : kSuccess;
+}
+
+void told(const Ran& description, std::int64_t begin_ns, std::int64_t end_ns) {
+  const RanObserver observer = state().observer.load();
+  if (observer == nullptr || description.kind == RanKind::event) return;
+  Ran ran = description;
+  ran.begin_ns = begin_ns;
+  ran.end_ns = end_ns;
+  observer(ran);
+}
+
+bool is_done(const CompletionPtr& done) {
+  return done->done && (!state().clock.is_virtual() || done->time_ns <= state().clock.now());
+}
+
+void wait_for(std::unique_lock<std::mutex>& lock, const CompletionPtr& done) {
+  state().completed.wait(lock, [&] { return done->done; });
+  state().clock.host_reached(done->time_ns);
+}
+
+static void complete(Stream* stream, const Item& item, std::int64_t end_ns) {
+  stream->tail_ns = std::max(stream->tail_ns, end_ns);
+  item.done->time_ns = end_ns;
+  item.done->done = true;
+  state().completed.notify_all();
+}
+
+static bool dependencies_done(const Item& item) {
+  return std::all_of(item.after.begin(), item.after.end(), [](const CompletionPtr& done) { return done->done; });
+}
+
+static std::int64_t begin_of(const Stream* stream, const Item& item) {
+  std::int64_t begin_ns = std::max(stream->tail_ns, item.submitted_ns);
+  for (const CompletionPtr& done : item.after) begin_ns = std::max(begin_ns, done->time_ns);
+  return begin_ns;
+}
+
+static void work_off(Stream* stream) {
+  std::unique_lock lock(state().mutex);
+  for (;;) {
+    stream->wake.wait(lock, [&] { return !stream->queue.empty() || stream->dead; });
+    if (stream->queue.empty()) return;
+    Item item = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    stream->busy = true;
+    state().completed.wait(lock, [&] { return dependencies_done(item); });
+    const std::int64_t begin_ns = begin_of(stream, item);
+    lock.unlock();
+    state().clock.work_until(begin_ns);
+    const std::int64_t end_ns = item.work->run(begin_ns);
+    told(item.description, begin_ns, end_ns);
+    item.work.reset();  // may be the last owner of a communicator: not under the mutex
+    lock.lock();
+    stream->busy = false;
+    complete(stream, item, end_ns);
+  }
+}
+
+Stream* make_stream(Context* context, unsigned flags, int priority) {
+  auto* stream = new Stream();
+  stream->context = context;
+  stream->flags = flags;
+  stream->priority = priority;
+  stream->id = state().next_id.fetch_add(1);
+  context->streams.push_back(stream);
+  return stream;
+}
+
+Stream* find_stream(void* handle) {
+  Context* context = current_context();
+  const auto number = reinterpret_cast<std::uintptr_t>(handle);
+  if (number <= 1) return context == nullptr ? nullptr : context->legacy;
+  if (number == 2) {
+    if (context == nullptr) return nullptr;
+    thread_local std::map<Context*, Stream*> own;
+    Stream*& stream = own[context];
+    if (stream == nullptr) {
+      stream = make_stream(context, 0, 0);
+      stream->per_thread = true;
+    }
+    return stream;
+  }
+  return state().streams.contains(handle) ? static_cast<Stream*>(handle) : nullptr;
+}
+
+// The legacy stream waits for all blocking streams of its context, and they for it.
+std::vector<CompletionPtr> implicit_dependencies(Stream* stream) {
+  std::vector<CompletionPtr> after;
+  if (stream->legacy) {
+    for (Stream* other : stream->context->streams) {
+      if (other != stream && !other->dead && (other->flags & kStreamNonBlocking) == 0 && !other->last->done) {
+        after.push_back(other->last);
+      }
+    }
+  } else if ((stream->flags & kStreamNonBlocking) == 0 && !stream->context->legacy->last->done) {
+    after.push_back(stream->context->legacy->last);
+  }
+  return after;
+}
+
+int submit_item(Stream* stream, Item item) {
+  item.description.stream_id = stream->id;
+  item.description.device = stream->context->device;
+  stream->last = item.done;
+  // An event on an idle stream needs no thread to be stamped.
+  if (item.work->instant() && stream->queue.empty() && !stream->busy && dependencies_done(item)) {
+    complete(stream, item, begin_of(stream, item));
+    return kSuccess;
+  }
+  stream->queue.push_back(std::move(item));
+  if (!stream->has_worker) std::thread(work_off, stream).detach();
+  stream->has_worker = true;
+  stream->wake.notify_one();
+  return kSuccess;
+}
+
+static void capture_node(Stream* stream, std::shared_ptr<Work> work, const Ran& description,
+                         const std::vector<Stream*>& joined) {
+  std::vector<int> after = stream->capture_after;
+  for (Stream* other : joined) after.insert(after.end(), other->capture_after.begin(), other->capture_after.end());
+  auto& nodes = stream->capture->graph->nodes;
+  nodes.push_back({std::move(work), description, std::move(after)});
+  stream->capture_after = {static_cast<int>(nodes.size()) - 1};
+  for (Stream* other : joined) {
+    other->capture = stream->capture;
+    other->capture_after = stream->capture_after;
+    stream->capture->streams.insert(other);
+  }
+}
+
+int submit(std::unique_lock<std::mutex>& lock, Stream* stream, std::shared_ptr<Work> work, const Ran& description,
+           CompletionPtr* done, const std::vector<Stream*>& joined) {
+  if (const int error = legacy_use(stream); error != kSuccess) return error;
+  if (stream->capture != nullptr) {
+    if (stream->capture->invalidated) return kCaptureInvalidated;
+    capture_node(stream, std::move(work), description, joined);
+    return kSuccess;
+  }
+  const auto limit = static_cast<std::size_t>(setting("launch.queue", 1024));
+  if (description.kind != RanKind::event) {
+    state().completed.wait(lock, [&] { return stream->queue.size() < limit; });
+  }
+  Item item;
+  item.after = implicit_dependencies(stream);
+  for (Stream* other : joined) {
+    if (!other->last->done) item.after.push_back(other->last);
+    item.submitted_ns = std::max(item.submitted_ns, other->tail_ns);
+  }
+  item.submitted_ns = std::max(item.submitted_ns, state().clock.now());
+  item.work = std::move(work);
+  item.description = description;
+  if (done != nullptr) *done = item.done;
+  for (Stream* other : joined) {
+    Item held;
+    held.work = std::make_shared<InstantWork>();
+    held.description.kind = RanKind::event;
+    held.submitted_ns = item.submitted_ns;
+    held.after = {item.done};
+    submit_item(other, std::move(held));
+  }
+  return submit_item(stream, std::move(item));
+}
+
+}  // namespace fake
