@@ -26,6 +26,8 @@ enum class RanKind { kernel, copy, memset, communication, graph, event };
 
 // One piece of work that has run, for those who keep records (CUPTI).
 struct Ran {
+  Ran() = default;
+  explicit Ran(RanKind of) : kind(of) {}
   RanKind kind = RanKind::kernel;
   std::string name;
   std::int64_t begin_ns = 0, end_ns = 0;  // of Engine::now()

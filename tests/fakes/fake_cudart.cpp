@@ -1,0 +1,227 @@
+// libcudart as a double: what programs call, handed on to the driver as the real runtime does. SPDX-License-Identifier: Apache-2.0
+//
+// Built twice, with the SONAME and symbol version of CUDA 13 and of CUDA 12 (FAKE_CUDART_MAJOR); where a signature differs
+// between the two, it follows that number. The primary context is retained at the first call that needs one.
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "cudart_driver.h"
+#include "script.h"
+
+FAKE_COUNTS_AT_EXIT("cudart")
+
+namespace {
+
+enum : int { kSuccess = 0, kInvalidValue = 1, kInsufficientDriver = 35, kNoDevice = 100, kNotReady = 600 };
+constexpr int kVersion = FAKE_CUDART_MAJOR * 1000;
+
+const fake::DriverTable& driver() {
+  static const fake::DriverTable* const table = new fake::DriverTable(kVersion);
+  return *table;
+}
+
+thread_local int t_device = 0;
+thread_local int t_error = kSuccess;
+
+// Keeps the error as cudaGetLastError tells it; "not ready" is none.
+int kept(int error) {
+  if (error != kSuccess && error != kNotReady) t_error = error;
+  return error;
+}
+
+int driver_ready() {
+  if (!driver().complete) return kInsufficientDriver;
+  static const int initialized = driver().cuInit(0);
+  return initialized;
+}
+
+// A context is current on this thread, that of the device it chose.
+int ready() {
+  if (const int error = driver_ready(); error != kSuccess) return error;
+  void* current = nullptr;
+  if (const int error = driver().cuCtxGetCurrent(&current); error != kSuccess) return error;
+  if (current != nullptr) return kSuccess;
+  static std::mutex mutex;
+  static auto& contexts = *new std::map<int, void*>();
+  const std::lock_guard lock(mutex);
+  void*& context = contexts[t_device];
+  if (context == nullptr) {
+    if (const int error = driver().cuDevicePrimaryCtxRetain(&context, t_device); error != kSuccess) return error;
+  }
+  return driver().cuCtxSetCurrent(context);
+}
+
+}  // namespace
+
+int fake_runtime_ready() { return ready(); }
+int fake_runtime_kept(int error) { return kept(error); }
+
+// A call that needs a context and hands its arguments on.
+#define RUNTIME_CALL(NAME, PARAMETERS, ...)                        \
+  FAKE_API int NAME PARAMETERS {                                   \
+    FAKE_CALL(NAME);                                               \
+    if (const int error = ready(); error != 0) return kept(error); \
+    return kept(__VA_ARGS__);                                      \
+  }
+
+FAKE_API int cudaDriverGetVersion(int* version) {
+  FAKE_CALL(cudaDriverGetVersion);
+  *version = 0;
+  return driver().complete ? driver().cuDriverGetVersion(version) : kSuccess;
+}
+
+FAKE_API int cudaRuntimeGetVersion(int* version) {
+  *version = kVersion;
+  return kSuccess;
+}
+
+FAKE_API int cudaGetLastError() {
+  const int error = t_error;
+  t_error = kSuccess;
+  return error;
+}
+
+FAKE_API int cudaPeekAtLastError() { return t_error; }
+
+FAKE_API const char* cudaGetErrorString(int error) { return error == 0 ? "no error" : "an error of the double"; }
+FAKE_API const char* cudaGetErrorName(int error) { return error == 0 ? "cudaSuccess" : "cudaErrorOfTheDouble"; }
+
+FAKE_API int cudaGetDeviceCount(int* count) {
+  FAKE_CALL(cudaGetDeviceCount);
+  *count = 0;
+  if (const int error = driver_ready(); error != kSuccess) return kept(error);
+  return kept(driver().cuDeviceGetCount(count));
+}
+
+FAKE_API int cudaGetDevice(int* device) {
+  FAKE_CALL(cudaGetDevice);
+  *device = t_device;
+  return kept(driver_ready());
+}
+
+FAKE_API int cudaSetDevice(int device) {
+  FAKE_CALL(cudaSetDevice);
+  if (const int error = driver_ready(); error != kSuccess) return kept(error);
+  t_device = device;
+  driver().cuCtxSetCurrent(nullptr);
+  return kept(ready());
+}
+
+RUNTIME_CALL(cudaDeviceSynchronize, (), driver().cuCtxSynchronize())
+RUNTIME_CALL(cudaDeviceGetAttribute, (int* value, int attribute, int device),
+             driver().cuDeviceGetAttribute(value, attribute, device))
+RUNTIME_CALL(cudaDeviceGetPCIBusId, (char* text, int bytes, int device), driver().cuDeviceGetPCIBusId(text, bytes, device))
+RUNTIME_CALL(cudaDeviceGetStreamPriorityRange, (int* least, int* greatest),
+             driver().cuCtxGetStreamPriorityRange(least, greatest))
+RUNTIME_CALL(cudaMemGetInfo, (std::size_t* free_bytes, std::size_t* total_bytes),
+             driver().cuMemGetInfo(free_bytes, total_bytes))
+
+RUNTIME_CALL(cudaStreamCreate, (void** stream), driver().cuStreamCreateWithPriority(stream, 0, 0))
+RUNTIME_CALL(cudaStreamCreateWithFlags, (void** stream, unsigned flags),
+             driver().cuStreamCreateWithPriority(stream, flags, 0))
+RUNTIME_CALL(cudaStreamCreateWithPriority, (void** stream, unsigned flags, int priority),
+             driver().cuStreamCreateWithPriority(stream, flags, priority))
+RUNTIME_CALL(cudaStreamDestroy, (void* stream), driver().cuStreamDestroy(stream))
+RUNTIME_CALL(cudaStreamQuery, (void* stream), driver().cuStreamQuery(stream))
+RUNTIME_CALL(cudaStreamSynchronize, (void* stream), driver().cuStreamSynchronize(stream))
+RUNTIME_CALL(cudaStreamWaitEvent, (void* stream, void* event, unsigned flags),
+             driver().cuStreamWaitEvent(stream, event, flags))
+RUNTIME_CALL(cudaStreamGetPriority, (void* stream, int* priority), driver().cuStreamGetPriority(stream, priority))
+RUNTIME_CALL(cudaStreamGetFlags, (void* stream, unsigned* flags), driver().cuStreamGetFlags(stream, flags))
+RUNTIME_CALL(cudaStreamGetId, (void* stream, unsigned long long* id), driver().cuStreamGetId(stream, id))
+RUNTIME_CALL(cudaStreamBeginCapture, (void* stream, int mode), driver().cuStreamBeginCapture(stream, mode))
+RUNTIME_CALL(cudaStreamEndCapture, (void* stream, void** graph), driver().cuStreamEndCapture(stream, graph))
+RUNTIME_CALL(cudaStreamIsCapturing, (void* stream, int* status), driver().cuStreamIsCapturing(stream, status))
+RUNTIME_CALL(cudaThreadExchangeStreamCaptureMode, (int* mode), driver().cuThreadExchangeStreamCaptureMode(mode))
+RUNTIME_CALL(cudaStreamAddCallback, (void* stream, void (*function)(void*, int, void*), void* data, unsigned flags),
+             driver().cuStreamAddCallback(stream, function, data, flags))
+RUNTIME_CALL(cudaLaunchHostFunc, (void* stream, void (*function)(void*), void* data),
+             driver().cuLaunchHostFunc(stream, function, data))
+
+RUNTIME_CALL(cudaEventCreate, (void** event), driver().cuEventCreate(event, 0))
+RUNTIME_CALL(cudaEventCreateWithFlags, (void** event, unsigned flags), driver().cuEventCreate(event, flags))
+RUNTIME_CALL(cudaEventDestroy, (void* event), driver().cuEventDestroy(event))
+RUNTIME_CALL(cudaEventRecord, (void* event, void* stream), driver().cuEventRecord(event, stream))
+RUNTIME_CALL(cudaEventRecordWithFlags, (void* event, void* stream, unsigned flags),
+             driver().cuEventRecordWithFlags(event, stream, flags))
+RUNTIME_CALL(cudaEventQuery, (void* event), driver().cuEventQuery(event))
+RUNTIME_CALL(cudaEventSynchronize, (void* event), driver().cuEventSynchronize(event))
+RUNTIME_CALL(cudaEventElapsedTime, (float* milliseconds, void* first, void* second),
+             driver().cuEventElapsedTime(milliseconds, first, second))
+
+RUNTIME_CALL(cudaGraphInstantiateWithFlags, (void** exec, void* graph, unsigned long long flags),
+             driver().cuGraphInstantiateWithFlags(exec, graph, flags))
+RUNTIME_CALL(cudaGraphInstantiate, (void** exec, void* graph, unsigned long long flags),
+             driver().cuGraphInstantiateWithFlags(exec, graph, flags))
+RUNTIME_CALL(cudaGraphLaunch, (void* exec, void* stream), driver().cuGraphLaunch(exec, stream))
+RUNTIME_CALL(cudaGraphGetNodes, (void* graph, void** nodes, std::size_t* count),
+             driver().cuGraphGetNodes(graph, nodes, count))
+RUNTIME_CALL(cudaGraphDestroy, (void* graph), driver().cuGraphDestroy(graph))
+RUNTIME_CALL(cudaGraphExecDestroy, (void* exec), driver().cuGraphExecDestroy(exec))
+
+// --- kernels: `function` is the address of a host stub, as the compiler makes it; its name is asked of the loader ---
+
+namespace {
+
+struct Dim3 {
+  unsigned x, y, z;
+};
+
+struct LaunchConfig {  // cudaLaunchConfig_t
+  Dim3 grid, block;
+  std::size_t shared_bytes;
+  void* stream;
+  void* attributes;
+  unsigned attributes_count;
+};
+
+int launch(const void* function, void** arguments, void* stream) {
+  if (const int error = ready(); error != kSuccess) return kept(error);
+  static std::mutex mutex;
+  static auto& kernels = *new std::map<const void*, void*>();
+  void* kernel = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    void*& known = kernels[function];
+    if (known == nullptr) {
+      Dl_info info = {};
+      const bool named = dladdr(function, &info) != 0 && info.dli_sname != nullptr;
+      const std::string name = named ? info.dli_sname : "kernel";
+      void* module = nullptr;
+      if (const int error = driver().cuModuleLoadData(&module, (".entry " + name).c_str()); error != 0) return kept(error);
+      if (const int error = driver().cuModuleGetFunction(&known, module, name.c_str()); error != 0) return kept(error);
+    }
+    kernel = known;
+  }
+  return kept(driver().cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr));
+}
+
+}  // namespace
+
+FAKE_API int cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
+  FAKE_CALL(cudaLaunchKernel);
+  return launch(function, arguments, stream);
+}
+
+FAKE_API int __cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
+  FAKE_CALL(__cudaLaunchKernel);
+  return launch(function, arguments, stream);
+}
+
+FAKE_API int cudaLaunchKernelExC(const LaunchConfig* config, const void* function, void** arguments) {
+  FAKE_CALL(cudaLaunchKernelExC);
+  return launch(function, arguments, config->stream);
+}
+
+FAKE_API int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long flags,
+                                              int* found) {
+  FAKE_CALL(cudaGetDriverEntryPointByVersion);
+  if (const int error = driver_ready(); error != kSuccess) return kept(error);
+  int missing = 0;
+  driver().look_up(name, function, static_cast<int>(version), flags, &missing);
+  if (found != nullptr) *found = missing;
+  return kSuccess;
+}
