@@ -79,6 +79,9 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   config.nvml_links = variable(environment, "STASHTRACE_NVML_LINKS") == "1";
   if (number(variable(environment, "STASHTRACE_LANE_BYTES"), 1, 1 << 30, value))
     config.io_lane_bytes = static_cast<std::uint32_t>(value);
+  if (number(variable(environment, "STASHTRACE_EVENT_BUDGET"), 0, 1'000'000'000, value)) config.event_budget = value;
+  config.force_events = variable(environment, "STASHTRACE_FORCE_EVENTS") == "1";
+  config.lookup_hook = variable(environment, "STASHTRACE_LOOKUP_HOOK") == "1";
   const std::string_view drainer = variable(environment, "STASHTRACE_DRAINER");
   for (const auto mode : {DrainerMode::thread, DrainerMode::self, DrainerMode::off})
     if (drainer == name_of(mode)) config.drainer = mode;

@@ -1,0 +1,118 @@
+// Implementation of calls.h: finds libcudart's functions, writes device_call rows. SPDX-License-Identifier: Apache-2.0
+#include "collectors/cuda/calls.h"
+
+#include "abi/dynlib.h"
+#include "collectors/cuda/cuda.h"
+#include "device/driver.h"
+
+namespace stashtrace::cuda {
+
+constinit bool room_is_on = false;
+
+namespace {
+
+constexpr const char* kRuntimes[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"};
+constinit thread_local std::uint64_t t_failed_begin = 0;  // of the allocation that failed last on this thread
+
+// What rt::name points to at first: finds its target, then leaves the way to it.
+template <auto& Slot, class Name, class... A>
+struct Stub {
+  static Result missing(A...) { return kSymbolNotFound; }
+  static Result call(A... arguments) {
+    void* found = find_behind_hook(kRuntimes, sizeof kRuntimes / sizeof kRuntimes[0], Name::text);
+    Slot = found != nullptr ? reinterpret_cast<Result (*)(A...)>(found) : &missing;
+    return Slot(arguments...);
+  }
+};
+
+// Memory type and device of a pointer; 0 is memory that CUDA does not know: pageable.
+struct Place {
+  unsigned type = 0;
+  int device = -1;
+};
+
+Place place_of(const void* pointer) noexcept {
+  Place place;
+  if (!device::ready() || device::driver.pointer_attributes == nullptr) return place;
+  int which[] = {kPointerMemoryType, kPointerDeviceOrdinal};
+  void* to[] = {&place.type, &place.device};
+  const device::RelaxedCapture relaxed;
+  if (device::driver.pointer_attributes(2, which, to, reinterpret_cast<DevicePointer>(pointer)) != kSuccess) place = {};
+  return place;
+}
+
+std::uint16_t host_flag(const Place& place) noexcept {
+  return place.type == 0 ? device::bracket_flag::pageable : device::bracket_flag::pinned;
+}
+
+std::uint16_t between_devices(const Place& to, const Place& from) noexcept {
+  return to.device >= 0 && from.device >= 0 && to.device != from.device ? direction::peer : direction::device_to_device;
+}
+
+}  // namespace
+
+namespace rt {
+#define CUDART(name, ...)                                          \
+  namespace {                                                      \
+  struct Name_##name {                                             \
+    static constexpr const char* text = #name;                     \
+  };                                                               \
+  template <class F>                                               \
+  struct StubOf_##name;                                            \
+  template <class... A>                                            \
+  struct StubOf_##name<Result(A...)> : Stub<name, Name_##name, A...> {}; \
+  }                                                                \
+  constinit decltype(name) name = &StubOf_##name<Result(__VA_ARGS__)>::call;
+#include "collectors/cuda/runtime_calls.def"
+#undef CUDART
+}  // namespace rt
+
+CopyFacts look_at(const Copy& copy) noexcept {
+  if (copy.peer) return {direction::peer, 0};
+  if (copy.kind == kHostToDevice) return {direction::host_to_device, host_flag(place_of(copy.from))};
+  if (copy.kind == kDeviceToHost) return {direction::device_to_host, host_flag(place_of(copy.to))};
+  if (copy.kind == kHostToHost) return {direction::host_to_host, 0};
+  const Place to = place_of(copy.to), from = place_of(copy.from);
+  if (copy.kind == kDeviceToDevice) return {between_devices(to, from), 0};
+  if (device::driver.pointer_attributes == nullptr) return {direction::unknown, 0};
+  const bool to_device = to.type == kMemoryDevice, from_device = from.type == kMemoryDevice;
+  if (to_device && from_device) return {between_devices(to, from), 0};
+  if (to_device) return {direction::host_to_device, host_flag(from)};
+  if (from_device) return {direction::device_to_host, host_flag(to)};
+  return {direction::host_to_host, 0};
+}
+
+void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,
+                Result result) noexcept {
+  const std::uint64_t end = now_ticks();
+  emit(schema::DeviceCallRow{
+      .begin_ticks = begin,
+      .end_ticks = end,
+      .stream_key = has_stream ? device::stream_key(stream) : 0,
+      .size_bytes = static_cast<std::int64_t>(bytes),
+      .device_index = has_stream ? device::device_index(stream) : device::current_device(),
+      .call_code = code,
+      .status_code = static_cast<std::uint16_t>(result)});
+}
+
+// The row of a retry begins with the failed call: what lies between is the allocator giving memory back.
+void write_allocation(std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes, Result result) noexcept {
+  if (result == kSuccess && t_failed_begin != 0)
+    write_call(call_code::allocate_retry, t_failed_begin, stream, has_stream, bytes, result);
+  else
+    write_call(call_code::allocate, begin, stream, has_stream, bytes, result);
+  if (result == kSuccess) t_failed_begin = 0;
+  else if (t_failed_begin == 0) t_failed_begin = begin;
+}
+
+void write_slow_launch(std::uint64_t begin, std::uint64_t end, Stream stream, Result result) noexcept {
+  emit(schema::DeviceCallRow{.begin_ticks = begin,
+                             .end_ticks = end,
+                             .stream_key = device::stream_key(stream),
+                             .size_bytes = 0,
+                             .device_index = device::device_index(stream),
+                             .call_code = call_code::launch,
+                             .status_code = static_cast<std::uint16_t>(result)});
+}
+
+}  // namespace stashtrace::cuda

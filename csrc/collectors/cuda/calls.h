@@ -1,0 +1,170 @@
+// The calls of CUDA as this room sees them: what is behind a hook, and what is recorded of it. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: hooks_runtime.cpp (libcudart, by preload) and hooks_driver.cpp (libcuda, by the look-up hook), which are thin. A call that
+// CUDA makes on behalf of one that is recorded already passes through: Inside. Job threads only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "abi/cuda_abi.h"
+#include "core/clock.h"
+#include "device/timeline.h"
+#include "runtime/emit.h"
+
+namespace stashtrace::cuda {
+
+#pragma GCC visibility push(hidden)
+
+namespace rt {
+#define CUDART(name, ...) extern Result (*name)(__VA_ARGS__);
+#include "collectors/cuda/runtime_calls.def"
+#undef CUDART
+}  // namespace rt
+
+namespace call_code = schema::codes::DeviceCall;
+namespace direction = schema::codes::CopyDirection;
+
+extern constinit bool room_is_on;
+
+// The first question of every hook; one load where nothing is recorded.
+inline bool watching() noexcept { return room_is_on && recording() && !device::Inside::already(); }
+
+// Code compiled for per-thread default streams says 0 and means its thread's own.
+inline Stream own_default(Stream stream) noexcept {
+  return stream == nullptr ? reinterpret_cast<Stream>(kPerThreadStream) : stream;
+}
+
+struct Copy {
+  const void* to;
+  const void* from;
+  std::size_t bytes;
+  int kind;  // MemcpyKind
+  Stream stream;
+  bool blocking;  // the call returns when the copy is done
+  bool peer;      // told by the caller; else found out
+};
+
+struct CopyFacts {
+  std::uint16_t copy_code;
+  std::uint16_t flags;  // pinned or pageable
+};
+CopyFacts look_at(const Copy& copy) noexcept;
+
+void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,
+                Result result) noexcept;
+void write_allocation(std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes, Result result) noexcept;
+void write_slow_launch(std::uint64_t begin, std::uint64_t end, Stream stream, Result result) noexcept;
+bool is_slow(std::uint64_t ticks) noexcept;
+
+template <class Call>
+Result copying(const Copy& copy, Call call) noexcept {
+  if (!watching()) return call();
+  const CopyFacts facts = look_at(copy);
+  const bool blocks = copy.blocking || (facts.flags & device::bracket_flag::pageable) != 0;
+  const std::uint64_t begin = now_ticks();
+  device::Begin bracket{};
+  if (facts.copy_code != direction::host_to_host)
+    bracket = device::bracket_begin(device::bracket_code::copy, copy.stream, 0, facts.flags);
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  if (result == kSuccess) {
+    device::bracket_end(bracket, {.size_bytes = static_cast<std::int64_t>(copy.bytes), .copy_code = facts.copy_code});
+    if (bracket.bracket_id != 0) device::note_work(copy.stream, device::awaited_code::copy, bracket.bracket_id);
+  } else {
+    device::bracket_cancel(bracket);
+  }
+  if (blocks) write_call(call_code::copy, begin, copy.stream, true, copy.bytes, result);
+  return result;
+}
+
+template <class Call>
+Result waiting_for(Stream stream, Event event, Call call) noexcept {
+  if (!watching()) return call();
+  const device::Wait wait = device::wait_begin(stream, event);
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  device::wait_end(wait, stream, result == kSuccess);
+  return result;
+}
+
+template <class Call>
+Result recording_event(Event event, Stream stream, unsigned flags, Call call) noexcept {
+  if (!watching()) return call();
+  const device::Inside inside;
+  if (flags != kEventRecordExternal) device::note_event_record(event, stream);
+  return call();
+}
+
+// A call that blocks, or takes or gives memory: a row with its host times.
+template <class Call>
+Result timed_call(std::uint16_t code, Stream stream, bool has_stream, std::size_t bytes, Call call) noexcept {
+  if (!watching()) return call();
+  const std::uint64_t begin = now_ticks();
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  write_call(code, begin, stream, has_stream, bytes, result);
+  return result;
+}
+
+template <class Call>
+Result allocating(Stream stream, bool has_stream, std::size_t bytes, Call call) noexcept {
+  if (!watching()) return call();
+  const std::uint64_t begin = now_ticks();
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  write_allocation(begin, stream, has_stream, bytes, result);
+  return result;
+}
+
+template <class Call>
+Result launching(Stream stream, Call call) noexcept {
+  if (!watching()) return call();
+  const std::uint64_t begin = now_ticks();
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  const std::uint64_t end = now_ticks();
+  if (result == kSuccess) device::note_work(stream, device::awaited_code::compute, 0);
+  if (is_slow(end - begin)) write_slow_launch(begin, end, stream, result);
+  return result;
+}
+
+template <class Call>
+Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
+  if (!watching()) return call();
+  const std::uint64_t begin = now_ticks();
+  const device::Begin bracket =
+      device::bracket_begin(device::bracket_code::graph, stream, reinterpret_cast<std::uint64_t>(graph), 0);
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  if (result == kSuccess) {
+    device::bracket_end(bracket, {});
+    device::note_work(stream, device::awaited_code::graph, bracket.bracket_id);
+  } else {
+    device::bracket_cancel(bracket);
+  }
+  write_call(call_code::graph_launch, begin, stream, true, 0, result);
+  return result;
+}
+
+#pragma GCC visibility pop
+
+}  // namespace stashtrace::cuda

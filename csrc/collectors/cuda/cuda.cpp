@@ -1,0 +1,52 @@
+// The collector of CUDA calls: on and off; the hooks do the rest. SPDX-License-Identifier: Apache-2.0
+#include "collectors/cuda/cuda.h"
+
+#include <atomic>
+
+#include "collectors/cuda/calls.h"
+
+namespace stashtrace::cuda {
+
+namespace {
+
+constinit stashtrace::Context* g_context = nullptr;
+constinit std::atomic<std::uint64_t> g_slow_ticks{0};  // 0: not computed yet
+
+class Cuda final : public Collector {
+ public:
+  // The probes' brackets work without preload as well, so nothing is refused here; what is not seen then is in the docs.
+  Status start(stashtrace::Context& context) noexcept override {
+    g_context = &context;
+    device::use(context);
+    room_is_on = true;
+    return Status::ok();
+  }
+  void stop() noexcept override {
+    room_is_on = false;
+    device::stop();
+  }
+  void after_fork() noexcept override {
+    room_is_on = false;
+    device::after_fork();
+  }
+};
+
+constinit Cuda g_room;
+
+}  // namespace
+
+bool is_slow(std::uint64_t ticks) noexcept {
+  std::uint64_t slow = g_slow_ticks.load(std::memory_order_relaxed);
+  if (slow == 0) {
+    const auto ns = static_cast<unsigned __int128>(g_context->config().wait_threshold_ns);
+    slow = static_cast<std::uint64_t>(ns * g_context->tick_hz() / 1'000'000'000) + 1;
+    g_slow_ticks.store(slow, std::memory_order_relaxed);
+  }
+  return ticks > slow;
+}
+
+}  // namespace stashtrace::cuda
+
+namespace stashtrace::rooms {
+Collector& cuda() noexcept { return stashtrace::cuda::g_room; }
+}  // namespace stashtrace::rooms

@@ -1,0 +1,74 @@
+// What each of the job's own events stands for: the last work on its stream when it was recorded. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: timeline.cpp on job threads. Handles are reused, so a later record replaces what was known. No lock: words are
+// stored one by one, and the id carries bits of the handle, so that a mixture of two entries is taken for none.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace stashtrace::device {
+
+struct EventMeaning {
+  std::uint32_t mark_id = 0;  // bracket whose end is the end of that work, 0 if not timed
+  std::uint32_t work_id = 0;  // bracket of the work itself, 0 if none
+  std::uint16_t awaited = 0;  // Awaited
+  std::uint64_t stream_key = 0;
+};
+
+class EventMap {
+ public:
+  void set(const void* event, const EventMeaning& meaning) noexcept {
+    Entry& entry = place(event);
+    entry.kind.store(0, std::memory_order_relaxed);
+    entry.ids.store(std::uint64_t{meaning.mark_id} << 32 | meaning.work_id, std::memory_order_relaxed);
+    entry.stream_key.store(meaning.stream_key, std::memory_order_relaxed);
+    entry.event.store(key(event), std::memory_order_relaxed);
+    entry.kind.store(tag(event) | meaning.awaited | kKnown, std::memory_order_release);
+  }
+
+  bool get(const void* event, EventMeaning& meaning) noexcept {
+    const Entry& entry = place(event);
+    const std::uint64_t kind = entry.kind.load(std::memory_order_acquire);
+    if ((kind & ~kAwaitedBits) != (tag(event) | kKnown) || entry.event.load(std::memory_order_relaxed) != key(event))
+      return false;
+    const std::uint64_t ids = entry.ids.load(std::memory_order_relaxed);
+    meaning = {static_cast<std::uint32_t>(ids >> 32), static_cast<std::uint32_t>(ids),
+               static_cast<std::uint16_t>(kind & kAwaitedBits), entry.stream_key.load(std::memory_order_relaxed)};
+    return true;
+  }
+
+  void forget(const void* event) noexcept {
+    Entry& entry = place(event);
+    if (entry.event.load(std::memory_order_relaxed) == key(event)) entry.kind.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::size_t kRoom = 32768;
+  static constexpr std::size_t kProbes = 8;
+  static constexpr std::uint64_t kAwaitedBits = 0xff;
+  static constexpr std::uint64_t kKnown = 0x100;
+  struct Entry {
+    std::atomic<std::uint64_t> event, ids, stream_key, kind;
+  };
+
+  static std::uint64_t key(const void* event) noexcept { return reinterpret_cast<std::uint64_t>(event); }
+  static std::uint64_t hash(const void* event) noexcept { return key(event) * 0x9E3779B97F4A7C15ULL; }
+  static std::uint64_t tag(const void* event) noexcept { return hash(event) & ~std::uint64_t{0xffff}; }
+
+  // Its own place, else an empty one, else the first is given up.
+  Entry& place(const void* event) noexcept {
+    const std::size_t start = hash(event) >> 45;
+    for (std::size_t i = 0; i < kProbes; ++i) {
+      Entry& entry = entries_[(start + i) % kRoom];
+      const std::uint64_t there = entry.event.load(std::memory_order_relaxed);
+      if (there == key(event) || there == 0) return entry;
+    }
+    return entries_[start % kRoom];
+  }
+
+  Entry entries_[kRoom];
+};
+
+}  // namespace stashtrace::device

@@ -1,0 +1,276 @@
+// Implementation of harvester.h. SPDX-License-Identifier: Apache-2.0
+#include "device/harvester.h"
+
+#include <linux/prctl.h>
+#include <pthread.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "core/clock.h"
+#include "core/raw_syscall.h"
+#include "core/string_table.h"
+#include "core/text_buffer.h"
+#include "device/driver.h"
+#include "device/slots.h"
+#include "device/timeline.h"
+#include "runtime/emit.h"
+#include "runtime/runtime.h"
+
+namespace stashtrace::device {
+
+namespace {
+
+enum State : std::uint32_t { kNotStarted, kRunning, kStopping, kStopped, kRefused };
+
+constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr std::int64_t kBusyNs = 5'000'000;    // between rounds while brackets are open
+constexpr std::int64_t kQuietNs = 20'000'000;
+constexpr std::int64_t kIdleNs = 100'000'000;  // after a second without any; slots last for longer
+constexpr std::int64_t kIdleAfterNs = 1'000'000'000;
+constexpr std::int64_t kStopNs = 50'000'000;
+constexpr std::uint32_t kMostRounds = 3;       // that a wait is put off for the end of what it waited for
+constexpr std::size_t kEndsKept = 65536;
+
+// When the bracket of an id ended, for waits that come later.
+struct End {
+  std::int64_t device_ns;
+  std::uint32_t bracket_id;
+  std::int32_t device;
+};
+
+constinit std::atomic<std::uint32_t> g_state{kNotStarted};
+constinit End g_ends[kEndsKept]{};
+constinit StreamState* g_listed[kMostStreams]{};
+constinit std::size_t g_listed_count = 0;
+constinit std::uint64_t g_open = 0;
+constinit std::uint64_t g_told_no_slot = 0, g_told_failed = 0;
+constinit bool g_told_thinned = false, g_told_legacy = false;
+
+void accept_submitted() noexcept {
+  for (std::uint32_t number = next_submitted(); number != kNone; number = next_submitted()) {
+    Slot& slot = slot_at(number);
+    StreamState& stream = *slot.stream;
+    slot.next = kNone;
+    slot.rounds = 0;
+    if (stream.first == kNone) stream.first = number;
+    else slot_at(stream.end).next = number;
+    stream.end = number;
+    ++g_open;
+    if (stream.listed) continue;
+    stream.listed = true;
+    g_listed[g_listed_count++] = &stream;
+  }
+}
+
+// False: put it off, the end of what it waited for is not known yet.
+bool find_awaited(Slot& slot, bool last_chance) noexcept {
+  if (slot.awaited_mark == 0) return true;
+  const End& end = g_ends[slot.awaited_mark % kEndsKept];
+  if (end.bracket_id == slot.awaited_mark) {
+    if (end.device == slot.row.device_index) slot.row.awaited_device_ns = end.device_ns;  // clocks differ between devices
+    return true;
+  }
+  return last_chance || ++slot.rounds >= kMostRounds;
+}
+
+void fill_times(Slot& slot, const ContextState& context) noexcept {
+  schema::DeviceBracket& row = slot.row;
+  const std::int64_t begin = event_ns(context, slot.first);
+  float between_ms = 0;
+  bool good = begin != 0;
+  if (good && slot.second != nullptr)
+    good = driver.event_elapsed(&between_ms, slot.first, slot.second) == cuda::kSuccess && between_ms >= 0;
+  if (!good) {
+    row.bracket_flags |= bracket_flag::failed | bracket_flag::untimed;
+    counters.failed.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  row.begin_device_ns = begin;
+  row.end_device_ns = begin + rounded_ns(static_cast<double>(between_ms));
+  g_ends[row.bracket_id % kEndsKept] = {row.end_device_ns, row.bracket_id, row.device_index};
+}
+
+void finish(StreamState& stream, std::uint32_t number, bool events_are_good) noexcept {
+  Slot& slot = slot_at(number);
+  emit(slot.row);
+  if (events_are_good) {
+    give_event(*stream.context, slot.first);
+    give_event(*stream.context, slot.second);
+  }
+  stream.first = slot.next;
+  --g_open;
+  give_slot(number);
+  stream.open.fetch_sub(1, std::memory_order_release);
+}
+
+void fail(StreamState& stream, std::uint32_t number) noexcept {
+  slot_at(number).row.bracket_flags |= bracket_flag::failed | bracket_flag::untimed;
+  counters.failed.fetch_add(1, std::memory_order_relaxed);
+  finish(stream, number, false);
+}
+
+// Events of one stream complete in order, so the first that is not done ends its turn.
+void harvest(StreamState& stream, bool last_chance) noexcept {
+  while (stream.first != kNone) {
+    const std::uint32_t number = stream.first;
+    Slot& slot = slot_at(number);
+    const cuda::Result result = driver.event_query(slot.second != nullptr ? slot.second : slot.first);
+    if (result == cuda::kNotReady) return;
+    count_result(result);
+    if (result != cuda::kSuccess) {
+      if (result == cuda::kInvalidHandle || result == cuda::kContextIsDestroyed || result == cuda::kInvalidContext) {
+        lose_anchor(*stream.context);
+        drop_events(*stream.context);
+      }
+      fail(stream, number);
+      continue;
+    }
+    if (!find_awaited(slot, last_chance)) return;
+    fill_times(slot, *stream.context);
+    finish(stream, number, true);
+  }
+}
+
+void harvest_all(std::int64_t now_ns, bool last_chance) noexcept {
+  bool anchored[kMostContexts] = {};
+  for (std::size_t i = 0; ContextState* context = context_at(i); ++i)
+    anchored[i] = keep_anchored(*context, now_ns, last_chance);
+  for (std::size_t i = 0; i < g_listed_count;) {
+    StreamState& stream = *g_listed[i];
+    const auto context = static_cast<std::size_t>(stream.context - context_at(0));
+    if (anchored[context]) harvest(stream, last_chance);
+    if (stream.first != kNone) {
+      ++i;
+      continue;
+    }
+    stream.listed = false;
+    g_listed[i] = g_listed[--g_listed_count];
+  }
+}
+
+// The device never came to the end of these: rows with host times alone. Their events stay with the driver.
+void give_up_rest() noexcept {
+  for (std::size_t i = 0; i < g_listed_count; ++i) {
+    StreamState& stream = *g_listed[i];
+    while (stream.first != kNone) {
+      slot_at(stream.first).row.bracket_flags |= bracket_flag::untimed;
+      finish(stream, stream.first, false);
+    }
+  }
+  g_listed_count = 0;
+}
+
+void tell_counters(bool last) noexcept {
+  const std::uint64_t thinned = counters.thinned_steps.load(std::memory_order_relaxed);
+  if (thinned != 0 && (last || !g_told_thinned)) {
+    char memory[160];
+    TextBuffer text(memory, sizeof memory);
+    text.add("more than ").add(settings.event_budget).add(" timing events a second (--event-budget): only one of ");
+    text.add(std::int64_t{counters.stride.load(std::memory_order_relaxed)}).add(" steps has them; the count is of steps without");
+    report("event_budget", last ? thinned : 0, text.c_str(), schema::codes::Severity::info);
+    g_told_thinned = true;
+  }
+  const std::uint64_t refused = counters.legacy_refused.load(std::memory_order_relaxed);
+  if (refused != 0 && (last || !g_told_legacy)) {
+    report("legacy_stream_untimed", last ? refused : 0,
+           "brackets on the legacy default stream have no events: a blocking stream exists, which each event would join",
+           schema::codes::Severity::info);
+    g_told_legacy = true;
+  }
+  const std::uint64_t no_slot = counters.no_slot.load(std::memory_order_relaxed);
+  if (no_slot != g_told_no_slot) {
+    report("brackets_full", no_slot - g_told_no_slot, "more brackets were open than there is room for",
+           schema::codes::Severity::data_loss);
+    g_told_no_slot = no_slot;
+  }
+  const std::uint64_t failed = counters.failed.load(std::memory_order_relaxed);
+  if (failed == g_told_failed) return;
+  report("events_failed", failed - g_told_failed, "timing events that the driver refused; these brackets have no device times",
+         schema::codes::Severity::data_loss);
+  g_told_failed = failed;
+}
+
+void write_own_cost() noexcept {
+  char memory[24];
+  TextBuffer digits(memory, sizeof memory);
+  digits.add(clock_ns(CLOCK_THREAD_CPUTIME_ID));
+  emit(schema::Metadata{now_ticks(), intern("harvester_cpu_ns"), intern(digits.text())});
+}
+
+void* thread_main(void*) noexcept {
+  static constexpr char kName[] = "stashtrace gpu";
+  raw::call(SYS_prctl, PR_SET_NAME, raw::address(kName));
+  detail::thread_state.known = true;
+  write_thread_info(schema::codes::ThreadRole::tracer, kName, sizeof kName - 1);
+  cuda::CaptureMode mode = cuda::kCaptureRelaxed;
+  driver.capture_mode(&mode);
+  std::int64_t last_work_ns = clock_ns(CLOCK_MONOTONIC), tell_at_ns = 0;
+  while (g_state.load(std::memory_order_acquire) == kRunning && ready()) {
+    const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
+    accept_submitted();
+    harvest_all(now, false);
+    budget::second_ends();
+    if (g_open != 0) last_work_ns = now;
+    if (now >= tell_at_ns) {
+      tell_counters(false);
+      tell_at_ns = now + kIdleAfterNs;
+    }
+    const std::int64_t pause = g_open != 0 ? kBusyNs : now - last_work_ns < kIdleAfterNs ? kQuietNs : kIdleNs;
+    raw::futex_wait(&g_state, kRunning, pause);
+  }
+  accept_submitted();
+  if (ready()) harvest_all(clock_ns(CLOCK_MONOTONIC), true);
+  give_up_rest();
+  tell_counters(true);
+  write_own_cost();
+  g_state.store(kStopped, std::memory_order_release);
+  raw::futex_wake(&g_state, 1);
+  return nullptr;
+}
+
+// Runs before the driver's own exit handlers, which were registered earlier than ours.
+void at_exit() noexcept { stop(); }
+
+}  // namespace
+
+void start_harvester() noexcept {
+  std::uint32_t none = kNotStarted;
+  if (g_state.load(std::memory_order_relaxed) != kNotStarted ||
+      !g_state.compare_exchange_strong(none, kRunning, std::memory_order_acq_rel))
+    return;
+  const int saved_errno = errno;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  pthread_t thread;
+  int error;
+  {
+    const raw::SignalsBlocked inherited_by_the_thread;
+    error = pthread_create(&thread, &attributes, &thread_main, nullptr);
+  }
+  pthread_attr_destroy(&attributes);
+  if (error != 0) {
+    g_state.store(kRefused, std::memory_order_release);
+    turn_off();
+    report("no_harvester", 0, "no thread could be made to read timing events: nothing of devices is recorded",
+           schema::codes::Severity::error);
+  } else {
+    std::atexit(&at_exit);
+  }
+  errno = saved_errno;
+}
+
+void stop_harvester() noexcept {
+  std::uint32_t running = kRunning;
+  if (!g_state.compare_exchange_strong(running, kStopping, std::memory_order_acq_rel) && running != kStopping) return;
+  raw::futex_wake(&g_state, 1);
+  const std::int64_t until = clock_ns(CLOCK_MONOTONIC) + kStopNs;
+  for (std::int64_t now = until - kStopNs; now < until; now = clock_ns(CLOCK_MONOTONIC)) {
+    if (g_state.load(std::memory_order_acquire) == kStopped) return;
+    raw::futex_wait(&g_state, kStopping, until - now);
+  }
+}
+
+}  // namespace stashtrace::device

@@ -1,0 +1,299 @@
+// Implementation of streams.h. SPDX-License-Identifier: Apache-2.0
+#include "device/streams.h"
+
+#include <cstring>
+#include <string_view>
+
+#include "core/futex_lock.h"
+#include "core/raw_syscall.h"
+#include "core/string_table.h"
+#include "core/text_buffer.h"
+#include "device/driver.h"
+#include "runtime/emit.h"
+
+namespace stashtrace::device {
+
+namespace {
+
+constexpr std::uint64_t kGone = 1;
+constexpr std::size_t kMostProbes = 64;
+
+constinit StreamState g_streams[kMostStreams]{};
+constinit ContextState g_contexts[kMostContexts]{};
+constinit std::atomic<std::uint64_t> g_next_key{1};
+constinit std::atomic<int> g_blocking{0};
+constinit std::atomic<bool> g_told_full{false};
+constinit FutexLock g_lock;
+constinit thread_local std::uint32_t t_tid = 0;
+
+std::size_t hash_of(std::uint64_t key) noexcept { return (key * 0x9E3779B97F4A7C15ULL) >> 40; }
+
+cuda::Stream normal(cuda::Stream stream) noexcept {
+  return stream == nullptr ? reinterpret_cast<cuda::Stream>(cuda::kLegacyStream) : stream;
+}
+
+bool is_handle(cuda::Stream stream, std::uintptr_t handle) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream) == handle;
+}
+
+// Default streams exist once per context, or per context and thread; their keys are odd, handles never are.
+std::uint64_t look_up_key(cuda::Stream stream, cuda::Context& context) noexcept {
+  if (!is_handle(stream, cuda::kLegacyStream) && !is_handle(stream, cuda::kPerThreadStream))
+    return reinterpret_cast<std::uint64_t>(stream);
+  if (driver.context_current(&context) != cuda::kSuccess || context == nullptr) return 0;
+  const std::uint64_t key = reinterpret_cast<std::uint64_t>(context);
+  if (is_handle(stream, cuda::kLegacyStream)) return key | 1;
+  if (t_tid == 0) t_tid = static_cast<std::uint32_t>(raw::gettid());
+  return (key ^ std::uint64_t{t_tid} << 44) | 3;
+}
+
+StreamState* look_up(std::uint64_t key) noexcept {
+  const std::size_t start = hash_of(key);
+  for (std::size_t i = 0; i < kMostProbes; ++i) {
+    StreamState& stream = g_streams[(start + i) % kMostStreams];
+    const std::uint64_t there = stream.look_up.load(std::memory_order_acquire);
+    if (there == key) return &stream;
+    if (there == 0) return nullptr;
+  }
+  return nullptr;
+}
+
+std::uint32_t uuid_text(cuda::Device device) noexcept {
+  cuda::Uuid uuid{};
+  if (driver.device_uuid == nullptr || driver.device_uuid(&uuid, device) != cuda::kSuccess) return 0;
+  char memory[48];
+  TextBuffer text(memory, sizeof memory);
+  text.add("GPU-");
+  for (int i = 0; i < 16; ++i) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    const char pair[] = {kDigits[uuid.bytes[i] >> 4], kDigits[uuid.bytes[i] & 15]};
+    if (i == 4 || i == 6 || i == 8 || i == 10) text.add("-");
+    text.add(std::string_view(pair, 2));
+  }
+  return intern(text.text());
+}
+
+int attribute(int which, cuda::Device device, int otherwise) noexcept {
+  int value = otherwise;
+  if (driver.device_attribute == nullptr || driver.device_attribute(&value, which, device) != cuda::kSuccess)
+    return otherwise;
+  return value;
+}
+
+void write_device(cuda::Device device) noexcept {
+  char name[128] = {}, bus[32] = {};
+  std::size_t bytes = 0;
+  int version = 0;
+  const bool named = driver.device_name != nullptr && driver.device_name(name, sizeof name - 1, device) == 0;
+  const bool placed = driver.device_bus != nullptr && driver.device_bus(bus, sizeof bus - 1, device) == 0;
+  const bool sized = driver.device_memory != nullptr && driver.device_memory(&bytes, device) == 0;
+  driver.driver_version(&version);
+  emit(schema::DeviceInfo{
+      .ticks = now_ticks(),
+      .memory_bytes = sized ? static_cast<std::int64_t>(bytes) : -1,
+      .uuid_id = uuid_text(device),
+      .name_id = named ? intern(name) : 0,
+      .bus_id = placed ? intern(bus) : 0,
+      .device_index = device,
+      .multiprocessors_count = attribute(cuda::kMultiprocessorCount, device, -1),
+      .capability_code = 10 * attribute(cuda::kCapabilityMajor, device, 0) + attribute(cuda::kCapabilityMinor, device, 0),
+      .driver_code = version,
+      .reserved_flags = 0});
+}
+
+void write_stream(const StreamState& stream) noexcept {
+  const bool compute = stream.carries_compute.load(std::memory_order_relaxed);
+  emit(schema::StreamInfo{
+      .ticks = now_ticks(),
+      .stream_key = stream.stream_key,
+      .handle_key = stream.handle_key,
+      .device_index = stream.context->device,
+      .priority_index = stream.priority,
+      .name_id = 0,
+      .stream_flags = static_cast<std::uint16_t>(
+          stream.flags | (compute ? schema::codes::StreamFlag::carries_compute : 0)),
+      .reserved_flags = 0});
+}
+
+// What the driver says of a stream that is new to us.
+struct Seen {
+  ContextState* context = nullptr;
+  unsigned long long driver_id = 0;
+  std::int32_t priority = 0;
+  std::uint16_t flags = 0;
+};
+
+bool ask_driver(cuda::Stream handle, cuda::Context context, Seen& seen) noexcept {
+  const RelaxedCapture relaxed;
+  if (context == nullptr && driver.stream_context(handle, &context) != cuda::kSuccess) return false;
+  seen.context = find_context(context);
+  if (seen.context == nullptr) return false;
+  if (is_handle(handle, cuda::kLegacyStream)) {
+    seen.flags = schema::codes::StreamFlag::legacy;
+    return true;
+  }
+  if (is_handle(handle, cuda::kPerThreadStream)) {
+    seen.flags = schema::codes::StreamFlag::per_thread;
+    return true;
+  }
+  unsigned flags = 0;
+  if (driver.stream_flags(handle, &flags) == cuda::kSuccess && (flags & cuda::kStreamNonBlocking) != 0)
+    seen.flags = schema::codes::StreamFlag::non_blocking;
+  if (driver.stream_priority != nullptr) driver.stream_priority(handle, &seen.priority);
+  if (driver.stream_id != nullptr && driver.stream_id(handle, &seen.driver_id) != cuda::kSuccess) seen.driver_id = 0;
+  return true;
+}
+
+StreamState* free_place(std::uint64_t key) noexcept {
+  const std::size_t start = hash_of(key);
+  for (std::size_t i = 0; i < kMostProbes; ++i) {
+    StreamState& stream = g_streams[(start + i) % kMostStreams];
+    const std::uint64_t there = stream.look_up.load(std::memory_order_acquire);
+    if (there == 0 || (there == kGone && stream.open.load(std::memory_order_acquire) == 0)) return &stream;
+  }
+  return nullptr;
+}
+
+void lay_down(StreamState& stream, cuda::Stream handle, const Seen& seen, std::uint64_t key) noexcept {
+  stream.handle = handle;
+  stream.stream_key = g_next_key.fetch_add(1, std::memory_order_relaxed);
+  stream.handle_key = reinterpret_cast<std::uint64_t>(handle);
+  stream.driver_id = seen.driver_id;
+  stream.context = seen.context;
+  stream.priority = seen.priority;
+  stream.flags = seen.flags;
+  stream.carries_compute.store(false, std::memory_order_relaxed);
+  const bool blocks = seen.flags == 0 || seen.flags == schema::codes::StreamFlag::per_thread;
+  stream.blocking.store(blocks, std::memory_order_relaxed);
+  if (blocks) g_blocking.fetch_add(1, std::memory_order_relaxed);
+  stream.last.store(0, std::memory_order_relaxed);
+  stream.look_up.store(key, std::memory_order_release);
+}
+
+void retire(StreamState& stream) noexcept {
+  if (stream.blocking.exchange(false, std::memory_order_relaxed)) g_blocking.fetch_sub(1, std::memory_order_relaxed);
+  stream.look_up.store(kGone, std::memory_order_release);
+}
+
+StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context) noexcept {
+  Seen seen;
+  if (!ask_driver(handle, context, seen)) return nullptr;
+  StreamState* stream = nullptr;
+  bool fresh = false;
+  {
+    const raw::SignalsBlocked quiet;
+    g_lock.lock();
+    stream = look_up(key);
+    if (stream == nullptr && (stream = free_place(key)) != nullptr) {
+      lay_down(*stream, handle, seen, key);
+      fresh = true;
+    }
+    g_lock.unlock();
+  }
+  if (fresh) write_stream(*stream);
+  if (stream == nullptr && !g_told_full.exchange(true))
+    report("too_many_streams", 1, "streams that found no place in the table are not recorded",
+           schema::codes::Severity::data_loss);
+  return stream;
+}
+
+}  // namespace
+
+bool is_legacy(const StreamState& stream) noexcept { return is_handle(stream.handle, cuda::kLegacyStream); }
+StreamState& stream_at(std::size_t i) noexcept { return g_streams[i]; }
+bool blocking_stream_exists() noexcept { return g_blocking.load(std::memory_order_relaxed) > 0; }
+
+StreamState* find_known_stream(cuda::Stream stream) noexcept {
+  cuda::Context context = nullptr;
+  const std::uint64_t key = look_up_key(normal(stream), context);
+  return key == 0 ? nullptr : look_up(key);
+}
+
+StreamState* find_stream(cuda::Stream stream) noexcept {
+  const cuda::Stream handle = normal(stream);
+  cuda::Context context = nullptr;
+  const std::uint64_t key = look_up_key(handle, context);
+  if (key == 0) return nullptr;
+  StreamState* known = look_up(key);
+  if (known == nullptr) return meet(handle, key, context);
+  // Where destruction is not seen (a static runtime) the driver's own number tells a reused handle.
+  unsigned long long id = 0;
+  if (known->driver_id == 0 || driver.stream_id(handle, &id) != cuda::kSuccess || id == known->driver_id) return known;
+  forget_stream(stream);
+  return meet(handle, key, context);
+}
+
+void forget_stream(cuda::Stream stream) noexcept {
+  const raw::SignalsBlocked quiet;
+  g_lock.lock();
+  if (StreamState* known = look_up(reinterpret_cast<std::uint64_t>(stream))) retire(*known);
+  g_lock.unlock();
+}
+
+void set_carries_compute(StreamState& stream) noexcept {
+  if (stream.carries_compute.load(std::memory_order_relaxed)) return;
+  if (!stream.carries_compute.exchange(true, std::memory_order_relaxed)) write_stream(stream);
+}
+
+ContextState* context_at(std::size_t i) noexcept {
+  if (i >= kMostContexts || g_contexts[i].context.load(std::memory_order_acquire) == nullptr) return nullptr;
+  return &g_contexts[i];
+}
+
+ContextState* find_context(cuda::Context context) noexcept {
+  if (context == nullptr) return nullptr;
+  for (std::size_t i = 0; ContextState* known = context_at(i); ++i)
+    if (known->context.load(std::memory_order_relaxed) == context) return known;
+  cuda::Device device = -1;
+  {
+    const CurrentContext current(context);
+    if (!current || driver.context_device(&device) != cuda::kSuccess) return nullptr;
+  }
+  ContextState* found = nullptr;
+  bool new_device = true;
+  {
+    const raw::SignalsBlocked quiet;
+    g_lock.lock();
+    for (auto& state : g_contexts) {
+      const cuda::Context there = state.context.load(std::memory_order_relaxed);
+      if (there == context) {
+        found = &state;
+        new_device = false;
+        break;
+      }
+      if (there == nullptr) {
+        state.device = device;
+        state.context.store(context, std::memory_order_release);
+        found = &state;
+        break;
+      }
+      if (state.device == device) new_device = false;
+    }
+    g_lock.unlock();
+  }
+  if (found != nullptr && new_device) write_device(device);
+  return found;
+}
+
+cuda::Event take_event(ContextState& context) noexcept {
+  cuda::Event event = nullptr;
+  if (context.events.pop(event)) return event;
+  const RelaxedCapture relaxed;
+  const CurrentContext current(context.context.load(std::memory_order_relaxed));
+  const cuda::Result result = current ? driver.event_create(&event, cuda::kEventDefault) : cuda::kInvalidContext;
+  count_result(result);
+  return result == cuda::kSuccess ? event : nullptr;
+}
+
+// When the pool is full the event stays with the driver: destroying one has been seen to wait for the device.
+void give_event(ContextState& context, cuda::Event event) noexcept {
+  if (event != nullptr) context.events.push(event);
+}
+
+void drop_events(ContextState& context) noexcept {
+  cuda::Event event = nullptr;
+  while (context.events.pop(event)) {
+  }
+}
+
+}  // namespace stashtrace::device

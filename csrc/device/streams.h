@@ -1,0 +1,88 @@
+// Contexts and streams that were seen. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: timeline.cpp (job threads), the harvester. Looking a stream up takes no lock; the first sight of one
+// asks the driver, then takes a lock around the table alone. Entries of streams that are gone are reused when their last bracket is
+// harvested; stream keys never are.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "abi/cuda_abi.h"
+#include "device/queue.h"
+
+namespace stashtrace::device {
+
+#pragma GCC visibility push(hidden)
+
+inline constexpr std::size_t kMostContexts = 32;
+inline constexpr std::size_t kMostStreams = 2048;
+inline constexpr std::uint32_t kNone = 0;  // of slot numbers, which begin at 1
+
+struct ContextState {
+  std::atomic<cuda::Context> context;  // null: free
+  std::int32_t device;
+  BoundedQueue<cuda::Event, 16384> events;
+  std::atomic<std::uint32_t> brackets;     // begun with events since the last anchor: no anchors without
+  std::atomic<cuda::Function> timer_kernel;  // set last: reads %globaltimer into timer_host
+  volatile std::uint64_t* timer_host;
+  cuda::DevicePointer timer_device;
+
+  // Harvester alone
+  cuda::Stream private_stream;
+  cuda::Event anchor;
+  std::int64_t anchor_ns;        // device time of `anchor`
+  std::int64_t anchored_at_ns;   // host, CLOCK_MONOTONIC; 0: never
+  std::int64_t retry_at_ns;
+  bool timer_in_flight;
+};
+
+struct StreamState {
+  std::atomic<std::uint64_t> look_up;  // what it is found by; 0: never used, 1: gone
+  cuda::Stream handle;                 // as the driver is told, default streams by their own handles
+  std::uint64_t stream_key;
+  std::uint64_t handle_key;
+  unsigned long long driver_id;        // of this life of the handle, 0 if the driver cannot tell
+  ContextState* context;
+  std::int32_t priority;
+  std::uint16_t flags;
+  std::atomic<bool> carries_compute;
+  std::atomic<bool> blocking;          // joins the legacy stream
+  std::atomic<std::uint64_t> last;     // LastWork, packed
+  std::atomic<std::uint32_t> open;     // brackets not harvested yet
+
+  // Harvester alone: brackets in the order in which their last events were recorded
+  std::uint32_t first, end;
+  bool listed;
+};
+
+// What is known of the last work on a stream, in one word.
+struct LastWork {
+  std::uint32_t bracket_id = 0;
+  std::uint16_t awaited = 0;
+  bool by_wait = false;  // inherited from an event that the stream waited for
+  std::uint64_t packed() const noexcept {
+    return std::uint64_t{bracket_id} << 32 | std::uint64_t{by_wait} << 16 | awaited;
+  }
+  static LastWork of(std::uint64_t word) noexcept {
+    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint16_t>(word), (word >> 16 & 1) != 0};
+  }
+};
+
+bool is_legacy(const StreamState& stream) noexcept;
+StreamState* find_stream(cuda::Stream stream) noexcept;     // null: no context, no room, or the driver refused
+StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking the driver for more than the context
+StreamState& stream_at(std::size_t i) noexcept;
+void forget_stream(cuda::Stream stream) noexcept;
+void set_carries_compute(StreamState& stream) noexcept;
+bool blocking_stream_exists() noexcept;
+
+ContextState* find_context(cuda::Context context) noexcept;
+ContextState* context_at(std::size_t i) noexcept;  // null past the last
+cuda::Event take_event(ContextState& context) noexcept;  // null if the driver gives none
+void give_event(ContextState& context, cuda::Event event) noexcept;
+void drop_events(ContextState& context) noexcept;  // the context was reset: their handles mean nothing now
+
+#pragma GCC visibility pop
+
+}  // namespace stashtrace::device
