@@ -24,7 +24,7 @@ def _tool(name: str) -> str:
 
 
 class CMakeBuild(build_ext):  # type: ignore[misc]
-    """Configure and build `_native` and `libstashtrace.so` straight into the package folder."""
+    """Configure and build `_native` and the shared libraries straight into the package folder."""
 
     def run(self) -> None:
         try:
@@ -50,7 +50,8 @@ class CMakeBuild(build_ext):  # type: ignore[misc]
         subprocess.run([_tool("cmake"), "--build", str(work), "-j", jobs], check=True)
 
     def _built(self) -> list[Path]:
-        return [Path("stashtrace") / Path(self.get_ext_filename("_native")).name, Path("stashtrace/libstashtrace.so")]
+        libraries = ("libstashtrace.so", "libstashtrace_lookup.so")
+        return [Path("stashtrace") / name for name in (Path(self.get_ext_filename("_native")).name, *libraries)]
 
     def get_outputs(self) -> list[str]:
         return [str(Path(self.build_lib) / path) for path in self._built()]

@@ -7,6 +7,7 @@
 #define STASHTRACE_BINDERS(BINDER) \
   BINDER(bind_schema)              \
   BINDER(bind_runtime)             \
+  BINDER(bind_device)              \
   BINDER(bind_intervals)           \
   BINDER(bind_perfetto)            \
   BINDER(bind_codec)               \

@@ -5,7 +5,7 @@
 
 #include "abi/dynlib.h"
 #include "core/config.h"
-#include "core/raw_syscall.h"
+#include "device/timeline.h"
 #include "runtime/emit.h"
 #include "runtime/runtime.h"
 
@@ -63,6 +63,7 @@ bool resolve_driver(bool may_load) noexcept {
   Access unknown = Access::unknown;
   if (!access_state.compare_exchange_strong(unknown, Access::resolving, std::memory_order_acq_rel))
     return unknown == Access::ready;  // while another thread resolves, this call goes unrecorded
+  const Inside ours;  // the look-up hook must not answer with our own functions
   const Dynlib library = may_load ? Dynlib::load(kNames, 2) : Dynlib::loaded(kNames, 2);
   if (!library) {
     if (may_load)

@@ -3,6 +3,7 @@
 
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
+#include "device/timeline.h"
 #include "runtime/emit.h"
 #include "runtime/runtime.h"
 #include "runtime/thread_clock.h"
@@ -87,5 +88,27 @@ void stashtrace_config(stashtrace_config_t* out) noexcept {
 }
 
 const char* stashtrace_stash_path() noexcept { return runtime().stash_path(); }
+
+int stashtrace_device_active() noexcept { return recording() && device::available(); }
+
+uint64_t stashtrace_device_bracket_begin(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept {
+  if (!device::available()) return 0;
+  const device::Inside inside;
+  const device::Begin begin = device::bracket_begin(static_cast<std::uint16_t>(kind),
+                                                    reinterpret_cast<device::Stream>(stream), correlation, 0);
+  return std::uint64_t{begin.bracket_id} << 32 | begin.slot;
+}
+
+void stashtrace_device_bracket_end(uint64_t token, uint64_t correlation) noexcept {
+  const device::Inside inside;
+  device::bracket_end({static_cast<std::uint32_t>(token >> 32), static_cast<std::uint32_t>(token)},
+                      {.has_correlation = true, .correlation = correlation});
+}
+
+void stashtrace_device_mark(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept {
+  if (!device::available()) return;
+  const device::Inside inside;
+  device::mark(static_cast<std::uint16_t>(kind), reinterpret_cast<device::Stream>(stream), correlation);
+}
 
 }  // extern "C"

@@ -57,9 +57,18 @@ STASHTRACE_API void stashtrace_report_loss(uint32_t collector_code, const char* 
 STASHTRACE_API void stashtrace_stats(stashtrace_stats_t* out) noexcept;
 STASHTRACE_API void stashtrace_config(stashtrace_config_t* out) noexcept;
 STASHTRACE_API const char* stashtrace_stash_path() noexcept;  // "" before the first record
+// Timing events around what the probes see, on a stream of this thread's context. Nothing happens without a device.
+STASHTRACE_API int stashtrace_device_active() noexcept;
+STASHTRACE_API uint64_t stashtrace_device_bracket_begin(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept;
+STASHTRACE_API void stashtrace_device_bracket_end(uint64_t token, uint64_t correlation) noexcept;
+STASHTRACE_API void stashtrace_device_mark(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept;
 
 // Deep mode (collectors/cupti). The probes tell how many steps have ended, at each step and before its first forward.
 STASHTRACE_API void stashtrace_kernels_step(uint64_t step) noexcept;
 STASHTRACE_API void stashtrace_kernels_step_aside(const char* who) noexcept;  // another profiler is about to start
+
+// libstashtrace_lookup.so asks: the function to give for a name of CUDA's driver, `real` itself unless
+// STASHTRACE_LOOKUP_HOOK=1. collectors/cuda/hooks_driver.cpp.
+STASHTRACE_API void* stashtrace_lookup(const char* name, void* real) noexcept;
 
 }  // extern "C"

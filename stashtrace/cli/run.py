@@ -43,6 +43,14 @@ def parser() -> Parser:
         help=f"steps A to B-1 of deep mode (default: {KERNEL_STEPS}); the step before A is slow; turns --kernels on",
     )  # fmt: skip
     parser.add_argument(
+        "--event-budget", metavar="N", type=int,
+        help="timing events on devices per second; above it whole steps go without, 0: no limit (default: 10000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lookup-hook", action="store_true",
+        help="also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
     parser.add_argument(
@@ -66,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
         nvml_links=arguments.nvml_links,
         kernels=arguments.kernels,
         kernels_steps=arguments.kernels_steps,
+        event_budget=arguments.event_budget,
+        lookup_hook=arguments.lookup_hook,
         grace_s=arguments.grace,
         version=_version(),
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {_processes(pids)} of the job that still run"),
@@ -102,7 +112,7 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
     if "--" in argv:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
-    takes_value = {"--out", "--steps", "--kernels-steps", "--collectors", "--nvml-hz", "--grace"}
+    takes_value = {"--out", "--steps", "--kernels-steps", "--collectors", "--nvml-hz", "--event-budget", "--grace"}
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 2 if argv[at] in takes_value else 1

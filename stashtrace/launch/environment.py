@@ -19,6 +19,7 @@ COLLECTORS = (
     "posix_io",
     "waits",
     "proc",
+    "cuda",
     "nvml",
     "torch_dataloader",
     "torch_step",
@@ -31,6 +32,8 @@ KERNEL_COLLECTOR = "cupti"
 KERNEL_STEPS = "10:13"
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
+#: Preloaded beside it with ``--lookup-hook`` alone: stands in front of dlsym.
+LOOKUP_LIBRARY = "libstashtrace_lookup.so"
 _MOST_NVML_HZ = 1000
 INJECT_PATH = _PACKAGE / "probes" / "inject"
 
@@ -50,6 +53,8 @@ def traced_environment(
     log_level: str | None = None,
     kernels: bool | str = False,
     kernels_steps: str | None = None,
+    event_budget: int | None = None,
+    lookup_hook: bool = False,
     library: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
@@ -75,6 +80,10 @@ def traced_environment(
         Deep mode; "graphs": one row per graph launch in place of its kernels.
     kernels_steps : str, optional
         ``"A:B"``: steps of deep mode, :data:`KERNEL_STEPS` by default; turns it on.
+    event_budget : int, optional
+        STASHTRACE_EVENT_BUDGET: timing events per second above which whole steps go without.
+    lookup_hook : bool
+        Also see CUDA calls of programs that look the driver up by themselves (CuPy, Triton, JAX).
     library : path, optional
         Runtime library to preload, the package's own by default.
 
@@ -85,12 +94,20 @@ def traced_environment(
     Raises
     ------
     UsageError
-        If a collector is unknown, ``steps`` is not a range or ``nvml_hz`` not possible.
+        If a collector is unknown, ``steps`` is not a range, ``nvml_hz`` or ``event_budget`` not possible.
     CaptureError
         If the library is missing, or lies where LD_PRELOAD cannot name it.
     """
     environment = dict(base)
-    environment["LD_PRELOAD"] = _prepend(_library_path(library), base.get("LD_PRELOAD", "").replace(" ", ":"))
+    preload = _library_path(library)
+    environment["LD_PRELOAD"] = _prepend(preload, base.get("LD_PRELOAD", "").replace(" ", ":"))
+    environment.pop("STASHTRACE_LOOKUP_HOOK", None)
+    if lookup_hook:
+        lookup = _library_path(Path(preload).with_name(LOOKUP_LIBRARY))
+        environment["LD_PRELOAD"] = _prepend(preload, _prepend(lookup, environment["LD_PRELOAD"]))
+        environment["STASHTRACE_LOOKUP_HOOK"] = "1"
+    if event_budget is not None and event_budget < 0:
+        raise UsageError(f"{event_budget} timing events a second are out of range", hint="--event-budget 0: no limit")
     environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
     environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
     environment["STASHTRACE_RUN_ID"] = run_id
@@ -110,6 +127,7 @@ def traced_environment(
         ("STASHTRACE_SAMPLE_MS", sample_ms),
         ("STASHTRACE_NVML_HZ", nvml_hz),
         ("STASHTRACE_NVML_LINKS", 1 if nvml_links else None),
+        ("STASHTRACE_EVENT_BUDGET", event_budget),
         ("STASHTRACE_DRAINER", drainer),
         ("STASHTRACE_LOG", log_level),
     ):

@@ -85,6 +85,8 @@ def run_command(
     nvml_links: bool = False,
     kernels: bool | str = False,
     kernels_steps: str | None = None,
+    event_budget: int | None = None,
+    lookup_hook: bool = False,
     grace_s: float = 10.0,
     version: str = "",
     library: str | None = None,
@@ -98,7 +100,7 @@ def run_command(
         Program and its arguments.
     out : str, optional
         Run directory.
-    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps : optional
+    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook : optional
         As in :func:`traced_environment`.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
@@ -121,7 +123,8 @@ def run_command(
     # Refuses unknown collectors and a missing library before a directory is made.
     traced = functools.partial(
         traced_environment, run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
-        nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps, library=library,
+        nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
+        event_budget=event_budget, lookup_hook=lookup_hook, library=library,
     )  # fmt: skip
     traced({}, run_dir=".")
     directory = prepare_directory(out)

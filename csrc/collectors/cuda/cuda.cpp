@@ -35,6 +35,8 @@ constinit Cuda g_room;
 
 }  // namespace
 
+bool lookup_hook_is_on() noexcept { return room_is_on && g_context->config().lookup_hook; }
+
 bool is_slow(std::uint64_t ticks) noexcept {
   std::uint64_t slow = g_slow_ticks.load(std::memory_order_relaxed);
   if (slow == 0) {

@@ -10,3 +10,9 @@ namespace stashtrace::rooms {
 Collector& cuda() noexcept;
 
 }  // namespace stashtrace::rooms
+
+namespace stashtrace::cuda {
+
+bool lookup_hook_is_on() noexcept;  // STASHTRACE_LOOKUP_HOOK=1, in a process that is recorded
+
+}  // namespace stashtrace::cuda
