@@ -60,6 +60,7 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     known = (begin >= 0) & (end >= begin)
     clock = np.where(source == CollectiveSource.PLUGIN, int(DeviceClock.GLOBALTIMER), int(DeviceClock.EVENT))
     given = known | (source != CollectiveSource.HOST) | (table["stream_track_id"] >= 0)
+    given |= np.isin(table["group_hash"], trace.groups["group_hash"][_on_nccl(trace)])
     from_kernel = _from_kernels(trace, begin, end, ~known)
     clock[from_kernel] = int(DeviceClock.CUPTI)
     given |= from_kernel
@@ -75,8 +76,20 @@ def on_devices(trace: Trace) -> DeviceCollectives:
         call_ns=seen, return_ns=seen, begin_ns=np.full(len(table), -1), end_ns=np.where(timed, end, table["end_ns"])
     )
     error = _clock_errors(trace, clock, timed)
-    matched = match(trace.replace(collectives=replaced), error if timed.any() else None)
+    waits = trace.collective_waits
+    key = waits["collective_key"]
+    # Work.wait of a device returns once a stream waits: it says nothing of the end.
+    on_device = np.append(given, False)[np.where((key >= 0) & (key < len(table)), key, len(table))]
+    waits = waits.replace(collective_key=np.where(on_device, -1, key))
+    matched = match(trace.replace(collectives=replaced, collective_waits=waits), error if timed.any() else None)
     return DeviceCollectives(begin, end, enter, given, timed, _network(trace), matched)
+
+
+def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Rows of ``groups`` whose backend is NCCL alone."""
+    codes = trace.groups["backend_code"]
+    nccl = [code for code in np.unique(codes).tolist() if trace.text(code) == "nccl"]
+    return np.isin(codes, nccl)
 
 
 def _from_kernels(

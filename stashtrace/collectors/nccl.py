@@ -170,7 +170,8 @@ def _number(
     """
     hashes, comm = np.unique(timed.group_hash, return_inverse=True)
     comm = comm.astype(np.int64)
-    message = np.isin(timed.op, _MESSAGES)
+    # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
+    message = np.isin(timed.op, (*_MESSAGES, CollectiveOp.OTHER))
     order = np.lexsort((timed.call_ns, timed.sequence, comm))
     before: Int64 = np.cumsum(message[order]) - message[order]
     first = np.searchsorted(comm[order], comm[order])
@@ -178,15 +179,16 @@ def _number(
     sequence[order] -= before - before[first]
 
     # Lanes: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
-    # from 3 on the pairs of ranks that exchange messages.
+    # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     own = np.array([groups[h]["rank"] for h in hashes.tolist()], dtype=np.int64)[comm]
     has_calls = np.zeros(len(hashes), dtype=bool)
     has_calls[comm[timed.called]] = True
     replayed = (timed.flags & NcclFlag.REPLAYED) != 0
-    pair = message & timed.called & (own >= 0) & (timed.peer >= 0)
+    pair = np.isin(timed.op, _MESSAGES) & timed.called & (own >= 0) & (timed.peer >= 0)
     sends = timed.op == CollectiveOp.SEND
     source, target = np.where(sends, own, timed.peer), np.where(sends, timed.peer, own)
-    lane = np.where(pair, 3 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
+    lane = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
+    lane = np.where(timed.called & (timed.op == CollectiveOp.OTHER), 3, lane)
     lane = np.where(~timed.called & ~replayed & (has_calls[comm] | message), 2, lane)
     peer = np.where(pair, sends.astype(np.int64), timed.peer)
 
@@ -202,8 +204,8 @@ def _number(
     for at, row in enumerate(example.tolist()):
         base, number = int(group[row]), int(lane[row])
         if number:
-            ends = (int(source[row]), int(target[row])) if number >= 3 else ()
-            kind = "messages" if number >= 3 else "graph replays" if number == 1 else "calls unseen"
+            ends = (int(source[row]), int(target[row])) if number > 3 else ()
+            kind = ("", "graph replays", "calls unseen", "one-sided", "messages")[min(number, 4)]
             value = lane_hash(base, kind, *ends)
             context.lanes[value] = Lane(base, kind, ends)
             named[at] = value

@@ -89,6 +89,10 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     # The kernel cannot start before the call that launches it has come that far: a lower bound of the entry.
     entered = np.minimum(np.maximum(events_begin, return_ns), events_end)
     begin = np.where(by_plugin, plugin.begin_ns, np.where(events_begin >= 0, entered, -1))
+    # Who timed it, or for an untimed one who saw it.
+    source = joined(calls["source_code"], CollectiveSource.PLUGIN)
+    source[(begin >= 0) & ~by_plugin] = int(CollectiveSource.EVENTS)
+    source[by_plugin] = int(CollectiveSource.PLUGIN)
     return Timed(
         call_ns=call_ns,
         return_ns=return_ns,
@@ -103,7 +107,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
         status=joined(calls["status_code"], 0),
         batch_id=joined(calls["batch_id"], 0),
         called=np.arange(count) < len(calls),
-        source=np.where(by_plugin | (np.arange(count) >= len(calls)), CollectiveSource.PLUGIN, CollectiveSource.EVENTS),
+        source=np.maximum(source, int(CollectiveSource.EVENTS)),
         device_begin_ns=begin,
         device_end_ns=np.where(by_plugin, plugin.end_ns, events_end),
         algorithm_id=plugin.algorithm_id,

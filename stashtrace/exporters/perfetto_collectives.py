@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.analysis.matching import match
+from stashtrace.analysis.device_matching import DeviceCollectives, on_devices
 from stashtrace.analysis.timeset import NEVER
 from stashtrace.exporters.perfetto_layers import NO_VALUE, OPS, Order
 from stashtrace.exporters.perfetto_rows import TraceRows
 from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource
+from stashtrace.model.kinds import CollectiveOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -50,12 +50,13 @@ def collective_layer(
     And per row of the table the number of the arrow from its call: 0 if it is not on a device or not shown, -1 if it is
     shown without an arrow.
     """
-    trace = _as_entered(rows.trace)
-    whole = trace.collectives
-    launches = np.zeros(len(whole), dtype=np.int64)
-    if not len(whole):
+    launches = np.zeros(len(rows.trace.collectives), dtype=np.int64)
+    if not len(launches):
         return [], launches
-    matched = match(trace)  # over all ranks, also those that are not written
+    seen = on_devices(rows.trace)  # over all ranks, also those that are not written
+    matched = seen.matched
+    trace = _as_entered(rows.trace, seen)
+    whole = trace.collectives
     end = _ends(trace, whole, matched.end_ns)
     last, late = matched.last_enter_ns, matched.last_rank
     keep = np.isin(whole["rank"], list(places))
@@ -65,12 +66,12 @@ def collective_layer(
     if not len(table):
         return [], launches
     timed = table["device_begin_ns"] >= 0
-    untimed = (table["source_code"] != CollectiveSource.HOST) & ~timed
+    untimed = seen.given[keep] & ~timed
     # Called, but when it ran is not known: nobody waited or moved bytes in what is drawn.
     end = np.where(untimed, np.maximum(table["return_ns"], table["call_ns"]), end)
     last = np.where(untimed, end, last)
     late = np.where(untimed, -1, late)
-    track = _place(trace, tree, places, table, end)
+    track = _place(trace, tree, places, table, end, untimed | timed)
 
     call = table["call_ns"]
     begins = np.clip(last, call, end)
@@ -89,7 +90,8 @@ def collective_layer(
         Texts(["", "failed", "end seen late", "end not seen"]),
     )
     operation.texts["timed_by"] = (
-        np.where(timed, table["source_code"], np.where(untimed, 0, -1)), Texts(["nothing", "events", "plugin"])
+        np.where(timed, np.where(table["source_code"] > 0, table["source_code"], 3), np.where(untimed, 0, -1)),
+        Texts(["nothing", "events", "plugin", "kernels"]),
     )  # fmt: skip
     _add_details(rows, operation, np.flatnonzero(keep))
     launched = np.flatnonzero(timed & (table["return_ns"] >= 0))
@@ -110,14 +112,14 @@ def collective_layer(
     return [piece.slices(piece.key) for piece in (operation, wait, transfer) if len(piece)], launches
 
 
-def _as_entered(trace: Trace) -> Trace:
+def _as_entered(trace: Trace, seen: DeviceCollectives) -> Trace:
     """The trace with the collectives of devices called when the device entered them: it runs behind the host."""
     table = trace.collectives
-    timed = table["device_begin_ns"] >= 0
-    if not timed.any():
+    if not seen.timed.any():
         return trace
+    call = np.where(seen.timed, seen.enter_ns, table["call_ns"])
     return trace.replace(
-        collectives=table.replace(call_ns=np.where(timed, table["device_begin_ns"], table["call_ns"]))
+        collectives=table.replace(call_ns=call, device_begin_ns=seen.begin_ns, device_end_ns=seen.end_ns)
     )
 
 
@@ -146,12 +148,19 @@ def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:
     return np.where(resolved_ns == NEVER, alive, np.maximum(resolved_ns, table["call_ns"]))
 
 
-def _place(trace: Trace, tree: TrackTree, places: Mapping[int, Places], table: Table, end: Ints) -> Ints:
+def _place(
+    trace: Trace,
+    tree: TrackTree,
+    places: Mapping[int, Places],
+    table: Table,
+    end: Ints,
+    on_device: npt.NDArray[np.bool_],
+) -> Ints:
     """Track of each row: below its rank or its device, one line per communicator."""
     groups = {(g["rank"], g["group_hash"]): g for g in trace.groups.rows()}
     hashes, communicator = np.unique(table["group_hash"], return_inverse=True)
     track = np.empty(len(table), dtype=np.int64)
-    below = _parents(trace, places, table)
+    below = _parents(trace, places, table, on_device)
     for parent, rank in sorted(set(zip(below.tolist(), table["rank"].tolist(), strict=True))):
         mine = np.flatnonzero((below == parent) & (table["rank"] == rank))
         lines = {}
@@ -167,18 +176,20 @@ def _place(trace: Trace, tree: TrackTree, places: Mapping[int, Places], table: T
     return track
 
 
-def _parents(trace: Trace, places: Mapping[int, Places], table: Table) -> Ints:
+def _parents(
+    trace: Trace, places: Mapping[int, Places], table: Table, on_device: npt.NDArray[np.bool_]
+) -> Ints:
     """Track below which the line of each row's communicator hangs."""
     devices = dict(zip(trace.streams["track_id"].tolist(), trace.streams["device_index"].tolist(), strict=True))
-    host = table["source_code"] == CollectiveSource.HOST
-    keys = np.stack([table["rank"], table["process_id"], np.where(host, -2, table["stream_track_id"])], axis=1)
+    stream = np.where(on_device, table["stream_track_id"], -2)
+    keys = np.stack([table["rank"], table["process_id"], stream], axis=1)
     distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
     found = []
-    for rank, process, stream in distinct.tolist():
+    for rank, process, given in distinct.tolist():
         place = places[rank]
         any_device = next((track for (owner, _), track in place.devices.items() if owner == process), place.root)
-        on = place.devices.get((process, devices.get(stream, -1)), any_device)
-        found.append(place.root if stream == -2 else on)
+        on = place.devices.get((process, devices.get(given, -1)), any_device)
+        found.append(place.root if given == -2 else on)
     return np.array(found, dtype=np.int64)[inverse.reshape(-1)]
 
 

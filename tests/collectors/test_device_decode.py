@@ -318,6 +318,20 @@ def test_messages_are_numbered_by_pair(tmp_path: Path) -> None:
         (0, 0, "0,1"), (1, 1, "0,1")]  # fmt: skip
 
 
+def test_one_sided_operations_do_not_count_among_the_others(tmp_path: Path) -> None:
+    for rank in range(2):
+        file = RankFile(tmp_path, rank, 2)
+        file.comm()
+        for _ in range(1 + rank):
+            file.call(5, 6, op=CollectiveOp.OTHER, peer=1 - rank)
+        file.call(10, 11, source=2)
+        file.save()
+    table = load(tmp_path).collectives
+    reduce = table.take(table["op_code"] == CollectiveOp.ALL_REDUCE)
+    assert reduce["sequence"].tolist() == [0, 0]
+    assert reduce["source_code"].tolist() == [CollectiveSource.PLUGIN] * 2, "untimed: who saw it"
+
+
 def test_an_all_to_all_of_messages_is_one_row(tmp_path: Path) -> None:
     for file in two_ranks(tmp_path):
         file.torch_call(10, 14, group=TORCH, sequence=0, op=CollectiveOp.ALL_TO_ALL, name="c10d::alltoall_base_")

@@ -179,8 +179,13 @@ def test_untimed_collectives_show_their_call_and_wait_for_nobody(exported) -> No
     build.device_collective({r: (10 * MS * (r + 1), 10 * MS * (r + 1) + MS, -1, -1) for r in range(2)},
                             streams=streams, op=CollectiveOp.ALL_GATHER)  # fmt: skip
     streams[0].bracket(Bracket.COPY, -1, -1, copy=CopyDirection.PEER)
+    build.group([0, 1], group=0x70C4, name="torch alone", backend="nccl")
+    keys = build.collective(dict.fromkeys(range(2), (50 * MS, 51 * MS, -1)), group=0x70C4)
+    for r in range(2):
+        build.rank(r).collective_wait(keys[r], 60 * MS, 61 * MS)
     processor = exported(build.trace())
     assert slices(processor, "default_pg · rank 000") == [("all_gather 0", 10 * MS, MS)]
+    assert slices(processor, "torch alone · rank 000") == [("all_reduce 0", 50 * MS, MS)], "a wait tells no end"
     assert processor.one("select count() from flow") == 0
     about = processor.one(
         "select extract_arg(source_arg_set_id, 'description') from track where name = 'GPU 0 · rank 000'"
