@@ -54,5 +54,9 @@ class MissingDataError(StashtraceError):
     """The trace holds nothing that would answer the question."""
 
 
+class ForeignCalibrationWarning(UserWarning):
+    """A calibration was measured on another machine than the run that it is held against."""
+
+
 class DataLossWarning(UserWarning):
     """Something is missing from the trace; details are in its ``losses`` table."""

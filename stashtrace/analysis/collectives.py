@@ -40,6 +40,11 @@ def collectives(trace: Trace) -> Table:
     MissingDataError
         If no collective was recorded.
     """
+    return collective_rows(trace).sort_by("begin_ns", "rank")
+
+
+def collective_rows(trace: Trace) -> Table:
+    """The rows of :func:`collectives` in the order of ``trace.collectives``, for analyses that add columns to them."""
     table = trace.collectives
     if len(table) == 0:
         raise MissingDataError(
@@ -56,7 +61,7 @@ def collectives(trace: Trace) -> Table:
     entered = np.clip(np.where(timed, there.last_enter_ns, matched.last_enter_ns), begin, end)
     last_rank = np.where(timed, there.last_rank, matched.last_rank)
     waited = (entered > begin) & (last_rank != table["rank"])
-    out = Table(
+    return Table(
         COLLECTIVE_TIMES,
         {
             "rank": table["rank"],
@@ -73,7 +78,6 @@ def collectives(trace: Trace) -> Table:
             "method": np.where(np.where(timed, there.by_clock, matched.by_clock), "clock", "duration"),
         },
     )
-    return out.sort_by("begin_ns", "rank")
 
 
 def _step_of(trace: Trace, rank: Int64, at: Int64) -> Int64:

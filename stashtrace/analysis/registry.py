@@ -18,6 +18,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("stalls", "stashtrace.analysis.stalls:stalls", "where each nanosecond of each step of each rank went"),
     ("breakdown", "stashtrace.analysis.breakdown:breakdown", "hidden work, CPU contention and collection per step"),
     ("collectives", "stashtrace.analysis.collectives:collectives", "every collective: waiting, then transfer"),
+    ("link_efficiency", "stashtrace.analysis.link_efficiency:link_efficiency", "transfers beside what the link can do"),
     ("stragglers", "stashtrace.analysis.stragglers:stragglers", "which rank is late, and what it costs the others"),
     ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),

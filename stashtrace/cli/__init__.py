@@ -25,6 +25,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),
     ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
     ("diff", "stashtrace.cli.diff:main", "Compare two runs, stall by stall"),
+    ("calibrate", "stashtrace.cli.calibrate:main", "Measure what the links of this machine can do"),
     ("doctor", "stashtrace.cli.doctor:main", "Say what can be measured on this machine, and why"),
 )
 #: Options that every command knows; they may stand before or after its name.

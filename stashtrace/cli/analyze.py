@@ -32,6 +32,9 @@ def parser() -> Parser:
     )
     parser.add_argument("--by", choices=BY, help="rows per step and rank, per rank, or per run")
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="of `stashtrace calibrate`; default calibration.toml in the run directory"
+    )
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
 
@@ -46,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.registry import analyze
 
     options: dict[str, Any] = {"by": arguments.by} if arguments.by else {}
+    if arguments.calibration:
+        options["calibration"] = arguments.calibration
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
         sources = [paths]
@@ -56,8 +61,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             table = analyze(trace, name, **options)
         except TypeError as error:
-            if "'by'" in str(error):
-                raise UsageError(f"analysis {name!r} knows no --by", hint="leave it out") from error
+            for option in options:
+                if f"'{option}'" in str(error):
+                    raise UsageError(f"analysis {name!r} knows no --{option}", hint="leave it out") from error
             raise
         extra = {"path": source} if len(sources) > 1 else {}
         rows += named_rows(table, trace.strings, extra)

@@ -276,6 +276,23 @@ COLLECTIVE_TIMES = _schema(
     ("last_rank", "i8", "", "the rank that was waited for, -1 if none"),
     ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer"),
 )
+LINK_EFFICIENCY = _schema(
+    "link_efficiency",
+    "Transfers of collectives by size, beside what a calibration says the link can do",
+    ("rank", "i8", "", "global rank, -1 for all"),
+    ("step", "i8", "", "ordinal of the step, -1 for all and outside steps"),
+    ("communicator", "U16", "", "name of the group"),
+    ("op", "U16", "", "CollectiveOp in lower case"),
+    ("group_size", "i8", "", "ranks that took part"),
+    ("message_bytes", "i8", "bytes", "payload of one rank's input"),
+    ("calls_count", "i8", "", "rows of collectives summed up"),
+    ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
+    ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
+    ("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say"),
+    ("error_ns", "i8", "ns", "standard error of that, -1 if it does not say"),
+    ("efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown"),
+    ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
+)
 STRAGGLERS = _schema(
     "stragglers",
     "Who is late, and what it costs the others",
