@@ -20,6 +20,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("collectives", "stashtrace.analysis.collectives:collectives", "every collective: waiting, then transfer"),
     ("link_efficiency", "stashtrace.analysis.link_efficiency:link_efficiency", "transfers beside what the link can do"),
     ("stragglers", "stashtrace.analysis.stragglers:stragglers", "which rank is late, and what it costs the others"),
+    ("links", "stashtrace.analysis.links:links", "which way collectives went: NVLink, PCIe or a network"),
     ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),
     ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),

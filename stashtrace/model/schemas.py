@@ -354,6 +354,21 @@ AGREEMENT = _schema(
     ("high_ns", "i8", "ns", "by brackets, not more than this"),
     ("difference_ratio", "f8", "", "brackets minus kernels, of the step"),
 )
+LINKS = _schema(
+    "links",
+    "Which path carried the bytes of collectives, by regression of sampled counters",
+    ("communicator", "U16", "", "name of the group"),
+    ("op", "U16", "", "CollectiveOp in lower case"),
+    ("path", "U16", "", "nvlink or pcie of the devices; rdma PORT or net INTERFACE of the hosts"),
+    ("places_count", "i8", "", "devices or hosts whose counters were used"),
+    ("collectives_count", "i8", "", "rows of collectives while samples were taken, all places added"),
+    ("expected_bytes", "i8", "bytes", "what they had to move while samples were taken, all places added"),
+    ("seen_bytes", "i8", "bytes", "what the path moved while they ran, from whatever cause"),
+    ("share_ratio", "f8", "", "bytes on the path for each expected byte, -1 if it cannot be said"),
+    ("error_ratio", "f8", "", "standard error of share_ratio, -1 if there is none"),
+    ("windows_count", "i8", "", "windows between samples that held some of the bytes"),
+    ("confidence", "U16", "", "good, fair, weak, upper bound, not enough samples or not separable"),
+)
 STALL_INTERVALS = _schema(
     "stall_intervals",
     "The attribution as intervals on the time line; those of a rank neither overlap nor leave gaps",
