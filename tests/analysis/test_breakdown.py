@@ -45,6 +45,8 @@ def test_docstrings_name_the_columns(name: str) -> None:
     build = TraceBuilder()
     rank = build.rank(0).phase("forward", 0, 5 * MS).phase("optimizer", 5 * MS, 6 * MS).io(0, MS)
     build.collective({0: (1 * MS, 2 * MS)})
+    for way in ("transmit", "receive"):
+        build.counter(0, f"net_{way}_bytes_total.eth0", {0: 0.0, 3 * MS: 1e6, 6 * MS: 2e6})
     assert list(analyze(build.trace(), name).columns) == columns_of(find(name))
     assert rank.rank == 0
 
