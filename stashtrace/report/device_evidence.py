@@ -6,14 +6,20 @@ Used by ``findings``. What brackets cannot know is said as a bound.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
-from stashtrace.analysis.device_matching import on_devices
+from stashtrace.analysis.collectives import collective_rows
+from stashtrace.analysis.link_efficiency import calibration_of, expected_transfers
 from stashtrace.analysis.matching import group_table
 from stashtrace.analysis.timeset import Int64, TimeSet
-from stashtrace.model.kinds import Bracket, BracketFlag, CollectiveOp, CopyDirection, DeviceCall
+from stashtrace.errors import ForeignCalibrationWarning, FormatError
+from stashtrace.model.kinds import Bracket, BracketFlag, CopyDirection, DeviceCall
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+from stashtrace.models.alpha_beta import bus_bytes
+from stashtrace.models.calibration import Calibration
 from stashtrace.report.facts import RankFacts
 from stashtrace.units import bytes_text, duration_text, percent_text
 
@@ -90,35 +96,43 @@ def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
 
 
 def bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
-    """Bandwidth of the collectives with most transfer time once all ranks were in, as NCCL's tests count it."""
-    table, devices = trace.collectives, on_devices(trace)
-    rows = np.flatnonzero((table["rank"] == rank.rank) & devices.timed & (table["message_bytes"] > 0))
-    entered = np.clip(devices.matched.last_enter_ns[rows], devices.enter_ns[rows], devices.end_ns[rows])
-    moved = devices.end_ns[rows] - entered
-    keep = _inside(entered, rank, steps) & (moved > 0)
-    rows, moved = rows[keep], moved[keep]
+    """Bandwidth of the collectives with most transfer time once all ranks were in, and what the link can do.
+
+    As NCCL's tests count it. On a rank without a device only where a calibration lies beside the run.
+    """
+    if not len(trace.collectives):
+        return []
+    calibration = _calibration(trace)
+    table, times = trace.collectives, collective_rows(trace)
+    known = np.full(len(table), True) if calibration is not None else table["device_begin_ns"] >= 0
+    moved = (times["transfer_ns"] > 0) & (table["message_bytes"] > 0)
+    rows = np.flatnonzero((table["rank"] == rank.rank) & known & moved)
+    rows = rows[_inside(times["begin_ns"][rows], rank, steps)]
     if not len(rows):
         return []
-    op = table["op_code"][rows]
-    worst = max(np.unique(op).tolist(), key=lambda code: int(moved[op == code].sum()))
+    op, spent = times["op"][rows], times["transfer_ns"][rows]
+    worst = max(np.unique(op).tolist(), key=lambda name: int(spent[op == name].sum()))
+    rows, spent = rows[op == worst], spent[op == worst]
     sizes = {h: len(g.members) for h, g in group_table(trace).items()}
-    chosen = rows[op == worst]
-    messages = zip(table["message_bytes"][chosen].tolist(), table["group_hash"][chosen].tolist(), strict=True)
-    carried = sum(bus_bytes(worst, size, sizes[group]) for size, group in messages)
-    reached = bytes_text(carried / float(moved[op == worst].sum()) * 1e9)
-    name = CollectiveOp(worst).name.lower().replace("_", "-")
-    return [f"{name} reached {reached}/s of bus bandwidth over {len(chosen)} transfers"]
+    messages = zip(table["message_bytes"][rows].tolist(), table["group_hash"][rows].tolist(), strict=True)
+    carried = sum(bus_bytes(worst, sizes[group], size) for size, group in messages)
+    reached = bytes_text(carried / float(spent.sum()) * 1e9)
+    line = f"{worst.replace('_', '-')} reached {reached}/s of bus bandwidth over {len(rows)} transfers"
+    expected = expected_transfers(trace, calibration).expected_ns[rows]
+    if (expected > 0).all():
+        share = percent_text(float(expected.sum()) / float(spent.sum()))
+        line += f", {share} of what calibration found this link to do"
+    return [line]
 
 
-def bus_bytes(op: int, message_bytes: float, ranks: int) -> float:
-    """Bytes that cross the slowest link of one rank: what a message is worth, whatever the number of ranks."""
-    if op == CollectiveOp.ALL_REDUCE:
-        return 2 * (ranks - 1) / ranks * message_bytes
-    if op == CollectiveOp.ALL_GATHER:  # the payload of a rank is its own part
-        return (ranks - 1) * message_bytes
-    if op in (CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL):
-        return (ranks - 1) / ranks * message_bytes
-    return message_bytes
+def _calibration(trace: Trace) -> Calibration | None:
+    """The calibration beside the run, unless it is another machine's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForeignCalibrationWarning)
+        try:
+            return calibration_of(trace)
+        except (ForeignCalibrationWarning, FormatError):
+            return None
 
 
 def agreement_line(table: Table) -> str:

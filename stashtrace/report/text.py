@@ -252,13 +252,15 @@ def _trust(facts: RunFacts, look: Look) -> list[str]:
 def _flow(parts: Sequence[str], look: Look) -> list[str]:
     """Phrases side by side as long as they fit."""
     lines = [""]
-    for part in parts:
+    for part in map(look.plain, parts):
         longer = lines[-1] + "    " + part if lines[-1] else _INDENT + part
         if lines[-1] and len(longer) > look.width:
             lines.append(_INDENT + part)
         else:
             lines[-1] = longer
-    return lines
+    # A phrase that is longer than a line is broken; wrapping the others would eat the gaps between them.
+    long = [look.wrap(line, _INDENT, _INDENT * 2) if len(line) > look.width else [line] for line in lines]
+    return [piece for pieces in long for piece in pieces]
 
 
 def _next(facts: RunFacts, path: str) -> list[str]:

@@ -3,9 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 from builders import MS, US, TraceBuilder
 
+from stashtrace.analysis.link_efficiency import ExpectedTransfers
+from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.model.kinds import (
     Awaited,
     Bracket,
@@ -16,9 +21,10 @@ from stashtrace.model.kinds import (
     DeviceWork,
 )
 from stashtrace.model.trace import Trace
-from stashtrace.report.device_evidence import bus_bytes
+from stashtrace.report import device_evidence
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import choose
+from stashtrace.report.look import Look
 from stashtrace.report.text import summary
 
 STEPS, STEP = 12, 100 * MS
@@ -81,6 +87,12 @@ def job(
                     host=(base, base + MS),
                 )  # fmt: skip
     return build.trace("./stash-0412")
+
+
+@pytest.mark.parametrize("utf8", [True, False])
+def test_fits_80_columns(utf8: bool) -> None:
+    trace = job(copy_ms=10, late_ms=20, transfer_ms=9, starved=True, sync=True, kernels=(6, 7, 8))
+    assert max(map(len, summary(trace, look=Look(utf8=utf8)).splitlines())) <= 80
 
 
 def shown(trace: Trace) -> str:
@@ -151,8 +163,19 @@ def test_a_kernel_of_communication_needs_no_bracket() -> None:
     assert "stashtrace" in summary(build.trace("x"))
 
 
-@pytest.mark.parametrize(
-    ("op", "expected"), [(1, 150.0), (2, 300.0), (3, 75.0), (4, 75.0), (5, 100.0), (6, 100.0)]
-)
-def test_bus_factors(op: int, expected: float) -> None:
-    assert bus_bytes(op, 100, 4) == expected
+def test_a_calibration_beside_the_run_says_what_the_link_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = job(transfer_ms=10)
+    known = np.full(len(trace.collectives), 9.2 * MS)
+    answer = ExpectedTransfers(known, known * 0, np.zeros(len(known), dtype=np.int64))
+    monkeypatch.setattr(device_evidence, "expected_transfers", lambda *_: answer)
+    found = {f.group: f for f in choose(gather(trace))}
+    assert found["link"].evidence[-1].endswith("over 7 transfers, 92 % of what calibration found this link to do")
+
+
+def test_a_calibration_of_another_machine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def foreign(_: Trace) -> None:
+        warnings.warn("measured elsewhere", ForeignCalibrationWarning, stacklevel=2)
+
+    monkeypatch.setattr(device_evidence, "calibration_of", foreign)
+    found = {f.group: f for f in choose(gather(job(transfer_ms=10)))}
+    assert found["link"].evidence[-1].endswith("over 7 transfers")
