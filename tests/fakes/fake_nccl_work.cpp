@@ -1,0 +1,165 @@
+// What a communicator of the NCCL double does on a stream. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "nccl_comm.h"
+
+namespace fake {
+
+std::int64_t Op::bytes(int size) const {
+  const std::int64_t block = static_cast<std::int64_t>(count) * nccl::bytes_of(type);
+  switch (kind) {
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_to_all:
+    case OpKind::gather:
+    case OpKind::scatter: return block * size;
+    case OpKind::signal:
+    case OpKind::wait_signal: return 0;
+    default: return block;
+  }
+}
+
+int nodes_of(const CommState& comm) {
+  return std::min(comm.size, static_cast<int>(setting("nccl.nodes", 1)));
+}
+
+// nccl.latency and nccl.bandwidth hold inside a node; nccl.network.latency and .bandwidth where there are more.
+std::int64_t transfer_ns(const Op& op, const CommState& comm) {
+  const bool network = nodes_of(comm) > 1;
+  const double latency = setting("nccl.latency", 10e3), bandwidth = setting("nccl.bandwidth", 10e9);
+  const double own_latency = network ? setting("nccl.network.latency", latency) : latency;
+  const double own_bandwidth = network ? setting("nccl.network.bandwidth", bandwidth) : bandwidth;
+  return static_cast<std::int64_t>(own_latency + static_cast<double>(op.bytes(comm.size)) / own_bandwidth * 1e9);
+}
+
+namespace {
+
+// Who must have entered before this rank can end.
+bool needed(const Op& op, int own_rank, int peer) {
+  switch (op.kind) {
+    case OpKind::broadcast:
+    case OpKind::scatter: return own_rank != op.root && peer == op.root;
+    case OpKind::reduce:
+    case OpKind::gather: return own_rank == op.root;
+    default: return true;
+  }
+}
+
+struct NcclKernel : Work {
+  std::int64_t run(std::int64_t begin_ns) override {
+    std::unique_lock lock(comm->mutex);
+    if (!captured) comm->turn.wait(lock, [&] { return comm->served == ticket; });
+    begin_ns = std::max(begin_ns, comm->last_end_ns);
+    lock.unlock();
+    engine()->work_until(begin_ns);
+    const std::int64_t end_ns = run_ops(begin_ns);
+    lock.lock();
+    comm->last_end_ns = std::max(comm->last_end_ns, end_ns);
+    if (!captured) ++comm->served;
+    comm->turn.notify_all();
+    return end_ns;
+  }
+
+  std::int64_t run_ops(std::int64_t begin_ns) {
+    struct Message {
+      Op* op;
+      std::uint64_t number;
+      std::vector<void*> channels;
+      PluginSession::Proxies proxies;
+    };
+    std::vector<Message> messages;
+    std::int64_t end_ns = begin_ns;
+    for (Op& op : ops) {
+      if (!op.point_to_point()) continue;
+      const bool sends = op.kind != OpKind::receive && op.kind != OpKind::wait_signal;
+      messages.push_back({&op, next_message(op.root, sends), {}, {}});
+      if (captured) comm->plugin->task_begin(op);
+      comm->plugin->kernel_begin(op, begin_ns, &messages.back().channels);
+      begin_network(op, &messages.back().proxies);
+      if (!comm->meeting->offer(op.root, sends, messages.back().number, begin_ns)) return engine()->now();
+    }
+    for (Op& op : ops) {
+      if (op.point_to_point()) continue;
+      end_ns = collective(op, end_ns);
+      if (end_ns < 0) return engine()->now();
+    }
+    for (Message& message : messages) {
+      const Op& op = *message.op;
+      const bool sends = op.kind != OpKind::receive && op.kind != OpKind::wait_signal;
+      const bool waits = op.kind != OpKind::put && op.kind != OpKind::signal;
+      const std::int64_t last_ns = comm->meeting->accept(op.root, sends, message.number, waits);
+      if (last_ns < 0) return engine()->now();
+      const std::int64_t own_end_ns = last_ns + transfer_ns(op, *comm);
+      finish(*message.op, last_ns, own_end_ns, message.channels, &message.proxies);
+      end_ns = std::max(end_ns, own_end_ns);
+    }
+    return end_ns;
+  }
+
+  // -1: aborted.
+  std::int64_t collective(Op& op, std::int64_t begin_ns) {
+    std::vector<void*> channels;
+    if (captured) comm->plugin->task_begin(op);
+    comm->plugin->kernel_begin(op, begin_ns, &channels);
+    PluginSession::Proxies proxies;
+    begin_network(op, &proxies);
+    std::uint64_t number = 0;
+    {
+      const std::lock_guard lock(comm->mutex);
+      number = comm->number++;
+    }
+    const std::int64_t last_ns =
+        comm->meeting->meet(number, begin_ns, [&](int peer) { return needed(op, comm->rank, peer); });
+    if (last_ns < 0) return -1;
+    const std::int64_t end_ns = last_ns + transfer_ns(op, *comm);
+    finish(op, last_ns, end_ns, channels, &proxies);
+    return end_ns;
+  }
+
+  void begin_network(const Op& op, PluginSession::Proxies* proxies) {
+    if (nodes_of(*comm) > 1) comm->plugin->network_begin(op, proxies);
+  }
+
+  void finish(Op& op, std::int64_t last_ns, std::int64_t end_ns, const std::vector<void*>& channels,
+              PluginSession::Proxies* proxies) {
+    comm->plugin->network_end(op, proxies, last_ns, end_ns);
+    engine()->work_until(end_ns);
+    comm->plugin->kernel_end(end_ns, channels);
+    if (captured) comm->plugin->task_end(op);
+  }
+
+  std::uint64_t next_message(int peer, bool sends) {
+    const std::lock_guard lock(comm->mutex);
+    return comm->messages[{peer, sends}]++;
+  }
+
+  CommPtr comm;
+  std::vector<Op> ops;
+  std::uint64_t ticket = 0;
+  bool captured = false;
+};
+
+}  // namespace
+
+int launch_ops(const CommPtr& comm, std::vector<Op> ops) {
+  auto work = std::make_shared<NcclKernel>();
+  work->comm = comm;
+  std::vector<void*> streams;
+  for (const Op& op : ops) {
+    if (std::find(streams.begin(), streams.end(), op.stream) == streams.end()) streams.push_back(op.stream);
+  }
+  work->captured = engine()->capturing(streams.front());
+  comm->plugin->launch(ops, work->captured);
+  Ran description(RanKind::communication);
+  description.name = std::string("ncclDevKernel_") + ops.front().name + "_Sum_f32_RING_SIMPLE";
+  for (const Op& op : ops) description.size_bytes += op.bytes(comm->size);
+  description.correlation = engine()->next_correlation();
+  work->ops = std::move(ops);
+  const std::lock_guard lock(comm->mutex);
+  if (!work->captured) work->ticket = comm->next_ticket++;
+  const int error = engine()->submit(streams, work, description);
+  if (error != 0 && !work->captured) --comm->next_ticket;
+  return error == 0 ? nccl::kSuccess : nccl::kUnhandledCudaError;
+}
+
+}  // namespace fake
