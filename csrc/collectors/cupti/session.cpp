@@ -110,7 +110,10 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   const State before = state();
   if (before == State::off || before == State::closing || before == State::done) return;
   if (before != State::waiting && pid_ != raw::getpid()) return forget();
+  // Most calls end here, without the lock that a flush may hold for milliseconds.
   if (before == State::waiting && number + 1 < steps_.first) return;
+  if (before == State::ready && number < steps_.first) return;
+  if (before == State::open && number < steps_.last) return;
   if (!lock_.lock_within(kStepWaitNs)) return;  // the drainer flushes; the next step tries again
   const Inside guard;
   tick_hz_ = tick_hz;
