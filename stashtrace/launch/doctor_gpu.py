@@ -164,7 +164,9 @@ def _nccl(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[
     speaks = next((api for first, api in _PLUGIN_VERSIONS if version >= first), 0)
     if speaks:
         detail = f"{version_text(version)} {where}, profiler interface v{speaks}"
-        yield Check("NCCL", "measured", detail, "collectives get the device's own times, per channel")
+        here = bool((found.get("driver") or {}).get("devices"))
+        meaning = "collectives get the device's own times, per channel"
+        yield Check("NCCL", "measured" if here else "ok", detail, meaning if here else f"where there is a GPU, {meaning}")
     else:
         yield Check(
             "NCCL", "measured", f"{version_text(version)} {where}, no profiler interface with device times before 2.27",
