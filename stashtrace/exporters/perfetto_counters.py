@@ -26,6 +26,8 @@ _SHOWN = {
     "process_write_bytes_total": "disk write",
     "net_receive_bytes_total": "net in",
     "net_transmit_bytes_total": "net out",
+    "rdma_receive_bytes_total": "RDMA in",
+    "rdma_transmit_bytes_total": "RDMA out",
     "host_tcp_retransmits_count_total": "host TCP retransmits",
     "host_psi_cpu_some_ns_total": "host pressure CPU",
     "host_psi_io_some_ns_total": "host pressure I/O",
@@ -37,7 +39,7 @@ _SHOWN = {
     "host_page_cache_bytes": "host page cache",
 }
 _PLACE = {name: place for place, name in enumerate(_SHOWN)}
-_OURS = ("process_", "thread_", "host_", "net_")
+_OURS = ("process_", "thread_", "host_", "net_", "rdma_", "nvml_")
 #: Names of what is sampled from a device, which is named after the dot.
 _DEVICE = "gpu_"
 #: Below the streams and communicators of a device.
@@ -104,13 +106,13 @@ def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, 
             unit, ts_ns, values = reading(
                 name, rows.trace.text(row["unit_code"]), counters["ts_ns"][begin:end], counters["value"][begin:end]
             )
-            if len(ts_ns):
+            if len(ts_ns) and (values != 0).any():
                 yield (len(_PLACE), -1, full_name), f"{kind.replace('_', ' ')} · {interface}", unit, ts_ns, values
             continue
         worker = worker_of[row["process_id"]]
         whose = f"worker {worker}" if worker >= 0 else ""
         if name.startswith(_OURS):
-            if name not in _SHOWN or (worker >= 0 and name.startswith(("host_", "net_"))):
+            if name not in _SHOWN or (worker >= 0 and name.startswith(("host_", "net_", "rdma_"))):
                 continue
             if name.startswith("thread_"):
                 whose = main_threads.get((row["process_id"], row["native_id"]), "")

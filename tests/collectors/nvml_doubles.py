@@ -35,8 +35,6 @@ def doubles(nvml: bool = True) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    if not (ROOT / "tests/fakes/script.h").is_file():
-        pytest.skip("the script of the doubles is not there")
     folder = Path(tempfile.mkdtemp(prefix="stashtrace-nvml-"))
     sources = {"libcuda.so.1": NATIVE / "small_cuda.cpp"}
     if nvml:

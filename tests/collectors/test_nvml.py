@@ -107,7 +107,7 @@ def test_a_call_that_fails_costs_its_quantity_and_nothing_else(tmp_path: Path, f
     assert losses
     assert all(severity == Severity.INFO for _, severity, _ in losses)
     # Never asked again: once per value it stands for, and identifying a device is not repeated either.
-    assert calls(tmp_path)[function] <= 2
+    assert 1 <= calls(tmp_path)[function] <= 2
     no_device = ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")
     if function in no_device:
         assert sampled.names() == set()
@@ -143,7 +143,7 @@ def test_nothing_is_sampled_before_the_job_initialises_cuda(tmp_path: Path) -> N
     program = USES_DEVICE.replace("cuda.cuInit(0)\ncuda.use_device(0)\n", "")
     sampled = sample(tmp_path, RATES, program=program)
     assert sampled.names() == set()
-    assert calls(tmp_path)["nvmlDeviceGetFieldValues"] == 0
+    assert calls(tmp_path).get("nvmlDeviceGetFieldValues", 0) == 0
 
 
 def test_zero_hertz_is_off(tmp_path: Path) -> None:
