@@ -87,7 +87,7 @@ class Sampled:
 
 def uuid(device: int) -> str:
     """Of the device with this number, before CUDA_VISIBLE_DEVICES."""
-    return f"GPU-57a50000-0000-4000-8000-{device:012x}"
+    return f"GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae{device:02x}"
 
 
 def sample(folder: Path, script: str, *, program: str = USES_DEVICE, arguments: Sequence[str] = ("1",), hz: int = 100,

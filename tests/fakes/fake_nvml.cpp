@@ -2,7 +2,7 @@
 //
 // Settings (script.h), for all devices or one (`device N KEY VALUE`):
 //   devices 2               how many; nvml_order reversed: listed the other way round than CUDA lists them
-//   uuid GPU-...            else GPU-57a50000-0000-4000-8000-0000000000NN
+//   uuid GPU-...            else GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeNN, as the double of libcuda has it
 //   nvlink_tx 25GB          bytes per second, also nvlink_rx, pcie_tx, pcie_rx; spread evenly over `links` (18)
 //   burst 20ms 100ms        traffic flows only in the first 20 ms of every 100 ms of CLOCK_MONOTONIC
 //   pcie_bits 32            width of the PCIe counters, which then wrap; 64 without
@@ -145,7 +145,7 @@ FAKE_API NvmlReturn nvmlDeviceGetUUID(NvmlDevice device, char* uuid, unsigned by
   FAKE_CALL(nvmlDeviceGetUUID);
   if (!is_device(device)) return kNvmlInvalidArgument;
   char text[64];
-  snprintf(text, sizeof text, "GPU-57a50000-0000-4000-8000-%012x", static_cast<unsigned>(index_of(device)));
+  snprintf(text, sizeof text, "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae%02x", static_cast<unsigned>(index_of(device)));
   snprintf(uuid, bytes, "%s", fake::device_text(index_of(device), "uuid", text).c_str());
   return kNvmlSuccess;
 }
