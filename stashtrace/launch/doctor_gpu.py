@@ -165,8 +165,8 @@ def _nccl(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[
     if speaks:
         detail = f"{version_text(version)} {where}, profiler interface v{speaks}"
         here = bool((found.get("driver") or {}).get("devices"))
-        meaning = "collectives get the device's own times, per channel"
-        yield Check("NCCL", "measured" if here else "ok", detail, meaning if here else f"where there is a GPU, {meaning}")
+        meaning = ("" if here else "on a GPU, ") + "collectives get the device's own times, per channel"
+        yield Check("NCCL", "measured" if here else "ok", detail, meaning)
     else:
         yield Check(
             "NCCL", "measured", f"{version_text(version)} {where}, no profiler interface with device times before 2.27",

@@ -150,7 +150,7 @@ print(json.dumps([before, after, _native.tick_hz(), threading.get_native_id()]))
 def test_tells_the_kinds_of_work(libraries: Path, tmp_path: Path) -> None:
     body = """
 _native.kernels_step(1); _native.kernels_step(2)
-launch("_Z42ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE")
+launch("_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE")
 launch("void cutlass::Kernel2<nccl_like>()", device=1, node=99)
 launch(kind=COPY, detail=1, size=1 << 20)
 launch(kind=PEER, detail=10, size=64)
@@ -168,6 +168,22 @@ _native.kernels_step(4)
     assert rows["size_bytes"].tolist() == [0, 0, 1 << 20, 64, 256, 0]
     assert rows["device_index"].tolist() == [0, 1, 0, 0, 0, 0]
     assert rows["graph_key"].tolist() == [0, 99, 0, 0, 0, 0]
+
+
+def test_the_loaded_run_has_names_launches_and_the_common_clock(libraries: Path, tmp_path: Path) -> None:
+    body = """
+_native.kernels_step(0)
+launch("_ZN2at6native3addIfEEvi", duration_us=300)
+launch("_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE")
+time.sleep(0.05)
+_native.kernels_step(1)
+"""
+    done = run(libraries, tmp_path, body + REPORT, steps="0:1")
+    kernels = done.trace.kernels
+    assert done.texts(kernels, "name_code")[0] == "void at::native::add<float>(int)"
+    assert done.texts(kernels, "name_code")[1].startswith("ncclDevKernel_AllReduce")
+    assert kernels["end_ns"][0] - kernels["begin_ns"][0] == pytest.approx(300_000, abs=1000)
+    assert ((kernels["launch_ns"] > 0) & (kernels["launch_ns"] < kernels["begin_ns"])).all()
 
 
 @pytest.mark.parametrize("version", [18, 24, 28, 130000, 130500])
@@ -227,6 +243,34 @@ def test_steps_aside_for_the_probes(libraries: Path, tmp_path: Path) -> None:
     done = run(libraries, tmp_path, body + "print(json.dumps(cupti.fake_cupti_state()))")
     assert done.results() == [0]
     assert names(raw(done)) == ["step2"]
+    assert "torch.profiler" in done.stderr[0]
+
+
+@pytest.mark.torch
+def test_gives_way_to_torchs_profiler_and_takes_its_steps_from_updates(libraries: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    body = """
+import torch
+from types import SimpleNamespace
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+def train(count):
+    for _ in range(count):
+        loss = layer(torch.ones(1, 2)).sum()
+        launch("work")
+        loss.backward(); optimizer.step(); time.sleep(0.005)
+train(4)
+time.sleep(0.05)
+def prepare(*activities):
+    try: torch.autograd.profiler.profile._prepare_trace(SimpleNamespace(kineto_activities=activities))
+    except AttributeError: return cupti.fake_cupti_state() & 1
+held = prepare(torch.profiler.ProfilerActivity.CPU), prepare(torch.profiler.ProfilerActivity.CUDA)
+train(3)
+print(json.dumps(held))
+"""
+    done = run(libraries, tmp_path, body, steps="2:6")
+    assert done.results() == [[1, 0]], "kept while only the CPU is profiled, given up for the GPU"
+    assert names(raw(done)) == ["work"] * 2, "steps 2 and 3"
     assert "torch.profiler" in done.stderr[0]
 
 

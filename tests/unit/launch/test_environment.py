@@ -67,3 +67,18 @@ def test_refuses_unknown_collectors_and_unnameable_libraries(library: Path, tmp_
     blank.write_bytes(b"")
     with pytest.raises(CaptureError, match="blank"):
         traced_environment({}, run_dir="/x", run_id="1", library=blank)
+
+
+def test_deep_mode_is_off_unless_asked_for_and_not_inherited(library: Path) -> None:
+    plain = traced_environment({}, run_dir="/x", run_id="1", library=library)
+    assert "cupti" not in plain["STASHTRACE_COLLECTORS"].split(",")
+    assert "STASHTRACE_KERNELS" not in plain
+    deep = traced_environment(plain, run_dir="/x", run_id="1", kernels=True, collectors=["waits"], library=library)
+    assert deep["STASHTRACE_COLLECTORS"] == "waits,cupti"
+    assert (deep["STASHTRACE_KERNELS"], deep["STASHTRACE_KERNELS_STEPS"]) == ("1", "10:13")
+    window = traced_environment({}, run_dir="/x", run_id="1", kernels_steps="3:5", library=library)
+    assert window["STASHTRACE_KERNELS_STEPS"] == "3:5"
+    again = traced_environment(deep, run_dir="/x", run_id="1", library=library)
+    assert "STASHTRACE_KERNELS" not in again
+    with pytest.raises(UsageError, match="range"):
+        traced_environment({}, run_dir="/x", run_id="1", kernels_steps="5", library=library)
