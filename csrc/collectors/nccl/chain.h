@@ -1,0 +1,55 @@
+// The plugin that was configured before ours. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: the adapters. NCCL has one slot for a profiler; the launcher takes it and names the former owner in
+// STASHTRACE_NCCL_CHAIN. That one is found by NCCL's own rules and gets every event that it asked for, in the interface version
+// that NCCL chose with us; one that does not speak that version gets none, and a loss row says so. Each has its own
+// handles and contexts; masks are united.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "abi/nccl_profiler.h"
+#include "collectors/nccl/slab.h"
+
+namespace stashtrace::nccl::chain {
+
+#pragma GCC visibility push(hidden)
+
+// The other's structure for version N, null if there is none. Looks once for each version; not hot.
+const void* plugin_of(int version) noexcept;
+
+// Event types that NCCL sends to a plugin with this mask: parents of what was asked for come too.
+std::uint64_t closure(std::uint64_t mask) noexcept;
+
+// NCCL's mask is one word of its process that we wrote ours and the other's into; the other may change its own at any time.
+struct Masks {
+  std::atomic<int*> nccl{nullptr};
+  int other = 0;  // written by the other plugin through the pointer that it was given
+  std::atomic<std::uint64_t> ours{0};
+};
+extern constinit Masks masks;
+void publish_masks() noexcept;  // at init and on the drainer's tick
+
+struct ContextPair {
+  std::atomic<bool> in_use;
+  void* ours;
+  void* other;
+};
+ContextPair* take_context() noexcept;  // null: no place
+void free_context(ContextPair* pair) noexcept;
+
+struct HandlePair {
+  void* ours;
+  void* other;
+  bool pinned;
+  void reset() noexcept {
+    ours = other = nullptr;
+    pinned = false;
+  }
+};
+extern constinit Slab<HandlePair, 65536, 15> pairs;
+
+#pragma GCC visibility pop
+
+}  // namespace stashtrace::nccl::chain

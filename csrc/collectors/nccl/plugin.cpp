@@ -1,0 +1,214 @@
+// Contexts of the plugin, and which events go where. SPDX-License-Identifier: Apache-2.0
+#include "collectors/nccl/plugin.h"
+
+#include "collectors/nccl/calls.h"
+#include "collectors/nccl/functions.h"
+#include "collectors/nccl/hazards.h"
+#include "collectors/nccl/plugin_events.h"
+#include "collectors/nccl/room.h"
+#include "core/futex_lock.h"
+#include "core/string_table.h"
+#include "device/timeline.h"
+#include "runtime/emit.h"
+
+namespace stashtrace::nccl::plugin {
+
+constinit Pools pools;
+
+namespace {
+
+constexpr unsigned kContexts = 1024;
+constinit ContextSlot g_contexts[kContexts] = {};
+constinit ContextSlot g_nobody = {};  // where there is no place; its events are dropped and counted
+constinit FutexLock g_lock;
+constinit std::atomic<int> g_version{0};
+constinit std::atomic<bool> g_stamps{false};
+
+constexpr std::uint64_t kHostEvents = profiler::kGroupApi | profiler::kCollApi | profiler::kP2pApi | profiler::kColl |
+                                      profiler::kP2p | profiler::kProxyOp | profiler::kProxyStep | profiler::kCeColl;
+
+std::uint64_t events_of(int version) noexcept {
+  std::uint64_t mask = kHostEvents | (wants_stamps() ? std::uint64_t{profiler::kKernelCh} : 0);
+  if (version < 6) mask &= ~std::uint64_t{profiler::kCeColl};
+  if (version < 5) mask &= ~std::uint64_t{profiler::kGroupApi | profiler::kCollApi | profiler::kP2pApi};
+  return mask;
+}
+
+ContextSlot* take_context() noexcept {
+  for (ContextSlot& slot : g_contexts) {
+    bool free = false;
+    if (!slot.in_use.load(std::memory_order_relaxed) && slot.in_use.compare_exchange_strong(free, true)) return &slot;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool loaded() noexcept { return version() != 0; }
+int version() noexcept { return g_version.load(std::memory_order_relaxed); }
+bool wants_stamps() noexcept { return g_stamps.load(std::memory_order_relaxed); }
+
+void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
+  *mask = 0;
+  if (!is_on() || settings.source == NcclSource::events) return &g_nobody;
+  bool first = false;
+  {
+    const raw::SignalsBlocked quiet;
+    g_lock.lock();
+    first = g_version.load(std::memory_order_relaxed) == 0;
+    if (first && !pools.prepare()) {
+      g_lock.unlock();
+      report_loss(kCollectorCode, "plugin_no_memory", 1, "no memory for the events of NCCL's plugin",
+                  schema::codes::Severity::error);
+      return &g_nobody;
+    }
+    g_version.store(facts.version, std::memory_order_relaxed);
+    g_lock.unlock();
+  }
+  if (first) {
+    g_stamps.store(hazards::stamps_are_safe(facts.version), std::memory_order_relaxed);
+    // Before any kernel of NCCL can spin: this is the first communicator. NCCL made its device current on this thread.
+    device::prepare_globaltimer();
+    tell("nccl_plugin_version", facts.version);
+  }
+  ContextSlot* context = take_context();
+  if (context == nullptr) {
+    count(Count::registry_full);
+    return &g_nobody;
+  }
+  context->announced.store(false, std::memory_order_relaxed);
+  context->entry.store(nullptr, std::memory_order_relaxed);
+  context->group_hash.store(facts.comm_id, std::memory_order_relaxed);
+  context->comm_id = facts.comm_id;
+  context->name_id = facts.name != nullptr ? intern(facts.name) : 0;
+  context->nodes = facts.nodes;
+  context->size = facts.size;
+  context->rank = facts.rank;
+  context->version = facts.version;
+  context->device = device::current_device();
+  context->sequence.store(0, std::memory_order_relaxed);
+  context->init_ticks = now_ticks();
+  *mask = events_of(facts.version);
+  return context;
+}
+
+void finalize(void* context) noexcept {
+  auto* slot = static_cast<ContextSlot*>(context);
+  if (slot == nullptr || slot == &g_nobody) return;
+  announce(*slot);
+  slot->entry.store(nullptr, std::memory_order_release);
+  slot->in_use.store(false, std::memory_order_release);
+}
+
+// One row per communicator, when it is known whether the hooks see it too.
+void announce(ContextSlot& context) noexcept {
+  if (context.announced.exchange(true, std::memory_order_acq_rel)) return;
+  const CommEntry* entry = context.entry.load(std::memory_order_acquire);
+  schema::NcclComm row{};
+  row.begin_ticks = row.end_ticks = context.init_ticks;
+  row.group_hash = context.group_hash.load(std::memory_order_relaxed);
+  row.comm_key = entry != nullptr ? reinterpret_cast<std::uintptr_t>(entry->comm.load(std::memory_order_relaxed)) : 0;
+  row.name_id = context.name_id;
+  row.group_rank = context.rank;
+  row.group_size = context.size;
+  row.nodes_count = context.nodes;
+  row.device_index = context.device;
+  row.event_code = comm_event::plugin_init;
+  row.source_code = source_code::plugin;
+  emit(row);
+  if (entry == nullptr) tell_source();
+}
+
+void join(CommEntry& entry, std::uint64_t since) noexcept {
+  if (!loaded() || entry.size < 0 || entry.rank < 0) return;
+  const raw::SignalsBlocked quiet;
+  g_lock.lock();
+  ContextSlot* found = nullptr;
+  for (ContextSlot& slot : g_contexts)
+    if (slot.in_use.load(std::memory_order_acquire) && slot.entry.load(std::memory_order_relaxed) == nullptr &&
+        slot.size == entry.size && slot.rank == entry.rank && slot.init_ticks >= since &&
+        !slot.announced.load(std::memory_order_relaxed) && (found == nullptr || slot.init_ticks < found->init_ticks))
+      found = &slot;
+  if (found != nullptr && entry.wants_plugin.exchange(false, std::memory_order_relaxed)) {
+    // Ranks that joined a grown communicator and those that were in it before share no other identity than NCCL's own.
+    if (entry.grown) entry.group_hash = found->comm_id;
+    entry.nodes = found->nodes;
+    if (entry.name_id == 0) entry.name_id = found->name_id;
+    found->group_hash.store(entry.group_hash, std::memory_order_relaxed);
+    found->entry.store(&entry, std::memory_order_release);
+  } else {
+    found = nullptr;
+  }
+  g_lock.unlock();
+  if (found != nullptr) announce(*found);
+}
+
+void leave(CommEntry& entry) noexcept {
+  for (ContextSlot& slot : g_contexts)
+    if (slot.entry.load(std::memory_order_acquire) == &entry) slot.entry.store(nullptr, std::memory_order_release);
+}
+
+void* start(void* opaque, const Event& event) noexcept {
+  auto* context = static_cast<ContextSlot*>(opaque);
+  if (context == nullptr || context == &g_nobody || !is_on()) return nullptr;
+  switch (event.type) {
+    case profiler::kGroupApi:
+    case profiler::kCollApi:
+    case profiler::kP2pApi: return start_api(*context, event);
+    case profiler::kColl:
+    case profiler::kP2p:
+    case profiler::kCeColl: return start_task(*context, event);
+    case profiler::kKernelCh: return start_kernel(event);
+    case profiler::kProxyOp: return start_proxy_op(event);
+    case profiler::kProxyStep: return start_proxy_step(event);
+    default: return nullptr;  // asked for by a chained plugin
+  }
+}
+
+void stop(void* handle) noexcept {
+  if (handle == nullptr) return;
+  if (Task* task = pools.tasks.find(handle)) return stop_task(*task, handle);
+  if (KernelCh* kernel = pools.kernels.find(handle)) return stop_kernel(*kernel, handle);
+  if (ProxyStep* step = pools.proxy_steps.find(handle)) return stop_proxy_step(*step, handle);
+  if (ProxyOp* op = pools.proxy_ops.find(handle)) return stop_proxy_op(*op, handle);
+  if (ApiEvent* api = pools.api.find(handle)) return stop_api(*api, handle);
+  count(Count::late_child);
+}
+
+void state(void* handle, int state, const profiler::StateArgs* args) noexcept {
+  if (handle == nullptr) return;
+  if (ProxyStep* step = pools.proxy_steps.find(handle)) return proxy_state(*step, state, args);
+  KernelCh* kernel = pools.kernels.find(handle);
+  if (kernel != nullptr && state == profiler::kKernelChStop && args != nullptr)
+    kernel->end_timer.store(args->p_timer, std::memory_order_release);
+}
+
+void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elements) noexcept {
+  if (row.op_code == op_code::broadcast && hazards::broadcast_shifts_stamps())
+    entry.stamps.store(kStampsDistrusted, std::memory_order_relaxed);
+  if (version() != 4) return;  // later ones tell the call by its API event
+  RecentCall& recent = entry.recent[entry.recent_at.fetch_add(1, std::memory_order_relaxed) % kRecentCalls];
+  recent.call_id.store(0, std::memory_order_release);
+  recent.op = row.op_code;
+  recent.flags = row.nccl_flags;
+  recent.elements = elements;
+  recent.call_id.store(row.call_id, std::memory_order_release);
+}
+
+void sweep(std::uint64_t now, bool all) noexcept {
+  if (!loaded()) return;
+  const std::uint64_t hz = tick_hz();
+  sweep_proxy_ops(now, all, hz);
+  sweep_tasks(now, all, hz);
+  if (!all) return;
+  for (ContextSlot& slot : g_contexts)
+    if (slot.in_use.load(std::memory_order_acquire)) announce(slot);
+}
+
+void forget() noexcept {
+  g_lock.reset();
+  g_version.store(0, std::memory_order_relaxed);
+  for (ContextSlot& slot : g_contexts) slot.in_use.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace stashtrace::nccl::plugin

@@ -1,0 +1,176 @@
+// Operations as enqueued and their channels on the device. SPDX-License-Identifier: Apache-2.0
+//
+// A task's row is written once: when it was enqueued, all its channels have ended and its proxies too, or when nothing more
+// is to be expected. Its slot can still be read by late children; they write their own rows, which name the task.
+#include "collectors/nccl/hazards.h"
+#include "collectors/nccl/plugin_events.h"
+#include "collectors/nccl/room.h"
+#include "core/string_table.h"
+#include "device/timeline.h"
+#include "runtime/emit.h"
+
+namespace stashtrace::nccl::plugin {
+
+namespace {
+
+constexpr std::uint64_t kPartlyTimedSeconds = 10;  // since its last sign of life
+constexpr std::uint64_t kUntimedSeconds = 120;     // a kernel may wait for a late rank for long
+
+void stretch(std::atomic<std::int64_t>& value, std::int64_t to, bool lower) noexcept {
+  std::int64_t now = value.load(std::memory_order_relaxed);
+  while (now == -1 || (lower ? to < now : to > now))
+    if (value.compare_exchange_weak(now, to, std::memory_order_relaxed)) return;
+}
+
+void grow_to(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept {
+  std::uint64_t now = value.load(std::memory_order_relaxed);
+  while (to > now && !value.compare_exchange_weak(now, to, std::memory_order_relaxed)) continue;
+}
+
+void judge_stamps(Task& task, std::uint32_t timed) noexcept {
+  if (!task.expects_stamps) return;
+  CommEntry* entry = task.context->entry.load(std::memory_order_acquire);
+  if (timed == 0) count(Count::untimed);
+  if (entry == nullptr) return;
+  std::uint8_t now = entry->stamps.load(std::memory_order_relaxed);
+  const bool complete = timed > 0 && timed >= task.channels;
+  if (complete && now == kStampsUnknown) entry->stamps.compare_exchange_strong(now, kStampsCome, std::memory_order_relaxed);
+  if (timed == 0 && (now == kStampsUnknown || now == kStampsCome) && (task.flags & nccl_flag::replayed) == 0)
+    entry->stamps.compare_exchange_strong(now, kStampsMissing, std::memory_order_relaxed);
+}
+
+bool distrusted(const Task& task) noexcept {
+  const CommEntry* entry = task.context->entry.load(std::memory_order_acquire);
+  if (entry != nullptr) return entry->stamps.load(std::memory_order_relaxed) == kStampsDistrusted;
+  return task.op == op_code::broadcast && hazards::broadcast_shifts_stamps();
+}
+
+void write_task(Task& task, void* handle) noexcept {
+  if (task.written.exchange(true, std::memory_order_acq_rel)) return;
+  const bool use = !distrusted(task);
+  const std::uint32_t timed = use ? task.timed.load(std::memory_order_acquire) : 0;
+  schema::NcclTask row{};
+  row.begin_ticks = task.begin_ticks;
+  row.end_ticks = task.end_ticks.load(std::memory_order_relaxed);
+  row.group_hash = task.context->group_hash.load(std::memory_order_relaxed);
+  row.plugin_index = task.plugin_index;
+  row.begin_device_ns = timed > 0 ? task.begin_device_ns.load(std::memory_order_relaxed) : -1;
+  row.end_device_ns = timed > 0 ? task.end_device_ns.load(std::memory_order_relaxed) : -1;
+  row.call_id = task.call_id;
+  row.task_id = task.task_id;
+  row.algorithm_id = task.algorithm_id;
+  row.protocol_id = task.protocol_id;
+  row.channels_count = task.channels;
+  row.timed_count = static_cast<std::uint16_t>(timed);
+  row.op_code = task.op;
+  row.nccl_flags = task.flags;
+  row.device_index = task.device;
+  emit(row);
+  judge_stamps(task, timed);
+  pools.tasks.give_back(handle);
+}
+
+std::uint32_t id_of(const char* text) noexcept { return text != nullptr && *text != '\0' ? intern(text) : 0; }
+
+}  // namespace
+
+void* start_task(ContextSlot& context, const Event& event) noexcept {
+  void* handle = nullptr;
+  Task* task = pools.tasks.take(handle);
+  if (task == nullptr) {
+    count(Count::pool_full);
+    return nullptr;
+  }
+  announce(context);
+  const bool copy_engine = event.type == profiler::kCeColl;
+  task->context = &context;
+  task->begin_ticks = now_ticks();
+  task->op = op_of(event.func);
+  task->flags = static_cast<std::uint16_t>((copy_engine ? nccl_flag::copy_engine : 0) |
+                                           (event.symmetric ? nccl_flag::symmetric : 0));
+  task->call_id = call_of(context, event, task->op, task->flags);
+  task->task_id = new_task_id();
+  task->plugin_index = event.sequence;
+  task->algorithm_id = id_of(event.algorithm);
+  task->protocol_id = id_of(event.protocol);
+  task->channels = event.channels;
+  task->device = context.device;
+  task->expects_stamps = wants_stamps() && !copy_engine;
+  task->pending.store(1 + (task->expects_stamps ? event.channels : 0), std::memory_order_release);
+  return handle;
+}
+
+void stop_task(Task& task, void* handle) noexcept {
+  if (task.stopped.exchange(true, std::memory_order_acq_rel)) return;
+  grow_to(task.end_ticks, now_ticks());
+  child_ended(task, handle);
+}
+
+bool adopt_child(Task& task) noexcept {
+  std::int32_t pending = task.pending.load(std::memory_order_relaxed);
+  while (pending > 0)
+    if (task.pending.compare_exchange_weak(pending, pending + 1, std::memory_order_acq_rel)) return true;
+  return false;
+}
+
+void child_ended(Task& task, void* handle) noexcept {
+  grow_to(task.end_ticks, now_ticks());
+  if (task.pending.fetch_sub(1, std::memory_order_acq_rel) == 1) write_task(task, handle);
+}
+
+void* start_kernel(const Event& event) noexcept {
+  if (!recording()) return nullptr;
+  void* handle = nullptr;
+  KernelCh* kernel = pools.kernels.take(handle);
+  if (kernel == nullptr) {
+    count(Count::pool_full);
+    return nullptr;
+  }
+  kernel->task = event.parent;
+  kernel->begin_ticks = now_ticks();
+  kernel->begin_timer = event.kernel_ch.p_timer;
+  kernel->channel = event.kernel_ch.channel;
+  return handle;
+}
+
+void stop_kernel(KernelCh& kernel, void* handle) noexcept {
+  const KernelCh seen{kernel.task, kernel.begin_ticks, kernel.begin_timer, kernel.end_timer.load(std::memory_order_acquire),
+                      kernel.channel};
+  if (!pools.kernels.give_back(handle)) return;
+  Task* task = pools.tasks.find(seen.task);
+  const std::uint64_t end = seen.end_timer.load(std::memory_order_relaxed);
+  // Before 2.31 the proxy may poll a stop of the round before: it lies before the start, and nothing can be said.
+  const bool timed = seen.begin_timer != 0 && end != 0 && end >= seen.begin_timer;
+  if (!timed) count(Count::stamp_order);
+  if (task == nullptr) {
+    count(Count::late_child);
+    return;
+  }
+  if (!distrusted(*task))
+    emit(schema::NcclChannel{.begin_device_ns = seen.begin_timer != 0 ? static_cast<std::int64_t>(seen.begin_timer) : -1,
+                             .end_device_ns = timed ? static_cast<std::int64_t>(end) : -1,
+                             .task_id = task->task_id,
+                             .channel_index = seen.channel,
+                             .reserved_flags = 0});
+  const std::uint32_t ended = task->channels_ended.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (timed && !task->written.load(std::memory_order_acquire)) {
+    stretch(task->begin_device_ns, static_cast<std::int64_t>(seen.begin_timer), true);
+    stretch(task->end_device_ns, static_cast<std::int64_t>(end), false);
+    task->timed.fetch_add(1, std::memory_order_release);
+  }
+  if (task->expects_stamps && ended <= task->channels) child_ended(*task, seen.task);
+}
+
+void sweep_tasks(std::uint64_t now, bool all, std::uint64_t tick_hz) noexcept {
+  pools.kernels.each([&](void* handle, KernelCh& kernel) {
+    if (all || now - kernel.begin_ticks > kUntimedSeconds * tick_hz) stop_kernel(kernel, handle);
+  });
+  pools.tasks.each([&](void* handle, Task& task) {
+    const std::uint64_t last = task.end_ticks.load(std::memory_order_relaxed);
+    const std::uint64_t limit = task.timed.load(std::memory_order_relaxed) > 0 ? kPartlyTimedSeconds : kUntimedSeconds;
+    const bool old = task.stopped.load(std::memory_order_relaxed) && now > last && now - last > limit * tick_hz;
+    if (all || old) write_task(task, handle);
+  });
+}
+
+}  // namespace stashtrace::nccl::plugin

@@ -1,0 +1,131 @@
+// Fixed pools for events of the plugin: handles without allocation. SPDX-License-Identifier: Apache-2.0
+//
+// Caller: the plugin, on the job's, NCCL's proxy and profiler threads at once. Lock-free. A handle is a number, not a
+// pointer: generation, index, kind. Freed slots are reused in the order in which they were freed, so what a handle
+// named can still be read for thousands of events after its end, which late children of an event need.
+//
+//   handle  [ generation : 40 | index : 20 | kind : 4 ]
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/raw_syscall.h"
+
+namespace stashtrace::nccl {
+
+template <class T, std::uint32_t kSlots, unsigned kKind>
+class Slab {
+  static_assert((kSlots & (kSlots - 1)) == 0 && kSlots <= 1u << 20 && kKind > 0 && kKind < 16);
+
+ public:
+  // Once, before any other call. False without memory: every take() then fails.
+  bool prepare() noexcept {
+    if (slots_ != nullptr) return true;
+    void* memory = raw::mmap(nullptr, sizeof(Slot) * kSlots + sizeof(Cell) * kSlots, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == nullptr) return false;
+    cells_ = reinterpret_cast<Cell*>(static_cast<char*>(memory) + sizeof(Slot) * kSlots);
+    for (std::uint32_t i = 0; i < kSlots; ++i) {
+      cells_[i].index = i;
+      cells_[i].turn.store(i + 1, std::memory_order_relaxed);
+    }
+    tail_.store(kSlots, std::memory_order_relaxed);
+    slots_ = static_cast<Slot*>(memory);
+    return true;
+  }
+
+  // A zeroed value and its handle; null if all are in use.
+  T* take(void*& handle) noexcept {
+    std::uint32_t index = 0;
+    if (slots_ == nullptr || !pop(index)) return nullptr;
+    Slot& slot = slots_[index];
+    const std::uint64_t generation = slot.generation.load(std::memory_order_relaxed) + 1;
+    slot.value.reset();
+    slot.in_use.store(true, std::memory_order_relaxed);
+    slot.generation.store(generation, std::memory_order_release);
+    handle = reinterpret_cast<void*>(generation << 24 | std::uint64_t{index} << 4 | kKind);
+    return &slot.value;
+  }
+
+  // What the handle names, in use or freed but not reused; null for a stale handle, another kind, or null.
+  T* find(const void* handle) noexcept {
+    const auto word = reinterpret_cast<std::uint64_t>(handle);
+    const std::uint64_t index = word >> 4 & 0xfffff;
+    if (slots_ == nullptr || (word & 15) != kKind || index >= kSlots) return nullptr;
+    Slot& slot = slots_[index];
+    return slot.generation.load(std::memory_order_acquire) == word >> 24 ? &slot.value : nullptr;
+  }
+
+  // True for the one caller that ended it; the value stays readable.
+  bool give_back(const void* handle) noexcept {
+    const std::uint64_t index = reinterpret_cast<std::uint64_t>(handle) >> 4 & 0xfffff;
+    if (find(handle) == nullptr || !slots_[index].in_use.exchange(false, std::memory_order_acq_rel)) return false;
+    push(static_cast<std::uint32_t>(index));
+    return true;
+  }
+
+  // Calls visit(handle, value) for each slot in use: for sweeps and the end.
+  template <class Visit>
+  void each(Visit visit) noexcept {
+    if (slots_ == nullptr) return;
+    for (std::uint32_t i = 0; i < kSlots; ++i)
+      if (slots_[i].in_use.load(std::memory_order_acquire))
+        visit(reinterpret_cast<void*>(slots_[i].generation.load(std::memory_order_acquire) << 24 | std::uint64_t{i} << 4 | kKind),
+              slots_[i].value);
+  }
+
+  static constexpr unsigned kind() noexcept { return kKind; }
+
+ private:
+  struct Slot {
+    std::atomic<std::uint64_t> generation;
+    std::atomic<bool> in_use;
+    T value;
+  };
+  // The queue of free slots: a bounded ring in which each cell tells whose turn it is.
+  struct Cell {
+    std::atomic<std::uint64_t> turn;
+    std::uint32_t index;
+  };
+
+  bool pop(std::uint32_t& index) noexcept {
+    std::uint64_t at = head_.load(std::memory_order_relaxed);
+    for (;;) {
+      Cell& cell = cells_[at % kSlots];
+      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - (at + 1));
+      if (ahead < 0) return false;
+      if (ahead > 0) {
+        at = head_.load(std::memory_order_relaxed);
+      } else if (head_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) {
+        index = cell.index;
+        cell.turn.store(at + kSlots, std::memory_order_release);
+        return true;
+      }
+    }
+  }
+  void push(std::uint32_t index) noexcept {
+    std::uint64_t at = tail_.load(std::memory_order_relaxed);
+    for (;;) {
+      Cell& cell = cells_[at % kSlots];
+      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - at);
+      if (ahead != 0) {  // another producer was faster; full it cannot be: there are as many cells as slots
+        at = tail_.load(std::memory_order_relaxed);
+      } else if (tail_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) {
+        cell.index = index;
+        cell.turn.store(at + 1, std::memory_order_release);
+        return;
+      }
+    }
+  }
+
+  Slot* slots_ = nullptr;
+  Cell* cells_ = nullptr;
+  std::atomic<std::uint64_t> head_{0};
+  std::atomic<std::uint64_t> tail_{0};
+};
+
+}  // namespace stashtrace::nccl
