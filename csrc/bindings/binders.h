@@ -13,4 +13,5 @@
   BINDER(bind_codec)               \
   BINDER(bind_clock)               \
   BINDER(bind_kernels)             \
+  BINDER(bind_nccl)                \
   // end of list

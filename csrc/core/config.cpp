@@ -82,6 +82,10 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   if (number(variable(environment, "STASHTRACE_EVENT_BUDGET"), 0, 1'000'000'000, value)) config.event_budget = value;
   config.force_events = variable(environment, "STASHTRACE_FORCE_EVENTS") == "1";
   config.lookup_hook = variable(environment, "STASHTRACE_LOOKUP_HOOK") == "1";
+  const std::string_view nccl_source = variable(environment, "STASHTRACE_NCCL_SOURCE");
+  if (nccl_source == "plugin") config.nccl_source = NcclSource::plugin;
+  if (nccl_source == "events") config.nccl_source = NcclSource::events;
+  copy(config.nccl_chain, variable(environment, "STASHTRACE_NCCL_CHAIN"));
   const std::string_view drainer = variable(environment, "STASHTRACE_DRAINER");
   for (const auto mode : {DrainerMode::thread, DrainerMode::self, DrainerMode::off})
     if (drainer == name_of(mode)) config.drainer = mode;

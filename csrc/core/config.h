@@ -11,6 +11,7 @@
 namespace stashtrace {
 
 enum class DrainerMode : std::uint8_t { automatic, thread, self, off };
+enum class NcclSource : std::uint8_t { automatic, plugin, events };
 enum class LogLevel : std::uint8_t { error, info, debug };
 enum class KernelMode : std::uint8_t { off, nodes, graphs };  // graphs: one row per graph launch, not per node
 
@@ -18,6 +19,7 @@ struct Config {
   static constexpr std::size_t kDirBytes = 3072;  // PATH_MAX less room for our file names
   static constexpr std::size_t kRunIdBytes = 80;
   static constexpr std::size_t kStepsBytes = 64;
+  static constexpr std::size_t kChainBytes = 512;
 
   bool active = false;                       // STASHTRACE_DIR is set and usable as a path
   char dir[kDirBytes] = {};                  // STASHTRACE_DIR
@@ -32,6 +34,8 @@ struct Config {
   bool force_events = false;                 // STASHTRACE_FORCE_EVENTS
   bool lookup_hook = false;                  // STASHTRACE_LOOKUP_HOOK
   std::int64_t event_budget = 10'000;        // STASHTRACE_EVENT_BUDGET: events per second, 0: no limit
+  NcclSource nccl_source = NcclSource::automatic;  // STASHTRACE_NCCL_SOURCE
+  char nccl_chain[kChainBytes] = {};         // STASHTRACE_NCCL_CHAIN: what NCCL_PROFILER_PLUGIN was before us
   DrainerMode drainer = DrainerMode::automatic;  // STASHTRACE_DRAINER
   LogLevel log = LogLevel::error;            // STASHTRACE_LOG
 

@@ -67,6 +67,10 @@ STASHTRACE_API void stashtrace_device_mark(uint32_t kind, uint64_t stream, uint6
 STASHTRACE_API void stashtrace_kernels_step(uint64_t step) noexcept;
 STASHTRACE_API void stashtrace_kernels_step_aside(const char* who) noexcept;  // another profiler is about to start
 
+// Import-table slots of the process that lead to the hooks of NCCL now and did not before; -1 if that collector is off.
+// For a process without LD_PRELOAD. collectors/nccl/room.cpp.
+STASHTRACE_API int stashtrace_attach_nccl() noexcept;
+
 // libstashtrace_lookup.so asks: the function to give for a name of CUDA's driver, `real` itself unless
 // STASHTRACE_LOOKUP_HOOK=1. collectors/cuda/hooks_driver.cpp.
 STASHTRACE_API void* stashtrace_lookup(const char* name, void* real) noexcept;

@@ -57,8 +57,9 @@ def load_trace(
         If a table or rank is not there.
     """
     if tables is not None and set(tables) - set(TABLES):
-        raise UsageError(f"no such table: {', '.join(sorted(set(tables) - set(TABLES)))}",
-                         hint=f"there are {', '.join(TABLES)}")
+        raise UsageError(
+            f"no such table: {', '.join(sorted(set(tables) - set(TABLES)))}", hint=f"there are {', '.join(TABLES)}"
+        )
     session = Session.open(path, run_id=run_id, strict=strict, ranks=ranks)
     wanted = None if tables is None else frozenset(tables)
     parts = [session.decode(index, wanted) for index in range(len(session))]
@@ -104,5 +105,8 @@ def _warn(trace: Trace) -> None:
     serious = losses.take(losses["severity_code"] == int(Severity.DATA_LOSS))
     if len(serious):
         reasons = sorted({trace.text(c) for c in serious["name_code"]})
-        warnings.warn(f"{trace.path}: something is missing ({', '.join(reasons)}); see the losses table",
-                      DataLossWarning, stacklevel=3)
+        warnings.warn(
+            f"{trace.path}: something is missing ({', '.join(reasons)}); see the losses table",
+            DataLossWarning,
+            stacklevel=3,
+        )

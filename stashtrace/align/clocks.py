@@ -132,8 +132,9 @@ def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
     return 1e9 / tick_hz, _MAX_HEADER_DRIFT_PPB
 
 
-def consistent_run(ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float,
-                drift_ppb: int) -> tuple[Int64, int]:
+def consistent_run(
+    ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float, drift_ppb: int
+) -> tuple[Int64, int]:
     """The longest run of readings that one clock of about the nominal rate could give, and how many it leaves out.
 
     A reading that its neighbours contradict is left out; where the clock jumped for good, a new run begins.

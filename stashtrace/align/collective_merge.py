@@ -217,9 +217,7 @@ def _details(details: Table, of_device: Int64, merged: Table) -> Table:
     return Table(TABLES["collective_details"], changes)
 
 
-def _count_untimed(
-    merged: Table, details: Table, on_nccl: npt.NDArray[np.uint64], context: DecodeContext
-) -> None:
+def _count_untimed(merged: Table, details: Table, on_nccl: npt.NDArray[np.uint64], context: DecodeContext) -> None:
     """A collective of the device without its times is counted, never guessed."""
     untimed = (merged["status_code"] == UNSEEN_STATUS) & (merged["device_begin_ns"] < 0)
     host = merged["source_code"] == CollectiveSource.HOST

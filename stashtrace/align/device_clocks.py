@@ -192,11 +192,31 @@ def device_times(
 def _note(losses: list[tuple[int, LossRow]], index: int, device: int, code: int, found: DeviceTime) -> None:
     name = f"the {DeviceClock(code).name.lower()} clock of GPU {device}"
     if found.anchors_count == 1:
-        losses.append((index, ("cuda", "device_drift_unknown", int(Severity.INFO), 1,
-                               f"{name} was read once: its drift is unknown, and its error grows with time")))
+        losses.append(
+            (
+                index,
+                (
+                    "cuda",
+                    "device_drift_unknown",
+                    int(Severity.INFO),
+                    1,
+                    f"{name} was read once: its drift is unknown, and its error grows with time",
+                ),
+            )
+        )
     if found.rejected_count:
-        losses.append((index, ("cuda", "device_clock_readings_rejected", int(Severity.ERROR), found.rejected_count,
-                               f"some readings of {name} contradict the others")))
+        losses.append(
+            (
+                index,
+                (
+                    "cuda",
+                    "device_clock_readings_rejected",
+                    int(Severity.ERROR),
+                    found.rejected_count,
+                    f"some readings of {name} contradict the others",
+                ),
+            )
+        )
 
 
 def _uuids(raw: RawProcess) -> dict[int, str]:

@@ -47,8 +47,9 @@ def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozense
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
-        joined.update(_number_collectives(joined["collectives"], joined.get("collective_waits"),
-                                          joined.get("collective_details")))
+        joined.update(
+            _number_collectives(joined["collectives"], joined.get("collective_waits"), joined.get("collective_details"))
+        )
     if "groups" in joined:
         collectives = joined.get("collectives", Table.empty(TABLES["collectives"]))
         joined["groups"] = name_communicators(joined["groups"], collectives, session.group_notes, session.tracks)
@@ -67,11 +68,11 @@ def _offset_keys(parts: Sequence[EventTables]) -> None:
         count = len(part.collectives)
         if count and first:
             part._tables["collectives"] = part.collectives.replace(
-                collective_key=part.collectives["collective_key"] + first)
+                collective_key=part.collectives["collective_key"] + first
+            )
         details = part.collective_details
         if len(details) and first:
-            part._tables["collective_details"] = details.replace(
-                collective_key=details["collective_key"] + first)
+            part._tables["collective_details"] = details.replace(collective_key=details["collective_key"] + first)
         waits = part.collective_waits
         if len(waits) and first:
             keys = waits["collective_key"]
@@ -104,8 +105,10 @@ def _sorted(table: Table, keys: Sequence[str]) -> Table:
     """Sorted by the keys; no copy if it is already."""
     if not keys or len(table) < 2:
         return table
-    in_order = all(_in_order([table[name][at:at + _CHECK_ROWS + 1] for name in keys])
-                   for at in range(0, len(table) - 1, _CHECK_ROWS))
+    in_order = all(
+        _in_order([table[name][at : at + _CHECK_ROWS + 1] for name in keys])
+        for at in range(0, len(table) - 1, _CHECK_ROWS)
+    )
     return table if in_order else table.sort_by(*keys)
 
 

@@ -117,8 +117,11 @@ def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
     parents = []
     for index, facts in enumerate(processes):
         candidates = by_pid.get((str(facts.metadata.get("boot_id", "")), int(facts.metadata.get("ppid", -1))), [])
-        named = [c for c in candidates
-                 if processes[c].metadata.get("incarnation") == facts.metadata.get("parent_incarnation")]
+        named = [
+            c
+            for c in candidates
+            if processes[c].metadata.get("incarnation") == facts.metadata.get("parent_incarnation")
+        ]
         begun = [c for c in candidates if processes[c].begin_ns <= facts.begin_ns and c != index]
         choice = named or begun
         parent = max(choice, key=lambda c: processes[c].begin_ns, default=-1)
@@ -150,8 +153,9 @@ def _is_worker(index: int, processes: Sequence[ProcessFacts], identities: Sequen
     return makes_batches and any(processes[a].row_counts.get("batch", 0) for a in _ancestors(index, identities))
 
 
-def _leaders(processes: Sequence[ProcessFacts], identities: Sequence[Identity], own: Sequence[int],
-             workers: set[int]) -> dict[int, int]:
+def _leaders(
+    processes: Sequence[ProcessFacts], identities: Sequence[Identity], own: Sequence[int], workers: set[int]
+) -> dict[int, int]:
     """Rank -> the process that is it: who trains, else the topmost one that has the rank in its environment."""
     candidates: dict[int, list[int]] = {}
     for index, rank in enumerate(own):
@@ -159,21 +163,42 @@ def _leaders(processes: Sequence[ProcessFacts], identities: Sequence[Identity], 
             candidates.setdefault(rank, []).append(index)
     leaders: dict[int, int] = {}
     for rank, indices in sorted(candidates.items()):
-        leaders[rank] = min(indices, key=lambda i: (
-            "rank" not in processes[i].learned, not processes[i].trains, len(_ancestors(i, identities)),
-            processes[i].begin_ns, -int(processes[i].metadata.get("incarnation", 0))))
+        leaders[rank] = min(
+            indices,
+            key=lambda i: (
+                "rank" not in processes[i].learned,
+                not processes[i].trains,
+                len(_ancestors(i, identities)),
+                processes[i].begin_ns,
+                -int(processes[i].metadata.get("incarnation", 0)),
+            ),
+        )
     if leaders or not processes:
         return leaders
     # Nobody has a rank: a job of one process, or something that is no training job at all.
     roots = [i for i in range(len(processes)) if i not in workers]
-    best = max(roots, default=0, key=lambda i: (
-        processes[i].trains, processes[i].row_counts.get("batch", 0), -len(_ancestors(i, identities)),
-        sum(processes[i].row_counts.values()), -processes[i].begin_ns))
+    best = max(
+        roots,
+        default=0,
+        key=lambda i: (
+            processes[i].trains,
+            processes[i].row_counts.get("batch", 0),
+            -len(_ancestors(i, identities)),
+            sum(processes[i].row_counts.values()),
+            -processes[i].begin_ns,
+        ),
+    )
     return {0: best}
 
 
-def _serve(index: int, identities: Sequence[Identity], processes: Sequence[ProcessFacts], own: Sequence[int],
-           leaders: Mapping[int, int], workers: set[int]) -> None:
+def _serve(
+    index: int,
+    identities: Sequence[Identity],
+    processes: Sequence[ProcessFacts],
+    own: Sequence[int],
+    leaders: Mapping[int, int],
+    workers: set[int],
+) -> None:
     """Rank that a process without a rank of its own works for."""
     identity = identities[index]
     master = next((a for a in _ancestors(index, identities) if identities[a].role is ProcessRole.RANK), -1)

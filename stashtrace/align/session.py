@@ -62,8 +62,10 @@ class HostClock:
             return
         self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
         self.method = "realtime"
-        self.error_ns = max(_REALTIME_ERROR_NS, self.realtime_error_ns + reference.realtime_error_ns
-                            + self.map.error_ns + reference.map.error_ns)
+        self.error_ns = max(
+            _REALTIME_ERROR_NS,
+            self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
+        )
 
     def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
         """Ticks -> ns of the common clock."""
@@ -92,8 +94,15 @@ class Session:
         self.origin_monotonic_ns = 0
 
     @classmethod
-    def open(cls, path: Path | Sequence[Path], *, run_id: str | None = None, strict: bool = False,
-             ranks: Collection[int] | None = None, strings: StringPool | None = None) -> Session:
+    def open(
+        cls,
+        path: Path | Sequence[Path],
+        *,
+        run_id: str | None = None,
+        strict: bool = False,
+        ranks: Collection[int] | None = None,
+        strings: StringPool | None = None,
+    ) -> Session:
         """Open a run and find out everything but its rows. See ``load_trace`` for the parameters."""
         paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(p) for p in path]
         if not paths:
@@ -118,16 +127,24 @@ class Session:
     def _identify(self, ranks: Collection[int] | None) -> None:
         facts = [_facts(raw, file, self.clocks[_domain(raw)]) for raw, file in zip(self.core, self.files, strict=True)]
         identities = identify(facts)
-        leader = min((i for i, who in enumerate(identities) if who.role is ProcessRole.RANK),
-                     key=lambda i: identities[i].rank, default=0)
+        leader = min(
+            (i for i, who in enumerate(identities) if who.role is ProcessRole.RANK),
+            key=lambda i: identities[i].rank,
+            default=0,
+        )
         reference = self.clock_of(leader)
         self.reference = reference.boot_id
         for clock in self.clocks.values():
             clock.refer_to(reference)
-        begins = [int(self.clock_of(i).map(_ticks(f.metadata))[0]) + self.clock_of(i).offset_ns
-                  for i, f in enumerate(self.files)]
-        begins += [int(run.run["begin_monotonic_ns"]) for run in self.runs
-                   if run.run.get("boot_id") == self.reference and isinstance(run.run.get("begin_monotonic_ns"), int)]
+        begins = [
+            int(self.clock_of(i).map(_ticks(f.metadata))[0]) + self.clock_of(i).offset_ns
+            for i, f in enumerate(self.files)
+        ]
+        begins += [
+            int(run.run["begin_monotonic_ns"])
+            for run in self.runs
+            if run.run.get("boot_id") == self.reference and isinstance(run.run.get("begin_monotonic_ns"), int)
+        ]
         self.origin_monotonic_ns = min(begins)
         for clock in self.clocks.values():
             clock.origin_ns = self.origin_monotonic_ns
@@ -139,21 +156,40 @@ class Session:
         there, missing, world = missing_ranks(identities)
         if missing and there:
             listed = ", ".join(map(str, there[:-1])) + (" and " if len(there) > 1 else "") + str(there[-1])
-            self.losses.append((-1, (
-                "format", "ranks_missing", int(Severity.DATA_LOSS), len(missing),
-                f"run directory {self.path} holds rank{'s' if len(there) > 1 else ''} {listed} of {world}; "
-                "merge the directories of the other hosts: `stashtrace merge DIR OTHER...`")))
+            self.losses.append(
+                (
+                    -1,
+                    (
+                        "format",
+                        "ranks_missing",
+                        int(Severity.DATA_LOSS),
+                        len(missing),
+                        f"run directory {self.path} holds rank{'s' if len(there) > 1 else ''} {listed} of {world}; "
+                        "merge the directories of the other hosts: `stashtrace merge DIR OTHER...`",
+                    ),
+                )
+            )
 
     def _choose(self, identities: list[Identity], facts: Sequence[ProcessFacts], ranks: Collection[int] | None) -> None:
         """Keep the wanted processes, in the order of the processes table, and number them."""
         there = {i.rank for i in identities if i.role is ProcessRole.RANK}
         if ranks is not None and not set(ranks) <= there:
-            raise UsageError(f"{self.path} has no rank {', '.join(map(str, sorted(set(ranks) - there)))}",
-                             hint=f"it has {', '.join(map(str, sorted(there)))}")
+            raise UsageError(
+                f"{self.path} has no rank {', '.join(map(str, sorted(set(ranks) - there)))}",
+                hint=f"it has {', '.join(map(str, sorted(there)))}",
+            )
         kept = [i for i, who in enumerate(identities) if ranks is None or who.rank < 0 or who.rank in ranks]
         role_order = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2, ProcessRole.LAUNCHER: 3}
-        kept.sort(key=lambda i: (identities[i].rank < 0, identities[i].rank, role_order[identities[i].role],
-                                 identities[i].worker_id, facts[i].begin_ns, self.files[i].name))
+        kept.sort(
+            key=lambda i: (
+                identities[i].rank < 0,
+                identities[i].rank,
+                role_order[identities[i].role],
+                identities[i].worker_id,
+                facts[i].begin_ns,
+                self.files[i].name,
+            )
+        )
         number = {old: new for new, old in enumerate(kept)}
         for who in identities:
             who.parent = number.get(who.parent, -1)
@@ -218,28 +254,64 @@ class Session:
         total = 0
         for file in self.files:
             counts = file.row_counts()
-            total += sum(counts.get(r, 0) for room in self._rooms(file, frozenset({"io"})) if _is_streamed(room)
-                         for r in room.records)
+            total += sum(
+                counts.get(r, 0)
+                for room in self._rooms(file, frozenset({"io"}))
+                if _is_streamed(room)
+                for r in room.records
+            )
         return total
 
     def _context(self, index: int, raw: RawProcess, wanted: frozenset[str] | None) -> DecodeContext:
         who = self.identities[index]
-        identity = ProcessIdentity(index, int(raw.metadata.get("pid", 0)), who.rank, who.local_rank, who.world_size,
-                                   who.role, who.worker_id, who.parent)
-        return DecodeContext(identity, tracks=self.tracks, texts=raw.strings, clock=self.clock_of(index),
-                             wanted=wanted, device_times=self.device_times[index])
+        identity = ProcessIdentity(
+            index,
+            int(raw.metadata.get("pid", 0)),
+            who.rank,
+            who.local_rank,
+            who.world_size,
+            who.role,
+            who.worker_id,
+            who.parent,
+        )
+        return DecodeContext(
+            identity,
+            tracks=self.tracks,
+            texts=raw.strings,
+            clock=self.clock_of(index),
+            wanted=wanted,
+            device_times=self.device_times[index],
+        )
 
     def _rooms(self, file: StashFile, wanted: frozenset[str] | None) -> list[Room]:
         """Rooms that have rows in this file and fill a wanted table; a room without decoder is a loss."""
         counts = file.row_counts()
-        names = dict.fromkeys(["core", *(lay.collector for lay in file.layouts.values()
-                                         if counts.get(lay.name) and lay.name in current_layouts())])
+        names = dict.fromkeys(
+            [
+                "core",
+                *(
+                    lay.collector
+                    for lay in file.layouts.values()
+                    if counts.get(lay.name) and lay.name in current_layouts()
+                ),
+            ]
+        )
         rooms = []
         for name in names:
             room = resolve(name)
             if room is None:
-                self.losses.append((-1, ("format", "no_decoder", int(Severity.ERROR), 1,
-                                         f"records of {name} cannot be read by this stashtrace")))
+                self.losses.append(
+                    (
+                        -1,
+                        (
+                            "format",
+                            "no_decoder",
+                            int(Severity.ERROR),
+                            1,
+                            f"records of {name} cannot be read by this stashtrace",
+                        ),
+                    )
+                )
             elif wanted is None or name == "core" or not room.tables or wanted.intersection(room.tables):
                 rooms.append(room)
         return rooms
@@ -248,8 +320,11 @@ class Session:
         """Last sign of life: the latest moment in any of its rows."""
         clock = self.clock_of(index)
         latest = [int(clock(_ticks(self.files[index].metadata))[0])]
-        latest += [int(clock(r.rows["ticks"]).max()) for name, r in self.core[index].records.items()
-                   if name in ("clock_sync", "metadata", "thread_info") and len(r.rows)]
+        latest += [
+            int(clock(r.rows["ticks"]).max())
+            for name, r in self.core[index].records.items()
+            if name in ("clock_sync", "metadata", "thread_info") and len(r.rows)
+        ]
         for table in tables.values():
             latest += [int(table[n].max()) for n in ("end_ns", "ts_ns", "return_ns") if n in table and len(table)]
         return max(latest)
@@ -264,14 +339,34 @@ class Session:
             rows += [(-1, row) for row in run.losses]
         rejected = sum(clock.map.rejected_count for clock in self.clocks.values())
         if rejected:
-            rows.append((-1, ("core", "clock_readings_rejected", int(Severity.ERROR), rejected,
-                              "some clock readings contradict the others; the host may have been suspended")))
+            rows.append(
+                (
+                    -1,
+                    (
+                        "core",
+                        "clock_readings_rejected",
+                        int(Severity.ERROR),
+                        rejected,
+                        "some clock readings contradict the others; the host may have been suspended",
+                    ),
+                )
+            )
         if any(file.has_ring for file in self.files):
             live = LiveRings.look()
             going = sum(live.holds(file) for file in self.files)
             if going:
-                rows.append((-1, ("format", "still_recording", int(Severity.INFO), going,
-                                  f"{going} processes are still recording; load again for the rest")))
+                rows.append(
+                    (
+                        -1,
+                        (
+                            "format",
+                            "still_recording",
+                            int(Severity.INFO),
+                            going,
+                            f"{going} processes are still recording; load again for the rest",
+                        ),
+                    )
+                )
         merged: dict[tuple[int, str, str, int, str], int] = {}
         for process_id, (collector, reason, severity, count, advice) in rows:
             key = (process_id, collector, reason, severity, advice)
@@ -289,19 +384,36 @@ class Session:
         for index, (file, who) in enumerate(zip(self.files, self.identities, strict=True)):
             facts = file.metadata
             begin = int(self.clock_of(index)(_ticks(facts))[0])
-            rows.append((index, code(str(facts.get("host", ""))), code(str(facts.get("boot_id", ""))),
-                         code(str(facts.get("netns", ""))), int(facts.get("pid", 0)), who.parent, who.rank,
-                         who.local_rank, who.world_size, int(who.role), who.worker_id, code(who.name), begin,
-                         max(begin, self.ends_ns[index])))
+            rows.append(
+                (
+                    index,
+                    code(str(facts.get("host", ""))),
+                    code(str(facts.get("boot_id", ""))),
+                    code(str(facts.get("netns", ""))),
+                    int(facts.get("pid", 0)),
+                    who.parent,
+                    who.rank,
+                    who.local_rank,
+                    who.world_size,
+                    int(who.role),
+                    who.worker_id,
+                    code(who.name),
+                    begin,
+                    max(begin, self.ends_ns[index]),
+                )
+            )
         return Table.from_rows(TABLES["processes"], rows)
 
     def alignment_table(self) -> Table:
         """The ``alignment`` table."""
         code = self.strings.code
-        return Table.from_rows(TABLES["alignment"], [
-            (code(clock.boot_id), code(self.reference), clock.offset_ns, 0, clock.error_ns, code(clock.method))
-            for clock in self.clocks.values()
-        ])
+        return Table.from_rows(
+            TABLES["alignment"],
+            [
+                (code(clock.boot_id), code(self.reference), clock.offset_ns, 0, clock.error_ns, code(clock.method))
+                for clock in self.clocks.values()
+            ],
+        )
 
     def metadata_table(self, parts: Sequence[Table]) -> Table:
         """Facts of the run, then those of its processes."""
@@ -363,8 +475,10 @@ def _host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tup
     clocks = {}
     for domain, parts in readings.items():
         if not parts:
-            raise FormatError(f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
-                              hint="the file header names no start time; it is damaged or not from stashtrace")
+            raise FormatError(
+                f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
+                hint="the file header names no start time; it is damaged or not from stashtrace",
+            )
         joined = Readings.concat(parts)
         rate = float(np.median(rates[domain]))
         clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
@@ -380,6 +494,12 @@ def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
     if rows is not None and len(rows.rows):
         r = rows.rows
         bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
-        found.append(Readings(r["ticks"].astype(np.int64), r["monotonic_ns"].astype(np.int64),
-                              r["realtime_ns"].astype(np.int64), bracket))
+        found.append(
+            Readings(
+                r["ticks"].astype(np.int64),
+                r["monotonic_ns"].astype(np.int64),
+                r["realtime_ns"].astype(np.int64),
+                bracket,
+            )
+        )
     return found

@@ -89,7 +89,7 @@ def _load(session: Session, outline: Outline) -> Table:
     columns = {c.name: np.empty(session.io_rows_count(), dtype=c.dtype) for c in schema.columns}
     notable = _Columns()
     in_order = _read(outline, notable=notable, columns=columns)
-    table = Table(schema, {n: c[:outline.rows_count] for n, c in columns.items()})
+    table = Table(schema, {n: c[: outline.rows_count] for n, c in columns.items()})
     outline.notable = notable.table()
     if in_order:
         return table
@@ -108,14 +108,14 @@ def _read(outline: Outline, *, notable: _Columns, columns: dict[str, Array] | No
         in_order &= last <= (int(track[0]), int(begin[0]))
         if columns is not None:
             for name, column in columns.items():
-                column[filled:filled + len(piece)] = piece[name]
+                column[filled : filled + len(piece)] = piece[name]
         elif not in_order:
             return False
         last = int(track[-1]), int(begin[-1])
         outline.begin_ns = min(outline.begin_ns, int(begin.min())) if filled else int(begin.min())
         outline.end_ns = max(outline.end_ns, int(end.max())) if filled else int(end.max())
         counts = np.bincount(track - track[0])
-        outline.counts[track[0]:track[0] + len(counts)] += counts
+        outline.counts[track[0] : track[0] + len(counts)] += counts
         notable.add(piece, np.flatnonzero(_is_notable(piece)))
         filled += len(piece)
     outline.rows_count = filled

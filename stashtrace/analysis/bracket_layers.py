@@ -84,9 +84,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     host_paced = idle - drained - stood.saving - stood.reading - still
     layers.append(Layer(_COMPUTE, host_paced, (StallKind.LAUNCH,)))
     layers.append(Layer(_COMPUTE, whole))
-    return RankLayers(
-        "brackets", layers, divided.late, beside={"host_paced": host_paced, "graph_opaque": opaque}
-    )
+    return RankLayers("brackets", layers, divided.late, beside={"host_paced": host_paced, "graph_opaque": opaque})
 
 
 def _of(seen: list[Exposed], what: int) -> TimeSet:
@@ -108,9 +106,7 @@ def _all_waiting(view: DeviceView, whole: TimeSet) -> TimeSet:
 
 def _loading(index: TraceIndex, thread: StepThread, time: TimeSet) -> list[Layer]:
     """Exposed batch waits by what the worker did; where the loader left no record, by none of it."""
-    layers = [
-        Layer(x.kind, x.time & time, x.doubts) for x in batch_layers(index, thread, batch_waits(index, thread))
-    ]
+    layers = [Layer(x.kind, x.time & time, x.doubts) for x in batch_layers(index, thread, batch_waits(index, thread))]
     return [*layers, Layer(StallKind.PREP, time, (StallKind.FETCH, StallKind.HANDOFF))]
 
 

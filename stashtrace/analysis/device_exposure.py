@@ -196,9 +196,7 @@ class DeviceView:
         return TimeSet.of(before, after)
 
 
-def _copies(
-    direction: Int64, among: npt.NDArray[np.bool_]
-) -> list[tuple[int, npt.NDArray[np.bool_]]]:
+def _copies(direction: Int64, among: npt.NDArray[np.bool_]) -> list[tuple[int, npt.NDArray[np.bool_]]]:
     """Rows of copies by what they are to the budget; one inside a device is the device's own work."""
     peer = direction == CopyDirection.PEER
     return [(COPY, among & ~peer & (direction != CopyDirection.DEVICE_TO_DEVICE)), (PEER, among & peer)]

@@ -92,9 +92,7 @@ def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
     return np.isin(codes, nccl)
 
 
-def _from_kernels(
-    trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Times of untimed rows from the kernels that their calls launched; which rows got them."""
     table, kernels = trace.collectives, trace.kernels
     found = np.zeros(len(table), dtype=bool)

@@ -99,4 +99,3 @@ def _combined(index: TraceIndex, thread: StepThread, windows: dict[str, TimeSet]
     begin, end, tag = (int64(np.concatenate(c)) for c in zip(*((x.begin, x.end, x.tag) for x in late), strict=True))
     order = np.argsort(begin, kind="stable")
     return RankLayers("host", layers, Tagged(begin[order], end[order], tag[order]), tuple(segments), beside)
-

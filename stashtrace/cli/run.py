@@ -11,7 +11,7 @@ from stashtrace.cli.merging import merge_and_report
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError
-from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS
+from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS, NCCL_SOURCES
 from stashtrace.launch.run import Outcome, run_command
 
 
@@ -51,6 +51,10 @@ def parser() -> Parser:
         help="also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
     )  # fmt: skip
     parser.add_argument(
+        "--nccl-source", choices=NCCL_SOURCES,
+        help="device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
     parser.add_argument(
@@ -74,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
         nvml_links=arguments.nvml_links,
         kernels=arguments.kernels,
         kernels_steps=arguments.kernels_steps,
+        nccl_source=arguments.nccl_source,
         event_budget=arguments.event_budget,
         lookup_hook=arguments.lookup_hook,
         grace_s=arguments.grace,
@@ -112,7 +117,10 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
     if "--" in argv:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
-    takes_value = {"--out", "--steps", "--kernels-steps", "--collectors", "--nvml-hz", "--event-budget", "--grace"}
+    takes_value = {
+        "--out", "--steps", "--kernels-steps", "--collectors", "--nvml-hz", "--event-budget", "--nccl-source",
+        "--grace",
+    }  # fmt: skip
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 2 if argv[at] in takes_value else 1

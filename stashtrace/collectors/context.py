@@ -210,8 +210,12 @@ class DecodeContext:
             time = self._device_time(device, clock_code)
             if time is None:
                 clock = DeviceClock(clock_code).name.lower()
-                self.add_loss("cuda", "device_clock_missing", count,
-                              f"no reading of the {clock} clock of GPU {device}: its times cannot be placed")
+                self.add_loss(
+                    "cuda",
+                    "device_clock_missing",
+                    count,
+                    f"no reading of the {clock} clock of GPU {device}: its times cannot be placed",
+                )
             else:
                 out[chosen] = time.to_common(given[chosen].view(np.uint64))
         return out
@@ -331,8 +335,9 @@ class DecodeContext:
         """Whether the caller will keep this table."""
         return self.wanted is None or table in self.wanted
 
-    def add_loss(self, collector: str, reason: str, lost_count: int, advice: str = "",
-                 severity: Severity = Severity.DATA_LOSS) -> None:
+    def add_loss(
+        self, collector: str, reason: str, lost_count: int, advice: str = "", severity: Severity = Severity.DATA_LOSS
+    ) -> None:
         """Report something that the rows show to be missing."""
         self.losses.append((collector, reason, int(severity), int(lost_count), advice))
 

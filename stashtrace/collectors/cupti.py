@@ -90,9 +90,7 @@ def _streams(
     return known[code]
 
 
-def _by_launches(
-    rows: npt.NDArray[np.void], code: Int64, count: int, raw: RawProcess, context: DecodeContext
-) -> Int64:
+def _by_launches(rows: npt.NDArray[np.void], code: Int64, count: int, raw: RawProcess, context: DecodeContext) -> Int64:
     """Track of the stream behind each of CUPTI's numbers, -1 where no launch tells."""
     known = np.full(count, -1, dtype=np.int64)
     records = raw.records.get("device_bracket")
@@ -110,9 +108,7 @@ def _by_launches(
         mine = launched[rows["tid"][launched] == tid]
         at = first + np.searchsorted(brackets["call_ticks"][first:last], rows["launch_ticks"][mine], side="right") - 1
         inside = (at >= first) & (rows["launch_ticks"][mine] < brackets["return_ticks"][np.maximum(at, 0)])
-        pairs, times = np.unique(
-            np.stack([code[mine[inside]], track[at[inside]]], axis=1), axis=0, return_counts=True
-        )
+        pairs, times = np.unique(np.stack([code[mine[inside]], track[at[inside]]], axis=1), axis=0, return_counts=True)
         for (number, stream), votes_count in zip(pairs.tolist(), times.tolist(), strict=True):
             votes[number, stream] = votes.get((number, stream), 0) + votes_count
     for (number, stream), _ in sorted(votes.items(), key=lambda each: each[1]):

@@ -81,9 +81,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     plugin = _Plugin(tasks, owner, count, context)
     call_ns = joined(context.to_ns(calls["call_ticks"]), context.to_ns(lone["begin_ticks"]))
     return_ns = joined(context.to_ns_or_unseen(calls["return_ticks"]), -1)
-    events_begin, events_end = (
-        np.append(times, np.full(len(lone), -1)) for times in _events(calls, raw, context)
-    )
+    events_begin, events_end = (np.append(times, np.full(len(lone), -1)) for times in _events(calls, raw, context))
     stray = _stray(plugin, events_begin, events_end, context)
     by_plugin = (plugin.begin_ns >= 0) & ~stray
     # The kernel cannot start before the call that launches it has come that far: a lower bound of the entry.

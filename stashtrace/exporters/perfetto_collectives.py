@@ -176,9 +176,7 @@ def _place(
     return track
 
 
-def _parents(
-    trace: Trace, places: Mapping[int, Places], table: Table, on_device: npt.NDArray[np.bool_]
-) -> Ints:
+def _parents(trace: Trace, places: Mapping[int, Places], table: Table, on_device: npt.NDArray[np.bool_]) -> Ints:
     """Track below which the line of each row's communicator hangs."""
     devices = dict(zip(trace.streams["track_id"].tolist(), trace.streams["device_index"].tolist(), strict=True))
     stream = np.where(on_device, table["stream_track_id"], -2)

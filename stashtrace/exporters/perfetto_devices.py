@@ -139,9 +139,7 @@ def host_lead(rows: RankRows, process: int, device: int) -> tuple[Ints, Doubles]
 
 
 _STEP_LINES = {0: Line("GPU steps", 0, "From one step's event to the next, on the device")}
-_ABOUT_WAITS = (
-    "What a stream with compute was seen to wait for: it had run dry while the host or another stream worked"
-)
+_ABOUT_WAITS = "What a stream with compute was seen to wait for: it had run dry while the host or another stream worked"
 
 
 def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
@@ -254,9 +252,7 @@ def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Tabl
     copies = brackets["bracket_code"][rows] == Bracket.COPY
     word = np.where(copies, np.minimum(brackets["copy_code"][rows], len(_DIRECTIONS) - 1), len(_DIRECTIONS))
     names = Texts([*(f"copy {d}".strip() for d in _DIRECTIONS), "graph launch"])
-    plain = Piece(
-        brackets["thread_track_id"][rows], call, np.maximum(brackets["return_ns"][rows], call), word, names
-    )
+    plain = Piece(brackets["thread_track_id"][rows], call, np.maximum(brackets["return_ns"][rows], call), word, names)
     plain.flows.append((np.arange(len(rows)), ids))
     launched = np.flatnonzero((kernels["launch_ns"] >= 0) & (kernels["thread_track_id"] >= 0))
     ids = tree.flow_ids(len(launched))

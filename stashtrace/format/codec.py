@@ -87,7 +87,7 @@ def _split(dtype: np.dtype[np.void]) -> _Split:
     texts = _text_fields(dtype)
     kept = np.ones(dtype.itemsize, dtype=bool)
     for offset, size in texts:
-        kept[offset:offset + size] = False
+        kept[offset : offset + size] = False
     moved = np.cumsum(kept) - 1
     names = [n for n in dtype.names or () if dtype[n].kind != "S"]
     assert dtype.fields is not None
@@ -108,7 +108,7 @@ def _pack_texts(rows: npt.NDArray[np.void]) -> bytes | None:
     split, matrix = _split(rows.dtype), _matrix(rows)
     listed: list[bytes] = []
     for offset, size in split.texts:
-        column: list[bytes] = np.ascontiguousarray(matrix[:, offset:offset + size]).view(f"S{size}")[:, 0].tolist()
+        column: list[bytes] = np.ascontiguousarray(matrix[:, offset : offset + size]).view(f"S{size}")[:, 0].tolist()
         listed += column
     joined = b"".join(text + b"\0" for text in listed)
     if joined.count(0) != len(listed):
@@ -134,11 +134,11 @@ def _unpack_texts(payload: bytes, row_count: int, dtype: np.dtype[np.void]) -> B
     if len(texts) != len(split.texts) * row_count + 1 or texts[-1]:
         raise FormatError("segment does not hold one text a row")
     for n, (offset, size) in enumerate(split.texts):
-        own = texts[n * row_count:(n + 1) * row_count]
+        own = texts[n * row_count : (n + 1) * row_count]
         if max(map(len, own), default=0) > size:
             raise FormatError("segment holds a text that is too long")
         column = np.array(own, dtype=f"S{size}")
-        out[:, offset:offset + size] = np.frombuffer(column.tobytes(), dtype=np.uint8).reshape(row_count, size)
+        out[:, offset : offset + size] = np.frombuffer(column.tobytes(), dtype=np.uint8).reshape(row_count, size)
     return out.reshape(-1)
 
 

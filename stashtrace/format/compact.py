@@ -197,7 +197,7 @@ def _segments(process: StashFile, checksums: list[int]) -> Iterator[bytes]:
             if lane is None:
                 lane = lanes[key] = _Lane(chunk.layout, chunk.first_sequence + begin)
             take = min(len(chunk.rows) - begin, _SEGMENT_ROWS - lane.rows)
-            lane.parts.append(bytes(data[begin * size:(begin + take) * size]))
+            lane.parts.append(bytes(data[begin * size : (begin + take) * size]))
             lane.rows += take
             buffered += take * size
             begin += take
@@ -222,8 +222,15 @@ def _pack(key: tuple[int, int, int], lane: _Lane, checksums: list[int]) -> bytes
     if not _equal(decode(codec, payload, lane.rows, lane.layout.dtype), raw):
         raise FormatError(f"{lane.layout.name} rows do not survive packing")
     checksums.append(zlib.crc32(payload))
-    return pack_segment(payload, record_id=record_id, codec=codec, tid=tid, lane_id=lane_id, row_count=lane.rows,
-                        first_sequence=lane.first_sequence)
+    return pack_segment(
+        payload,
+        record_id=record_id,
+        codec=codec,
+        tid=tid,
+        lane_id=lane_id,
+        row_count=lane.rows,
+        first_sequence=lane.first_sequence,
+    )
 
 
 def _equal(rows: npt.NDArray[np.void], raw: bytes) -> bool:

@@ -216,14 +216,22 @@ def pack_head(records: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any],
     text = table + facts
     offset = padded(FILE_HEADER.size + len(text))
     header = FILE_HEADER.pack(
-        FILE_MAGIC, CONTAINER_MAJOR, CONTAINER_MINOR, FILE_HEADER.size, len(table), len(facts), offset,
-        zlib.crc32(text), flags,
+        FILE_MAGIC,
+        CONTAINER_MAJOR,
+        CONTAINER_MINOR,
+        FILE_HEADER.size,
+        len(table),
+        len(facts),
+        offset,
+        zlib.crc32(text),
+        flags,
     )
     return (header + text).ljust(offset, b"\0")
 
 
-def pack_segment(payload: bytes, *, record_id: int, codec: int, tid: int, lane_id: int, row_count: int,
-                 first_sequence: int) -> bytes:
+def pack_segment(
+    payload: bytes, *, record_id: int, codec: int, tid: int, lane_id: int, row_count: int, first_sequence: int
+) -> bytes:
     """Bytes of one segment, padding included."""
     checked = SEGMENT_HEADER.pack(
         SYNC_WORD, record_id, codec, tid, lane_id, row_count, first_sequence, len(payload), zlib.crc32(payload), 0, 0

@@ -55,8 +55,7 @@ def _groups(counts: Mapping[int, int], rows: int) -> Iterator[list[int]]:
         yield group
 
 
-def _cut(file: StashFile, records: Collection[str], tid: int, counts: Counter[str],
-         rows: int) -> Iterator[RawProcess]:
+def _cut(file: StashFile, records: Collection[str], tid: int, counts: Counter[str], rows: int) -> Iterator[RawProcess]:
     """One large thread: its main record as it comes, rows of the others up to the last begin of each piece."""
     current = current_layouts()
     main = max((n for n in counts if n in current), key=counts.__getitem__, default="")
@@ -89,4 +88,3 @@ def _cut(file: StashFile, records: Collection[str], tid: int, counts: Counter[st
 
 def _piece(file: StashFile, records: Mapping[str, RawRecords]) -> RawProcess:
     return RawProcess(file.name, file.metadata, records, file.texts())
-

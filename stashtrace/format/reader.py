@@ -86,8 +86,15 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     if run_id is not None and not str(run.get("run_id", "")).startswith(run_id):
         run = {}
     if not run:
-        losses.append(("format", "no_run_json", int(Severity.INFO), 1,
-                       "run.json is missing: command, exit code and begin of the run are not known"))
+        losses.append(
+            (
+                "format",
+                "no_run_json",
+                int(Severity.INFO),
+                1,
+                "run.json is missing: command, exit code and begin of the run are not known",
+            )
+        )
     return RawRun(path, run, processes, losses)
 
 
@@ -104,8 +111,15 @@ def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossTu
     for stem in stems:
         full = os.path.join(path, stem + ".stash")
         if not os.path.exists(full):
-            losses.append(("format", "ring_without_file", int(Severity.DATA_LOSS), 1,
-                           f"{stem}.ring has no .stash beside it, so its rows cannot be understood"))
+            losses.append(
+                (
+                    "format",
+                    "ring_without_file",
+                    int(Severity.DATA_LOSS),
+                    1,
+                    f"{stem}.ring has no .stash beside it, so its rows cannot be understood",
+                )
+            )
             continue
         try:
             yield StashFile(full, strict=strict)
@@ -125,10 +139,12 @@ def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossTu
 
 def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossTuple]) -> FormatError:
     if stems:
-        return FormatError(f"{path} holds no readable trace: {losses[0][4]}",
-                           hint=f"`stashtrace info {path}` lists what is there")
-    return FormatError(f"{path} holds no trace",
-                       hint="give the directory of `stashtrace run --out DIR -- CMD`; it holds .stash files")
+        return FormatError(
+            f"{path} holds no readable trace: {losses[0][4]}", hint=f"`stashtrace info {path}` lists what is there"
+        )
+    return FormatError(
+        f"{path} holds no trace", hint="give the directory of `stashtrace run --out DIR -- CMD`; it holds .stash files"
+    )
 
 
 def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any]:
@@ -163,8 +179,11 @@ def _choose(path: str, run: Mapping[str, Any], processes: list[StashFile], run_i
     """Files of one run. `stashtrace merge DIR OTHER...` lists the parts it brought together in run.json."""
     listed_parts = run.get("parts")
     own = str(run.get("run_id", ""))
-    parts = {str(part.get("run_id", "")) for part in listed_parts if isinstance(part, dict)} \
-        if isinstance(listed_parts, list) else set()
+    parts = (
+        {str(part.get("run_id", "")) for part in listed_parts if isinstance(part, dict)}
+        if isinstance(listed_parts, list)
+        else set()
+    )
     counts = Counter(own if (i := str(p.metadata.get("run_id", ""))) in parts else i for p in processes)
     if run_id is not None:
         chosen = [i for i in counts if i.startswith(run_id)]
@@ -177,6 +196,6 @@ def _choose(path: str, run: Mapping[str, Any], processes: list[StashFile], run_i
         raise FormatError(
             f"{path} holds {len(counts)} runs: {listed}",
             hint=f"choose one with `--run {max(counts, key=counts.__getitem__)[:8]}`, "
-                 "or record each run into its own directory",
+            "or record each run into its own directory",
         )
     return processes

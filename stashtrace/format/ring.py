@@ -74,10 +74,25 @@ def read_ring(path: str) -> RingImage | None:
         end = min(used_bytes, source.size)
         while offset + LANE_HEADER_BYTES <= end:
             header = LANE_HEADER.unpack(source.read(offset, LANE_HEADER.size))
-            magic, record_id, row_bytes, lane_id, capacity, lane_bytes, tid, _state, _claimed, committed, dropped, \
-                consumed = header
+            (
+                magic,
+                record_id,
+                row_bytes,
+                lane_id,
+                capacity,
+                lane_bytes,
+                tid,
+                _state,
+                _claimed,
+                committed,
+                dropped,
+                consumed,
+            ) = header
             sane = (
-                magic == LANE_MAGIC and row_bytes > 0 and capacity > 0 and capacity & (capacity - 1) == 0
+                magic == LANE_MAGIC
+                and row_bytes > 0
+                and capacity > 0
+                and capacity & (capacity - 1) == 0
                 and lane_bytes % PAGE_BYTES == 0
                 and lane_bytes >= PAGE_BYTES + capacity * row_bytes
             )
@@ -95,8 +110,9 @@ def read_ring(path: str) -> RingImage | None:
     return RingImage(pid, lost_lanes, lanes, damaged)
 
 
-def _copy(source: ByteFile, rows_offset: int, capacity: int, row_bytes: int, consumed: int,
-          committed: int) -> tuple[int, int, bytes] | None:
+def _copy(
+    source: ByteFile, rows_offset: int, capacity: int, row_bytes: int, consumed: int, committed: int
+) -> tuple[int, int, bytes] | None:
     """(first sequence, rows, bytes) of [consumed, committed), unwrapped; None if the counters make no sense."""
     count = committed - consumed
     if count < 0 or count > capacity:

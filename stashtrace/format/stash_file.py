@@ -153,9 +153,18 @@ class StashFile:
         with ByteFile(self.path) as source:
             for s in self.segments:
                 if s.record_id not in self.layouts:
-                    yield s.payload_crc32, pack_segment(
-                        source.read(s.payload_offset, s.payload_bytes), record_id=s.record_id, codec=s.codec,
-                        tid=s.tid, lane_id=s.lane_id, row_count=s.row_count, first_sequence=s.first_sequence)
+                    yield (
+                        s.payload_crc32,
+                        pack_segment(
+                            source.read(s.payload_offset, s.payload_bytes),
+                            record_id=s.record_id,
+                            codec=s.codec,
+                            tid=s.tid,
+                            lane_id=s.lane_id,
+                            row_count=s.row_count,
+                            first_sequence=s.first_sequence,
+                        ),
+                    )
 
     def load(self, records: Collection[str] | None = None) -> RawProcess:
         """Rows of the named record types, all if None, projected onto today's schema."""
@@ -190,8 +199,12 @@ class StashFile:
             return decode(segment.codec, payload, segment.row_count, layout.dtype)
         except FormatError as error:
             if segment.payload_offset not in self._reported:
-                self._damage("damaged_rows", segment.row_count,
-                             f"{self.name}.stash: {layout.name} rows are damaged ({error})", layout.collector)
+                self._damage(
+                    "damaged_rows",
+                    segment.row_count,
+                    f"{self.name}.stash: {layout.name} rows are damaged ({error})",
+                    layout.collector,
+                )
                 self._reported.add(segment.payload_offset)
             return None
 
@@ -204,7 +217,7 @@ class StashFile:
             begin = max(lane.first_sequence, self._lane_ends.get((lane.record_id, lane.lane_id), 0))
             count = lane.first_sequence + lane.row_count - begin
             if count > 0:
-                data = lane.rows[(begin - lane.first_sequence) * lane.row_bytes:]
+                data = lane.rows[(begin - lane.first_sequence) * lane.row_bytes :]
                 yield layout, lane.tid, lane.lane_id, (begin, count, data)
 
     def _name_of(self, record_id: int) -> str:
@@ -217,14 +230,16 @@ class StashFile:
         first = rows[short]
         texts = {
             i: t[:n].decode("utf-8", "replace")
-            for i, n, t in zip(first["string_id"].tolist(), first["length_bytes"].tolist(), first["text"].tolist(),
-                               strict=True)
+            for i, n, t in zip(
+                first["string_id"].tolist(), first["length_bytes"].tolist(), first["text"].tolist(), strict=True
+            )
         }
         parts: dict[int, dict[int, bytes]] = {}
         lengths: dict[int, int] = {}
         long = rows[~short]
-        for i, part, length, text in zip(*(long[n].tolist() for n in ("string_id", "part", "length_bytes", "text")),
-                                         strict=True):
+        for i, part, length, text in zip(
+            *(long[n].tolist() for n in ("string_id", "part", "length_bytes", "text")), strict=True
+        ):
             parts.setdefault(i, {})[part] = text
             lengths[i] = length
         incomplete = 0
@@ -249,8 +264,13 @@ class StashFile:
             layout = self.layouts.get(segment.record_id)
             if layout is None or layout.name not in current_layouts():
                 name = layout.name if layout else f"record {segment.record_id:#x}"
-                self._lose(layout.collector if layout else "format", "unknown_record_rows", segment.row_count,
-                           f"{name} rows were written by another version of stashtrace and are skipped", Severity.INFO)
+                self._lose(
+                    layout.collector if layout else "format",
+                    "unknown_record_rows",
+                    segment.row_count,
+                    f"{name} rows were written by another version of stashtrace and are skipped",
+                    Severity.INFO,
+                )
             self._gap(ends, (segment.record_id, segment.lane_id), segment.first_sequence, segment.row_count)
         for row in self.metadata.get("losses", ()) if self.head.merged else ():
             collector, reason, severity, count, advice = row
@@ -266,17 +286,31 @@ class StashFile:
             layout = self.layouts.get(lane.record_id)
             collector = layout.collector if layout else "format"
             if lane.dropped:
-                self._lose(collector, "lane_full_rows", lane.dropped,
-                           f"{layout.name if layout else 'some'} rows came faster than they could be written",
-                           Severity.DATA_LOSS)
+                self._lose(
+                    collector,
+                    "lane_full_rows",
+                    lane.dropped,
+                    f"{layout.name if layout else 'some'} rows came faster than they could be written",
+                    Severity.DATA_LOSS,
+                )
             if layout is None or layout.dtype.itemsize != lane.row_bytes:
-                self._lose(collector, "unknown_record_rows", lane.row_count,
-                           f"{self.name}.ring holds rows that its .stash does not describe", Severity.DATA_LOSS)
+                self._lose(
+                    collector,
+                    "unknown_record_rows",
+                    lane.row_count,
+                    f"{self.name}.ring holds rows that its .stash does not describe",
+                    Severity.DATA_LOSS,
+                )
             else:
                 self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
         if self._ring.lost_lanes:
-            self._lose("core", "lost_lane_rows", self._ring.lost_lanes,
-                       "more threads recorded than the ring file could grow for", Severity.DATA_LOSS)
+            self._lose(
+                "core",
+                "lost_lane_rows",
+                self._ring.lost_lanes,
+                "more threads recorded than the ring file could grow for",
+                Severity.DATA_LOSS,
+            )
         if self._ring.damaged_lanes:
             self._damage("damaged_lanes", self._ring.damaged_lanes, f"{self.name}.ring is damaged in places")
 
@@ -284,8 +318,12 @@ class StashFile:
         expected = ends.get(lane, 0)
         if first > expected and not self.head.merged:
             layout = self.layouts.get(lane[0])
-            self._damage("missing_rows", first - expected, f"{self.name}.stash lacks rows that were written to it",
-                         layout.collector if layout else "format")
+            self._damage(
+                "missing_rows",
+                first - expected,
+                f"{self.name}.stash lacks rows that were written to it",
+                layout.collector if layout else "format",
+            )
         ends[lane] = max(expected, first + count)
 
     def _lose(self, collector: str, reason: str, count: int, advice: str, severity: Severity) -> None:

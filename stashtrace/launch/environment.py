@@ -20,6 +20,7 @@ COLLECTORS = (
     "waits",
     "proc",
     "cuda",
+    "nccl",
     "nvml",
     "torch_dataloader",
     "torch_step",
@@ -35,6 +36,8 @@ LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
 #: Preloaded beside it with ``--lookup-hook`` alone: stands in front of dlsym.
 LOOKUP_LIBRARY = "libstashtrace_lookup.so"
 _MOST_NVML_HZ = 1000
+#: Where the device times of NCCL's operations come from; the same in ``csrc/core/config.h``.
+NCCL_SOURCES = ("auto", "plugin", "events")
 INJECT_PATH = _PACKAGE / "probes" / "inject"
 
 
@@ -55,6 +58,7 @@ def traced_environment(
     kernels_steps: str | None = None,
     event_budget: int | None = None,
     lookup_hook: bool = False,
+    nccl_source: str | None = None,
     library: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
@@ -84,6 +88,9 @@ def traced_environment(
         STASHTRACE_EVENT_BUDGET: timing events per second above which whole steps go without.
     lookup_hook : bool
         Also see CUDA calls of programs that look the driver up by themselves (CuPy, Triton, JAX).
+    nccl_source : {"auto", "plugin", "events"}, optional
+        STASHTRACE_NCCL_SOURCE: where device times of NCCL's operations come from. A profiler plugin of NCCL that
+        ``base`` names stays in use, behind ours.
     library : path, optional
         Runtime library to preload, the package's own by default.
 
@@ -120,6 +127,7 @@ def traced_environment(
     if deep:
         environment["STASHTRACE_KERNELS"] = kernels if isinstance(kernels, str) else "1"
         environment["STASHTRACE_KERNELS_STEPS"] = _step_range(kernels_steps or KERNEL_STEPS, "--kernels-steps 10:13")
+    _take_profiler_slot(environment, nccl_source)
     if steps is not None:
         environment["STASHTRACE_STEPS"] = _step_range(steps)
     for name, value in (
@@ -134,6 +142,23 @@ def traced_environment(
         if value is not None:
             environment[name] = str(value)
     return environment
+
+
+def _take_profiler_slot(environment: dict[str, str], source: str | None) -> None:
+    """Make our library NCCL's profiler plugin; the former one is named to it, so that both get every event."""
+    if source is not None and source not in NCCL_SOURCES:
+        raise UsageError(f"no source of NCCL times named {source!r}", hint="choose from: " + ", ".join(NCCL_SOURCES))
+    if source is not None:
+        environment["STASHTRACE_NCCL_SOURCE"] = source
+    if "nccl" not in environment["STASHTRACE_COLLECTORS"].split(","):
+        return
+    ours = environment["LD_PRELOAD"].split(":")[0]
+    former = environment.get("NCCL_PROFILER_PLUGIN", "")
+    if former != ours:  # a traced command that traces another keeps what it was told
+        environment.pop("STASHTRACE_NCCL_CHAIN", None)
+        if former:
+            environment["STASHTRACE_NCCL_CHAIN"] = former
+    environment["NCCL_PROFILER_PLUGIN"] = ours
 
 
 def _prepend(first: str, old: str) -> str:

@@ -87,6 +87,7 @@ def run_command(
     kernels_steps: str | None = None,
     event_budget: int | None = None,
     lookup_hook: bool = False,
+    nccl_source: str | None = None,
     grace_s: float = 10.0,
     version: str = "",
     library: str | None = None,
@@ -100,7 +101,7 @@ def run_command(
         Program and its arguments.
     out : str, optional
         Run directory.
-    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook : optional
+    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook, nccl_source : optional
         As in :func:`traced_environment`.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
@@ -124,7 +125,7 @@ def run_command(
     traced = functools.partial(
         traced_environment, run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
         nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
-        event_budget=event_budget, lookup_hook=lookup_hook, library=library,
+        event_budget=event_budget, lookup_hook=lookup_hook, nccl_source=nccl_source, library=library,
     )  # fmt: skip
     traced({}, run_dir=".")
     directory = prepare_directory(out)

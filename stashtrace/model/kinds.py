@@ -263,6 +263,7 @@ class CommEvent(enum.IntEnum):
     DESTROY = 6
     ABORT = 7
     PLUGIN_INIT = 8
+    REVOKE = 9
 
 
 class CollectiveSource(enum.IntEnum):

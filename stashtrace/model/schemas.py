@@ -198,8 +198,22 @@ METADATA = _schema(
 TABLES: dict[str, Schema] = {
     s.name: s
     for s in (
-        PROCESSES, TRACKS, SPANS, PHASES, BATCHES, IO, WAITS, COLLECTIVES, COLLECTIVE_WAITS,
-        GROUPS, COUNTERS, FLOWS, LOSSES, ALIGNMENT, METADATA, *DEVICE_TABLES,
+        PROCESSES,
+        TRACKS,
+        SPANS,
+        PHASES,
+        BATCHES,
+        IO,
+        WAITS,
+        COLLECTIVES,
+        COLLECTIVE_WAITS,
+        GROUPS,
+        COUNTERS,
+        FLOWS,
+        LOSSES,
+        ALIGNMENT,
+        METADATA,
+        *DEVICE_TABLES,
     )
 }
 

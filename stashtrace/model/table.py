@@ -66,8 +66,13 @@ class Table:
         """Table from tuples in the order of the schema; for small tables and tests."""
         if not rows:
             return cls.empty(schema)
-        return cls(schema, {c.name: np.array(v, dtype=c.dtype if not c.dtype.startswith("U") else None)
-                            for c, v in zip(schema.columns, zip(*rows, strict=True), strict=True)})
+        return cls(
+            schema,
+            {
+                c.name: np.array(v, dtype=c.dtype if not c.dtype.startswith("U") else None)
+                for c, v in zip(schema.columns, zip(*rows, strict=True), strict=True)
+            },
+        )
 
     @classmethod
     def concat(cls, schema: Schema, tables: Sequence[Table]) -> Table:

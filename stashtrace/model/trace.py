@@ -132,8 +132,9 @@ class Trace(_Tables):
         See ``stashtrace/model/device_schemas.py``.
     """
 
-    def __init__(self, strings: StringPool, tables: Mapping[str, Table], *, path: str = "",
-                 io_outline: IoOutline | None = None) -> None:
+    def __init__(
+        self, strings: StringPool, tables: Mapping[str, Table], *, path: str = "", io_outline: IoOutline | None = None
+    ) -> None:
         super().__init__(strings, tables)
         self.path = path
         self._io_outline = io_outline
@@ -188,8 +189,12 @@ class Trace(_Tables):
 
     def replace(self, **tables: Table) -> Trace:
         """Same trace with some tables exchanged."""
-        return Trace(self.strings, {**self._tables, **tables}, path=self.path,
-                     io_outline=None if "io" in tables else self._io_outline)
+        return Trace(
+            self.strings,
+            {**self._tables, **tables},
+            path=self.path,
+            io_outline=None if "io" in tables else self._io_outline,
+        )
 
     def text(self, code: int) -> str:
         """Text of a ``*_code`` value."""

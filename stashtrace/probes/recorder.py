@@ -57,9 +57,7 @@ class RecordWriter:
     def __init__(self, name: str) -> None:
         record = next(r for r in _schema()["records"] if r["name"] == name)
         fields = record["fields"]
-        layout = "".join(
-            f"{f['size']}x" if f["name"].startswith("reserved_") else _FORMATS[f["type"]] for f in fields
-        )
+        layout = "".join(f"{f['size']}x" if f["name"].startswith("reserved_") else _FORMATS[f["type"]] for f in fields)
         packer = struct.Struct("<" + layout)
         if packer.size != record["row_bytes"]:
             raise ValueError(f"record {name}: {packer.size} bytes packed, {record['row_bytes']} declared")

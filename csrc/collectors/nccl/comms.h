@@ -1,0 +1,76 @@
+// Communicators of this process: who is who across ranks, and the number of each operation. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: hooks (any thread) and the plugin (NCCL's threads). Reading takes no lock; entries are made and ended under
+// one, which happens a few times in a job. NCCL does not tell a communicator's identity, so it is the hash of
+// the whole unique id that all ranks were given, or derived from the parent in the order of the calls on it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "abi/nccl_abi.h"
+#include "schema/schema.h"
+
+namespace stashtrace::nccl {
+
+#pragma GCC visibility push(hidden)
+
+// What the plugin can say about device stamps of a communicator.
+enum Stamps : std::uint8_t {
+  kStampsUnknown = 0,
+  kStampsCome = 1,      // the last operations had all of theirs: no events needed
+  kStampsMissing = 2,   // one had none: events stay on
+  kStampsDistrusted = 3 // NCCL's mapping is known to be wrong: they are not used
+};
+
+struct RecentCall {
+  std::atomic<std::uint32_t> call_id;  // 0: empty, or already matched
+  std::uint16_t op;
+  std::uint16_t flags;
+  std::uint64_t elements;
+};
+inline constexpr unsigned kRecentCalls = 64;
+
+struct CommEntry {
+  std::atomic<Comm> comm;                  // null: free; kGone: was in use
+  std::uint64_t group_hash;
+  std::uint64_t parent_hash;
+  bool grown;
+  std::int32_t rank, size, nodes, device;
+  std::uint32_t name_id;
+  std::atomic<std::uint64_t> sequence;     // of the next operation
+  std::atomic<std::uint32_t> children[3];  // splits, shrinks, grows so far
+  std::atomic<std::uint8_t> stamps;        // Stamps
+  std::atomic<bool> wants_plugin;          // not yet joined with a context of the plugin
+  std::atomic<std::uint32_t> recent_at;
+  RecentCall recent[kRecentCalls];         // for plugin versions that do not tell the call
+};
+
+std::uint64_t hash_bytes(const void* bytes, std::size_t count, std::uint64_t seed) noexcept;
+std::uint64_t hash_of(const UniqueId* ids, int count) noexcept;
+std::uint64_t derived_hash(std::uint64_t parent, std::uint16_t event, std::int64_t what, std::uint64_t ordinal) noexcept;
+
+// The entry, or null for a communicator that is not known (it was made before we looked).
+CommEntry* find_comm(Comm comm) noexcept;
+// The same, but makes an entry for an unknown one: of a call that returned before its communicator was there, or adopted.
+CommEntry* find_or_adopt(Comm comm) noexcept;
+
+struct NewComm {
+  std::uint64_t group_hash = 0, parent_hash = 0;
+  std::int32_t rank = -1, size = -1;
+  std::uint32_t name_id = 0;  // interned: the caller's text may be gone when a group ends
+  std::uint16_t event = 0;
+  std::uint64_t begin_ticks = 0, end_ticks = 0;
+};
+// Registers a communicator, joins it with the plugin's context if there is one, and writes its row.
+CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept;
+// A call that will make a communicator later (ncclInProgress, or inside a group of a kind that fills it in at the end).
+void promise_comm(const NewComm& facts) noexcept;
+// Takes it out; false if it was not known. Before the real call: its address may be in use again right after it.
+bool drop_comm(Comm comm, schema::NcclComm& row) noexcept;
+
+void forget_comms() noexcept;  // in a forked child
+
+#pragma GCC visibility pop
+
+}  // namespace stashtrace::nccl

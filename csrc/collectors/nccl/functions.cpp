@@ -1,0 +1,45 @@
+// Implementation of functions.h. SPDX-License-Identifier: Apache-2.0
+#include "collectors/nccl/functions.h"
+
+#include "abi/dynlib.h"
+
+namespace stashtrace::nccl {
+
+namespace {
+
+constexpr const char* kLibraries[] = {"libnccl.so.2", "libnccl.so"};
+
+constexpr FunctionDesc kFunctions[] = {
+#define STASHTRACE_NCCL_DESC(name, first, ...) {#name, "p" #name},
+    STASHTRACE_NCCL_CALLS(STASHTRACE_NCCL_DESC) STASHTRACE_NCCL_QUERIES(STASHTRACE_NCCL_DESC)
+#undef STASHTRACE_NCCL_DESC
+};
+static_assert(sizeof kFunctions / sizeof kFunctions[0] == kNamesCount);
+
+constinit std::atomic<void*> g_found[kNamesCount] = {};
+constinit std::atomic<int> g_version{0};
+
+}  // namespace
+
+const FunctionDesc& describe(Name name) noexcept { return kFunctions[static_cast<unsigned>(name)]; }
+
+void* find_function(Name name) noexcept {
+  std::atomic<void*>& slot = g_found[static_cast<unsigned>(name)];
+  void* found = slot.load(std::memory_order_acquire);
+  if (found != nullptr) [[likely]] return found;
+  const FunctionDesc& wanted = describe(name);
+  found = find_behind_hook(kLibraries, sizeof kLibraries / sizeof kLibraries[0], wanted.name, wanted.own_name);
+  if (found != nullptr) slot.store(found, std::memory_order_release);
+  return found;
+}
+
+int nccl_version() noexcept {
+  int version = g_version.load(std::memory_order_relaxed);
+  if (version != 0) return version;
+  auto* ask = STASHTRACE_NCCL_REAL(ncclGetVersion);
+  if (ask == nullptr || ask(&version) != kSuccess) return 0;
+  g_version.store(version, std::memory_order_relaxed);
+  return version;
+}
+
+}  // namespace stashtrace::nccl

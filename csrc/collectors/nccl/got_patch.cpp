@@ -1,0 +1,196 @@
+// Import tables that lead to our hooks: attaching without a restart, deep-bound libraries, names that preload must not
+// show. SPDX-License-Identifier: Apache-2.0
+//
+// Callers: the first communicator, the drainer's tick, attach. The slot of a function in an object's global offset table is
+// rewritten, whatever it was bound to, but never one that leads to somebody else's hook. libnccl's own slots stay as they are (it calls
+// itself through them) and so do ours. A pass over 140 libraries takes about 4 ms; a second one changes nothing.
+#include <elf.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+#include "collectors/nccl/functions.h"
+#include "collectors/nccl/hooks.h"
+#include "core/futex_lock.h"
+#include "core/raw_syscall.h"
+#include "hooks/interpose.h"
+
+#define STASHTRACE_NCCL_HOOK_NAME(name) \
+  extern "C" __attribute__((visibility("default"))) ::stashtrace::nccl::function::name hook_##name __asm__(#name);
+namespace stashtrace::nccl {
+STASHTRACE_NCCL_EXPORTED(STASHTRACE_NCCL_HOOK_NAME)
+}
+#undef STASHTRACE_NCCL_HOOK_NAME
+
+namespace stashtrace::nccl {
+
+namespace {
+
+struct Hook {
+  Name name;
+  void* hook;
+  bool exported;
+};
+const Hook kHooks[] = {
+#define STASHTRACE_NCCL_ROW(name) {Name::name, reinterpret_cast<void*>(&hook_##name), true},
+    STASHTRACE_NCCL_EXPORTED(STASHTRACE_NCCL_ROW)
+#undef STASHTRACE_NCCL_ROW
+#define STASHTRACE_NCCL_ROW(name) {Name::name, reinterpret_cast<void*>(&hooked::name), false},
+    STASHTRACE_NCCL_HIDDEN(STASHTRACE_NCCL_ROW)
+#undef STASHTRACE_NCCL_ROW
+};
+static_assert(sizeof kHooks / sizeof kHooks[0] == kHookedCount, "each hooked function is exported or hidden");
+
+constinit FutexLock g_lock;
+constinit std::atomic<unsigned long long> g_seen_loads{0};
+
+struct Range {
+  std::uintptr_t begin, end;
+  bool holds(std::uintptr_t address) const noexcept { return address >= begin && address < end; }
+};
+
+struct Object {
+  Range whole{};
+  Range read_only_after_relocation{};
+  const ElfW(Sym)* symbols = nullptr;
+  const char* names = nullptr;
+  const ElfW(Rela)* tables[2] = {};
+  std::size_t counts[2] = {};
+};
+
+struct Pass {
+  bool preloaded;
+  std::uintptr_t own, nccl;  // an address in each
+  int changed;
+};
+
+bool read_object(const dl_phdr_info& info, Object& object) noexcept {
+  const ElfW(Dyn)* dynamic = nullptr;
+  object.whole = {~std::uintptr_t{0}, 0};
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    const ElfW(Phdr)& segment = info.dlpi_phdr[i];
+    const std::uintptr_t begin = info.dlpi_addr + segment.p_vaddr;
+    if (segment.p_type == PT_LOAD) {
+      if (begin < object.whole.begin) object.whole.begin = begin;
+      if (begin + segment.p_memsz > object.whole.end) object.whole.end = begin + segment.p_memsz;
+    } else if (segment.p_type == PT_DYNAMIC) {
+      dynamic = reinterpret_cast<const ElfW(Dyn)*>(begin);
+    } else if (segment.p_type == PT_GNU_RELRO) {
+      object.read_only_after_relocation = {begin, begin + segment.p_memsz};
+    }
+  }
+  if (dynamic == nullptr) return false;
+  for (; dynamic->d_tag != DT_NULL; ++dynamic) {
+    // glibc has relocated these addresses; where it could not (the vDSO) they lie outside the object.
+    switch (dynamic->d_tag) {
+      case DT_SYMTAB: object.symbols = reinterpret_cast<const ElfW(Sym)*>(dynamic->d_un.d_ptr); break;
+      case DT_STRTAB: object.names = reinterpret_cast<const char*>(dynamic->d_un.d_ptr); break;
+      case DT_RELA: object.tables[0] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr); break;
+      case DT_RELASZ: object.counts[0] = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
+      case DT_JMPREL: object.tables[1] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr); break;
+      case DT_PLTRELSZ: object.counts[1] = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
+      case DT_PLTREL:
+        if (dynamic->d_un.d_val != DT_RELA) return false;
+        break;
+      default: break;
+    }
+  }
+  return object.symbols != nullptr && object.names != nullptr &&
+         object.whole.holds(reinterpret_cast<std::uintptr_t>(object.symbols)) &&
+         object.whole.holds(reinterpret_cast<std::uintptr_t>(object.names));
+}
+
+const Hook* hook_named(const char* name) noexcept {
+  if (std::strncmp(name, "nccl", 4) != 0) return nullptr;
+  for (const Hook& hook : kHooks)
+    if (std::strcmp(describe(hook.name).name, name) == 0) return &hook;
+  return nullptr;
+}
+
+std::uintptr_t object_of(const void* address) noexcept {
+  Dl_info info{};
+  return address != nullptr && dladdr(address, &info) != 0 ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0;
+}
+
+bool may_write(const Object& object, const Hook& hook, void* now, const Pass& pass) noexcept {
+  if (now == hook.hook || now == nullptr) return false;  // null: a weak symbol that this NCCL has not
+  void* real = find_function(hook.name);
+  if (real == nullptr) return false;
+  if (now == real || object_of(now) == pass.nccl) return true;
+  // Lazily bound and not called yet: it points back into its own object. With preload it will come to us by itself, or to
+  // somebody's hook before ours.
+  if (object.whole.holds(reinterpret_cast<std::uintptr_t>(now))) return !(pass.preloaded && hook.exported);
+  return object_of(now) == pass.own;  // an exported hook of ours under an older address: cannot be, but harmless
+}
+
+bool write_slot(const Object& object, void** slot, void* value) noexcept {
+  const auto at = reinterpret_cast<std::uintptr_t>(slot);
+  const bool locked = object.read_only_after_relocation.holds(at);
+  const auto page_bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const std::uintptr_t page = at & ~(page_bytes - 1);
+  constexpr long kReadWrite = PROT_READ | PROT_WRITE;
+  const auto length = static_cast<long>(page_bytes);
+  if (locked && raw::call(SYS_mprotect, static_cast<long>(page), length, kReadWrite) != 0) return false;
+  __atomic_store_n(slot, value, __ATOMIC_RELEASE);
+  if (locked) raw::call(SYS_mprotect, static_cast<long>(page), length, PROT_READ);
+  return true;
+}
+
+int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
+  auto& pass = *static_cast<Pass*>(argument);
+  Object object;
+  if (!read_object(*info, object)) return 0;
+  if (object.whole.holds(pass.own) || object.whole.holds(pass.nccl)) return 0;
+  for (int t = 0; t < 2; ++t)
+    for (std::size_t i = 0; object.tables[t] != nullptr && i < object.counts[t]; ++i) {
+      const ElfW(Rela)& entry = object.tables[t][i];
+      const auto type = ELF64_R_TYPE(entry.r_info);
+      if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
+      const auto symbol = ELF64_R_SYM(entry.r_info);
+      if (symbol == 0 || object.symbols[symbol].st_shndx != SHN_UNDEF) continue;
+      const Hook* hook = hook_named(object.names + object.symbols[symbol].st_name);
+      if (hook == nullptr) continue;
+      auto** slot = reinterpret_cast<void**>(info->dlpi_addr + entry.r_offset);
+      // R_X86_64_64: a function pointer in data. With an addend it is no plain address.
+      if (entry.r_addend != 0 && type == R_X86_64_64) continue;
+      if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) && write_slot(object, slot, hook->hook))
+        ++pass.changed;
+    }
+  return 0;
+}
+
+int read_loads(dl_phdr_info* info, std::size_t bytes, void* out) noexcept {
+  if (bytes >= offsetof(dl_phdr_info, dlpi_adds) + sizeof info->dlpi_adds)
+    *static_cast<unsigned long long*>(out) = info->dlpi_adds;
+  return 1;  // the first object says it
+}
+
+unsigned long long loads_now() noexcept {
+  unsigned long long loads = 0;
+  dl_iterate_phdr(&read_loads, &loads);
+  return loads;
+}
+
+}  // namespace
+
+bool imports_may_have_changed() noexcept { return loads_now() != g_seen_loads.load(std::memory_order_relaxed); }
+
+int patch_imports(bool preloaded) noexcept {
+  void* const real = find_function(Name::ncclGroupStart);
+  if (real == nullptr) return 0;  // no libnccl yet
+  if (!g_lock.try_lock()) return 0;
+  // Found before the loader's lock is taken by dl_iterate_phdr: both take it, in this order on every thread.
+  for (const Hook& hook : kHooks) find_function(hook.name);
+  const unsigned long long loads = loads_now();
+  Pass pass{preloaded, object_of(&g_lock), object_of(real), 0};
+  dl_iterate_phdr(&patch_object, &pass);
+  g_seen_loads.store(loads, std::memory_order_relaxed);
+  g_lock.unlock();
+  return pass.changed;
+}
+
+}  // namespace stashtrace::nccl

@@ -1,0 +1,63 @@
+// What the files of this room share: settings, counters of losses, the choice of the source. SPDX-License-Identifier: Apache-2.0
+//
+// Settings are written by start(), before any hook does anything, and by the first communicator; read from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/config.h"
+#include "schema/schema.h"
+
+namespace stashtrace::nccl {
+
+#pragma GCC visibility push(hidden)
+
+namespace op_code = schema::codes::CollectiveOp;
+namespace nccl_flag = schema::codes::NcclFlag;
+namespace source_code = schema::codes::CollectiveSource;
+namespace comm_event = schema::codes::CommEvent;
+
+inline constexpr std::uint16_t kCollectorCode = 9;  // records.def
+
+struct Settings {
+  std::atomic<bool> on{false};          // start() succeeded and stop() was not called
+  std::atomic<bool> attached{false};    // by import tables, not by preload
+  NcclSource source = NcclSource::automatic;
+  const char* chain = "";               // the plugin that was configured before ours
+};
+extern constinit Settings settings;
+
+inline bool is_on() noexcept { return settings.on.load(std::memory_order_relaxed); }
+
+// Things that happen on hot paths and are told on the drainer's tick and at the end.
+enum class Count : unsigned {
+  pool_full,        // plugin events without a slot
+  group_full,       // calls of a group that got no event and no time of return
+  stamp_order,      // KernelCh stop before its start, or without one
+  untimed,          // tasks that should have had device stamps and got none
+  late_child,       // an event whose parent was forgotten
+  registry_full,
+  other_process,    // proxy operations of another process (PXN)
+  kCount
+};
+void count(Count what, std::uint64_t by = 1) noexcept;
+void tell_counts() noexcept;
+
+
+std::uint32_t new_call_id() noexcept;
+std::uint32_t new_task_id() noexcept;
+std::uint32_t new_batch_id() noexcept;
+
+// A metadata row.
+void tell(const char* key, const char* value) noexcept;
+void tell(const char* key, std::int64_t value) noexcept;
+
+std::uint64_t tick_hz() noexcept;  // of now_ticks()
+
+// Says which source this process has, once, when the first communicator exists.
+void tell_source() noexcept;
+
+#pragma GCC visibility pop
+
+}  // namespace stashtrace::nccl
