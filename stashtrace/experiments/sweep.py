@@ -112,12 +112,13 @@ def measure(
         for op, size in cases:
             engine.barrier()
             engine.timed(op, size)
-    while cases:
-        order.shuffle(cases)
-        for op, size in cases:
-            for _ in range(_SMALL_REPEATS if size <= _SMALL_BYTES else 1):
-                engine.barrier()
-                found.stamps[op][size].append(engine.timed(op, size))
+    # Not four times in a row: the first after another message is slower, and every size must be as often the first.
+    turns = [case for case in cases for _ in range(_SMALL_REPEATS if case[1] <= _SMALL_BYTES else 1)]
+    while turns:
+        order.shuffle(turns)
+        for op, size in turns:
+            engine.barrier()
+            found.stamps[op][size].append(engine.timed(op, size))
         found.rounds_count += 1
         if not engine.agree(clock() < deadline):
             break
