@@ -43,6 +43,7 @@ class _Backend:
 
     def __init__(self) -> None:
         from stashtrace.probes import recorder
+        from stashtrace.probes.device_marks import device_marks
         from stashtrace.probes.step_window import window
         from stashtrace.probes.thread_state import mark_step_thread
 
@@ -55,6 +56,7 @@ class _Backend:
         self.failed = recorder.failed
         self.window = window
         self.mark_step_thread = mark_step_thread
+        self.device_marks = device_marks
 
 
 class _Annotation:
@@ -164,6 +166,7 @@ def step() -> None:
         backend.mark_step_thread()
         if window.open:
             backend.emit_instant(backend.now(), 0, window.step, backend.intern("step"), backend.step_mark)
+            backend.device_marks.step_ends()
         window.marked()
     except Exception as ours:
         backend.failed("annotations", "step", ours)

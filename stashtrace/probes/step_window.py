@@ -24,6 +24,8 @@ class StepWindow:
         Steps ended so far.
     open : bool
         Whether probes should record now.
+    marked_by_user : bool
+        Whether ``stashtrace.step()`` has been called: then nothing else ends a step.
     """
 
     def __init__(self, steps: str) -> None:
@@ -31,7 +33,7 @@ class StepWindow:
         self._first = int(first) if first.isdecimal() else 0
         self._last = int(last) if last.isdecimal() else None
         self._updated = False
-        self._marked = False
+        self.marked_by_user = False
         self._told = -1
         self.step = 0
         self.open = True
@@ -56,7 +58,7 @@ class StepWindow:
         """An outermost forward begins."""
         if self._updated:
             self._updated = False
-            if not self._marked:
+            if not self.marked_by_user:
                 self.step += 1
                 self._apply()
         if self._told != self.step:
@@ -64,7 +66,7 @@ class StepWindow:
 
     def marked(self) -> None:
         """The user said that a step ends here."""
-        self._marked = True
+        self.marked_by_user = True
         self.step += 1
         self._apply()
         self._tell()

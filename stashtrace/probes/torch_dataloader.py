@@ -18,6 +18,7 @@ from typing import Any
 
 from stashtrace import _native
 from stashtrace.probes import patching, recorder, torch_dataloader_worker
+from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.recorder import cost, failed, now_ticks, stamp
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
@@ -145,9 +146,11 @@ def _next(original: Any) -> Any:
         outer = state.batch
         loader = None
         index = worker = -1
+        token = 0
         given: dict[int, int] = {}
         begin = stamp()
         try:
+            token = device_marks.wait_begins()
             loader = _loader_of(self)
             if loader is not None:
                 index, worker, given = _awaited(self)
@@ -158,14 +161,14 @@ def _next(original: Any) -> Any:
         try:
             result = original(self)
         except BaseException as error:
-            _yielded(self, loader, begin, -1, worker, isinstance(error, StopIteration))
+            _yielded(self, loader, begin, -1, worker, isinstance(error, StopIteration), token)
             raise
         finally:
             # The next batch of an outer loader, whose dataset iterates this one, goes on.
             ended, state.batch = state.batch, outer
         if ended is not None:
             index = _returned(self, index)
-            _yielded(self, loader, begin, index, given.get(index, ended[2]), False)
+            _yielded(self, loader, begin, index, given.get(index, ended[2]), False, token)
         return result
 
     return __next__
@@ -193,10 +196,13 @@ def _returned(iterator: Any, awaited: int) -> int:
     return thread_state.received
 
 
-def _yielded(iterator: Any, loader: Loader | None, begin: Any, index: int, worker: int, ended: bool) -> None:
-    if loader is None:
-        return
+def _yielded(
+    iterator: Any, loader: Loader | None, begin: Any, index: int, worker: int, ended: bool, token: int
+) -> None:
     try:
+        device_marks.wait_ends(token, index)
+        if loader is None:
+            return
         end = stamp()
         _record(_WAIT, begin, end, loader, index, worker)
         if ended:

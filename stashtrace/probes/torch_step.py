@@ -17,6 +17,7 @@ from typing import Any
 from stashtrace import _native
 from stashtrace.probes import annotations as marks
 from stashtrace.probes import patching, recorder
+from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.recorder import cost, failed, intern, now_ticks, stamp
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import mark_step_thread, thread_state
@@ -112,6 +113,7 @@ def _module_call(original: Any) -> Any:
 def _forward_begins() -> Stamp | None:
     try:
         window.forward_begins()
+        device_marks.phase_begins()
         return stamp() if window.open else None
     except Exception as error:
         failed(COLLECTOR, "forward", error)
@@ -158,7 +160,7 @@ def _engine_call(original: Any) -> Any:
         begin = None
         flags = _FAILED
         try:
-            begin = stamp()
+            begin = _backward_begins()
             result = original(*args, **kwargs)
             flags = 0
             return result
@@ -168,6 +170,15 @@ def _engine_call(original: Any) -> Any:
                 _backward_ends(begin, flags)
 
     return run_backward
+
+
+def _backward_begins() -> Stamp | None:
+    try:
+        device_marks.phase_begins()
+        return stamp()
+    except Exception as error:
+        failed(COLLECTOR, "backward", error)
+        return None
 
 
 def _backward_ends(begin: Stamp, flags: int) -> None:
@@ -217,6 +228,7 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
         thread_state.updates += 1
         window.updated()
+        device_marks.update_ends()
         pending = thread_state.open_updates
         while pending:
             owner, begin = pending.pop()
@@ -236,6 +248,7 @@ def _scaler_step(original: Any) -> Any:
             if thread_state.updates == before:
                 mark_step_thread()
                 window.updated()
+                device_marks.update_ends()
                 if begin is not None:
                     _record(_SKIPPED, begin, stamp(), type(optimizer).__name__, 0)
         except Exception as error:

@@ -1,0 +1,119 @@
+"""Moments on the device's own clock: a step ends, a phase begins, the loader is waited for.
+
+Called by the step, loader and annotation probes on the thread that drives the device. The native half records a
+timing event on the thread's current stream and reads it later; nothing here waits for the device. A process whose
+framework has not initialised CUDA pays two dictionary look-ups per call.
+
+A step mark numbered k says that step k begins, so that step i lies between the marks i and i + 1. Where one step has
+several updates, the last mark of a number counts.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import lifetime, recorder
+from stashtrace.probes.step_window import window
+
+COLLECTOR = "cuda"
+_BATCH_WAIT = recorder.code("Bracket", "batch_wait")
+_STEP = recorder.code("Bracket", "step")
+_MARK = recorder.code("Bracket", "mark")
+
+
+class DeviceMarks:
+    """Knows which framework drives the device, and which step was marked last.
+
+    Attributes
+    ----------
+    marked_step : int
+        Largest number of a step mark so far, -1 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.marked_step = -1
+        self._stream: Callable[[], int] | None = None
+        self._off = "cuda" not in _native.config()["collectors"]
+
+    def forget(self) -> None:
+        """A forked child has no device: its parent's context does not work there."""
+        self._stream = None
+
+    def _current_stream(self) -> Callable[[], int] | None:
+        """How to ask for the thread's current stream, None as long as nothing uses a device."""
+        if self._off:
+            return None
+        if self._stream is None:
+            try:
+                if not _native.device_active():
+                    return None
+                self._stream = _torch_stream() or _cupy_stream()
+            except Exception as error:
+                self._off = True
+                recorder.unavailable(COLLECTOR, "stream_not_known", repr(error))
+        return self._stream
+
+    def update_ends(self) -> None:
+        """The optimizer has launched an update; where the user marks the steps, that is no boundary."""
+        if not window.marked_by_user:
+            self.step_ends()
+
+    def step_ends(self) -> None:
+        """All of step ``window.step`` has been launched."""
+        stream = self._current_stream()
+        if stream is not None and window.open:
+            self._mark(stream, window.step + 1)
+
+    def phase_begins(self) -> None:
+        """Forward or backward begins: how far does the host lead, and has the step's begin been marked?"""
+        stream = self._current_stream()
+        if stream is None or not window.open:
+            return
+        if self.marked_step < window.step:
+            self._mark(stream, window.step)
+        else:
+            _native.device_mark(_MARK, stream(), 0)
+
+    def wait_begins(self) -> int:
+        """The loader is asked for a batch; give the answer to :meth:`wait_ends`."""
+        stream = self._current_stream()
+        if stream is None:
+            return 0
+        if self.marked_step < window.step:
+            self._mark(stream, window.step)
+        return _native.device_bracket_begin(_BATCH_WAIT, stream(), 0)
+
+    def wait_ends(self, token: int, batch_index: int) -> None:
+        """The batch is there; -1 if the loader had none left."""
+        if token:
+            _native.device_bracket_end(token, batch_index & 0xFFFF_FFFF_FFFF_FFFF)
+
+    def _mark(self, stream: Callable[[], int], number: int) -> None:
+        _native.device_mark(_STEP, stream(), number)
+        self.marked_step = max(self.marked_step, number)
+
+
+def _torch_stream() -> Callable[[], int] | None:
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not getattr(cuda, "is_initialized", bool)():
+        return None
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    device = getattr(torch._C, "_cuda_getDevice", None)
+    if raw is not None and device is not None:  # a twentieth of the price of current_stream()
+        return lambda: int(raw(device()))
+    return lambda: int(cuda.current_stream().cuda_stream)
+
+
+def _cupy_stream() -> Callable[[], int] | None:
+    cupy: Any = sys.modules.get("cupy")
+    current = getattr(getattr(cupy, "cuda", None), "get_current_stream", None)
+    return None if current is None else lambda: int(current().ptr)
+
+
+device_marks = DeviceMarks()
+lifetime.in_forked_child(device_marks.forget)
