@@ -14,6 +14,8 @@ namespace stashtrace::device {
 
 namespace {
 
+constexpr std::uint16_t kCaptured = 0xff;  // in place of an Awaited: the event was recorded during stream capture
+
 constinit EventMap g_event_map{};
 constinit thread_local int t_inside = 0;
 constinit thread_local std::uint32_t t_tid = 0;
@@ -253,6 +255,7 @@ void note_event_record(void* event, Stream stream) noexcept {
   if (!recording() || !ready()) return;
   StreamState* state = find_stream(stream);
   if (state == nullptr) return;
+  if (is_capturing(*state)) return g_event_map.set(event, {0, 0, kCaptured, state->stream_key});
   LastWork last = LastWork::of(state->last.load(std::memory_order_relaxed));
   const bool compute = state->carries_compute.load(std::memory_order_relaxed);
   if (last.awaited == awaited_code::nothing && compute) last = {0, awaited_code::compute, false};
@@ -262,7 +265,7 @@ void note_event_record(void* event, Stream stream) noexcept {
   }
   std::uint32_t mark_id = last.bracket_id;
   if (mark_id == 0 || last.by_wait || compute)
-    mark_id = is_capturing(*state) ? 0 : mark_on(*state, bracket_code::awaited, last.bracket_id, last.awaited);
+    mark_id = mark_on(*state, bracket_code::awaited, last.bracket_id, last.awaited);
   g_event_map.set(event, {mark_id, last.bracket_id, last.awaited, state->stream_key});
 }
 
@@ -276,6 +279,7 @@ Wait wait_begin(Stream stream, void* event) noexcept {
   EventMeaning meaning;
   if (state == nullptr || is_capturing(*state)) return {};
   const bool known = g_event_map.get(event, meaning);
+  if (meaning.awaited == kCaptured) return {};  // the wait takes this stream into the capture
   if (known && meaning.stream_key == state->stream_key) return {};  // of its own stream: nothing to wait for
   if (meaning.awaited == awaited_code::nothing && !state->carries_compute.load(std::memory_order_relaxed)) return {};
   Wait wait{begin_on(*state, bracket_code::stream_wait, 0, 0), meaning.awaited, meaning.work_id};

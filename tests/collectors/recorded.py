@@ -126,12 +126,13 @@ def record(
     exit_code: int | None = 0,
     timeout_s: float = 120,
     preload: bool = True,
+    lookup_hook: bool = False,
 ) -> Recording:
     """Run ``command`` traced; fail unless it ends with ``exit_code`` (None: any)."""
     run_dir.mkdir(parents=True)
     environment = traced_environment(
         plain_environment(env), run_dir=run_dir, run_id=RUN_ID, collectors=collectors, sample_ms=sample_ms,
-        wait_threshold_ns=wait_threshold_ns,
+        wait_threshold_ns=wait_threshold_ns, lookup_hook=lookup_hook,
     )  # fmt: skip
     if not preload:
         del environment["LD_PRELOAD"]

@@ -1,0 +1,247 @@
+// A program linked against libcudart: each argument names a scene that it plays. SPDX-License-Identifier: Apache-2.0
+//
+// Results of calls are ignored where the doubles are told to fail; what must hold is printed. tests/collectors/test_cuda.py.
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "abi/cuda_abi.h"
+
+using namespace stashtrace::cuda;
+
+extern "C" {
+Result cudaMalloc(void**, std::size_t);
+Result cudaFree(void*);
+Result cudaHostAlloc(void**, std::size_t, unsigned);
+Result cudaMemcpy(void*, const void*, std::size_t, int);
+Result cudaMemcpyAsync(void*, const void*, std::size_t, int, Stream);
+Result cudaStreamCreate(Stream*);
+Result cudaStreamCreateWithFlags(Stream*, unsigned);
+Result cudaStreamDestroy(Stream);
+Result cudaStreamSynchronize(Stream);
+Result cudaStreamWaitEvent(Stream, Event, unsigned);
+Result cudaStreamBeginCapture(Stream, int);
+Result cudaStreamEndCapture(Stream, Graph*);
+Result cudaDeviceSynchronize();
+Result cudaEventCreateWithFlags(Event*, unsigned);
+Result cudaEventRecord(Event, Stream);
+Result cudaEventSynchronize(Event);
+Result cudaEventDestroy(Event);
+Result cudaGraphInstantiate(GraphExec*, Graph, unsigned long long);
+Result cudaGraphLaunch(GraphExec, Stream);
+Result cudaLaunchKernel(const void*, Dim3, Dim3, void**, std::size_t, Stream);
+}
+
+namespace {
+
+constexpr std::size_t kMega = 1'000'000;
+constexpr std::uint32_t kBatchWait = 1, kStep = 5;
+
+struct Memory {
+  void* device = nullptr;
+  void* other = nullptr;
+  void* pinned = nullptr;
+  std::vector<char> pageable = std::vector<char>(8 * kMega);
+  Memory() {
+    if (cudaMalloc(&device, 64 * kMega) != kSuccess) cudaMalloc(&device, 64 * kMega);
+    cudaMalloc(&other, 64 * kMega);
+    cudaHostAlloc(&pinned, 64 * kMega, 0);
+  }
+};
+
+void kernel_stub() {}
+
+void compute(Stream stream, std::uint64_t ns) {
+  void* arguments[] = {&ns};
+  cudaLaunchKernel(reinterpret_cast<const void*>(&kernel_stub), {1, 1, 1}, {1, 1, 1}, arguments, 0, stream);
+}
+
+Stream side_stream() {
+  Stream stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, kStreamNonBlocking);
+  return stream;
+}
+
+Event event() {
+  Event made = nullptr;
+  cudaEventCreateWithFlags(&made, kEventDisableTiming);
+  return made;
+}
+
+// The probes' face of the recorder, absent in a run without it.
+template <class F>
+F recorder(const char* name) {
+  return reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
+}
+void step(std::uint64_t number, Stream stream) {
+  if (auto mark = recorder<void (*)(std::uint32_t, std::uint64_t, std::uint64_t)>("stashtrace_device_mark"))
+    mark(kStep, reinterpret_cast<std::uint64_t>(stream), number);
+}
+
+void copies(Memory& memory) {
+  Stream stream = side_stream();
+  cudaMemcpyAsync(memory.device, memory.pinned, 20 * kMega, kHostToDevice, stream);
+  cudaMemcpyAsync(memory.device, memory.pageable.data(), 8 * kMega, kHostToDevice, stream);
+  cudaMemcpyAsync(memory.pinned, memory.device, 10 * kMega, kDeviceToHost, stream);
+  cudaMemcpyAsync(memory.other, memory.device, 30 * kMega, kDeviceToDevice, stream);
+  cudaMemcpyAsync(memory.device, memory.pinned, 4 * kMega, kDefaultKind, stream);
+  cudaStreamSynchronize(stream);
+  cudaMemcpy(memory.pageable.data(), memory.device, kMega, kDeviceToHost);
+  cudaDeviceSynchronize();
+}
+
+// The compute stream waits for a copy of 10 ms; `relay` passes the copy's event on to a third stream.
+void waits(Memory& memory) {
+  Stream copying = side_stream(), computing = side_stream(), relay = side_stream(), last = side_stream();
+  Event copied = event(), relayed = event(), idle = event();
+  step(1, computing);
+  compute(computing, 1'000'000);
+  cudaMemcpyAsync(memory.device, memory.pinned, 10 * kMega, kHostToDevice, copying);
+  cudaEventRecord(copied, copying);
+  cudaStreamWaitEvent(computing, copied, 0);
+  compute(computing, 2'000'000);
+  cudaStreamWaitEvent(relay, copied, 0);
+  cudaEventRecord(relayed, relay);
+  cudaStreamWaitEvent(last, relayed, 0);
+  cudaEventRecord(copied, computing);  // the same handle stands for compute now
+  cudaStreamWaitEvent(last, copied, 0);
+  cudaEventRecord(idle, side_stream());  // nothing tracked: no wait is recorded on a side stream
+  cudaStreamWaitEvent(relay, idle, 0);
+  cudaEventSynchronize(copied);
+  cudaDeviceSynchronize();
+  cudaEventDestroy(copied);
+}
+
+void reuse(Memory& memory) {
+  for (int i = 0; i < 5; ++i) {
+    Stream stream = side_stream();
+    cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+    cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+  }
+}
+
+void capture(Memory& memory) {
+  Stream stream = side_stream(), other = side_stream();
+  Event forked = event();
+  Graph graph = nullptr;
+  GraphExec exec = nullptr;
+  compute(other, 1'000);  // loads the kernel, which no capture would bear
+  const Result begun = cudaStreamBeginCapture(stream, kCaptureGlobal);
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+  cudaEventRecord(forked, stream);
+  cudaStreamWaitEvent(other, forked, 0);
+  compute(other, 3'000'000);
+  Event joined = event();
+  cudaEventRecord(joined, other);
+  cudaStreamWaitEvent(stream, joined, 0);
+  const Result ended = cudaStreamEndCapture(stream, &graph);
+  cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphLaunch(exec, stream);
+  cudaGraphLaunch(exec, stream);
+  cudaStreamSynchronize(stream);
+  printf("capture %d %d\n", begun, ended);
+}
+
+void blocking(Memory& memory) {
+  Stream stream = nullptr;
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, nullptr);
+  cudaDeviceSynchronize();
+  cudaStreamCreate(&stream);
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, nullptr);
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+  cudaDeviceSynchronize();
+  cudaStreamDestroy(stream);
+}
+
+void child_after(Memory& memory) {
+  copies(memory);
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    Stream stream = nullptr;
+    cudaStreamCreateWithFlags(&stream, kStreamNonBlocking);
+    cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+    step(1, stream);
+    exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  printf("child %d\n", status);
+}
+
+void many_steps(Memory& memory) {
+  Stream computing = side_stream(), copying = side_stream();
+  for (std::uint64_t number = 0; number < 64; ++number) {
+    for (int i = 0; i < 50; ++i) cudaMemcpyAsync(memory.device, memory.pinned, 1000, kHostToDevice, copying);
+    cudaStreamSynchronize(copying);
+    usleep(2'000);
+    step(number, computing);
+  }
+  cudaDeviceSynchronize();
+}
+
+void threads(Memory& memory) {
+  std::vector<std::thread> all;
+  for (int i = 0; i < 4; ++i)
+    all.emplace_back([&memory] {
+      Stream stream = side_stream();
+      Event done = event();
+      for (int n = 0; n < 300; ++n) {
+        cudaMemcpyAsync(memory.device, memory.pinned, 1000, kHostToDevice, stream);
+        cudaEventRecord(done, stream);
+        cudaStreamWaitEvent(stream, done, 0);
+        if (n % 50 == 0) cudaStreamSynchronize(stream);
+      }
+      cudaStreamSynchronize(stream);
+    });
+  for (auto& thread : all) thread.join();
+}
+
+void probes(Memory&) {
+  Stream stream = side_stream();
+  auto begin = recorder<std::uint64_t (*)(std::uint32_t, std::uint64_t, std::uint64_t)>("stashtrace_device_bracket_begin");
+  auto end = recorder<void (*)(std::uint64_t, std::uint64_t)>("stashtrace_device_bracket_end");
+  if (begin == nullptr || end == nullptr) return;
+  const std::uint64_t token = begin(kBatchWait, reinterpret_cast<std::uint64_t>(stream), 0);
+  usleep(5'000);
+  end(token, 42);
+  end(token, 43);  // a second end is none
+  end(0, 0);
+  step(7, stream);
+  cudaDeviceSynchronize();
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  Memory memory;
+  for (int i = 1; i < count; ++i) {
+    const std::string scene = arguments[i];
+    if (scene == "copies") copies(memory);
+    if (scene == "waits") waits(memory);
+    if (scene == "reuse") reuse(memory);
+    if (scene == "capture") capture(memory);
+    if (scene == "blocking") blocking(memory);
+    if (scene == "fork") child_after(memory);
+    if (scene == "steps") many_steps(memory);
+    if (scene == "threads") threads(memory);
+    if (scene == "probes") probes(memory);
+    if (scene == "in_flight") {
+      Stream stream = side_stream();
+      compute(stream, 3'000'000'000);
+      cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+    }
+    if (scene == "free") printf("free %d\n", cudaFree(memory.device));
+    if (scene == "nap") usleep(100'000);
+  }
+  puts("done");
+  return 0;
+}

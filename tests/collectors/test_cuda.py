@@ -1,0 +1,327 @@
+"""The cuda room on the doubles of CUDA: what is timed, what is left alone, and that a failing driver harms nobody."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collectors.recorded import NATIVE, Recording, plain_environment, record
+
+from stashtrace.launch.environment import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall, StreamFlag
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = ROOT / "tests/fakes"
+MEGA = 1_000_000
+#: Rates of the doubles: a millisecond for each megabyte between host and device.
+MACHINE = ("rate.h2d.pinned 1GB", "rate.h2d.pageable 1GB", "rate.d2h.pinned 1GB", "rate.d2h.pageable 1GB")
+
+
+@functools.cache
+def machine() -> Path:
+    """Folder with the doubles of libcuda and libcudart and the program of scenes."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = Path(tempfile.mkdtemp(prefix="stashtrace-cuda-"))
+    runtime = sorted(FAKES.glob("fake_cudart*.cpp"))
+    driver = [path for path in sorted(FAKES.glob("fake_cuda*.cpp")) if path not in runtime]
+    common = [compiler, "-std=c++20", "-O1", "-w", "-fPIC", "-I", ROOT / "csrc", "-I", FAKES, "-pthread"]
+    version = f"-Wl,--version-script={FAKES / 'cudart_13.map'}"
+    for name, sources, extra in (
+        ("libcuda.so.1", driver, []),
+        ("libcudart.so.13", runtime, ["-DFAKE_CUDART_MAJOR=13", version]),
+    ):
+        subprocess.run([*common, "-shared", f"-Wl,-soname,{name}", *extra, "-o", folder / name, *sources], check=True)
+    subprocess.run(
+        [*common, "-o", folder / "scenes", NATIVE / "cuda_scenes.cpp", folder / "libcudart.so.13", "-ldl"], check=True
+    )
+    return folder
+
+
+def play(
+    scenes: str, folder: Path, *, script: Sequence[str] = (), exit_code: int | None = 0, traced: bool = True, **env: str
+) -> Recording:
+    """Run scenes on a machine that `script` describes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "script").write_text("\n".join((*MACHINE, *script)) + "\n", encoding="utf-8")
+    calls = folder / "calls"
+    calls.mkdir()
+    variables = {"LD_LIBRARY_PATH": str(machine()), "FAKE_SCRIPT": str(folder / "script"), "FAKE_CALLS": str(calls)}
+    command = [machine() / "scenes", *scenes.split()]
+    if traced:
+        return record(command, folder / "run", collectors=["cuda"], env=variables | env, exit_code=exit_code)
+    done = subprocess.run(command, env=plain_environment(variables | env), capture_output=True, text=True, timeout=60)
+    return Recording(folder / "run", done.stdout, done.stderr, done.returncode)
+
+
+def brackets(recording: Recording, kind: Bracket) -> list[dict[str, Any]]:
+    rows = [row for row in recording.trace.device_brackets.rows() if row["bracket_code"] == kind]
+    return sorted(rows, key=lambda row: row["bracket_id"])
+
+
+def calls(recording: Recording) -> Counter[DeviceCall]:
+    return Counter(DeviceCall(row["call_code"]) for row in recording.trace.device_calls.rows())
+
+
+def losses(recording: Recording) -> dict[str, int]:
+    trace = recording.trace
+    return {trace.text(row["name_code"]): row["lost_count"] for row in trace.losses.rows()}
+
+
+def is_timed(row: dict[str, Any]) -> bool:
+    return not row["bracket_flags"] & BracketFlag.UNTIMED
+
+
+def test_copies_have_bytes_direction_memory_and_rate(tmp_path: Path) -> None:
+    run = play("copies", tmp_path)
+    found = [(CopyDirection(r["copy_code"]), r["size_bytes"] // MEGA, r["bracket_flags"]) for r in brackets(run, Bracket.COPY)]
+    pinned, pageable = BracketFlag.PINNED, BracketFlag.PAGEABLE
+    to, back = CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST
+    assert found == [
+        (to, 20, pinned), (to, 8, pageable), (back, 10, pinned), (CopyDirection.DEVICE_TO_DEVICE, 30, 0), (to, 4, pinned),
+        (back, 1, pageable),
+    ]  # fmt: skip
+    rows = brackets(run, Bracket.COPY)
+    for row in (rows[0], rows[2]):
+        assert row["end_ns"] - row["begin_ns"] == pytest.approx(row["size_bytes"], rel=0.25)  # 1 GB/s
+    assert all(row["call_ns"] <= row["return_ns"] for row in rows)
+    assert rows[0]["begin_ns"] >= rows[0]["call_ns"] - MEGA
+    assert calls(run)[DeviceCall.COPY] == 2  # the pageable ones
+    assert calls(run)[DeviceCall.STREAM_SYNCHRONIZE] == 1
+    assert calls(run)[DeviceCall.DEVICE_SYNCHRONIZE] == 1
+    assert calls(run)[DeviceCall.ALLOCATE] == 2
+    assert calls(run)[DeviceCall.ALLOCATE_HOST] == 1
+    assert len(run.trace.devices) == 1
+    assert len(run.trace.device_clocks) == 1
+    assert run.trace.device_clocks["error_ns"][0] < MEGA
+
+
+def test_a_wait_knows_what_it_waits_for(tmp_path: Path) -> None:
+    run = play("waits nap", tmp_path)
+    copy = brackets(run, Bracket.COPY)[0]
+    waits = brackets(run, Bracket.STREAM_WAIT)
+    assert [Awaited(w["awaited_code"]) for w in waits] == [Awaited.COPY, Awaited.COPY, Awaited.COPY, Awaited.COMPUTE]
+    direct, relay, third, compute = waits
+    assert direct["correlation_id"] == relay["correlation_id"] == third["correlation_id"] == copy["bracket_id"]
+    assert direct["awaited_ns"] == copy["end_ns"]
+    assert third["awaited_ns"] >= copy["end_ns"] - 1000  # events tick by half a microsecond
+    exposed = min(direct["end_ns"], direct["awaited_ns"]) - direct["begin_ns"]
+    assert exposed == pytest.approx(9 * MEGA, abs=3 * MEGA)  # 10 ms of copy beside 1 ms of compute
+    assert compute["awaited_ns"] >= direct["end_ns"] + MEGA
+    flags = {row["stream_flags"] & StreamFlag.CARRIES_COMPUTE for row in run.trace.streams.rows()}
+    assert flags == {0, StreamFlag.CARRIES_COMPUTE}
+
+
+def test_a_reused_stream_handle_is_another_stream(tmp_path: Path) -> None:
+    run = play("reuse", tmp_path)
+    assert len({row["track_id"] for row in brackets(run, Bracket.COPY)}) == 5
+
+
+def test_nothing_is_recorded_into_a_capture(tmp_path: Path) -> None:
+    run = play("capture", tmp_path)
+    assert "capture 0 0" in run.stdout
+    copy = brackets(run, Bracket.COPY)[0]
+    assert copy["bracket_flags"] & (BracketFlag.CAPTURED | BracketFlag.UNTIMED) == BracketFlag.CAPTURED | BracketFlag.UNTIMED
+    assert copy["begin_ns"] == -1
+    assert brackets(run, Bracket.STREAM_WAIT) == []
+    graphs = brackets(run, Bracket.GRAPH)
+    assert len(graphs) == 2
+    assert graphs[0]["correlation_id"] == graphs[1]["correlation_id"] != 0
+    assert all(is_timed(g) and g["end_ns"] - g["begin_ns"] > 2 * MEGA for g in graphs)
+    assert calls(run)[DeviceCall.GRAPH_LAUNCH] == 2
+
+
+def test_the_legacy_stream_is_left_alone_beside_blocking_streams(tmp_path: Path) -> None:
+    run = play("blocking", tmp_path)
+    assert [is_timed(row) for row in brackets(run, Bracket.COPY)] == [True, False, True]
+    assert losses(run)["legacy_stream_untimed"] == 1
+
+
+def test_one_hardware_queue_gets_no_event(tmp_path: Path) -> None:
+    run = play("copies waits", tmp_path / "off", CUDA_DEVICE_MAX_CONNECTIONS="1")
+    assert not any(is_timed(row) for row in run.trace.device_brackets.rows())
+    assert len(run.trace.device_clocks) == 0
+    assert "timing_events_off" in losses(run)
+    assert driver_calls(tmp_path / "off")["cuEventElapsedTime"] == 0
+    forced = play("copies", tmp_path / "on", CUDA_DEVICE_MAX_CONNECTIONS="1", STASHTRACE_FORCE_EVENTS="1")
+    assert all(is_timed(row) for row in brackets(forced, Bracket.COPY))
+    assert "timing_events_forced" in losses(forced)
+
+
+def driver_calls(folder: Path) -> Counter[str]:
+    """Calls of the driver's double, over all processes."""
+    count: Counter[str] = Counter()
+    for path in (folder / "calls").glob("*.txt"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, number = line.split()
+            count[name] += int(number)
+    return count
+
+
+def test_above_its_budget_it_leaves_out_whole_steps(tmp_path: Path) -> None:
+    run = play("steps", tmp_path, STASHTRACE_EVENT_BUDGET="5000")
+    steps = sorted(row["call_ns"] for row in brackets(run, Bracket.STEP))
+    assert len(steps) == 64
+    assert all(is_timed(row) for row in brackets(run, Bracket.STEP))
+    copies = brackets(run, Bracket.COPY)
+    by_step: dict[int, set[bool]] = {}
+    for row in copies:
+        by_step.setdefault(sum(at < row["call_ns"] for at in steps), set()).add(is_timed(row))
+    assert all(len(kinds) == 1 for kinds in by_step.values()), "a step is timed whole or not at all"
+    assert 0 < sum(kinds == {True} for kinds in by_step.values()) < 48
+    assert losses(run)["event_budget"] > 0
+
+
+def test_the_child_of_a_fork_touches_no_driver(tmp_path: Path) -> None:
+    run = play("fork", tmp_path)
+    assert "child 0" in run.stdout
+    files = list((tmp_path / "calls").glob("libcuda.so.1-*.txt")) or list((tmp_path / "calls").glob("*.txt"))
+    assert files, "the doubles wrote no counts"
+    pids = {row["pid"] for row in run.trace.processes.rows()}
+    processes = {row["process_id"] for row in run.trace.device_brackets.rows()}
+    assert len(processes) == 1, f"brackets of {len(processes)} of {len(pids)} processes"
+
+
+def test_work_in_flight_at_exit_is_not_waited_for(tmp_path: Path) -> None:
+    bare = play("in_flight", tmp_path / "bare", traced=False)
+    begin = time.monotonic()
+    run = play("in_flight nap", tmp_path / "traced", exit_code=bare.exit_code)
+    assert time.monotonic() - begin < 3
+    (copy,) = brackets(run, Bracket.COPY)
+    assert not is_timed(copy)
+    assert copy["begin_ns"] == copy["end_ns"] == -1
+
+
+def test_allocator_retries_are_seen(tmp_path: Path) -> None:
+    run = play("copies free", tmp_path, script=["fail cudaMalloc 2 at 1"])
+    seen = calls(run)
+    assert seen[DeviceCall.ALLOCATE_RETRY] == 1
+    assert seen[DeviceCall.FREE] == 1
+    assert sorted(r["status_code"] for r in run.trace.device_calls.rows() if r["call_code"] == DeviceCall.ALLOCATE) == [0, 2]
+
+
+def test_slow_launches_are_seen(tmp_path: Path) -> None:
+    run = play("waits", tmp_path, script=["delay cudaLaunchKernel 2ms"])
+    assert calls(run)[DeviceCall.LAUNCH] == 2
+
+
+def test_probes_put_their_own_brackets(tmp_path: Path) -> None:
+    run = play("probes nap", tmp_path)
+    (wait,) = brackets(run, Bracket.BATCH_WAIT)
+    assert wait["correlation_id"] == 42
+    assert 4.5 * MEGA < wait["end_ns"] - wait["begin_ns"] < wait["return_ns"] - wait["call_ns"] + MEGA
+    (step,) = brackets(run, Bracket.STEP)
+    assert step["correlation_id"] == 7
+    assert step["begin_ns"] == step["end_ns"] >= wait["end_ns"]
+
+
+def test_many_threads(tmp_path: Path) -> None:
+    run = play("threads", tmp_path)
+    copies = brackets(run, Bracket.COPY)
+    assert len(copies) == 1200
+    assert len({row["bracket_id"] for row in copies}) == 1200
+    assert all(is_timed(row) for row in copies)
+
+
+#: Every call that the recorder makes of its own.
+OWN_CALLS = (
+    "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxGetDevice", "cuStreamGetCtx", "cuStreamGetFlags",
+    "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuEventElapsedTime", "cuStreamGetPriority",
+    "cuStreamGetId", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetPCIBusId",
+    "cuPointerGetAttributes", "cuCtxGetStreamPriorityRange", "cuDriverGetVersion",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_CALLS)
+def test_a_call_that_fails_harms_nobody(tmp_path: Path, name: str) -> None:
+    script = [f"fail {name} 1"]
+    bare = play("copies waits", tmp_path / "bare", script=script, traced=False)
+    run = play("copies waits", tmp_path / "traced", script=script)
+    assert run.stdout == bare.stdout
+    assert run.exit_code == bare.exit_code
+    assert len(run.trace.device_calls) > 0
+
+
+@pytest.mark.parametrize("name", ["cuEventRecord", "cuEventCreate", "cuEventQuery", "cuStreamCreateWithPriority"])
+@pytest.mark.parametrize("code", [1, 4, 400, 709])
+def test_events_that_fail_leave_untimed_brackets(tmp_path: Path, name: str, code: int) -> None:
+    run = play("copies waits", tmp_path, script=[f"fail {name} {code} every 2"])
+    assert run.stdout == "done\n"
+    rows = list(run.trace.device_brackets.rows())
+    assert rows
+    assert all(row["end_ns"] >= row["begin_ns"] for row in rows if is_timed(row))
+
+
+def test_a_broken_driver_turns_the_room_off(tmp_path: Path) -> None:
+    run = play("threads", tmp_path, script=["fail cuEventRecord 999"])
+    assert run.stdout == "done\n"
+    assert "driver_errors" in losses(run)
+
+
+def test_without_a_driver_it_says_so_once(tmp_path: Path) -> None:
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    shutil.copy(machine() / "libcudart.so.13", folder)
+    run = play("copies copies", tmp_path / "run", LD_LIBRARY_PATH=str(folder))
+    trace = run.trace
+    reasons = [trace.text(row["name_code"]) for row in trace.losses.rows()]
+    assert reasons.count("no_driver") == 1
+    assert len(trace.device_brackets) == 0
+
+
+def test_the_lookup_hook_sees_calls_that_pass_no_import_table(tmp_path: Path) -> None:
+    """A program that asks the driver for its functions, as static runtimes do."""
+    script = tmp_path / "static_runtime.py"
+    script.write_text(STATIC_RUNTIME, encoding="utf-8")
+    env = {"LD_LIBRARY_PATH": str(machine())}
+    python = [shutil.which("python3") or "python3", str(script)]
+    off = record(python, tmp_path / "off", collectors=["cuda"], env=env)
+    on = record(python, tmp_path / "on", collectors=["cuda"], env=env, lookup_hook=True)
+    assert off.stdout == on.stdout == "0 0 0\n"
+    assert list(off.directory.glob("*.stash")) == [], "nothing was seen"
+    assert calls(on)[DeviceCall.STREAM_SYNCHRONIZE] == 1
+    (copy,) = brackets(on, Bracket.COPY)
+    assert copy["size_bytes"] == 1_000_000
+    assert copy["copy_code"] == CopyDirection.HOST_TO_DEVICE
+
+
+STATIC_RUNTIME = """
+import ctypes as c
+libc = c.CDLL(None)
+libc.dlopen.restype = libc.dlsym.restype = c.c_void_p
+libc.dlsym.argtypes = (c.c_void_p, c.c_char_p)
+driver = libc.dlopen(b"libcuda.so.1", 2)
+LOOK_UP = c.CFUNCTYPE(c.c_int, c.c_char_p, c.POINTER(c.c_void_p), c.c_int, c.c_uint64, c.POINTER(c.c_int))
+look_up = LOOK_UP(libc.dlsym(driver, b"cuGetProcAddress_v2"))
+def function(name, *types):
+    found, status = c.c_void_p(), c.c_int()
+    assert look_up(name.encode(), c.byref(found), 12000, 0, c.byref(status)) == 0 and found.value
+    return c.CFUNCTYPE(c.c_int, *types)(found.value)
+function("cuInit", c.c_uint)(0)
+context, pointer, stream = c.c_void_p(), c.c_uint64(), c.c_void_p()
+function("cuDevicePrimaryCtxRetain", c.c_void_p, c.c_int)(c.addressof(context), 0)
+function("cuCtxSetCurrent", c.c_void_p)(context)
+function("cuMemAlloc", c.c_void_p, c.c_size_t)(c.addressof(pointer), 1 << 21)
+made = function("cuStreamCreate", c.c_void_p, c.c_uint)(c.addressof(stream), 1)
+host = c.create_string_buffer(1 << 21)
+copied = function("cuMemcpyHtoDAsync", c.c_uint64, c.c_void_p, c.c_size_t, c.c_void_p)(pointer, host, 1000000, stream)
+print(made, copied, function("cuStreamSynchronize", c.c_void_p)(stream))
+"""
+
+
+def test_a_program_without_cuda_runs_under_both_libraries() -> None:
+    env = plain_environment() | {"LD_PRELOAD": f"{LIBRARY_PATH}:{LIBRARY_PATH.with_name(LOOKUP_LIBRARY)}"}
+    program = "import ctypes, socket, json; print(ctypes.CDLL(None).getpid() > 0)"
+    done = subprocess.run(["python3", "-c", program], env=os.environ | env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
