@@ -52,7 +52,7 @@ struct Task {
   std::uint32_t call_id, task_id, algorithm_id, protocol_id;
   std::int32_t device;
   std::uint16_t op, flags, channels;
-  bool expects_stamps;
+  bool expects_stamps, distrusted;  // distrusted: enqueued after NCCL began to mix stamps up
   std::atomic<std::int32_t> pending;          // its own stop, channels, proxy operations; 0: row written
   std::atomic<std::uint32_t> channels_ended, timed;
   std::atomic<std::uint64_t> end_ticks;
@@ -64,7 +64,7 @@ struct Task {
     call_id = task_id = algorithm_id = protocol_id = 0;
     device = -1;
     op = flags = channels = 0;
-    expects_stamps = false;
+    expects_stamps = distrusted = false;
     pending.store(0, std::memory_order_relaxed);
     channels_ended.store(0, std::memory_order_relaxed);
     timed.store(0, std::memory_order_relaxed);

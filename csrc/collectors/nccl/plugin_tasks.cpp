@@ -39,15 +39,16 @@ void judge_stamps(Task& task, std::uint32_t timed) noexcept {
     entry->stamps.compare_exchange_strong(now, kStampsMissing, std::memory_order_relaxed);
 }
 
-bool distrusted(const Task& task) noexcept {
-  const CommEntry* entry = task.context->entry.load(std::memory_order_acquire);
+// Operations that were enqueued before the first broadcast keep their stamps, whenever these come.
+bool is_distrusted(const ContextSlot& context, std::uint16_t op) noexcept {
+  const CommEntry* entry = context.entry.load(std::memory_order_acquire);
   if (entry != nullptr) return entry->stamps.load(std::memory_order_relaxed) == kStampsDistrusted;
-  return task.op == op_code::broadcast && hazards::broadcast_shifts_stamps();
+  return op == op_code::broadcast && hazards::broadcast_shifts_stamps();
 }
 
 void write_task(Task& task, void* handle) noexcept {
   if (task.written.exchange(true, std::memory_order_acq_rel)) return;
-  const bool use = !distrusted(task);
+  const bool use = !task.distrusted;
   const std::uint32_t timed = use ? task.timed.load(std::memory_order_acquire) : 0;
   schema::NcclTask row{};
   row.begin_ticks = task.begin_ticks;
@@ -95,6 +96,7 @@ void* start_task(ContextSlot& context, const Event& event) noexcept {
   task->protocol_id = id_of(event.protocol);
   task->channels = event.channels;
   task->device = context.device;
+  task->distrusted = is_distrusted(context, task->op);
   task->expects_stamps = wants_stamps() && !copy_engine;
   task->pending.store(1 + (task->expects_stamps ? event.channels : 0), std::memory_order_release);
   return handle;
@@ -146,7 +148,7 @@ void stop_kernel(KernelCh& kernel, void* handle) noexcept {
     count(Count::late_child);
     return;
   }
-  if (!distrusted(*task))
+  if (!task->distrusted)
     emit(schema::NcclChannel{.begin_device_ns = seen.begin_timer != 0 ? static_cast<std::int64_t>(seen.begin_timer) : -1,
                              .end_device_ns = timed ? static_cast<std::int64_t>(end) : -1,
                              .task_id = task->task_id,
