@@ -191,8 +191,12 @@ int launch(const void* function, void** arguments, void* stream) {
       const bool named = dladdr(function, &info) != 0 && info.dli_sname != nullptr;
       const std::string name = named ? info.dli_sname : "kernel";
       void* module = nullptr;
-      if (const int error = driver().cuModuleLoadData(&module, (".entry " + name).c_str()); error != 0) return kept(error);
-      if (const int error = driver().cuModuleGetFunction(&known, module, name.c_str()); error != 0) return kept(error);
+      int mode = 2;  // loaded at first use, also during capture
+      driver().cuThreadExchangeStreamCaptureMode(&mode);
+      int error = driver().cuModuleLoadData(&module, (".entry " + name).c_str());
+      if (error == 0) error = driver().cuModuleGetFunction(&known, module, name.c_str());
+      driver().cuThreadExchangeStreamCaptureMode(&mode);
+      if (error != 0) return kept(error);
     }
     kernel = known;
   }

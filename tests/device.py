@@ -1,0 +1,214 @@
+"""A job on devices that are played: native doubles of CUDA, NCCL, NVML and CUPTI, and ranks that run a program text.
+
+    run = run_ranks(2, "allreduce 10MB stream=2; sync stream=2; step", tmp_path, script="nccl.bandwidth 10GB")
+    run.trace                     what the recorder wrote, loaded
+    run.results()                 last line of each rank: values of ``query`` and ``elapsed``, failed calls
+
+The statements of a program are those of tests/fakes/device_actor.cpp, the settings of a script those of tests/fakes
+(each file names its own). The doubles are built once per session, into the folder that tests/native uses.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from traced import ROOT, TracedRun, _collect
+
+from stashtrace.launch.environment import traced_environment
+
+#: Name of a double -> the files that it brings.
+DOUBLES = {
+    "cuda": ("libcuda.so.1",),
+    "cudart": ("libcudart.so.12", "libcudart.so.13"),
+    "nccl": ("libnccl.so.2",),
+    "nvml": ("libnvidia-ml.so.1",),
+    "cupti": ("libcupti.so.13",),
+}
+#: What a job of the actor needs.
+NEEDED = ("cuda", "cudart", "nccl", "nvml")
+_OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LD_PRELOAD", "LD_LIBRARY_PATH", "NCCL_PROFILER_PLUGIN")
+
+
+@functools.cache
+def build() -> Path:
+    """Build folder: the doubles below ``fakes``, the actor in ``bin``. Skips the test where there are no tools."""
+    found = {name: shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+             for name in ("cmake", "ninja")}  # fmt: skip
+    if None in found.values():
+        pytest.skip("cmake and ninja are needed to build the doubles")
+    folder = ROOT / ".pytest_cache" / "d" / "native-plain"
+    folder.mkdir(parents=True, exist_ok=True)
+    configure = [
+        str(found["cmake"]), "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DCMAKE_MAKE_PROGRAM={found['ninja']}",
+        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", "-DSTASHTRACE_SANITIZE=",
+    ]  # fmt: skip
+    make = [str(found["cmake"]), "--build", str(folder), "--target", "device_doubles", "-j", str(os.cpu_count() or 1)]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, make):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            assert done.returncode == 0, done.stdout[-4000:]
+    return folder
+
+
+def symbols_after(nccl_version: int) -> list[str]:
+    """NCCL functions that a release (major * 10000 + minor * 100 + patch) does not have yet."""
+    header = (ROOT / "csrc/abi/nccl_abi.h").read_text(encoding="utf-8")
+    first = {name: int(number) for name, number in re.findall(r"NCCL_CALL\((nccl\w+),\s*(\d{5})", header)}
+    return [name for name, number in first.items() if number > nccl_version]
+
+
+def fake_environment(
+    directory: Path,
+    script: str = "",
+    *,
+    libraries: Iterable[str] = NEEDED,
+    missing: Iterable[str] = (),
+    nccl_version: int = 22809,
+    clock: str = "real",
+) -> dict[str, str]:
+    """Variables that make a process find the doubles.
+
+    Parameters
+    ----------
+    directory : Path
+        Folder of the test: script, patched libraries and what the ranks share go there.
+    script : str
+        Settings, ``fail`` and ``delay`` lines; tests/fakes/script.h has the grammar.
+    libraries : iterable of str
+        Which doubles are installed; without "cuda" the machine has no driver.
+    missing : iterable of str
+        Symbols that the libraries shall not have, by renaming them in a copy.
+    nccl_version : int
+        Also takes away the symbols that came later.
+    clock : str
+        "real" or "virtual"; the second only for processes that do not record.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    gone = [*missing, *symbols_after(nccl_version)]
+    folder = directory / "libraries"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for double in libraries:
+        for name in DOUBLES[double]:
+            _install(build() / "fakes" / double / name, folder / name, gone)
+    file = directory / "device.script"
+    file.write_text(f"nccl.version {nccl_version}\n{script}\n", encoding="utf-8")
+    shared = directory / "shared"
+    shutil.rmtree(shared, ignore_errors=True)
+    shared.mkdir()
+    calls = directory / "calls"
+    calls.mkdir(exist_ok=True)
+    return {"LD_LIBRARY_PATH": str(folder), "FAKE_SCRIPT": str(file), "FAKE_SHARED": str(shared), "FAKE_CLOCK": clock,
+            "FAKE_CALLS": str(calls)}  # fmt: skip
+
+
+def _install(source: Path, target: Path, missing: Sequence[str]) -> None:
+    """Link a library; with symbols renamed it is a copy, in which their hashes lead nowhere."""
+    data = source.read_bytes()
+    patched = data
+    for name in missing:
+        # pncclX and ncclX share one string, so one letter takes both away.
+        patched = patched.replace(name.encode() + b"\0", b"X" + name[1:].encode() + b"\0")
+    if patched == data:
+        target.symlink_to(source)
+    else:
+        target.write_bytes(patched)
+        target.chmod(0o755)
+
+
+def run_ranks(
+    ranks: int,
+    program: str | Mapping[int, str],
+    directory: Path,
+    script: str = "",
+    *,
+    traced: bool = True,
+    plugin: bool = True,
+    libraries: Iterable[str] = NEEDED,
+    missing: Iterable[str] = (),
+    nccl_version: int = 22809,
+    clock: str = "real",
+    collectors: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 60,
+    check: bool = True,
+    **options: object,
+) -> TracedRun:
+    """Run a program on so many processes with one device each, and wait for them.
+
+    Parameters
+    ----------
+    program : str or dict of int to str
+        For all ranks, or one for each.
+    plugin : bool
+        NCCL_PROFILER_PLUGIN names the recorder, as the launcher sets it.
+    check : bool
+        Fail the test if a rank does not end with 0.
+    **options
+        Of :func:`stashtrace.launch.environment.traced_environment`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    run_dir = directory / "run"
+    run_dir.mkdir()
+    doubles = fake_environment(directory, f"devices {ranks}\n{script}", libraries=libraries, missing=missing,
+                               nccl_version=nccl_version, clock=clock)  # fmt: skip
+    run_id = uuid.uuid4().hex
+    base = {k: v for k, v in os.environ.items() if k not in _OWN and not k.startswith(("STASHTRACE_", "CUDA_", "FAKE_"))}
+    base |= doubles
+    if traced:
+        if plugin:
+            base["NCCL_PROFILER_PLUGIN"] = str(ROOT / "stashtrace/libstashtrace.so")
+        base = traced_environment(base, run_dir=run_dir, run_id=run_id, collectors=collectors, **options)  # type: ignore[arg-type]
+    base |= env or {}
+    facts = {
+        "format": 1, "run_id": run_id, "command": ["device_actor", "program"], "host": socket.gethostname(),
+        "begin_realtime_ns": time.time_ns(), "begin_monotonic_ns": time.monotonic_ns(),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+        "exit_code": None, "signal": None, "collectors": base.get("STASHTRACE_COLLECTORS", "").split(","),
+        "stashtrace_version": "test", "launcher_pid": os.getpid(),
+    }  # fmt: skip
+    if traced:
+        (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    processes = []
+    for rank in range(ranks):
+        file = directory / f"program{rank}.txt"
+        file.write_text(program if isinstance(program, str) else program[rank], encoding="utf-8")
+        own = base | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        processes.append(
+            subprocess.Popen([str(build() / "bin/device_actor"), str(file)], env=own, cwd=directory, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        )  # fmt: skip
+    stdout, stderr, codes = _collect(processes, timeout_s)
+    if traced:
+        ended = {"end_realtime_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns(), "exit_code": codes[0]}
+        (run_dir / "run.json").write_text(json.dumps(facts | ended), encoding="utf-8")
+    if check:
+        for rank, code in enumerate(codes):
+            assert code == 0, f"rank {rank} ended with {code}\n{stdout[rank]}\n{stderr[rank][-4000:]}"
+    return TracedRun(run_dir, stdout, stderr, codes)
+
+
+def calls(directory: Path, library: str) -> dict[str, int]:
+    """How often each entry point of a double was called, all processes of the test together."""
+    total: dict[str, int] = {}
+    for file in (directory / "calls").glob(f"{library}-*.txt"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            name, _, count = line.partition(" ")
+            total[name] = total.get(name, 0) + int(count)
+    return total
+
