@@ -25,10 +25,8 @@ class Cuda final : public Collector {
     room_is_on = false;
     device::stop();
   }
-  void after_fork() noexcept override {
-    room_is_on = false;
-    device::after_fork();
-  }
+  // A child whose parent had not come to CUDA may use it, and is recorded; in any other the driver is left alone.
+  void after_fork() noexcept override { device::after_fork(); }
 };
 
 constinit Cuda g_room;
