@@ -77,6 +77,7 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
     return &g_nobody;
   }
   context->announced.store(false, std::memory_order_relaxed);
+  context->distrusted.store(false, std::memory_order_relaxed);
   context->entry.store(nullptr, std::memory_order_relaxed);
   context->group_hash.store(facts.comm_id, std::memory_order_relaxed);
   context->comm_id = facts.comm_id;

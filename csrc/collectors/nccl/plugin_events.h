@@ -17,6 +17,7 @@ namespace stashtrace::nccl::plugin {
 struct ContextSlot {
   std::atomic<bool> in_use;
   std::atomic<bool> announced;           // its nccl_comm row is written
+  std::atomic<bool> distrusted;          // a broadcast was enqueued where NCCL mixes stamps up then
   std::atomic<CommEntry*> entry;         // joined communicator, null if only the plugin knows it
   std::atomic<std::uint64_t> group_hash; // of the entry, else comm_id
   std::uint64_t comm_id, init_ticks;

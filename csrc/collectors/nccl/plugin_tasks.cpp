@@ -40,10 +40,11 @@ void judge_stamps(Task& task, std::uint32_t timed) noexcept {
 }
 
 // Operations that were enqueued before the first broadcast keep their stamps, whenever these come.
-bool is_distrusted(const ContextSlot& context, std::uint16_t op) noexcept {
+bool is_distrusted(ContextSlot& context, std::uint16_t op) noexcept {
   const CommEntry* entry = context.entry.load(std::memory_order_acquire);
   if (entry != nullptr) return entry->stamps.load(std::memory_order_relaxed) == kStampsDistrusted;
-  return op == op_code::broadcast && hazards::broadcast_shifts_stamps();
+  if (op == op_code::broadcast && hazards::broadcast_shifts_stamps()) context.distrusted.store(true, std::memory_order_relaxed);
+  return context.distrusted.load(std::memory_order_relaxed);
 }
 
 void write_task(Task& task, void* handle) noexcept {
