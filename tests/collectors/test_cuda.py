@@ -90,8 +90,8 @@ def test_copies_have_bytes_direction_memory_and_rate(tmp_path: Path) -> None:
     pinned, pageable = BracketFlag.PINNED, BracketFlag.PAGEABLE
     to, back = CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST
     assert found == [
-        (to, 20, pinned), (to, 8, pageable), (back, 10, pinned), (CopyDirection.DEVICE_TO_DEVICE, 30, 0), (to, 4, pinned),
-        (back, 1, pageable),
+        (to, 20, pinned), (to, 8, pageable), (back, 10, pinned), (CopyDirection.DEVICE_TO_DEVICE, 30, 0),
+        (to, 4, pinned), (back, 1, pageable),
     ]  # fmt: skip
     for row in (rows[0], rows[2]):
         assert row["end_ns"] - row["begin_ns"] == pytest.approx(row["size_bytes"], rel=0.25)  # 1 GB/s
