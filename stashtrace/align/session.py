@@ -7,23 +7,21 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.align import device_clocks
-from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
 from stashtrace.align.collective_merge import GroupNotes, merge_collectives
+from stashtrace.align.host_clocks import HostClock, domain_of, host_clocks, start_ticks
 from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
 from stashtrace.collectors.context import (
     DecodeContext,
     DeviceTime,
-    Int64,
     LossRow,
     ProcessIdentity,
     TrackRegistry,
     losses_columns,
 )
 from stashtrace.collectors.registry import Room, resolve
-from stashtrace.errors import FormatError, UsageError
+from stashtrace.errors import UsageError
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.pieces import pieces
 from stashtrace.format.project import current_layouts
@@ -37,41 +35,8 @@ from stashtrace.model.trace import EventTables, RawProcess
 
 #: Read in the first pass, before anything is decoded.
 CORE_RECORDS = ("clock_sync", "metadata", "thread_info", *device_clocks.RECORDS)
-#: Honest floor of the error between two hosts whose only common clock is the wall clock.
-_REALTIME_ERROR_NS = 1_000_000
 
 Path = str | os.PathLike[str]
-
-
-class HostClock:
-    """Clock domain of one boot: its map to its own CLOCK_MONOTONIC and the way from there to the common clock."""
-
-    def __init__(self, boot_id: str, map_: TickMap, realtime_ns: int, realtime_error_ns: int) -> None:
-        self.boot_id = boot_id
-        self.map = map_
-        self.realtime_offset_ns = realtime_ns
-        self.realtime_error_ns = realtime_error_ns
-        self.offset_ns = 0  # to the reference's monotonic clock
-        self.error_ns = map_.error_ns
-        self.method = "same_clock"
-        self.origin_ns = 0  # of the common clock, on the reference's monotonic clock
-
-    def refer_to(self, reference: HostClock) -> None:
-        """Map to another boot by the wall clock, as a first guess."""
-        if reference is self:
-            return
-        self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
-        self.method = "realtime"
-        self.error_ns = max(
-            _REALTIME_ERROR_NS,
-            self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
-        )
-
-    def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
-        """Ticks -> ns of the common clock."""
-        out = self.map(ticks)
-        out += self.offset_ns - self.origin_ns
-        return out
 
 
 class Session:
@@ -84,7 +49,7 @@ class Session:
         self.path = path
         self.tracks = TrackRegistry(strings)
         self.core = [file.load(CORE_RECORDS) for file in files]
-        self.clocks = _host_clocks(runs, self.core)
+        self.clocks = host_clocks(runs, self.core)
         self.identities: list[Identity] = []
         self.losses: list[tuple[int, LossRow]] = []
         self.ends_ns: list[int] = []
@@ -120,12 +85,13 @@ class Session:
 
     def clock_of(self, index: int) -> HostClock:
         """Clock of one process."""
-        return self.clocks[_domain(self.core[index])]
+        return self.clocks[domain_of(self.core[index])]
 
     # Setting up ---------------------------------------------------------------------------------
 
     def _identify(self, ranks: Collection[int] | None) -> None:
-        facts = [_facts(raw, file, self.clocks[_domain(raw)]) for raw, file in zip(self.core, self.files, strict=True)]
+        files = enumerate(zip(self.core, self.files, strict=True))
+        facts = [_facts(raw, file, self.clock_of(index)) for index, (raw, file) in files]
         identities = identify(facts)
         leader = min(
             (i for i, who in enumerate(identities) if who.role is ProcessRole.RANK),
@@ -137,7 +103,7 @@ class Session:
         for clock in self.clocks.values():
             clock.refer_to(reference)
         begins = [
-            int(self.clock_of(i).map(_ticks(f.metadata))[0]) + self.clock_of(i).offset_ns
+            int(self.clock_of(i).map(start_ticks(f.metadata))[0]) + self.clock_of(i).offset_ns
             for i, f in enumerate(self.files)
         ]
         begins += [
@@ -300,18 +266,8 @@ class Session:
         for name in names:
             room = resolve(name)
             if room is None:
-                self.losses.append(
-                    (
-                        -1,
-                        (
-                            "format",
-                            "no_decoder",
-                            int(Severity.ERROR),
-                            1,
-                            f"records of {name} cannot be read by this stashtrace",
-                        ),
-                    )
-                )
+                text = f"records of {name} cannot be read by this stashtrace"
+                self.losses.append((-1, ("format", "no_decoder", int(Severity.ERROR), 1, text)))
             elif wanted is None or name == "core" or not room.tables or wanted.intersection(room.tables):
                 rooms.append(room)
         return rooms
@@ -319,7 +275,7 @@ class Session:
     def _end_of(self, index: int, tables: dict[str, Table]) -> int:
         """Last sign of life: the latest moment in any of its rows."""
         clock = self.clock_of(index)
-        latest = [int(clock(_ticks(self.files[index].metadata))[0])]
+        latest = [int(clock(start_ticks(self.files[index].metadata))[0])]
         latest += [
             int(clock(r.rows["ticks"]).max())
             for name, r in self.core[index].records.items()
@@ -339,34 +295,14 @@ class Session:
             rows += [(-1, row) for row in run.losses]
         rejected = sum(clock.map.rejected_count for clock in self.clocks.values())
         if rejected:
-            rows.append(
-                (
-                    -1,
-                    (
-                        "core",
-                        "clock_readings_rejected",
-                        int(Severity.ERROR),
-                        rejected,
-                        "some clock readings contradict the others; the host may have been suspended",
-                    ),
-                )
-            )
+            text = "some clock readings contradict the others; the host may have been suspended"
+            rows.append((-1, ("core", "clock_readings_rejected", int(Severity.ERROR), rejected, text)))
         if any(file.has_ring for file in self.files):
             live = LiveRings.look()
             going = sum(live.holds(file) for file in self.files)
             if going:
-                rows.append(
-                    (
-                        -1,
-                        (
-                            "format",
-                            "still_recording",
-                            int(Severity.INFO),
-                            going,
-                            f"{going} processes are still recording; load again for the rest",
-                        ),
-                    )
-                )
+                text = f"{going} processes are still recording; load again for the rest"
+                rows.append((-1, ("format", "still_recording", int(Severity.INFO), going, text)))
         merged: dict[tuple[int, str, str, int, str], int] = {}
         for process_id, (collector, reason, severity, count, advice) in rows:
             key = (process_id, collector, reason, severity, advice)
@@ -383,7 +319,7 @@ class Session:
         rows = []
         for index, (file, who) in enumerate(zip(self.files, self.identities, strict=True)):
             facts = file.metadata
-            begin = int(self.clock_of(index)(_ticks(facts))[0])
+            begin = int(self.clock_of(index)(start_ticks(facts))[0])
             rows.append(
                 (
                     index,
@@ -439,15 +375,6 @@ def _is_streamed(room: Room) -> bool:
     return room.tables == ("io",)
 
 
-def _domain(raw: RawProcess) -> tuple[str, str]:
-    return str(raw.metadata.get("boot_id", "")), str(raw.metadata.get("clock", "tsc"))
-
-
-def _ticks(metadata: object) -> npt.NDArray[np.uint64]:
-    value = metadata.get("start_ticks", 0) if isinstance(metadata, dict) else 0
-    return np.array([value if isinstance(value, int) and 0 <= value < 1 << 63 else 0], dtype=np.uint64)
-
-
 def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
     learned: dict[str, str] = {}
     rows = raw.records.get("metadata")
@@ -461,45 +388,4 @@ def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
         batches = file.load(("batch",)).records.get("batch")
         if batches is not None and (number := int(batches.rows["worker_id"].max())) >= 0:
             learned["worker_id"] = str(number)
-    return ProcessFacts(raw.metadata, int(clock.map(_ticks(raw.metadata))[0]), learned, counts, worker)
-
-
-def _host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:
-    """One clock per boot from the readings of all its processes."""
-    readings: dict[tuple[str, str], list[Readings]] = {}
-    rates: dict[tuple[str, str], list[float]] = {}
-    for raw in core:
-        hz = float(raw.metadata.get("tick_hz") or 1e9)
-        rates.setdefault(_domain(raw), []).append(hz)
-        readings.setdefault(_domain(raw), []).extend(_readings_of(raw, hz))
-    clocks = {}
-    for domain, parts in readings.items():
-        if not parts:
-            raise FormatError(
-                f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
-                hint="the file header names no start time; it is damaged or not from stashtrace",
-            )
-        joined = Readings.concat(parts)
-        rate = float(np.median(rates[domain]))
-        clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
-    return clocks
-
-
-def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
-    found = []
-    start = [raw.metadata.get(n) for n in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
-    if all(isinstance(v, int) and 0 < v < 1 << 63 for v in start):
-        found.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
-    rows = raw.records.get("clock_sync")
-    if rows is not None and len(rows.rows):
-        r = rows.rows
-        bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
-        found.append(
-            Readings(
-                r["ticks"].astype(np.int64),
-                r["monotonic_ns"].astype(np.int64),
-                r["realtime_ns"].astype(np.int64),
-                bracket,
-            )
-        )
-    return found
+    return ProcessFacts(raw.metadata, int(clock.map(start_ticks(raw.metadata))[0]), learned, counts, worker)

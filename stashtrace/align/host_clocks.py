@@ -1,0 +1,104 @@
+"""The clock domain of each boot: from the ticks of its processes to its monotonic clock, and on to the common one.
+
+Made and used by ``align.session``. All processes of a boot give their readings to one map, since the TSC is the host's.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
+from stashtrace.collectors.context import Int64
+from stashtrace.errors import FormatError
+from stashtrace.format.reader import RawRun
+from stashtrace.model.trace import RawProcess
+
+#: Honest floor of the error between two hosts whose only common clock is the wall clock.
+_REALTIME_ERROR_NS = 1_000_000
+
+
+class HostClock:
+    """Clock domain of one boot: its map to its own CLOCK_MONOTONIC and the way from there to the common clock."""
+
+    def __init__(self, boot_id: str, map_: TickMap, realtime_ns: int, realtime_error_ns: int) -> None:
+        self.boot_id = boot_id
+        self.map = map_
+        self.realtime_offset_ns = realtime_ns
+        self.realtime_error_ns = realtime_error_ns
+        self.offset_ns = 0  # to the reference's monotonic clock
+        self.error_ns = map_.error_ns
+        self.method = "same_clock"
+        self.origin_ns = 0  # of the common clock, on the reference's monotonic clock
+
+    def refer_to(self, reference: HostClock) -> None:
+        """Map to another boot by the wall clock, as a first guess."""
+        if reference is self:
+            return
+        self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
+        self.method = "realtime"
+        self.error_ns = max(
+            _REALTIME_ERROR_NS,
+            self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
+        )
+
+    def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
+        """Ticks -> ns of the common clock."""
+        out = self.map(ticks)
+        out += self.offset_ns - self.origin_ns
+        return out
+
+
+def domain_of(raw: RawProcess) -> tuple[str, str]:
+    """Boot and tick source: processes with the same share a clock."""
+    return str(raw.metadata.get("boot_id", "")), str(raw.metadata.get("clock", "tsc"))
+
+
+def start_ticks(metadata: object) -> npt.NDArray[np.uint64]:
+    """When the process began, as an array of one; 0 if its header does not say."""
+    value = metadata.get("start_ticks", 0) if isinstance(metadata, dict) else 0
+    return np.array([value if isinstance(value, int) and 0 <= value < 1 << 63 else 0], dtype=np.uint64)
+
+
+def host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:
+    """One clock per boot from the readings of all its processes."""
+    readings: dict[tuple[str, str], list[Readings]] = {}
+    rates: dict[tuple[str, str], list[float]] = {}
+    for raw in core:
+        hz = float(raw.metadata.get("tick_hz") or 1e9)
+        rates.setdefault(domain_of(raw), []).append(hz)
+        readings.setdefault(domain_of(raw), []).extend(_readings_of(raw, hz))
+    clocks = {}
+    for domain, parts in readings.items():
+        if not parts:
+            raise FormatError(
+                f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
+                hint="the file header names no start time; it is damaged or not from stashtrace",
+            )
+        joined = Readings.concat(parts)
+        rate = float(np.median(rates[domain]))
+        clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
+    return clocks
+
+
+def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
+    found = []
+    start = [raw.metadata.get(n) for n in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
+    if all(isinstance(v, int) and 0 < v < 1 << 63 for v in start):
+        found.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
+    rows = raw.records.get("clock_sync")
+    if rows is not None and len(rows.rows):
+        r = rows.rows
+        bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
+        found.append(
+            Readings(
+                r["ticks"].astype(np.int64),
+                r["monotonic_ns"].astype(np.int64),
+                r["realtime_ns"].astype(np.int64),
+                bracket,
+            )
+        )
+    return found
