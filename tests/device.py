@@ -37,6 +37,7 @@ DOUBLES = {
     "nccl": ("libnccl.so.2",),
     "nvml": ("libnvidia-ml.so.1",),
     "cupti": ("libcupti.so.13",),
+    "plugin": ("libnccl-profiler-witness.so",),
 }
 #: What a job of the actor needs.
 NEEDED = ("cuda", "cudart", "nccl", "nvml")
@@ -53,7 +54,8 @@ def build() -> Path:
     folder = ROOT / ".pytest_cache" / "d" / "native-plain"
     folder.mkdir(parents=True, exist_ok=True)
     configure = [
-        str(found["cmake"]), "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DCMAKE_MAKE_PROGRAM={found['ninja']}",
+        str(found["cmake"]), "-G", "Ninja", "-S", str(ROOT), "-B", str(folder),
+        f"-DCMAKE_MAKE_PROGRAM={found['ninja']}",
         "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", "-DSTASHTRACE_SANITIZE=",
     ]  # fmt: skip
     make = [str(found["cmake"]), "--build", str(folder), "--target", "device_doubles", "-j", str(os.cpu_count() or 1)]
@@ -168,7 +170,8 @@ def run_ranks(
     doubles = fake_environment(directory, f"devices {ranks}\n{script}", libraries=libraries, missing=missing,
                                nccl_version=nccl_version, clock=clock)  # fmt: skip
     run_id = uuid.uuid4().hex
-    base = {k: v for k, v in os.environ.items() if k not in _OWN and not k.startswith(("STASHTRACE_", "CUDA_", "FAKE_"))}
+    foreign = ("STASHTRACE_", "CUDA_", "FAKE_")
+    base = {k: v for k, v in os.environ.items() if k not in _OWN and not k.startswith(foreign)}
     base |= doubles
     if traced:
         if plugin:
@@ -211,4 +214,3 @@ def calls(directory: Path, library: str) -> dict[str, int]:
             name, _, count = line.partition(" ")
             total[name] = total.get(name, 0) + int(count)
     return total
-

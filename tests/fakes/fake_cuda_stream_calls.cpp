@@ -63,10 +63,7 @@ int wait_event(void* stream_handle, void* event_handle) {
   if (stream->capture != nullptr) {
     return event->recorded == nullptr ? kSuccess : invalidate(stream->capture, kCaptureIsolation);
   }
-  if (event->recorded == nullptr || event->recorded->done) {
-    if (event->recorded != nullptr) stream->tail_ns = std::max(stream->tail_ns, event->recorded->time_ns);
-    return kSuccess;
-  }
+  if (event->recorded == nullptr) return kSuccess;
   const CompletionPtr awaited = event->recorded;
   Item item;
   item.work = std::make_shared<InstantWork>();

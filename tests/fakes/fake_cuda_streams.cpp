@@ -115,11 +115,11 @@ std::vector<CompletionPtr> implicit_dependencies(Stream* stream) {
   std::vector<CompletionPtr> after;
   if (stream->legacy) {
     for (Stream* other : stream->context->streams) {
-      if (other != stream && !other->dead && (other->flags & kStreamNonBlocking) == 0 && !other->last->done) {
+      if (other != stream && !other->dead && (other->flags & kStreamNonBlocking) == 0 && !is_done(other->last)) {
         after.push_back(other->last);
       }
     }
-  } else if ((stream->flags & kStreamNonBlocking) == 0 && !stream->context->legacy->last->done) {
+  } else if ((stream->flags & kStreamNonBlocking) == 0 && !is_done(stream->context->legacy->last)) {
     after.push_back(stream->context->legacy->last);
   }
   return after;

@@ -89,6 +89,18 @@ std::uint64_t child_hash(const CommState& parent, const char* how, std::uint64_t
   return hash_of(words, sizeof words, hash_of(how, std::strlen(how)));
 }
 
+// Own functions are not called by their exported names: an old release has not all of these.
+int make_id(nccl::UniqueId* id) {
+  std::memset(id->bytes, 0, sizeof id->bytes);  // most bytes are common, as those of a real id are
+  return getrandom(id->bytes + 24, 16, 0) == 16 ? nccl::kSuccess : nccl::kSystemError;
+}
+
+void grown_id(const CommState& comm, nccl::UniqueId* id) {
+  std::memset(id->bytes, 0, sizeof id->bytes);
+  const std::uint64_t hash = child_hash(comm, "grow", 0, 0);
+  std::memcpy(id->bytes + 24, &hash, sizeof hash);
+}
+
 }  // namespace
 
 FAKE_API int pncclGetVersion(int* version) {
@@ -100,8 +112,7 @@ FAKE_ALIAS(GetVersion, (int*))
 
 FAKE_API int pncclGetUniqueId(nccl::UniqueId* id) {
   FAKE_CALL(ncclGetUniqueId);
-  std::memset(id->bytes, 0, sizeof id->bytes);  // most bytes are common, as those of a real id are
-  return getrandom(id->bytes + 24, 16, 0) == 16 ? nccl::kSuccess : nccl::kSystemError;
+  return make_id(id);
 }
 FAKE_ALIAS(GetUniqueId, (nccl::UniqueId*))
 
@@ -127,7 +138,7 @@ FAKE_ALIAS(CommInitRankScalable, (nccl::Comm*, int, int, int, nccl::UniqueId*, n
 FAKE_API int pncclCommInitAll(nccl::Comm* comms, int count, const int*) {
   FAKE_CALL(ncclCommInitAll);
   nccl::UniqueId id;
-  if (const int error = pncclGetUniqueId(&id); error != 0) return error;
+  if (const int error = make_id(&id); error != 0) return error;
   for (int rank = 0; rank < count; ++rank) {
     if (const int error = make(&comms[rank], hash_of(id.bytes, sizeof id.bytes), count, rank, nullptr); error != 0) {
       return error;
@@ -182,9 +193,7 @@ FAKE_ALIAS(CommShrink, (nccl::Comm, int*, int, nccl::Comm*, nccl::Config*, int))
 
 FAKE_API int pncclCommGetUniqueId(nccl::Comm handle, nccl::UniqueId* id) {
   FAKE_CALL(ncclCommGetUniqueId);
-  std::memset(id->bytes, 0, sizeof id->bytes);
-  const std::uint64_t hash = child_hash(*handle->state, "grow", 0, 0);
-  std::memcpy(id->bytes + 24, &hash, sizeof hash);
+  grown_id(*handle->state, id);
   return nccl::kSuccess;
 }
 FAKE_ALIAS(CommGetUniqueId, (nccl::Comm, nccl::UniqueId*))
@@ -194,7 +203,7 @@ FAKE_API int pncclCommGrow(nccl::Comm handle, int size, const nccl::UniqueId* id
   FAKE_CALL(ncclCommGrow);
   nccl::UniqueId own;
   if (handle != nullptr) {  // a member; newcomers bring the id instead
-    pncclCommGetUniqueId(handle, &own);
+    grown_id(*handle->state, &own);
     id = &own;
     rank = handle->state->rank;
   }
