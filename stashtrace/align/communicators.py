@@ -14,6 +14,7 @@ import numpy as np
 from stashtrace.align.collective_merge import GroupNotes
 from stashtrace.collectors.context import TrackRegistry
 from stashtrace.model.schemas import TABLES
+from stashtrace.model.strings import ranks_of
 from stashtrace.model.table import Table
 
 
@@ -31,7 +32,7 @@ def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tra
     """
     text = tracks.strings.text
     rows = list(groups.rows())
-    members = [[int(m) for m in text(row["members_code"]).split(",") if m] for row in rows]
+    members = [ranks_of(text(row["members_code"])) for row in rows]
     torch = {row["group_hash"]: (text(row["name_code"]), m) for row, m in zip(rows, members, strict=True) if m}
     mine = [row for row, m in zip(rows, members, strict=True) if not m and text(row["backend_code"]) == "nccl"]
     if not mine:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, int64
 from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
+from stashtrace.model.strings import ranks_of
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -67,9 +68,8 @@ def group_table(trace: Trace) -> dict[int, Group]:
     for value in np.union1d(rows.values, seen.values).tolist():
         described = rows.rows(value)
         text = max((trace.text(c) for c in trace.groups["members_code"][described].tolist()), key=len, default="")
-        if text:
-            members = np.array([int(m) for m in text.split(",")], dtype=np.int64)
-        else:
+        members = np.array(ranks_of(text), dtype=np.int64)
+        if not len(members):
             members = np.unique(trace.collectives["rank"][seen.rows(value)])
         found[value] = Group(members, _link(members, trace.groups["crosses_hosts"][described], places))
     return found

@@ -54,3 +54,9 @@ class StringPool:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
+
+
+def ranks_of(text: str) -> list[int]:
+    """Ranks of a comma list (``groups.members_code``); none of a text that is not one, as a damaged file may hold."""
+    parts = text.split(",")
+    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []

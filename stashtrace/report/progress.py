@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp
+from stashtrace.model.strings import ranks_of
 from stashtrace.model.trace import Trace
 from stashtrace.units import bytes_text, duration_text, ranks_text
 
@@ -79,7 +80,7 @@ def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
     rows = trace.collectives
     for group in np.unique(trace.groups["group_hash"]):
         described = trace.groups.take(trace.groups["group_hash"] == group)
-        members = [int(r) for r in trace.text(described["members_code"][0]).split(",") if r]
+        members = ranks_of(trace.text(described["members_code"][0]))
         calls = rows.take(rows["group_hash"] == group)
         last = {r: int(calls["sequence"][calls["rank"] == r].max(initial=-1)) for r in members}
         behind = [r for r in members if last[r] < max(last.values())]

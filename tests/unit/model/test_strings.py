@@ -1,0 +1,16 @@
+"""Texts behind codes, and the lists that some of them hold."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from stashtrace.model.strings import ranks_of
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("0,1,7", [0, 1, 7]), ("3", [3]), ("", []), ("0,,1", []), ("/data/x,1", []), ("-1", []), ("²", [])],
+)
+def test_ranks_of_a_list(text: str, ranks: list[int]) -> None:
+    assert ranks_of(text) == ranks
