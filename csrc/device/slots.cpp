@@ -1,6 +1,8 @@
 // Implementation of slots.h, and the event budget. SPDX-License-Identifier: Apache-2.0
 #include "device/slots.h"
 
+#include <algorithm>
+
 #include "core/clock.h"
 #include "device/driver.h"
 
@@ -53,21 +55,42 @@ constinit std::atomic<std::uint64_t> g_spent{0};
 constinit std::atomic<std::int64_t> g_began_ns{0};
 constinit std::atomic<std::int64_t> g_last_step_ns{0};
 constinit std::atomic<bool> g_timed{true};
-constinit std::uint64_t g_seconds = 0;
+constinit std::uint64_t g_seconds = 0;       // the harvester's
+constinit std::int64_t g_last_second_ns = 0;
+constinit std::atomic<std::uint32_t> g_periods{0};  // since the rate was looked at
 
-// Strides are powers of two, so that what one rank leaves out contains what another with fewer events leaves out.
-void next_period(std::uint64_t number, std::int64_t now) noexcept {
-  const std::int64_t began = g_began_ns.exchange(now, std::memory_order_relaxed);
-  const std::uint64_t spent = g_spent.exchange(0, std::memory_order_relaxed);
+void begin_count(std::int64_t now) noexcept {
+  g_spent.store(0, std::memory_order_relaxed);
+  g_began_ns.store(now, std::memory_order_relaxed);
+  g_periods.store(0, std::memory_order_relaxed);
+}
+
+// Strides are powers of two, so that what one rank leaves out contains what another with fewer events leaves out. The rate is
+// that of a second at least, and of a whole stride: a host that runs ahead of its device enqueues steps in bursts, and is
+// paced by the device afterwards.
+void look_at_rate(std::int64_t now) noexcept {
+  const std::int64_t began = g_began_ns.load(std::memory_order_relaxed);
+  if (began == 0) begin_count(now);
+  if (began == 0 || now <= began || settings.event_budget <= 0) return;
   std::uint32_t stride = counters.stride.load(std::memory_order_relaxed);
   if (stride == 0) stride = 1;
-  if (began != 0 && now > began && g_timed.load(std::memory_order_relaxed) && settings.event_budget > 0) {
-    const double rate = static_cast<double>(spent) * 1e9 / static_cast<double>(now - began);
-    const double limit = static_cast<double>(settings.event_budget);
-    while (stride < kMostStride && rate / stride > limit) stride *= 2;
-    while (stride > 1 && rate / (stride / 2) < 0.7 * limit) stride /= 2;  // 0.7: no flutter around the limit
-    counters.stride.store(stride, std::memory_order_relaxed);
-  }
+  const std::int64_t limit = settings.event_budget;
+  const auto spent = static_cast<std::int64_t>(g_spent.load(std::memory_order_relaxed));
+  const bool whole = now - began >= kSecond && g_periods.load(std::memory_order_relaxed) >= stride;
+  if (!whole && spent <= limit) return;
+  const double rate = static_cast<double>(spent) * 1e9 / static_cast<double>(std::max(now - began, kSecond));
+  const auto most = static_cast<double>(limit);
+  double thinned = rate;
+  for (; stride < kMostStride && thinned > most; thinned /= 2) stride *= 2;
+  for (; whole && stride > 1 && thinned * 2 < 0.7 * most; thinned *= 2) stride /= 2;  // 0.7: no flutter around the limit
+  counters.stride.store(stride, std::memory_order_relaxed);
+  begin_count(now);
+}
+
+void next_period(std::uint64_t number, std::int64_t now) noexcept {
+  g_periods.fetch_add(1, std::memory_order_relaxed);
+  look_at_rate(now);
+  const std::uint32_t stride = std::max(counters.stride.load(std::memory_order_relaxed), 1U);
   const bool timed = (number & (stride - 1)) == 0;
   if (!timed) counters.thinned_steps.fetch_add(1, std::memory_order_relaxed);
   g_timed.store(timed, std::memory_order_relaxed);
@@ -87,7 +110,8 @@ void step_ends(std::uint64_t number) noexcept {
 void second_ends() noexcept {
   const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
   if (now - g_last_step_ns.load(std::memory_order_relaxed) < kStepsAreGone) return;
-  if (now - g_began_ns.load(std::memory_order_relaxed) < kSecond) return;
+  if (now - g_last_second_ns < kSecond) return;
+  g_last_second_ns = now;
   next_period(++g_seconds, now);
 }
 

@@ -1,0 +1,174 @@
+"""Jobs of two ranks on played devices, with a known amount of one fault in each step.
+
+Used by ``test_device_truth_on_doubles``. A program is what each rank's actor runs (tests/fakes/device_actor.cpp); its
+durations and the rates of ``SCRIPT`` say exactly what each step consists of. Recorder, decoders and attribution are
+the real ones; only CUDA and NCCL below them are played.
+
+    compute stream   [ 10 ms ]........[ 10 ms ]      kinds of the step: 20 ms compute, 25 ms of what is injected
+    side stream               [ 25 ms ]
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from device import run_ranks
+from traced import TracedRun
+
+from stashtrace.analysis.stalls import stalls
+from stashtrace.analysis.steps import steps as steps_of
+
+STEPS = 8
+#: Steps at each end that are compared with nobody: first uses, communicators, the end of the job.
+LEFT_OUT = 2
+#: Each device counts its own time: from another origin, at another rate, %globaltimer apart from events.
+SCRIPT = """
+rate.h2d.pinned 10GB
+nccl.latency 10us
+nccl.bandwidth 10GB
+device 0 event.offset 3s
+device 0 event.drift 20ppm
+device 1 event.offset 700s
+device 1 event.drift -35ppm
+device 1 globaltimer.drift 15ppm
+"""
+Kinds = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One fault.
+
+    Attributes
+    ----------
+    program : str
+        Statements of one step; ``step`` is added.
+    expected : dict of int to dict of str to float
+        Rank -> kind -> ms of each step. A kind that is not named has none.
+    injected_ms : float
+        The fault: no kind may be off by more than a tenth of it.
+    bounds : dict of int to dict of str to float
+        Rank -> kind -> ms that lie between ``low_ns`` and ``high_ns``, of kinds whose point cannot be known.
+    cause_rank : int
+        Whom the waiting ranks must name, -1 if there is no straggler.
+    """
+
+    name: str
+    program: str
+    expected: Mapping[int, Kinds]
+    injected_ms: float
+    bounds: Mapping[int, Kinds] = field(default_factory=dict)
+    cause_rank: int = -1
+    script: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def both(**kinds: float) -> dict[int, Kinds]:
+    """The same on both ranks."""
+    return {0: kinds, 1: kinds}
+
+
+#: As a data-parallel job does it: on a stream of its own, which waits for compute, and for which the update waits.
+_ALL_REDUCE = "wait stream=2 for=0; allreduce {} stream=2; wait stream=0 for=2;"
+_TRAIN = "forward {{ {} }} backward {{ kernel 10ms {} }} optimizer {{ {} kernel 2ms }}"
+
+
+def _step(forward: str = "kernel 10ms", backward: str = "", update: str = "") -> str:
+    return _TRAIN.format(forward, backward, update)
+
+
+SCENARIOS = (
+    Scenario(
+        "h2d",
+        _step("wait stream=1 for=0; copy h2d 250MB pinned stream=1; wait stream=0 for=1; kernel 10ms"),
+        both(compute=22, h2d=25), 25,
+    ),
+    Scenario(
+        "straggler_device",
+        _step(backward="; rank 1 kernel 25ms", update=_ALL_REDUCE.format("1MB")),
+        {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}}, 25, cause_rank=1,
+    ),
+    Scenario(
+        "straggler_host",
+        _step(backward="; rank 1 { sync stream=0; sleep 25ms }", update=_ALL_REDUCE.format("1MB")),
+        {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}}, 25, bounds={1: {"sync": 25}}, cause_rank=1,
+    ),
+    Scenario(
+        "interconnect",
+        _step(update=_ALL_REDUCE.format("250MB")),
+        both(compute=22, interconnect=25), 25,
+    ),
+    Scenario(
+        "network",
+        _step(update=_ALL_REDUCE.format("250MB")),
+        both(compute=22, network=25), 25, script="nccl.nodes 2",
+    ),
+    Scenario(
+        "launch",
+        _step("kernel 5ms; sleep 30ms; kernel 5ms") + "sync stream=0",
+        both(compute=47), 25, bounds=both(launch=25),
+    ),
+    Scenario(
+        "sync",
+        _step("kernel 10ms; sync stream=0; sleep 25ms; kernel 10ms") ,
+        both(compute=57), 25, bounds=both(sync=25),
+    ),
+    Scenario(
+        "prep",
+        "batch_wait 45ms;" + _step(),
+        both(compute=22, prep=23), 23, bounds=both(fetch=23, handoff=23),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over the steps of a rank, in ms."""
+
+    rank: int
+    wall_ms: float
+    points_ms: dict[str, float]
+    low_ms: dict[str, float]
+    high_ms: dict[str, float]
+    methods: set[str]
+    cause_ranks: set[int]
+
+
+def run(scenario: Scenario, folder: Path, **options: object) -> TracedRun:
+    """Run a scenario once."""
+    program = f"meet; step; repeat {STEPS} {{ {scenario.program}; step }}\n"
+    return run_ranks(2, program, folder, SCRIPT + scenario.script, **{**scenario.options, **options})  # type: ignore[arg-type]
+
+
+def measure(run: TracedRun) -> list[Measured]:
+    """What stashtrace says of each rank."""
+    steps = list(steps_of(run.trace).rows())
+    rows = list(stalls(run.trace).rows())
+    found = []
+    for rank in sorted({step["rank"] for step in steps}):
+        own = [step for step in steps if step["rank"] == rank][LEFT_OUT:-LEFT_OUT]
+        numbers = [step["step"] for step in own]
+        table = {(row["step"], row["kind"]): row for row in rows if row["rank"] == rank and row["step"] in numbers}
+        waits = [row for row in table.values() if row["kind"] == "straggler" and row["stall_ns"] > 1e6]
+        found.append(
+            Measured(
+                rank,
+                statistics.median(step["end_ns"] - step["begin_ns"] for step in own) / 1e6,
+                *(_medians(table, numbers, column) for column in ("stall_ns", "low_ns", "high_ns")),
+                {row["method"] for row in table.values()},
+                {row["cause_rank"] for row in waits},
+            )
+        )
+    return found
+
+
+def _medians(table: Mapping[tuple[int, str], Any], numbers: list[int], column: str) -> dict[str, float]:
+    """Of one column over the steps, by kind, in ms; a kind without a row had nothing in that step."""
+    kinds = sorted({kind for _, kind in table})
+    nothing = {column: 0}
+    return {k: statistics.median(table.get((n, k), nothing)[column] for n in numbers) / 1e6 for k in kinds}
