@@ -5,6 +5,7 @@
 #include <link.h>
 
 #include <cerrno>
+#include <cstring>
 
 namespace stashtrace {
 
@@ -35,21 +36,45 @@ class KeepErrno {
   int saved_;
 };
 
-struct Search {
-  const char* name;
-  void* own;
-  void* found;
+// Names of some loaded objects. Nothing of the loader may be called below dl_iterate_phdr: it holds one lock, and a dlopen
+// on another thread holds the other one while it waits for this one.
+struct Names {
+  static constexpr std::size_t kMost = 16, kLength = 512;
+  std::size_t skip, count;
+  char text[kMost][kLength];
 };
 
-// dlsym through a handle of each object: an object's own symbols come before those of what it needs.
-int look_into(dl_phdr_info* object, std::size_t, void* argument) noexcept {
-  auto& search = *static_cast<Search*>(argument);
+int read_names(dl_phdr_info* object, std::size_t, void* argument) noexcept {
+  auto& names = *static_cast<Names*>(argument);
   if (object->dlpi_name == nullptr || object->dlpi_name[0] != '/') return 0;
-  void* handle = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
-  if (handle == nullptr) return 0;
-  search.found = foreign(dlsym(handle, search.name), search.own);
-  dlclose(handle);
-  return search.found != nullptr;
+  if (names.skip > 0) {
+    --names.skip;
+    return 0;
+  }
+  const std::size_t length = std::strlen(object->dlpi_name);
+  if (length >= Names::kLength) names.text[names.count][0] = '\0';
+  else std::memcpy(names.text[names.count], object->dlpi_name, length + 1);
+  return ++names.count == Names::kMost;
+}
+
+// dlsym through a handle of each object: an object's own symbols come before those of what it needs.
+void* look_everywhere(const char* name, void* own) noexcept {
+  Names names;
+  std::size_t seen = 0;
+  do {
+    names.skip = seen;
+    names.count = 0;
+    dl_iterate_phdr(&read_names, &names);
+    seen += names.count;
+    for (std::size_t i = 0; i < names.count; ++i) {
+      void* handle = names.text[i][0] != '\0' ? dlopen(names.text[i], RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+      if (handle == nullptr) continue;
+      void* found = foreign(dlsym(handle, name), own);
+      dlclose(handle);
+      if (found != nullptr) return found;
+    }
+  } while (names.count == Names::kMost);
+  return nullptr;
 }
 
 void* open_first(const char* const* names, std::size_t count, int flags, const char*& name) noexcept {
@@ -96,14 +121,13 @@ void* find_behind_hook(const char* const* libraries, std::size_t count, const ch
     if (void* found = library.symbol(preferred)) return found;
   if (void* found = library.symbol(name)) return found;
   const KeepErrno quiet;
-  Search search{name, own_base(), nullptr};
   // A library loaded in a local scope is not behind RTLD_NEXT, which walks the main program's scope alone.
   void* next = dlsym(RTLD_NEXT, name);
   asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
-  search.found = foreign(next, search.own);
-  if (search.found == nullptr) dl_iterate_phdr(&look_into, &search);
+  void* found = foreign(next, own_base());
+  if (found == nullptr) found = look_everywhere(name, own_base());
   dlerror();
-  return search.found;
+  return found;
 }
 
 }  // namespace stashtrace

@@ -41,6 +41,10 @@ class Actor {
   void collective(const Statement&);
   void group(const Statement&);
   void comm(const Statement&);
+  void simulate(const Statement&);
+  void one_sided(const Statement&);
+  void storm(const Statement&);
+  void child(const Statement&);
   // device_actor.cpp: the host, and what the probes would tell
   void repeat(const Statement&);
   void only_rank(const Statement&);
@@ -59,7 +63,8 @@ class Actor {
   void* stream_number(int number);
   void* event_number(int number);
   stashtrace::nccl::Comm comm_number(int number);
-  stashtrace::nccl::Comm make_world(int number, bool blocking);
+  stashtrace::nccl::Comm make_world(int number, const Statement* how);
+  void await_comm(int number);
 
   int rank_, size_;
   bool left_ = false, stopped_ = false;

@@ -81,6 +81,8 @@ const std::map<std::string, Actor::Action>& Actor::actions() {
       {"allgather", &Actor::collective}, {"reducescatter", &Actor::collective}, {"alltoall", &Actor::collective},
       {"gather", &Actor::collective},   {"scatter", &Actor::collective},  {"send", &Actor::collective},
       {"recv", &Actor::collective},     {"group", &Actor::group},         {"comm", &Actor::comm},
+      {"simulate", &Actor::simulate},   {"put", &Actor::one_sided},       {"signal", &Actor::one_sided},
+      {"wait_signal", &Actor::one_sided}, {"storm", &Actor::storm},       {"child", &Actor::child},
       {"repeat", &Actor::repeat},       {"rank", &Actor::only_rank},      {"thread", &Actor::thread},
       {"sleep", &Actor::sleep},         {"spin", &Actor::spin},           {"meet", &Actor::meet},
       {"forward", &Actor::phase},       {"backward", &Actor::phase},      {"optimizer", &Actor::phase},

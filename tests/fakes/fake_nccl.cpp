@@ -1,8 +1,8 @@
 // libnccl.so.2 as a double: communicators across processes. SPDX-License-Identifier: Apache-2.0
 //
 // Settings: nccl.version 22809, nccl.bandwidth, nccl.latency, nccl.nodes and nccl.network.* (fake_nccl_work.cpp),
-// nccl.destroy.waits 1 (ncclCommDestroy waits for the device), nccl.nonblocking.delay. Its CUDA calls go to the driver
-// double directly, as the real library has its own runtime inside.
+// nccl.destroy.waits 1 (ncclCommDestroy waits for the device), nccl.nonblocking.delay, nccl.children.late 1 (a non-blocking
+// split fills in its communicator when that is ready, as NCCL does). Its CUDA calls go to the driver double directly, as the real library has its own runtime inside.
 #include <dlfcn.h>
 #include <sys/random.h>
 
@@ -63,7 +63,8 @@ int make(nccl::Comm* out, std::uint64_t hash, int size, int rank, const nccl::Co
   return nccl::kSuccess;
 }
 
-int finish_init(nccl::Comm handle) {
+int finish_init(nccl::Comm* out, bool is_child) {
+  const nccl::Comm handle = *out;
   const CommPtr comm = handle->state;
   if (t_group.depth > 0) {
     t_group.inits.push_back(comm);
@@ -71,9 +72,13 @@ int finish_init(nccl::Comm handle) {
   }
   if (comm->blocking) return comm->meeting->wait_attached() ? nccl::kSuccess : nccl::kSystemError;
   comm->pending.fetch_add(1);
-  std::thread([comm] {
+  const bool late = is_child && setting("nccl.children.late", 0) != 0;
+  if (late) *out = nullptr;
+  std::thread([comm, handle, out, late] {
+    pause_ns(setting("nccl.nonblocking.delay", 200e3));
     if (!comm->meeting->wait_attached()) comm->async_error.store(nccl::kSystemError);
     comm->pending.fetch_sub(1);
+    if (late) __atomic_store_n(out, handle, __ATOMIC_RELEASE);
   }).detach();
   return nccl::kInProgress;
 }
@@ -81,8 +86,11 @@ int finish_init(nccl::Comm handle) {
 int init(nccl::Comm* out, const nccl::UniqueId& id, int size, int rank, const nccl::Config* config) {
   *out = nullptr;
   if (const int error = make(out, hash_of(id.bytes, sizeof id.bytes), size, rank, config); error != 0) return error;
-  return finish_init(*out);
+  return finish_init(out, false);
 }
+
+// As NCCL: what is still being made answers with an error.
+bool ready(nccl::Comm handle) { return handle != nullptr && handle->state->pending.load() == 0; }
 
 std::uint64_t child_hash(const CommState& parent, const char* how, std::uint64_t number, int color) {
   const std::uint64_t words[] = {parent.hash, number, static_cast<std::uint64_t>(color)};
@@ -167,7 +175,7 @@ FAKE_API int pncclCommSplit(nccl::Comm handle, int color, int key, nccl::Comm* o
     if (peer_key < key || (peer_key == key && peer < parent.rank)) ++rank;
   }
   if (const int error = make(out, child_hash(parent, "split", number, color), size, rank, config); error != 0) return error;
-  return finish_init(*out);
+  return finish_init(out, true);
 }
 FAKE_ALIAS(CommSplit, (nccl::Comm, int, int, nccl::Comm*, nccl::Config*))
 
@@ -187,7 +195,7 @@ FAKE_API int pncclCommShrink(nccl::Comm handle, int* excluded, int excluded_coun
   // Only those that stay make this call, so its number is not one of exchange().
   const std::uint64_t hash = child_hash(parent, "shrink", mask, excluded_count);
   if (const int error = make(out, hash, parent.size - excluded_count, rank, config); error != 0) return error;
-  return finish_init(*out);
+  return finish_init(out, true);
 }
 FAKE_ALIAS(CommShrink, (nccl::Comm, int*, int, nccl::Comm*, nccl::Config*, int))
 
@@ -257,7 +265,7 @@ FAKE_ALIAS(CommRevoke, (nccl::Comm, int))
 
 FAKE_API int pncclCommCount(nccl::Comm handle, int* size) {
   FAKE_CALL(ncclCommCount);
-  if (handle == nullptr) return nccl::kInvalidArgument;
+  if (!ready(handle)) return nccl::kInvalidArgument;
   *size = handle->state->size;
   return nccl::kSuccess;
 }
@@ -265,7 +273,7 @@ FAKE_ALIAS(CommCount, (nccl::Comm, int*))
 
 FAKE_API int pncclCommUserRank(nccl::Comm handle, int* rank) {
   FAKE_CALL(ncclCommUserRank);
-  if (handle == nullptr) return nccl::kInvalidArgument;
+  if (!ready(handle)) return nccl::kInvalidArgument;
   *rank = handle->state->rank;
   return nccl::kSuccess;
 }

@@ -150,9 +150,18 @@ FAKE_API int pncclGroupStart() {
 }
 FAKE_ALIAS(GroupStart, ())
 
-FAKE_API int pncclGroupEnd() {
+namespace {
+int count_group_end() {
   FAKE_CALL(ncclGroupEnd);
-  return group_end();
+  return nccl::kSuccess;
+}
+}  // namespace
+
+FAKE_API int pncclGroupEnd() {
+  const int injected = count_group_end();
+  if (injected == nccl::kSuccess) return group_end();
+  t_group = {};  // NCCL closes a group that failed, and drops its calls
+  return injected;
 }
 FAKE_ALIAS(GroupEnd, ())
 

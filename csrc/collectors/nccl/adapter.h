@@ -75,18 +75,20 @@ class Adapter {
     std::uint64_t wanted = 0;
     void* const ours = plugin::init(facts, &wanted);
     const auto* other = static_cast<const Structure*>(chain::plugin_of(Api::kVersion));
-    chain::ContextPair* pair = other != nullptr ? chain::take_context() : nullptr;
     chain::masks.ours.store(wanted, std::memory_order_relaxed);
-    if (pair == nullptr) {
-      if (other != nullptr) count(Count::registry_full);
-      // One that other communicators of the process already chain to keeps its part of the mask.
-      *mask = static_cast<int>(wanted) | __atomic_load_n(&chain::masks.other, __ATOMIC_RELAXED);
+    if (other == nullptr) {
+      *mask = static_cast<int>(wanted);
       *context = ours;
       return kSuccess;
     }
-    pair->ours = ours;
-    pair->other = nullptr;
-    if (Api::other_init(*other, &pair->other, &chain::masks.other, facts, logger) != kSuccess) pair->other = nullptr;
+    chain::ContextPair* pair = chain::take_context();
+    if (chain::is_nobody(pair)) {
+      plugin::finalize(ours);
+    } else {
+      pair->ours = ours;
+      pair->other = nullptr;
+      if (Api::other_init(*other, &pair->other, &chain::masks.other, facts, logger) != kSuccess) pair->other = nullptr;
+    }
     chain::masks.nccl.store(mask, std::memory_order_release);
     chain::publish_masks();
     *context = pair;
@@ -139,6 +141,7 @@ class Adapter {
       return kSuccess;
     }
     auto* pair = static_cast<chain::ContextPair*>(context);
+    if (chain::is_nobody(pair)) return kSuccess;
     plugin::finalize(pair->ours);
     if (pair->other != nullptr) other->finalize(pair->other);
     chain::free_context(pair);

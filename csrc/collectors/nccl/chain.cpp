@@ -22,7 +22,9 @@ constexpr int kFirst = 4, kLast = 7;
 constexpr unsigned kContexts = 1024;
 constinit ContextPair g_contexts[kContexts] = {};
 constinit FutexLock g_lock;
+constinit ContextPair g_nobody = {};
 constinit bool g_looked = false;
+constinit bool g_without_memory = false;
 constinit void* g_library = nullptr;
 constinit std::atomic<bool> g_told{false};
 
@@ -54,10 +56,17 @@ void* find_library(const char* name) noexcept {
 }
 
 const void* foreign_symbol(const char* name) noexcept {
-  const void* found = dlsym(g_library, name);
-  Dl_info its{}, own{};
-  if (found == nullptr || dladdr(found, &its) == 0 || dladdr(&g_lock, &own) == 0) return nullptr;
-  return its.dli_fbase != own.dli_fbase ? found : nullptr;  // STATIC_PLUGIN finds ours too
+  const auto not_ours = [](const void* found) -> const void* {
+    Dl_info its{}, own{};
+    if (found == nullptr || dladdr(found, &its) == 0 || dladdr(&g_lock, &own) == 0) return nullptr;
+    return its.dli_fbase != own.dli_fbase ? found : nullptr;
+  };
+  if (const void* found = not_ours(dlsym(g_library, name))) return found;
+  if (strcasecmp(settings.chain, "STATIC_PLUGIN") != 0) return nullptr;
+  // Preloaded, ours stands in front of a library that the program is linked with; in front of us is only the program.
+  const void* next = dlsym(RTLD_NEXT, name);
+  asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
+  return not_ours(next);
 }
 
 const void* structure(int version) noexcept {
@@ -79,7 +88,9 @@ const void* plugin_of(int version) noexcept {
   dlerror();
   if (g_library == nullptr) return nullptr;
   const void* found = structure(version);
-  if (found != nullptr) return pairs.prepare() ? found : nullptr;
+  // Contexts are pairs all or none, so a failure is for good.
+  if (found != nullptr && !g_without_memory) g_without_memory = !pairs.prepare();
+  if (found != nullptr) return g_without_memory ? nullptr : found;
   if (g_told.exchange(true)) return nullptr;
   char memory[160];
   TextBuffer detail(memory, sizeof memory - 1);
@@ -118,7 +129,17 @@ ContextPair* take_context() noexcept {
     bool free = false;
     if (!pair.in_use.load(std::memory_order_relaxed) && pair.in_use.compare_exchange_strong(free, true)) return &pair;
   }
-  return nullptr;
+  count(Count::registry_full);
+  return &g_nobody;
+}
+
+bool is_nobody(const ContextPair* pair) noexcept { return pair == &g_nobody; }
+
+void forget() noexcept {
+  g_lock.reset();
+  masks.nccl.store(nullptr, std::memory_order_relaxed);
+  pairs.forget();
+  for (ContextPair& pair : g_contexts) pair.in_use.store(false, std::memory_order_relaxed);
 }
 
 void free_context(ContextPair* pair) noexcept { pair->in_use.store(false, std::memory_order_release); }

@@ -36,6 +36,9 @@ void fill(CommEntry& entry, const NewComm& facts) noexcept {
   entry.group_hash = facts.group_hash;
   entry.parent_hash = facts.parent_hash;
   entry.grown = facts.event == comm_event::grow;
+  entry.event = facts.event;
+  entry.begin_ticks = facts.begin_ticks;
+  entry.end_ticks = facts.end_ticks;
   entry.rank = facts.rank;
   entry.size = facts.size;
   entry.nodes = -1;
@@ -59,6 +62,33 @@ schema::NcclComm row_of(const CommEntry& entry, Comm comm) noexcept {
   row.device_index = entry.device;
   row.source_code = source_code::events;
   return row;
+}
+
+void write_row(const CommEntry& entry, Comm comm) noexcept {
+  schema::NcclComm row = row_of(entry, comm);
+  row.begin_ticks = entry.begin_ticks;
+  row.end_ticks = entry.end_ticks;
+  row.event_code = entry.event;
+  emit(row);
+}
+
+// Calls into NCCL, so no lock is held. One that is still being made would refuse to tell and log a warning, hence the question
+// for its state before; its next operation asks again, on the thread that uses it.
+void learn(CommEntry& entry, Comm comm) noexcept {
+  if (!entry.unknown.exchange(false, std::memory_order_relaxed)) return;
+  auto* state_of = STASHTRACE_NCCL_REAL(ncclCommGetAsyncError);
+  Result state = kSuccess;
+  const bool ready = state_of == nullptr || (state_of(comm, &state) == kSuccess && state != kInProgress);
+  if (ready && entry.size < 0) entry.size = ask(Name::ncclCommCount, comm);
+  if (ready && entry.rank < 0) entry.rank = ask(Name::ncclCommUserRank, comm);
+  if (ready && entry.device < 0) entry.device = ask(Name::ncclCommCuDevice, comm);
+  if (entry.size < 0 || entry.rank < 0) {
+    entry.unknown.store(true, std::memory_order_relaxed);
+    return;
+  }
+  if (entry.device < 0) entry.device = device::current_device();
+  plugin::join(entry, entry.begin_ticks);
+  write_row(entry, comm);
 }
 
 bool take_promise(NewComm& out) noexcept {
@@ -109,6 +139,7 @@ CommEntry* find_comm(Comm comm) noexcept {
 
 CommEntry* find_or_adopt(Comm comm) noexcept {
   if (CommEntry* known = find_comm(comm)) [[likely]] {
+    if (known->unknown.load(std::memory_order_relaxed)) learn(*known, comm);
     if (known->wants_plugin.load(std::memory_order_relaxed)) plugin::join(*known, 0);
     return known;
   }
@@ -148,18 +179,10 @@ CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept {
     count(Count::registry_full);
     return nullptr;
   }
-  // After the row is findable: these are calls into NCCL. They fail while a non-blocking communicator is being made.
-  if (entry->size < 0) entry->size = ask(Name::ncclCommCount, comm);
-  if (entry->rank < 0) entry->rank = ask(Name::ncclCommUserRank, comm);
-  entry->device = ask(Name::ncclCommCuDevice, comm);
-  if (entry->device < 0) entry->device = device::current_device();
+  entry->device = -1;
   entry->wants_plugin.store(true, std::memory_order_relaxed);
-  plugin::join(*entry, facts.begin_ticks);
-  schema::NcclComm row = row_of(*entry, comm);
-  row.begin_ticks = facts.begin_ticks;
-  row.end_ticks = facts.end_ticks;
-  row.event_code = facts.event;
-  emit(row);
+  entry->unknown.store(true, std::memory_order_relaxed);
+  learn(*entry, comm);
   tell_source();
   return entry;
 }
@@ -178,6 +201,7 @@ void promise_comm(const NewComm& facts) noexcept {
 bool drop_comm(Comm comm, schema::NcclComm& row) noexcept {
   CommEntry* entry = find_comm(comm);
   if (entry == nullptr) return false;
+  if (entry->unknown.exchange(false, std::memory_order_relaxed)) write_row(*entry, comm);  // it had no operation
   row = row_of(*entry, comm);
   plugin::leave(*entry);
   const raw::SignalsBlocked quiet;

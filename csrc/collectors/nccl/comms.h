@@ -36,6 +36,9 @@ struct CommEntry {
   std::uint64_t group_hash;
   std::uint64_t parent_hash;
   bool grown;
+  std::uint16_t event;                     // how it was made; the row of that is written when its size and rank are known
+  std::uint64_t begin_ticks, end_ticks;
+  std::atomic<bool> unknown;               // size or rank must be asked for again: it is still being made
   std::int32_t rank, size, nodes, device;
   std::uint32_t name_id;
   std::atomic<std::uint64_t> sequence;     // of the next operation
@@ -62,7 +65,8 @@ struct NewComm {
   std::uint16_t event = 0;
   std::uint64_t begin_ticks = 0, end_ticks = 0;
 };
-// Registers a communicator, joins it with the plugin's context if there is one, and writes its row.
+// Registers a communicator, joins it with the plugin's context if there is one, and writes its row: now, or when NCCL can
+// tell its size and rank.
 CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept;
 // A call that will make a communicator later (ncclInProgress, or inside a group of a kind that fills it in at the end).
 void promise_comm(const NewComm& facts) noexcept;

@@ -17,6 +17,7 @@ constexpr FunctionDesc kFunctions[] = {
 static_assert(sizeof kFunctions / sizeof kFunctions[0] == kNamesCount);
 
 constinit std::atomic<void*> g_found[kNamesCount] = {};
+char g_absent;  // its address: the libnccl of this process has it not, and will not get it
 constinit std::atomic<int> g_version{0};
 
 }  // namespace
@@ -26,10 +27,18 @@ const FunctionDesc& describe(Name name) noexcept { return kFunctions[static_cast
 void* find_function(Name name) noexcept {
   std::atomic<void*>& slot = g_found[static_cast<unsigned>(name)];
   void* found = slot.load(std::memory_order_acquire);
-  if (found != nullptr) [[likely]] return found;
+  if (found != nullptr) [[likely]] return found != &g_absent ? found : nullptr;
   const FunctionDesc& wanted = describe(name);
-  found = find_behind_hook(kLibraries, sizeof kLibraries / sizeof kLibraries[0], wanted.name, wanted.own_name);
-  if (found != nullptr) slot.store(found, std::memory_order_release);
+  constexpr std::size_t kCount = sizeof kLibraries / sizeof kLibraries[0];
+  const Dynlib library = Dynlib::loaded(kLibraries, kCount);
+  if (library) {
+    found = library.symbol(wanted.own_name);
+    if (found == nullptr) found = library.symbol(wanted.name);
+  } else {
+    found = find_behind_hook(kLibraries, kCount, wanted.name, wanted.own_name);
+  }
+  // Remembered also when absent: the next pass over import tables then needs no lock of the loader, which a long dlopen holds.
+  if (found != nullptr || library) slot.store(found != nullptr ? found : &g_absent, std::memory_order_release);
   return found;
 }
 

@@ -6,10 +6,9 @@
 // itself through them) and so do ours. A pass over 140 libraries takes about 4 ms; a second one changes nothing.
 #include <elf.h>
 #include <link.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <dlfcn.h>
 
 #include <cstring>
 
@@ -47,6 +46,8 @@ static_assert(sizeof kHooks / sizeof kHooks[0] == kHookedCount, "each hooked fun
 
 constinit FutexLock g_lock;
 constinit std::atomic<unsigned long long> g_seen_loads{0};
+constinit unsigned g_unfinished = 0;        // passes in a row, under g_lock
+constexpr unsigned kMostUnfinished = 100;
 
 struct Range {
   std::uintptr_t begin, end;
@@ -64,8 +65,9 @@ struct Object {
 
 struct Pass {
   bool preloaded;
-  std::uintptr_t own, nccl;  // an address in each
+  Range own, nccl;  // objects; begin: an address in each, until they are found
   int changed;
+  bool unfinished;  // an object is still being relocated
 };
 
 bool read_object(const dl_phdr_info& info, Object& object) noexcept {
@@ -111,26 +113,47 @@ const Hook* hook_named(const char* name) noexcept {
   return nullptr;
 }
 
-std::uintptr_t object_of(const void* address) noexcept {
-  Dl_info info{};
-  return address != nullptr && dladdr(address, &info) != 0 ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0;
+// Ranges of both objects. No call of the loader may be made below dl_iterate_phdr, not even dladdr: it holds one lock of the
+// loader, and a dlopen on another thread holds the other one while it waits for this one.
+int find_objects(dl_phdr_info* info, std::size_t, void* argument) noexcept {
+  auto& pass = *static_cast<Pass*>(argument);
+  Object object;
+  if (!read_object(*info, object)) return 0;
+  if (pass.own.end == 0 && object.whole.holds(pass.own.begin)) pass.own = object.whole;
+  if (pass.nccl.end == 0 && object.whole.holds(pass.nccl.begin)) pass.nccl = object.whole;
+  return 0;
 }
 
 bool may_write(const Object& object, const Hook& hook, void* now, const Pass& pass) noexcept {
   if (now == hook.hook || now == nullptr) return false;  // null: a weak symbol that this NCCL has not
   void* real = find_function(hook.name);
   if (real == nullptr) return false;
-  if (now == real || object_of(now) == pass.nccl) return true;
+  const auto at = reinterpret_cast<std::uintptr_t>(now);
+  if (now == real || pass.nccl.holds(at)) return true;
   // Lazily bound and not called yet: it points back into its own object. With preload it will come to us by itself, or to
   // somebody's hook before ours.
-  if (object.whole.holds(reinterpret_cast<std::uintptr_t>(now))) return !(pass.preloaded && hook.exported);
-  return object_of(now) == pass.own;  // an exported hook of ours under an older address: cannot be, but harmless
+  return object.whole.holds(at) && !(pass.preloaded && hook.exported);
 }
 
-bool write_slot(const Object& object, void** slot, void* value) noexcept {
+// Adds 0 to a word, in the kernel, which answers EFAULT in place of a signal where the page is read-only.
+bool writable(void** slot) noexcept {
+  constexpr long kAddNothing = FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, 0);
+  int nobody = 0;
+  return raw::call(SYS_futex, raw::address(&nobody), FUTEX_WAKE_OP | FUTEX_PRIVATE_FLAG, 0, 0, raw::address(slot),
+                   kAddNothing) >= 0;
+}
+
+// A page that is to be read-only and is not yet belongs to an object that another thread is loading: its protection is
+// the loader's business, which would crash on a page that we lock; and it may still overwrite the slot.
+bool write_slot(const Object& object, void** slot, void* value, Pass& pass) noexcept {
   const auto at = reinterpret_cast<std::uintptr_t>(slot);
-  const bool locked = object.read_only_after_relocation.holds(at);
   const auto page_bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const Range& relro = object.read_only_after_relocation;  // glibc protects whole pages, both ends rounded down
+  bool locked = at >= (relro.begin & ~(page_bytes - 1)) && at < (relro.end & ~(page_bytes - 1));
+  if (locked && writable(slot)) {
+    locked = false;
+    pass.unfinished = true;
+  }
   const std::uintptr_t page = at & ~(page_bytes - 1);
   constexpr long kReadWrite = PROT_READ | PROT_WRITE;
   const auto length = static_cast<long>(page_bytes);
@@ -144,7 +167,7 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
   auto& pass = *static_cast<Pass*>(argument);
   Object object;
   if (!read_object(*info, object)) return 0;
-  if (object.whole.holds(pass.own) || object.whole.holds(pass.nccl)) return 0;
+  if (object.whole.holds(pass.own.begin) || object.whole.holds(pass.nccl.begin)) return 0;
   for (int t = 0; t < 2; ++t)
     for (std::size_t i = 0; object.tables[t] != nullptr && i < object.counts[t]; ++i) {
       const ElfW(Rela)& entry = object.tables[t][i];
@@ -157,7 +180,7 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
       auto** slot = reinterpret_cast<void**>(info->dlpi_addr + entry.r_offset);
       // R_X86_64_64: a function pointer in data. With an addend it is no plain address.
       if (entry.r_addend != 0 && type == R_X86_64_64) continue;
-      if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) && write_slot(object, slot, hook->hook))
+      if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) && write_slot(object, slot, hook->hook, pass))
         ++pass.changed;
     }
   return 0;
@@ -177,18 +200,23 @@ unsigned long long loads_now() noexcept {
 
 }  // namespace
 
+void forget_imports() noexcept { g_lock.reset(); }
+
 bool imports_may_have_changed() noexcept { return loads_now() != g_seen_loads.load(std::memory_order_relaxed); }
 
 int patch_imports(bool preloaded) noexcept {
   void* const real = find_function(Name::ncclGroupStart);
   if (real == nullptr) return 0;  // no libnccl yet
   if (!g_lock.try_lock()) return 0;
-  // Found before the loader's lock is taken by dl_iterate_phdr: both take it, in this order on every thread.
+  // Before dl_iterate_phdr, below which nothing may be looked up.
   for (const Hook& hook : kHooks) find_function(hook.name);
   const unsigned long long loads = loads_now();
-  Pass pass{preloaded, object_of(&g_lock), object_of(real), 0};
+  Pass pass{preloaded, {reinterpret_cast<std::uintptr_t>(&g_lock), 0}, {reinterpret_cast<std::uintptr_t>(real), 0}, 0, false};
+  dl_iterate_phdr(&find_objects, &pass);
   dl_iterate_phdr(&patch_object, &pass);
-  g_seen_loads.store(loads, std::memory_order_relaxed);
+  // Some tool may keep such a page writable for good: then not every tick shall pay for a pass.
+  g_unfinished = pass.unfinished ? g_unfinished + 1 : 0;
+  if (!pass.unfinished || g_unfinished > kMostUnfinished) g_seen_loads.store(loads, std::memory_order_relaxed);
   g_lock.unlock();
   return pass.changed;
 }

@@ -30,6 +30,7 @@ STASHTRACE_NCCL_HIDDEN(STASHTRACE_NCCL_DECLARE)
 // Makes import tables lead to the hooks; returns how many slots were changed by this call. Any thread, not hot, idempotent.
 // `preloaded`: calls reach the exported hooks anyway, so of these only slots that were bound past us are changed.
 int patch_imports(bool preloaded) noexcept;
+void forget_imports() noexcept;            // in a forked child
 bool imports_may_have_changed() noexcept;  // a library was loaded since the last patch_imports(); about 50 ns
 
 #pragma GCC visibility pop

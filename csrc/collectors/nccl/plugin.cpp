@@ -72,6 +72,7 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
     tell("nccl_plugin_version", facts.version);
   }
   ContextSlot* context = take_context();
+  *mask = events_of(facts.version);  // NCCL has one mask for all communicators: also one without a place must not clear it
   if (context == nullptr) {
     count(Count::registry_full);
     return &g_nobody;
@@ -89,7 +90,6 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
   context->device = device::current_device();
   context->sequence.store(0, std::memory_order_relaxed);
   context->init_ticks = now_ticks();
-  *mask = events_of(facts.version);
   return context;
 }
 
@@ -97,6 +97,7 @@ void finalize(void* context) noexcept {
   auto* slot = static_cast<ContextSlot*>(context);
   if (slot == nullptr || slot == &g_nobody) return;
   announce(*slot);
+  end_tasks(*slot);  // the next owner of the slot must not be taken for theirs
   slot->entry.store(nullptr, std::memory_order_release);
   slot->in_use.store(false, std::memory_order_release);
 }
@@ -209,6 +210,7 @@ void sweep(std::uint64_t now, bool all) noexcept {
 void forget() noexcept {
   g_lock.reset();
   g_version.store(0, std::memory_order_relaxed);
+  pools.forget();
   for (ContextSlot& slot : g_contexts) slot.in_use.store(false, std::memory_order_relaxed);
 }
 

@@ -141,6 +141,14 @@ struct Pools {
   bool prepare() noexcept {
     return api.prepare() && tasks.prepare() && kernels.prepare() && proxy_ops.prepare() && proxy_steps.prepare();
   }
+  // In a forked child: what is in flight is the parent's, and its rows too.
+  void forget() noexcept {
+    api.forget();
+    tasks.forget();
+    kernels.forget();
+    proxy_ops.forget();
+    proxy_steps.forget();
+  }
 };
 extern constinit Pools pools;
 
@@ -153,6 +161,7 @@ void stop_task(Task& task, void* handle) noexcept;
 void* start_kernel(const Event& event) noexcept;
 void stop_kernel(KernelCh& kernel, void* handle) noexcept;
 void sweep_tasks(std::uint64_t now, bool all, std::uint64_t tick_hz) noexcept;
+void end_tasks(ContextSlot& context) noexcept;             // of a communicator that ends
 bool adopt_child(Task& task) noexcept;                     // false: its row is written already
 void child_ended(Task& task, void* handle) noexcept;
 void announce(ContextSlot& context) noexcept;

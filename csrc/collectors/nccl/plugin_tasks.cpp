@@ -164,6 +164,16 @@ void stop_kernel(KernelCh& kernel, void* handle) noexcept {
   if (task->expects_stamps && ended <= task->channels) child_ended(*task, seen.task);
 }
 
+void end_tasks(ContextSlot& context) noexcept {
+  pools.kernels.each([&](void* handle, KernelCh& kernel) {
+    const Task* task = pools.tasks.find(kernel.task);
+    if (task != nullptr && task->context == &context) stop_kernel(kernel, handle);
+  });
+  pools.tasks.each([&](void* handle, Task& task) {
+    if (task.context == &context) write_task(task, handle);
+  });
+}
+
 void sweep_tasks(std::uint64_t now, bool all, std::uint64_t tick_hz) noexcept {
   pools.kernels.each([&](void* handle, KernelCh& kernel) {
     if (all || now - kernel.begin_ticks > kUntimedSeconds * tick_hz) stop_kernel(kernel, handle);

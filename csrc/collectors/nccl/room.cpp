@@ -82,6 +82,9 @@ class Nccl final : public Collector, public TickListener {
     forget_comms();
     forget_groups();
     plugin::forget();
+    chain::forget();
+    forget_imports();
+    device::after_fork();
     g_told_source.store(false, std::memory_order_relaxed);
   }
 

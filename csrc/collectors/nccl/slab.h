@@ -38,6 +38,14 @@ class Slab {
     return true;
   }
 
+  // Starts anew at the next prepare(); the memory of before is left.
+  void forget() noexcept {
+    slots_ = nullptr;
+    cells_ = nullptr;
+    head_.store(0, std::memory_order_relaxed);
+    tail_.store(0, std::memory_order_relaxed);
+  }
+
   // A zeroed value and its handle; null if all are in use.
   T* take(void*& handle) noexcept {
     std::uint32_t index = 0;
