@@ -45,7 +45,8 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     seen = list(view.exposed.values())
     streams = sorted({stream for x in seen for stream in x.links})
     links = {stream: TimeSet.united(*(x.link(stream) for x in seen)) for stream in streams}
-    divided = link_layers(index, thread, {stream: time & every for stream, time in links.items()})
+    busy = {stream: view.busy_on(stream) for stream in streams}
+    divided = link_layers(index, thread, {stream: time & every for stream, time in links.items()}, busy=busy)
     layers = divided.layers
     layers.append(Layer(StallKind.INTERCONNECT, _of(seen, PEER) & every))
     layers.append(Layer(StallKind.H2D, _of(seen, COPY) & every))

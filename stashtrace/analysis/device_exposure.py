@@ -13,6 +13,8 @@ The rules, and why each is one, are in ``docs/concepts/stalls.md``.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,6 +177,20 @@ class DeviceView:
         reached = np.concatenate([table["begin_ns"], table["end_ns"]])
         behind = reached - recorded > STARVED_NS + self.error_ns
         return TimeSet.of(recorded[behind], reached[behind])
+
+    def busy_on(self, stream: int) -> TimeSet:
+        """Where a stream surely worked: an event stood in it behind something that was no wait for another stream.
+
+        ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
+        """
+        if stream == ANY_STREAM:
+            rows = self._index.collectives.rows(self._process_id)
+            given = np.unique(self._index.trace.collectives["stream_track_id"][rows])
+            found = [self.busy_on(int(track)) for track in given[given >= 0]]
+            return functools.reduce(operator.and_, found) if found else TimeSet.empty()
+        own = self.timed.take(self.timed["track_id"] == stream)
+        waits = own.take((own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE))
+        return self._loaded(own) - TimeSet.of(waits["begin_ns"], waits["end_ns"])
 
     def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
         """Where untimed brackets of the compute streams may lie: between the timed events around them."""

@@ -10,6 +10,7 @@ Used by ``bracket_layers`` and ``kernel_layers``.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,18 +37,26 @@ class LinkTime:
 
 
 def link_layers(
-    index: TraceIndex, thread: StepThread, exposed: dict[int, TimeSet], *, running: bool = False
+    index: TraceIndex,
+    thread: StepThread,
+    exposed: dict[int, TimeSet],
+    *,
+    busy: Mapping[int, TimeSet] | None = None,
+    running: bool = False,
 ) -> LinkTime:
     """Divide exposed time, given by the stream whose collectives were waited for (or ``ANY_STREAM``).
 
     ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered is
-    nobody's: what kept it from entering was not seen.
+    nobody's: what kept it from entering was not seen. Where ``busy`` says that the awaited stream worked meanwhile,
+    that was work on a side stream; elsewhere the host may have been on its way.
     """
     found, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(thread.process_id)
     own = own[found.timed[own]]
     parts: list[tuple[Int64, Int64, Int64]] = []
     outside: list[TimeSet] = []
+    worked: list[TimeSet] = []
+    untimed = bool((found.given & ~found.timed)[index.collectives.rows(thread.process_id)].any())
     for stream, time in exposed.items():
         rows = own[table["stream_track_id"][own] == stream]
         rows = rows if len(rows) else own
@@ -56,7 +65,10 @@ def link_layers(
         parts.append((cut[0], cut[1], rows[position[cut[2]]]))
         bare = time - TimeSet(begin, end)
         early = np.isin(bare.end, begin) & (not running)
-        outside.append(TimeSet(bare.begin[early], bare.end[early]))
+        before = TimeSet(bare.begin[early], bare.end[early])
+        side = before & (busy or {}).get(stream, TimeSet.empty())
+        worked.append(side)
+        outside.append(before - side)
         bare = TimeSet(bare.begin[~early], bare.end[~early])
         parts.append((bare.begin, bare.end, np.full(len(bare), -1, dtype=np.int64)))
     if not parts:
@@ -69,6 +81,7 @@ def link_layers(
     layers, late = _divided(index, begin, end, row)
     kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
     layers.append(Layer(kind, bare, tuple(k for k in LINK_KINDS if k != kind)))
+    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), LINK_KINDS if untimed else ()))
     layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *LINK_KINDS)))
     return LinkTime(layers, late)
 

@@ -219,7 +219,8 @@ def test_queued_behind_an_earlier_collective_the_earlier_one_decides() -> None:
     assert "straggler 10 <1, interconnect 20" in stall_text(build.trace()).splitlines()[0]
 
 
-def test_before_its_own_entry_a_rank_waits_for_nobody() -> None:
+@pytest.mark.parametrize("side_waits", [True, False])
+def test_before_its_own_entry_a_rank_waits_for_nobody(side_waits: bool) -> None:
     build, compute = two_ranks()
     side = {r: s.gpu.stream("nccl") for r, s in compute.items()}
     build.device_collective(dict.fromkeys((0, 1), (5 * MS, 6 * MS, 40 * MS, 60 * MS)), streams=side, bracket=True)
@@ -227,10 +228,15 @@ def test_before_its_own_entry_a_rank_waits_for_nobody() -> None:
     compute[0].wait(
         25 * MS, 60 * MS, awaited=Awaited.COLLECTIVE, awaited_ns=60 * MS, awaited_id=awaited, host=(7 * MS, 8 * MS)
     )
+    if side_waits:
+        side[0].wait(25 * MS, 40 * MS, awaited=Awaited.NOTHING, host=(3 * MS, 4 * MS))
     first = stall_text(build.trace()).splitlines()[0]
-    assert "compute 80 [65..80]" in first
-    assert "interconnect 20 [20..35]" in first
-    assert "launch 0 [0..15]" in first
+    if side_waits:  # for something that was not tracked: nobody knows
+        assert "compute 80 [65..80]" in first
+        assert "interconnect 20 [20..35]" in first
+        assert "launch 0 [0..15]" in first
+    else:  # the stream worked: the collective stood behind something that was no wait
+        assert first == "0 0: compute 80, interconnect 20"
 
 
 def test_rooted_and_point_to_point_wait_for_their_source_only() -> None:
