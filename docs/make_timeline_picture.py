@@ -29,7 +29,7 @@ from stashtrace.model.trace import Trace  # noqa: E402
 from stashtrace.view.opening import read_opening  # noqa: E402
 from stashtrace.view.serve import Server  # noqa: E402
 
-EXPANDED = (r"^rank \d+ ·", r"^step · rank", "^data loader$")
+EXPANDED = (r"^rank \d+ ·", r"^step · rank", "^data loader$", r"^GPU \d+")
 SIZE = (1600, 900)
 
 
