@@ -19,7 +19,8 @@ struct Work {
   virtual ~Work() = default;
   // Returns the end. With the real clock it returns when that moment has come.
   virtual std::int64_t run(std::int64_t begin_ns) = 0;
-  virtual bool instant() const { return false; }  // takes no time and does nothing but pass
+  // On an idle stream it is run by the thread that submits it: takes next to no time, and calls nothing of the engine.
+  virtual bool instant() const { return false; }
 };
 
 enum class RanKind { kernel, copy, memset, communication, graph, event };
@@ -34,13 +35,15 @@ struct Ran {
   std::int64_t size_bytes = 0;
   int copy_code = 0;  // 1 host to device, 2 device to host, 3 within a device, 4 peer, 5 host to host
   bool pageable = false;
-  std::uint64_t correlation = 0;
+  std::uint64_t correlation = 0;    // of the call that launched it, 0 if unknown
+  std::int64_t launched_ns = 0;
+  unsigned launch_tid = 0;
   std::uint64_t stream_id = 0;
   std::uint64_t graph_id = 0;
   int device = 0;
 };
 
-using RanObserver = void (*)(const Ran&);
+using RanObserver = void (*)(const Ran&);  // called on a worker's thread, without locks of the engine
 
 struct Engine {
   virtual std::int64_t now() = 0;

@@ -53,8 +53,8 @@ struct GraphHandle {
 
 // One launch: nodes in capture order; a node begins when those it follows have ended.
 struct GraphWork : Work {
-  explicit GraphWork(const GraphExec* exec, const Stream* stream)
-      : graph(exec->graph), id(exec->id), stream_id(stream->id), device(stream->context->device) {}
+  GraphWork(const GraphExec* exec, const Stream* stream, std::uint64_t launch)
+      : graph(exec->graph), id(exec->id), stream_id(stream->id), correlation(launch), device(stream->context->device) {}
   std::int64_t run(std::int64_t begin_ns) override {
     std::vector<std::int64_t> ends;
     std::int64_t end_ns = begin_ns;
@@ -66,13 +66,14 @@ struct GraphWork : Work {
       ran.stream_id = stream_id;
       ran.device = device;
       ran.graph_id = id;
+      ran.correlation = correlation;  // of the launch, as CUPTI says it
       told(ran, ready_ns, ends.back());
       end_ns = std::max(end_ns, ends.back());
     }
     return end_ns;
   }
   std::shared_ptr<Graph> graph;
-  std::uint64_t id, stream_id;
+  std::uint64_t id, stream_id, correlation;
   int device;
 };
 
@@ -189,7 +190,8 @@ FAKE_API int cuGraphLaunch(void* exec, void* handle) {
   description.name = "graph";
   description.graph_id = static_cast<GraphExec*>(exec)->id;
   description.correlation = state().next_correlation.fetch_add(1);
-  return submit(lock, stream, std::make_shared<GraphWork>(static_cast<GraphExec*>(exec), stream), description);
+  auto work = std::make_shared<GraphWork>(static_cast<GraphExec*>(exec), stream, description.correlation);
+  return submit(lock, stream, std::move(work), description);
 }
 
 FAKE_API int cuGraphGetNodes(void* graph, void**, std::size_t* count) {

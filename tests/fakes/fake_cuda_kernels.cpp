@@ -29,6 +29,7 @@ struct GlobaltimerWork : Work {
     state().clock.work_until(begin_ns + 2 * half);
     return begin_ns + 2 * half;
   }
+  bool instant() const override { return true; }
   std::int64_t* to = nullptr;
   int device = 0;
 };

@@ -1,4 +1,6 @@
 // Streams of the libcuda double: queue, worker, and what waits for them. SPDX-License-Identifier: Apache-2.0
+#include <sys/syscall.h>
+
 #include <algorithm>
 
 #include "cuda_objects.h"
@@ -129,9 +131,10 @@ int submit_item(Stream* stream, Item item) {
   item.description.stream_id = stream->id;
   item.description.device = stream->context->device;
   stream->last = item.done;
-  // An event on an idle stream needs no thread to be stamped.
+  // An event on an idle stream needs no thread to be stamped; a device would not wait for a CPU either.
   if (item.work->instant() && stream->queue.empty() && !stream->busy && dependencies_done(item)) {
-    complete(stream, item, begin_of(stream, item));
+    const std::int64_t begin_ns = begin_of(stream, item), end_ns = item.work->run(begin_ns);
+    complete(stream, item, end_ns);
     return kSuccess;
   }
   stream->queue.push_back(std::move(item));
@@ -176,6 +179,8 @@ int submit(std::unique_lock<std::mutex>& lock, Stream* stream, std::shared_ptr<W
   item.submitted_ns = std::max(item.submitted_ns, state().clock.now());
   item.work = std::move(work);
   item.description = description;
+  item.description.launched_ns = state().clock.now();
+  if (state().observer.load() != nullptr) item.description.launch_tid = static_cast<unsigned>(syscall(SYS_gettid));
   if (done != nullptr) *done = item.done;
   for (Stream* other : joined) {
     Item held;

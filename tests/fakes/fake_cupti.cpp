@@ -8,6 +8,7 @@
 //   cupti_refuse N         enabling activity kind N gives CUPTI_ERROR_NOT_SUPPORTED
 #include "abi/cupti_abi.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <condition_variable>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <set>
 
+#include "engine.h"
 #include "script.h"
 #include "virtual_clock.h"
 
@@ -193,8 +195,11 @@ FAKE_API int cuptiActivityRegisterCallbacks(BufferRequested requested, BufferCom
   return 0;
 }
 
+static void watch_driver();
+
 FAKE_API int cuptiActivityEnable(ActivityKind kind) {
   FAKE_CALL(cuptiActivityEnable);
+  watch_driver();
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (static_cast<double>(kind) == fake::setting("cupti_refuse", -1)) return kNotSupported;
@@ -312,4 +317,44 @@ FAKE_API void fake_cupti_call(std::uint32_t kind_number, std::uint32_t tid, std:
 FAKE_API void fake_cupti_flood(std::uint32_t kind, std::uint32_t count) {
   const std::int64_t now = state().clock.now();
   for (std::uint32_t i = 0; i < count; ++i) fake_cupti_work(kind, 0, 7, 0, now, now + 1, "flood", 0, 0, 0);
+}
+
+// What the double of the driver has run, as records of work and of the call that launched it.
+static void ran_on_device(const fake::Ran& ran) {
+  static auto& names = *new std::set<std::string>();  // records point at them
+  static std::mutex mutex;
+  const char* name = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    name = names.insert(ran.name).first->c_str();
+  }
+  ActivityKind kind = ActivityKind::concurrent_kernel;
+  std::uint32_t copy_kind = 0;
+  if (ran.kind == fake::RanKind::memset) kind = ActivityKind::memset;
+  if (ran.kind == fake::RanKind::graph) kind = ActivityKind::graph_trace;
+  if (ran.kind == fake::RanKind::copy) {
+    kind = ran.copy_code == 4 ? ActivityKind::memcpy_peer : ActivityKind::memcpy;
+    copy_kind = ran.copy_code == 3 ? 8 : ran.copy_code == 4 ? 10 : static_cast<std::uint32_t>(ran.copy_code);
+  }
+  const auto correlation = static_cast<std::uint32_t>(ran.correlation);
+  // One call for a graph, whose nodes have its correlation.
+  const bool launched = ran.launch_tid != 0 && (ran.graph_id == 0 || ran.kind == fake::RanKind::graph);
+  if (launched) {
+    constexpr std::int64_t kCallNs = 3000;
+    fake_cupti_call(static_cast<std::uint32_t>(ActivityKind::runtime), ran.launch_tid, correlation,
+                    ran.launched_ns - kCallNs, ran.launched_ns);
+  }
+  fake_cupti_work(static_cast<std::uint32_t>(kind), static_cast<std::uint32_t>(ran.device),
+                  static_cast<std::uint32_t>(ran.stream_id), correlation, ran.begin_ns, ran.end_ns, name,
+                  static_cast<std::uint64_t>(ran.size_bytes), copy_kind, ran.graph_id);
+}
+
+static void watch_driver() {
+  static const bool watching = [] {
+    void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    auto* engine = library == nullptr ? nullptr : reinterpret_cast<fake::Engine* (*)()>(dlsym(library, "fake_engine"));
+    if (engine != nullptr) engine()->observe(&ran_on_device);
+    return engine != nullptr;
+  }();
+  (void)watching;
 }

@@ -155,10 +155,17 @@ int launch_ops(const CommPtr& comm, std::vector<Op> ops) {
   for (const Op& op : ops) description.size_bytes += op.bytes(comm->size);
   description.correlation = engine()->next_correlation();
   work->ops = std::move(ops);
-  const std::lock_guard lock(comm->mutex);
-  if (!work->captured) work->ticket = comm->next_ticket++;
+  // Launches of one communicator are in order. A full stream holds the launching thread, so not under the lock of the kernels.
+  const std::lock_guard launching(comm->launch_mutex);
+  if (!work->captured) {
+    const std::lock_guard lock(comm->mutex);
+    work->ticket = comm->next_ticket++;
+  }
   const int error = engine()->submit(streams, work, description);
-  if (error != 0 && !work->captured) --comm->next_ticket;
+  if (error != 0 && !work->captured) {
+    const std::lock_guard lock(comm->mutex);
+    --comm->next_ticket;
+  }
   return error == 0 ? nccl::kSuccess : nccl::kUnhandledCudaError;
 }
 

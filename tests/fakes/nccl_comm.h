@@ -100,7 +100,7 @@ struct CommState {
   std::atomic<int> async_error{0};
 
   // Of the device: kernels of one communicator run in the order of their launches, on whatever streams.
-  std::mutex mutex;
+  std::mutex launch_mutex, mutex;
   std::condition_variable turn;
   std::uint64_t next_ticket = 0, served = 0;
   std::uint64_t number = 0;  // collectives so far

@@ -30,6 +30,10 @@ class Clock {
   // A worker's wait for the end of its work. Virtual work is over as soon as it is begun.
   void work_until(std::int64_t ns) const {
     if (virtual_ || ns <= now()) return;
+    if (ns - now() < kTooShortToSleepNs) {
+      while (now() < ns) {}
+      return;
+    }
     const timespec time = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {}
   }
@@ -42,6 +46,7 @@ class Clock {
   }
 
  private:
+  static constexpr std::int64_t kTooShortToSleepNs = 5'000;
   const bool virtual_ = getenv("FAKE_CLOCK") != nullptr && strcmp(getenv("FAKE_CLOCK"), "virtual") == 0;
   std::atomic<std::int64_t> virtual_ns_{1'000'000'000};
 };
