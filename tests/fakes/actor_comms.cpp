@@ -96,17 +96,19 @@ void Actor::collective(const Statement& one) {
     if (name == "alltoall") result = ncclAlltoAllConfig(in, out, block, kFloat, comm, stream, nullptr);
     if (name == "gather") result = ncclGatherConfig(in, out, block, kFloat, root, comm, stream, nullptr);
     if (name == "scatter") result = ncclScatterConfig(in, out, block, kFloat, root, comm, stream, nullptr);
-  } else if (name == "allreduce") result = ncclAllReduce(in, out, count, kFloat, 0, comm, stream);
-  if (name == "reduce") result = ncclReduce(in, out, count, kFloat, 0, root, comm, stream);
-  if (name == "broadcast") result = ncclBroadcast(in, out, count, kFloat, root, comm, stream);
-  if (name == "bcast") result = ncclBcast(in, count, kFloat, root, comm, stream);
-  if (name == "allgather") result = ncclAllGather(in, out, block, kFloat, comm, stream);
-  if (name == "reducescatter") result = ncclReduceScatter(in, out, block, kFloat, 0, comm, stream);
-  if (name == "alltoall") result = ncclAlltoAll(in, out, block, kFloat, comm, stream);
-  if (name == "gather") result = ncclGather(in, out, block, kFloat, root, comm, stream);
-  if (name == "scatter") result = ncclScatter(in, out, block, kFloat, root, comm, stream);
-  if (name == "send") result = ncclSend(in, count, kFloat, peer, comm, stream);
-  if (name == "recv") result = ncclRecv(out, count, kFloat, peer, comm, stream);
+  } else {
+    if (name == "allreduce") result = ncclAllReduce(in, out, count, kFloat, 0, comm, stream);
+    if (name == "reduce") result = ncclReduce(in, out, count, kFloat, 0, root, comm, stream);
+    if (name == "broadcast") result = ncclBroadcast(in, out, count, kFloat, root, comm, stream);
+    if (name == "bcast") result = ncclBcast(in, count, kFloat, root, comm, stream);
+    if (name == "allgather") result = ncclAllGather(in, out, block, kFloat, comm, stream);
+    if (name == "reducescatter") result = ncclReduceScatter(in, out, block, kFloat, 0, comm, stream);
+    if (name == "alltoall") result = ncclAlltoAll(in, out, block, kFloat, comm, stream);
+    if (name == "gather") result = ncclGather(in, out, block, kFloat, root, comm, stream);
+    if (name == "scatter") result = ncclScatter(in, out, block, kFloat, root, comm, stream);
+    if (name == "send") result = ncclSend(in, count, kFloat, peer, comm, stream);
+    if (name == "recv") result = ncclRecv(out, count, kFloat, peer, comm, stream);
+  }
   if (result != kInProgress) {
     check(name.c_str(), result);
     return;

@@ -42,7 +42,7 @@ std::string hex(std::uint64_t value) {
 }
 
 // Attaches; whether all others are there is wait_attached()'s business.
-int make(nccl::Comm* out, std::uint64_t hash, int size, int rank, const nccl::Config* config) {
+int make(nccl::Comm* out, std::uint64_t hash, int size, int rank, const nccl::Config* config, int device = -1) {
   if (size < 1 || size > kMostRanks || rank < 0 || rank >= size) return nccl::kInvalidArgument;
   if (engine() == nullptr || engine()->current_device() < 0) return nccl::kUnhandledCudaError;
   auto comm = std::make_shared<CommState>();
@@ -50,7 +50,7 @@ int make(nccl::Comm* out, std::uint64_t hash, int size, int rank, const nccl::Co
   comm->name = hex(hash);
   comm->size = size;
   comm->rank = rank;
-  comm->device = engine()->current_device();
+  comm->device = device >= 0 ? device : engine()->current_device();
   if (config != nullptr) {
     comm->blocking = config->blocking == nccl::kUndefinedInt || config->blocking != 0;
     const bool named = config->size >= offsetof(nccl::Config, comm_name) + sizeof config->comm_name;
@@ -143,12 +143,14 @@ FAKE_API int pncclCommInitRankScalable(nccl::Comm* comm, int size, int rank, int
 }
 FAKE_ALIAS(CommInitRankScalable, (nccl::Comm*, int, int, int, nccl::UniqueId*, nccl::Config*))
 
-FAKE_API int pncclCommInitAll(nccl::Comm* comms, int count, const int*) {
+FAKE_API int pncclCommInitAll(nccl::Comm* comms, int count, const int* devices) {
   FAKE_CALL(ncclCommInitAll);
   nccl::UniqueId id;
   if (const int error = make_id(&id); error != 0) return error;
   for (int rank = 0; rank < count; ++rank) {
-    if (const int error = make(&comms[rank], hash_of(id.bytes, sizeof id.bytes), count, rank, nullptr); error != 0) {
+    if (const int error = make(&comms[rank], hash_of(id.bytes, sizeof id.bytes), count, rank, nullptr,
+                               devices != nullptr ? devices[rank] : rank);
+        error != 0) {
       return error;
     }
   }

@@ -10,6 +10,7 @@
 // ends on the worker's thread, below an API event that has long been stopped. Settings:
 //   nccl.channels 2    nccl.race N   of every Nth operation KernelCh stops with a stamp before its start (before 2.31)
 //   nccl.lost N        of every Nth operation the stop of the last channel never comes
+//   nccl.ce 1          collectives are moved by copy engines (2.29 on): CeColl in place of Coll, no channels
 //   nccl.steps 4, nccl.wait.gpu   proxy steps of a network operation, and how long all of them wait for the device
 #include <dlfcn.h>
 
@@ -127,6 +128,15 @@ v4::CollDescr coll_of(const Op& op, std::uint64_t sequence) {
           16, "RING", "SIMPLE"};
 }
 
+bool by_copy_engine(const Op& op) {
+  return plugin().version >= 6 && !op.point_to_point() && setting("nccl.ce", 0) != 0;
+}
+
+v6::CeCollDescr ce_coll_of(const Op& op) {
+  return {op.plugin_sequence, op.name, op.send_buffer, op.receive_buffer, op.count, op.root, type_name(op.type), "UC", false,
+          1, 1, static_cast<std::uint32_t>(op.plugin_sequence), op.stream};
+}
+
 v4::P2pDescr p2p_of(const Op& op) {
   auto* buffer = op.kind == OpKind::receive ? op.receive_buffer : const_cast<void*>(op.send_buffer);
   return {op.name, buffer, type_name(op.type), op.count, op.root, channels_count()};
@@ -184,6 +194,7 @@ void* PluginSession::start(const Event& event) {
     case 6: {
       v6::Descriptor descriptor = {};
       v5_members(descriptor);
+      if (event.type == profiler::kCeColl) descriptor.ce_coll = ce_coll_of(*op);
       return start_with(context_, descriptor);
     }
     default: {
@@ -195,6 +206,7 @@ void* PluginSession::start(const Event& event) {
         descriptor.coll = {{coll_of(*op, op->plugin_sequence), event.parent_group}, nullptr, false, 0};
       }
       if (event.type == profiler::kP2p) descriptor.p2p = {{p2p_of(*op), event.parent_group}, 0};
+      if (event.type == profiler::kCeColl) descriptor.ce_coll = {ce_coll_of(*op), 0};
       return start_with(context_, descriptor);
     }
   }
@@ -263,8 +275,9 @@ void PluginSession::launch(std::vector<Op>& ops, bool captured) {
 
 void PluginSession::task_begin(Op& op) {
   op.task_event = nullptr;
-  if (!wanted(kTasks)) return;
-  Event event{op.point_to_point() ? profiler::kP2p : profiler::kColl};
+  const bool copies = by_copy_engine(op);
+  if (!wanted(copies ? std::uint64_t{profiler::kCeColl} : kTasks)) return;
+  Event event{copies ? profiler::kCeColl : op.point_to_point() ? profiler::kP2p : profiler::kColl};
   event.parent = plugin().version >= 5 ? op.api_event : group_;
   event.parent_group = group_;
   event.op = &op;
@@ -274,7 +287,7 @@ void PluginSession::task_begin(Op& op) {
 void PluginSession::task_end(Op& op) { stop(op.task_event); }
 
 void PluginSession::kernel_begin(const Op& op, std::int64_t begin_ns, std::vector<void*>* channels) {
-  if (op.task_event == nullptr || !wanted(profiler::kKernelCh)) return;
+  if (op.task_event == nullptr || !wanted(profiler::kKernelCh) || by_copy_engine(op)) return;
   for (std::uint8_t channel = 0; channel < channels_count(); ++channel) {
     Event event{profiler::kKernelCh};
     event.parent = op.task_event;
@@ -304,7 +317,7 @@ void PluginSession::kernel_end(std::int64_t end_ns, const std::vector<void*>& ch
 // One sending and one receiving proxy operation, in flight from the kernel's begin to its end. Until all ranks have entered
 // the sender waits for credits and the receiver for data; then each step takes its part of the transfer.
 void PluginSession::network_begin(const Op& op, Proxies* proxies) {
-  if (op.task_event == nullptr || !wanted(profiler::kProxyOp | profiler::kProxyStep)) return;
+  if (op.task_event == nullptr || !wanted(profiler::kProxyOp | profiler::kProxyStep | profiler::kNetPlugin)) return;
   for (const bool sends : {true, false}) {
     Event event{profiler::kProxyOp};
     event.parent = op.task_event;
@@ -316,7 +329,7 @@ void PluginSession::network_begin(const Op& op, Proxies* proxies) {
 }
 
 void PluginSession::step_begin(Proxies* proxies, int step) {
-  if (!wanted(profiler::kProxyStep)) return;
+  if (!wanted(profiler::kProxyStep | profiler::kNetPlugin)) return;
   for (const bool sends : {true, false}) {
     Event event{profiler::kProxyStep};
     event.parent = proxies->operations[sends];

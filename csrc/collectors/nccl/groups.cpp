@@ -196,7 +196,9 @@ void group_ended(const EndingGroup& group, Result result, bool simulated) noexce
 void forget_groups() noexcept {
   g_lock.reset();
   g_taken.store(0, std::memory_order_relaxed);
+  const bool inside = thread.inside;  // the hook that is on the stack puts it back itself
   thread = {};
+  thread.inside = inside;
 }
 
 }  // namespace stashtrace::nccl

@@ -50,6 +50,7 @@ bool wants_stamps() noexcept { return g_stamps.load(std::memory_order_relaxed); 
 
 void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
   *mask = 0;
+  enter_process();
   if (!is_on() || settings.source == NcclSource::events) return &g_nobody;
   bool first = false;
   {

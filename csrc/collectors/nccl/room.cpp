@@ -10,6 +10,7 @@
 #include "collectors/nccl/hazards.h"
 #include "collectors/nccl/hooks.h"
 #include "collectors/nccl/plugin.h"
+#include "core/raw_syscall.h"
 #include "core/string_table.h"
 #include "core/text_buffer.h"
 #include "device/timeline.h"
@@ -28,6 +29,10 @@ constinit std::atomic<std::uint32_t> g_calls{0}, g_tasks{0}, g_batches{0};
 constinit std::atomic<bool> g_told_source{false};
 constinit std::atomic<bool> g_prepared{false};
 constinit Context* g_context = nullptr;
+constinit std::atomic<int> g_pid{0};
+
+// False in a child that recorded nothing: what is in the pools is its parent's.
+bool is_own_process() noexcept { return g_pid.load(std::memory_order_relaxed) == raw::getpid(); }
 
 struct Told {
   const char* reason;
@@ -53,6 +58,7 @@ class Nccl final : public Collector, public TickListener {
  public:
   Status start(Context& context) noexcept override {
     g_context = &context;
+    g_pid.store(raw::getpid(), std::memory_order_relaxed);
     settings.source = context.config().nccl_source;
     settings.chain = context.config().nccl_chain;
     settings.attached.store(!real::in_front(), std::memory_order_relaxed);
@@ -65,12 +71,13 @@ class Nccl final : public Collector, public TickListener {
   }
   void stop() noexcept override {
     settings.on.store(false, std::memory_order_release);
+    if (!is_own_process()) return;
     plugin::sweep(now_ticks(), true);
     tell_counts();
     device::stop();
   }
   void tick(std::uint64_t now) noexcept override {
-    if (!is_on()) return;
+    if (!is_on() || !is_own_process()) return;
     chain::publish_masks();
     const bool attached = settings.attached.load(std::memory_order_relaxed);
     if (g_prepared.load(std::memory_order_relaxed) && imports_may_have_changed()) patch_imports(!attached);
@@ -78,15 +85,7 @@ class Nccl final : public Collector, public TickListener {
     plugin::sweep(now, false);
     tell_counts();
   }
-  void after_fork() noexcept override {
-    forget_comms();
-    forget_groups();
-    plugin::forget();
-    chain::forget();
-    forget_imports();
-    device::after_fork();
-    g_told_source.store(false, std::memory_order_relaxed);
-  }
+  void after_fork() noexcept override { enter_process(); }
 
  private:
   unsigned ticks_ = 0;
@@ -94,6 +93,19 @@ class Nccl final : public Collector, public TickListener {
 constinit Nccl g_room;
 
 }  // namespace
+
+void enter_process() noexcept {
+  if (is_own_process()) return;
+  g_pid.store(raw::getpid(), std::memory_order_relaxed);
+  forget_comms();
+  forget_groups();
+  plugin::forget();
+  chain::forget();
+  forget_imports();
+  device::after_fork();
+  for (auto& lost : g_counts) lost.store(0, std::memory_order_relaxed);
+  g_told_source.store(false, std::memory_order_relaxed);
+}
 
 void count(Count what, std::uint64_t by) noexcept {
   g_counts[static_cast<unsigned>(what)].fetch_add(by, std::memory_order_relaxed);
@@ -143,6 +155,7 @@ void tell_source() noexcept {
 
 // Before the real call: the kernel that reads %globaltimer must be loaded while no kernel of NCCL can spin.
 void before_communicator() noexcept {
+  enter_process();
   device::prepare_globaltimer();
   if (g_prepared.exchange(true)) return;
   patch_imports(!settings.attached.load(std::memory_order_relaxed));

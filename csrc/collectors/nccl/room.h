@@ -28,6 +28,10 @@ struct Settings {
 };
 extern constinit Settings settings;
 
+// Forgets what a forked child has from its parent, once per process. The core tells a child only at its first record, and then
+// from within that; so whoever begins something that lasts calls this first.
+void enter_process() noexcept;
+
 inline bool is_on() noexcept { return settings.on.load(std::memory_order_relaxed); }
 
 // Things that happen on hot paths and are told on the drainer's tick and at the end.

@@ -79,11 +79,11 @@ class Slab {
   // Calls visit(handle, value) for each slot in use: for sweeps and the end.
   template <class Visit>
   void each(Visit visit) noexcept {
-    if (slots_ == nullptr) return;
-    for (std::uint32_t i = 0; i < kSlots; ++i)
-      if (slots_[i].in_use.load(std::memory_order_acquire))
-        visit(reinterpret_cast<void*>(slots_[i].generation.load(std::memory_order_acquire) << 24 | std::uint64_t{i} << 4 | kKind),
-              slots_[i].value);
+    Slot* const slots = slots_;
+    for (std::uint32_t i = 0; slots != nullptr && i < kSlots; ++i)
+      if (slots[i].in_use.load(std::memory_order_acquire))
+        visit(reinterpret_cast<void*>(slots[i].generation.load(std::memory_order_acquire) << 24 | std::uint64_t{i} << 4 | kKind),
+              slots[i].value);
   }
 
   static constexpr unsigned kind() noexcept { return kKind; }
