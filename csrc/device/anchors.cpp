@@ -119,8 +119,9 @@ bool timer_arrives(const ContextState& context, std::int64_t limit_ns) noexcept 
   return true;
 }
 
-void read_globaltimer(ContextState& context, cuda::Function kernel, cuda::Stream stream) noexcept {
-  if (context.timer_in_flight && *context.timer_host == 0) return;
+// False: no room on the device in time; the kernel is still to come, and nobody launches another before.
+bool read_globaltimer(ContextState& context, cuda::Function kernel, cuda::Stream stream) noexcept {
+  if (context.timer_in_flight && *context.timer_host == 0) return false;
   std::uint64_t before = 0, after = 0, value = 0;
   for (int i = 0; i < kTries; ++i) {
     const std::uint64_t begin = now_ticks();
@@ -133,8 +134,9 @@ void read_globaltimer(ContextState& context, cuda::Function kernel, cuda::Stream
     after = end;
     value = *context.timer_host;
   }
-  if (value != 0)
-    write_reading(context, schema::codes::DeviceClock::globaltimer, before, after, static_cast<std::int64_t>(value));
+  if (value == 0) return false;
+  write_reading(context, schema::codes::DeviceClock::globaltimer, before, after, static_cast<std::int64_t>(value));
+  return true;
 }
 
 }  // namespace
@@ -165,8 +167,8 @@ void lose_anchor(ContextState& context) noexcept {
 bool keep_anchored(ContextState& context, std::int64_t now_ns, bool last_chance) noexcept {
   const cuda::Function kernel = context.timer_kernel.load(std::memory_order_acquire);
   const bool wanted = kernel != nullptr || context.brackets.load(std::memory_order_relaxed) != 0;
-  const bool due = last_chance || (settings.timing && now_ns - context.anchored_at_ns >= kPeriodNs &&
-                                   now_ns >= context.retry_at_ns);
+  const bool due = last_chance || (settings.timing && now_ns >= context.retry_at_ns &&
+                                   (context.timer_missed || now_ns - context.anchored_at_ns >= kPeriodNs));
   if (!wanted || !due) return context.anchor != nullptr;
   const CurrentContext current(context.context.load(std::memory_order_relaxed));
   context.brackets.store(0, std::memory_order_relaxed);
@@ -175,7 +177,8 @@ bool keep_anchored(ContextState& context, std::int64_t now_ns, bool last_chance)
     context.brackets.fetch_add(1, std::memory_order_relaxed);
     context.retry_at_ns = now_ns + kRetryNs;
   } else if (kernel != nullptr) {
-    read_globaltimer(context, kernel, context.private_stream);
+    context.timer_missed = !read_globaltimer(context, kernel, context.private_stream);
+    if (context.timer_missed) context.retry_at_ns = now_ns + kRetryNs;  // two seconds on, a short job has ended
   }
   return context.anchor != nullptr;
 }
@@ -205,8 +208,10 @@ void prepare_globaltimer() noexcept {
   }
   context->timer_host = static_cast<std::uint64_t*>(memory);
   // The first launch loads the code where modules are loaded lazily; afterwards nothing is loaded beside NCCL's kernels.
-  if (launch_timer(*context, kernel, stream) && timer_arrives(*context, 4 * kTryNs))
-    read_globaltimer(*context, kernel, stream);
+  if (launch_timer(*context, kernel, stream)) {
+    context->timer_in_flight = !timer_arrives(*context, 4 * kTryNs);
+    context->timer_missed = !read_globaltimer(*context, kernel, stream);
+  }
   context->timer_kernel.store(kernel, std::memory_order_release);
   start_harvester();
 }

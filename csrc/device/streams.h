@@ -34,7 +34,7 @@ struct ContextState {
   std::int64_t anchor_ns;        // device time of `anchor`
   std::int64_t anchored_at_ns;   // host, CLOCK_MONOTONIC; 0: never
   std::int64_t retry_at_ns;
-  bool timer_in_flight;
+  bool timer_in_flight, timer_missed;
 };
 
 struct StreamState {

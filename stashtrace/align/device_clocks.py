@@ -101,7 +101,9 @@ def _apart(common: Int64, half: Int64, kept: Int64) -> Int64:
     near = min(_CLOSE_NS, int(common[-1] - common[0]) // 16)
     chosen: list[int] = []
     for i in kept.tolist():
-        if chosen and common[i] - common[chosen[-1]] <= max(near, int(half[i] + half[chosen[-1]])):
+        # No clock is off by as much as the rate between them could be.
+        noise = int(half[i] + half[chosen[-1]]) * 10**9 // _MAX_DRIFT_PPB if chosen else 0
+        if chosen and common[i] - common[chosen[-1]] <= max(near, noise):
             if half[i] < half[chosen[-1]]:
                 chosen[-1] = i
         else:

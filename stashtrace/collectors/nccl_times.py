@@ -17,7 +17,7 @@ from stashtrace.model.kinds import Bracket, CollectiveSource, DeviceClock, NcclF
 from stashtrace.model.trace import RawProcess
 
 _NEVER = np.iinfo(np.int64).max
-#: A kernel that lies further than this outside the events around its call is another call's.
+#: A kernel that lies further than this, and the errors of both clocks, outside the events around its call is another's.
 _STRAY_NS = 1_000_000
 
 
@@ -200,7 +200,10 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
 def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
     """Rows whose stamps of the plugin lie outside their own events: NCCL gave them to the wrong operation."""
     both = (plugin.begin_ns >= 0) & (begin >= 0)
-    stray = both & ((plugin.begin_ns > end + _STRAY_NS) | (plugin.end_ns < begin - _STRAY_NS))
+    far = _STRAY_NS
+    for clock in (DeviceClock.EVENT, DeviceClock.GLOBALTIMER):
+        far += max((time.error_ns for (_, code), time in context.device_times.items() if code == clock), default=0)
+    stray = both & ((plugin.begin_ns > end + far) | (plugin.end_ns < begin - far))
     if stray.any():
         context.add_loss("nccl", "device_stamps_contradict", int(stray.sum()),
                          "the plugin's times of these lie outside the events around them; the events were used",

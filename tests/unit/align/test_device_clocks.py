@@ -125,3 +125,13 @@ def test_processes_that_read_a_shared_clock_at_once_do_not_contradict_each_other
 def test_equal_readings_are_one() -> None:
     twice = DeviceReadings(np.array([DEVICE_NS] * 2), np.array([COMMON_NS] * 2), np.array([500, 400]))
     assert device_time(twice, DeviceClock.CUPTI).anchors_count == 1
+
+
+def test_readings_too_wide_for_their_distance_give_no_rate() -> None:
+    # 19 ms apart and off by a millisecond: 5.7 % of drift, or 75 ms at the end of a second.
+    at, half = COMMON_NS + np.array([0, 18_700_000]), np.array([1_080_000, 2_300])
+    found = DeviceReadings(on_device(at, 0) + np.array([1_070_000, 0]), at, half)
+    time = device_time(found, DeviceClock.GLOBALTIMER)
+    assert (time.anchors_count, time.drift_ppb) == (1, 0)
+    late = COMMON_NS + np.array([S])
+    assert np.abs(mapped(time, on_device(late, 0)) - late).max() <= time.error_ns
