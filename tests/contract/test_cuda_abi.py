@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from contract.real_interfaces import cuda_headers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,20 +54,38 @@ static_assert(offsetof(own::LaunchConfig, attributes_count) == offsetof(cudaLaun
 """
 
 
-def headers() -> Path | None:
-    """Folder with cuda.h, of CUDA_HOME or of the usual place."""
-    for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if root and (Path(root) / "include/cuda.h").is_file():
-            return Path(root) / "include"
-    return None
+#: The double's own numbers, which are written down apart from ours.
+DOUBLE = """
+#include <cuda.h>
+#include "cuda_objects.h"
+#define SAME(theirs, number) static_assert(static_cast<int>(fake::number) == static_cast<int>(theirs), #number)
+SAME(CUDA_ERROR_INVALID_DEVICE, kInvalidDevice); SAME(CUDA_ERROR_INVALID_IMAGE, kInvalidImage);
+SAME(CUDA_ERROR_INVALID_CONTEXT, kInvalidContext); SAME(CUDA_ERROR_INVALID_HANDLE, kInvalidHandle);
+SAME(CUDA_ERROR_NOT_FOUND, kNotFound); SAME(CUDA_ERROR_NOT_READY, kNotReady);
+SAME(CUDA_ERROR_CONTEXT_IS_DESTROYED, kContextDestroyed); SAME(CUDA_ERROR_NO_DEVICE, kNoDevice);
+SAME(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, kAlreadyRegistered);
+SAME(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, kNotRegistered); SAME(CUDA_ERROR_NOT_SUPPORTED, kNotSupported);
+SAME(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, kCaptureUnsupported);
+SAME(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, kCaptureInvalidated);
+SAME(CUDA_ERROR_STREAM_CAPTURE_MERGE, kCaptureMerge); SAME(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, kCaptureUnmatched);
+SAME(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, kCaptureUnjoined);
+SAME(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, kCaptureIsolation);
+SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, kCaptureImplicit); SAME(CUDA_ERROR_CAPTURED_EVENT, kCapturedEvent);
+SAME(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, kCaptureWrongThread);
+SAME(CU_STREAM_NON_BLOCKING, kStreamNonBlocking); SAME(CU_EVENT_DISABLE_TIMING, kEventDisableTiming);
+SAME(CU_EVENT_RECORD_EXTERNAL, kRecordExternal); SAME(CU_STREAM_CAPTURE_MODE_RELAXED, kCaptureRelaxed);
+"""
 
 
-def test_numbers_and_layouts(tmp_path: Path) -> None:
-    include, compiler = headers(), shutil.which("g++")
-    if include is None or compiler is None:
-        pytest.skip("no cuda.h on this machine (CUDA_HOME), or no compiler")
+@pytest.mark.parametrize("check", [CHECK, DOUBLE], ids=["ours", "double"])
+def test_numbers_and_layouts(check: str, tmp_path: Path) -> None:
+    folders, compiler = cuda_headers(), shutil.which("g++")
+    if not folders or compiler is None:
+        pytest.skip("no CUDA headers (nvidia-cuda-runtime and nvidia-cuda-crt, or CUDA_HOME), or no compiler")
     source = tmp_path / "check.cpp"
-    source.write_text(CHECK, encoding="utf-8")
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-I", str(ROOT / "csrc"), "-I", str(include), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    source.write_text(check, encoding="utf-8")
+    own = ("-I", str(ROOT / "csrc"), "-I", str(ROOT / "tests/fakes"))
+    for include in folders:
+        command = [compiler, "-std=c++20", "-w", "-fsyntax-only", *own, "-isystem", str(include), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{include}\n{done.stderr}"
