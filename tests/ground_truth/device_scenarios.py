@@ -56,6 +56,8 @@ class Scenario:
         Rank -> kind -> ms that lie between ``low_ns`` and ``high_ns``, of kinds whose point cannot be known.
     cause_rank : int
         Whom the waiting ranks must name, -1 if there is no straggler.
+    with_kernels : dict of int to dict of str to float, optional
+        What takes the place of ``expected`` where every kernel was recorded, which knows what is a bound otherwise.
     """
 
     name: str
@@ -64,8 +66,8 @@ class Scenario:
     injected_ms: float
     bounds: Mapping[int, Kinds] = field(default_factory=dict)
     cause_rank: int = -1
+    with_kernels: Mapping[int, Kinds] | None = None
     script: str = ""
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 def both(**kinds: float) -> dict[int, Kinds]:
@@ -75,7 +77,8 @@ def both(**kinds: float) -> dict[int, Kinds]:
 
 #: As a data-parallel job does it: on a stream of its own, which waits for compute, and for which the update waits.
 _ALL_REDUCE = "wait stream=2 for=0; allreduce {} stream=2; wait stream=0 for=2;"
-_TRAIN = "forward {{ {} }} backward {{ kernel 10ms {} }} optimizer {{ {} kernel 2ms }}"
+#: Many kernels, as in a real step: deep mode takes a step for cut off that has a tenth less of them than the others.
+_TRAIN = "forward {{ {} }} backward {{ repeat 20 {{ kernel 500us }} {} }} optimizer {{ {} kernel 2ms }}"
 
 
 def _step(forward: str = "kernel 10ms", backward: str = "", update: str = "") -> str:
@@ -97,6 +100,7 @@ SCENARIOS = (
         "straggler_host",
         _step(backward="; rank 1 { sync stream=0; sleep 25ms }", update=_ALL_REDUCE.format("1MB")),
         {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}}, 25, bounds={1: {"sync": 25}}, cause_rank=1,
+        with_kernels={0: {"compute": 22, "straggler": 25}, 1: {"compute": 22, "sync": 25}},
     ),
     Scenario(
         "interconnect",
@@ -111,17 +115,26 @@ SCENARIOS = (
     Scenario(
         "launch",
         _step("kernel 5ms; sleep 30ms; kernel 5ms") + "sync stream=0",
-        both(compute=47), 25, bounds=both(launch=25),
+        both(compute=47), 25, bounds=both(launch=25), with_kernels=both(compute=22, launch=25),
     ),
     Scenario(
         "sync",
-        _step("kernel 10ms; sync stream=0; sleep 25ms; kernel 10ms") ,
-        both(compute=57), 25, bounds=both(sync=25),
+        _step("kernel 10ms; sync stream=0; sleep 25ms; kernel 10ms"),
+        both(compute=57), 25, bounds=both(sync=25), with_kernels=both(compute=32, sync=25),
     ),
     Scenario(
         "prep",
         "batch_wait 45ms;" + _step(),
         both(compute=22, prep=23), 23, bounds=both(fetch=23, handoff=23),
+    ),
+    Scenario(
+        "everything",
+        "batch_wait 80ms;" + _step(
+            "wait stream=1 for=0; copy h2d 100MB pinned stream=1; wait stream=0 for=1; kernel 10ms",
+            "; rank 1 kernel 15ms", _ALL_REDUCE.format("100MB"),
+        ),
+        {0: {"prep": 23, "h2d": 10, "compute": 22, "straggler": 15, "interconnect": 10},
+         1: {"prep": 23, "h2d": 10, "compute": 37, "interconnect": 10}}, 15, cause_rank=1,
     ),
 )  # fmt: skip
 
@@ -142,7 +155,7 @@ class Measured:
 def run(scenario: Scenario, folder: Path, **options: object) -> TracedRun:
     """Run a scenario once."""
     program = f"meet; step; repeat {STEPS} {{ {scenario.program}; step }}\n"
-    return run_ranks(2, program, folder, SCRIPT + scenario.script, **{**scenario.options, **options})  # type: ignore[arg-type]
+    return run_ranks(2, program, folder, SCRIPT + scenario.script, **options)  # type: ignore[arg-type]
 
 
 def measure(run: TracedRun) -> list[Measured]:
