@@ -36,6 +36,7 @@ void fill(CommEntry& entry, const NewComm& facts) noexcept {
   entry.group_hash = facts.group_hash;
   entry.parent_hash = facts.parent_hash;
   entry.grown = facts.event == comm_event::grow;
+  entry.unseen = facts.unseen;
   entry.event = facts.event;
   entry.begin_ticks = facts.begin_ticks;
   entry.end_ticks = facts.end_ticks;
@@ -87,7 +88,7 @@ void learn(CommEntry& entry, Comm comm) noexcept {
     return;
   }
   if (entry.device < 0) entry.device = device::current_device();
-  plugin::join(entry, entry.begin_ticks);
+  plugin::join(entry, entry.unseen ? 0 : entry.begin_ticks);
   write_row(entry, comm);
 }
 
@@ -152,11 +153,14 @@ CommEntry* find_or_adopt(Comm comm) noexcept {
     const std::uint64_t words[] = {reinterpret_cast<std::uintptr_t>(comm), static_cast<std::uint64_t>(raw::getpid()),
                                    facts.begin_ticks};
     facts.group_hash = hash_bytes(words, sizeof words, 2);
+    facts.unseen = true;
+  }
+  CommEntry* made = add_comm(comm, facts);
+  if (made != nullptr && made->unseen && made->wants_plugin.load(std::memory_order_relaxed))
     report_loss(kCollectorCode, "communicator_unknown", 1,
                 "a communicator was made before the hooks were there: its operations cannot be matched across ranks",
                 schema::codes::Severity::error);
-  }
-  return add_comm(comm, facts);
+  return made;
 }
 
 CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept {

@@ -35,7 +35,7 @@ struct CommEntry {
   std::atomic<Comm> comm;                  // null: free; kGone: was in use
   std::uint64_t group_hash;
   std::uint64_t parent_hash;
-  bool grown;
+  bool grown, unseen;                      // unseen: no hook saw how it was made
   std::uint16_t event;                     // how it was made; the row of that is written when its size and rank are known
   std::uint64_t begin_ticks, end_ticks;
   std::atomic<bool> unknown;               // size or rank must be asked for again: it is still being made
@@ -63,6 +63,7 @@ struct NewComm {
   std::int32_t rank = -1, size = -1;
   std::uint32_t name_id = 0;  // interned: the caller's text may be gone when a group ends
   std::uint16_t event = 0;
+  bool unseen = false;
   std::uint64_t begin_ticks = 0, end_ticks = 0;
 };
 // Registers a communicator, joins it with the plugin's context if there is one, and writes its row: now, or when NCCL can

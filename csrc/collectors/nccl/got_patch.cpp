@@ -4,6 +4,7 @@
 // Callers: the first communicator, the drainer's tick, attach. The slot of a function in an object's global offset table is
 // rewritten, whatever it was bound to, but never one that leads to somebody else's hook. libnccl's own slots stay as they are (it calls
 // itself through them) and so do ours. A pass over 140 libraries takes about 4 ms; a second one changes nothing.
+#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <linux/futex.h>
@@ -67,7 +68,8 @@ struct Pass {
   bool preloaded;
   Range own, nccl;  // objects; begin: an address in each, until they are found
   int changed;
-  bool unfinished;  // an object is still being relocated
+  bool unfinished;            // an object is still being relocated
+  bool in_front[kHookedCount];  // exported ones: whoever looks the name up comes to our hook first
 };
 
 bool read_object(const dl_phdr_info& info, Object& object) noexcept {
@@ -130,9 +132,9 @@ bool may_write(const Object& object, const Hook& hook, void* now, const Pass& pa
   if (real == nullptr) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(now);
   if (now == real || pass.nccl.holds(at)) return true;
-  // Lazily bound and not called yet: it points back into its own object. With preload it will come to us by itself, or to
-  // somebody's hook before ours.
-  return object.whole.holds(at) && !(pass.preloaded && hook.exported);
+  // Lazily bound and not called yet: it points back into its own object. It may come to us by itself, or past us if it was loaded
+  // with RTLD_DEEPBIND; where somebody's hook stands before ours it is left.
+  return object.whole.holds(at) && !(pass.preloaded && hook.exported && !pass.in_front[&hook - kHooks]);
 }
 
 // Adds 0 to a word, in the kernel, which answers EFAULT in place of a signal where the page is read-only.
@@ -211,7 +213,9 @@ int patch_imports(bool preloaded) noexcept {
   // Before dl_iterate_phdr, below which nothing may be looked up.
   for (const Hook& hook : kHooks) find_function(hook.name);
   const unsigned long long loads = loads_now();
-  Pass pass{preloaded, {reinterpret_cast<std::uintptr_t>(&g_lock), 0}, {reinterpret_cast<std::uintptr_t>(real), 0}, 0, false};
+  Pass pass{preloaded, {reinterpret_cast<std::uintptr_t>(&g_lock), 0}, {reinterpret_cast<std::uintptr_t>(real), 0}, 0, false, {}};
+  for (std::size_t i = 0; i < kHookedCount; ++i)
+    if (kHooks[i].exported) pass.in_front[i] = dlsym(RTLD_DEFAULT, describe(kHooks[i].name).name) == kHooks[i].hook;
   dl_iterate_phdr(&find_objects, &pass);
   dl_iterate_phdr(&patch_object, &pass);
   // Some tool may keep such a page writable for good: then not every tick shall pay for a pass.

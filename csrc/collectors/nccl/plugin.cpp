@@ -70,6 +70,7 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
     g_stamps.store(hazards::stamps_are_safe(facts.version), std::memory_order_relaxed);
     // Before any kernel of NCCL can spin: this is the first communicator. NCCL made its device current on this thread.
     device::prepare_globaltimer();
+    reach_imports();
     tell("nccl_plugin_version", facts.version);
   }
   ContextSlot* context = take_context();
@@ -133,8 +134,9 @@ void join(CommEntry& entry, std::uint64_t since) noexcept {
         !slot.announced.load(std::memory_order_relaxed) && (found == nullptr || slot.init_ticks < found->init_ticks))
       found = &slot;
   if (found != nullptr && entry.wants_plugin.exchange(false, std::memory_order_relaxed)) {
-    // Ranks that joined a grown communicator and those that were in it before share no other identity than NCCL's own.
-    if (entry.grown) entry.group_hash = found->comm_id;
+    // Ranks that joined a grown communicator and those that were in it before share no other identity than NCCL's own; nor do
+    // ranks whose communicator was made past the hooks.
+    if (entry.grown || entry.unseen) entry.group_hash = found->comm_id;
     entry.nodes = found->nodes;
     if (entry.name_id == 0) entry.name_id = found->name_id;
     found->group_hash.store(entry.group_hash, std::memory_order_relaxed);

@@ -157,6 +157,10 @@ void tell_source() noexcept {
 void before_communicator() noexcept {
   enter_process();
   device::prepare_globaltimer();
+  reach_imports();
+}
+
+void reach_imports() noexcept {
   if (g_prepared.exchange(true)) return;
   patch_imports(!settings.attached.load(std::memory_order_relaxed));
   stashtrace_start_drainer();

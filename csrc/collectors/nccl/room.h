@@ -32,6 +32,9 @@ extern constinit Settings settings;
 // from within that; so whoever begins something that lasts calls this first.
 void enter_process() noexcept;
 
+// Before the first communicator exists, or as soon as the plugin hears of it where no hook does.
+void reach_imports() noexcept;
+
 inline bool is_on() noexcept { return settings.on.load(std::memory_order_relaxed); }
 
 // Things that happen on hot paths and are told on the drainer's tick and at the end.
