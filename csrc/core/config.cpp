@@ -13,7 +13,7 @@ template <std::size_t N>
 bool copy(char (&to)[N], std::string_view from) noexcept {
   const bool fits = from.size() < N;
   const std::size_t bytes = fits ? from.size() : N - 1;
-  std::memcpy(to, from.data(), bytes);
+  if (bytes != 0) std::memcpy(to, from.data(), bytes);  // an empty text may have no address
   to[bytes] = '\0';
   return fits;
 }

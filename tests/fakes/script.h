@@ -32,7 +32,7 @@ inline double number_of(const std::string& text, double otherwise) {
   char* rest = nullptr;
   const double value = strtod(text.c_str(), &rest);
   if (rest == text.c_str()) return otherwise;
-  static const std::map<std::string, double> units = {
+  static const auto& units = *new std::map<std::string, double>{  // never destroyed: worker threads outlive main
       {"", 1},     {"ns", 1},    {"us", 1e3},  {"ms", 1e6},        {"s", 1e9},           {"ppm", 1},
       {"B", 1},    {"KB", 1e3},  {"MB", 1e6},  {"GB", 1e9},        {"TB", 1e12},         {"%", 1},
       {"KiB", 1024}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"W", 1}, {"MHz", 1}, {"C", 1}};

@@ -20,7 +20,7 @@ struct Stub {
   static Result missing(A...) { return kSymbolNotFound; }
   static Result call(A... arguments) {
     void* found = find_behind_hook(kRuntimes, sizeof kRuntimes / sizeof kRuntimes[0], Name::text);
-    Slot = found != nullptr ? reinterpret_cast<Result (*)(A...)>(found) : &missing;
+    Slot.set(found != nullptr ? reinterpret_cast<Result (*)(A...)>(found) : &missing);
     return Slot(arguments...);
   }
 };
@@ -62,7 +62,7 @@ namespace rt {
   template <class... A>                                            \
   struct StubOf_##name<Result(A...)> : Stub<name, Name_##name, A...> {}; \
   }                                                                \
-  constinit decltype(name) name = &StubOf_##name<Result(__VA_ARGS__)>::call;
+  constinit decltype(name) name{&StubOf_##name<Result(__VA_ARGS__)>::call};
 #include "collectors/cuda/runtime_calls.def"
 #undef CUDART
 }  // namespace rt

@@ -4,6 +4,7 @@
 // CUDA makes on behalf of one that is recorded already passes through: Inside. Job threads only.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,7 +18,23 @@ namespace stashtrace::cuda {
 #pragma GCC visibility push(hidden)
 
 namespace rt {
-#define CUDART(name, ...) extern Result (*name)(__VA_ARGS__);
+
+template <class F>
+class Behind;
+// One of libcudart's functions. Threads that call it first at once may each find it: hence atomic, a plain load here.
+template <class... A>
+class Behind<Result(A...)> {
+ public:
+  using Function = Result (*)(A...);
+  constexpr explicit Behind(Function function) noexcept : function_(function) {}
+  Result operator()(A... arguments) const { return function_.load(std::memory_order_relaxed)(arguments...); }
+  void set(Function function) noexcept { function_.store(function, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<Function> function_;
+};
+
+#define CUDART(name, ...) extern Behind<Result(__VA_ARGS__)> name;
 #include "collectors/cuda/runtime_calls.def"
 #undef CUDART
 }  // namespace rt

@@ -45,18 +45,15 @@ void* start_proxy_op(const Event& event) noexcept {
   op->peer = event.proxy_op.peer;
   op->channel = event.proxy_op.channel;
   op->is_send = event.proxy_op.is_send != 0;
-  // PXN: this process sends for another one, whose handle the parent is.
   if (event.proxy_op.pid != raw::getpid()) {
-    count(Count::other_process);
-    return handle;
+    count(Count::other_process);  // PXN: this process sends for another one, whose handle the parent is
+  } else if (Task* task = pools.tasks.find(event.parent)) {
+    op->task_id = task->task_id;
+    if (adopt_child(*task)) op->task = event.parent;
+  } else if (event.parent != nullptr) {
+    count(Count::late_child);
   }
-  Task* task = pools.tasks.find(event.parent);
-  if (task == nullptr) {
-    if (event.parent != nullptr) count(Count::late_child);
-    return handle;
-  }
-  op->task_id = task->task_id;
-  if (adopt_child(*task)) op->task = event.parent;
+  pools.proxy_ops.show(handle);
   return handle;
 }
 

@@ -100,6 +100,7 @@ void* start_task(ContextSlot& context, const Event& event) noexcept {
   task->distrusted = is_distrusted(context, task->op);
   task->expects_stamps = wants_stamps() && !copy_engine;
   task->pending.store(1 + (task->expects_stamps ? event.channels : 0), std::memory_order_release);
+  pools.tasks.show(handle);
   return handle;
 }
 
@@ -133,6 +134,7 @@ void* start_kernel(const Event& event) noexcept {
   kernel->begin_ticks = now_ticks();
   kernel->begin_timer = event.kernel_ch.p_timer;
   kernel->channel = event.kernel_ch.channel;
+  pools.kernels.show(handle);
   return handle;
 }
 

@@ -46,17 +46,23 @@ class Slab {
     tail_.store(0, std::memory_order_relaxed);
   }
 
-  // A zeroed value and its handle; null if all are in use.
+  // A zeroed value and its handle; null if all are in use. each() passes it by until show(): a sweep must not meet a value
+  // that is half filled, whose times would look ages old.
   T* take(void*& handle) noexcept {
     std::uint32_t index = 0;
     if (slots_ == nullptr || !pop(index)) return nullptr;
     Slot& slot = slots_[index];
     const std::uint64_t generation = slot.generation.load(std::memory_order_relaxed) + 1;
     slot.value.reset();
-    slot.in_use.store(true, std::memory_order_relaxed);
+    slot.shown.store(false, std::memory_order_relaxed);
+    slot.in_use.store(true, std::memory_order_release);
     slot.generation.store(generation, std::memory_order_release);
     handle = reinterpret_cast<void*>(generation << 24 | std::uint64_t{index} << 4 | kKind);
     return &slot.value;
+  }
+
+  void show(const void* handle) noexcept {
+    if (slots_ != nullptr) slots_[reinterpret_cast<std::uint64_t>(handle) >> 4 & 0xfffff].shown.store(true, std::memory_order_release);
   }
 
   // What the handle names, in use or freed but not reused; null for a stale handle, another kind, or null.
@@ -76,12 +82,12 @@ class Slab {
     return true;
   }
 
-  // Calls visit(handle, value) for each slot in use: for sweeps and the end.
+  // Calls visit(handle, value) for each slot in use that is shown: for sweeps and the end.
   template <class Visit>
   void each(Visit visit) noexcept {
     Slot* const slots = slots_;
     for (std::uint32_t i = 0; slots != nullptr && i < kSlots; ++i)
-      if (slots[i].in_use.load(std::memory_order_acquire))
+      if (slots[i].in_use.load(std::memory_order_acquire) && slots[i].shown.load(std::memory_order_acquire))
         visit(reinterpret_cast<void*>(slots[i].generation.load(std::memory_order_acquire) << 24 | std::uint64_t{i} << 4 | kKind),
               slots[i].value);
   }
@@ -91,7 +97,7 @@ class Slab {
  private:
   struct Slot {
     std::atomic<std::uint64_t> generation;
-    std::atomic<bool> in_use;
+    std::atomic<bool> in_use, shown;
     T value;
   };
   // The queue of free slots: a bounded ring in which each cell tells whose turn it is.

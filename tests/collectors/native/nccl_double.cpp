@@ -19,7 +19,7 @@ struct Made {
 Comm made(int size, int rank) { return reinterpret_cast<Comm>(new Made{size, rank}); }
 Result answer(std::size_t count) { return count == 666 ? kInvalidArgument : count == 777 ? kInProgress : kSuccess; }
 Made* of(Comm comm) { return reinterpret_cast<Made*>(comm); }
-int depth = 0;
+thread_local int depth = 0;
 }  // namespace
 
 #define DOUBLE(name, parameters, body)   \

@@ -2,6 +2,7 @@
 //
 // SMALL_CUDA_DEVICES is how many there are, CUDA_VISIBLE_DEVICES picks and orders them by number. A device is used once
 // use_device(ordinal) was called; nothing works before cuInit(0).
+#include <atomic>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -10,8 +11,8 @@ namespace {
 
 constexpr int kNotInitialized = 3;
 constexpr int kInvalidDevice = 101;
-bool initialised = false;
-bool used[16];
+std::atomic<bool> initialised{false};
+std::atomic<bool> used[16]{};
 
 const std::vector<int>& visible() {
   static const auto* list = [] {

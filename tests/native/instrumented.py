@@ -1,0 +1,39 @@
+"""Plugin of pytest: the tests run on another build of the recorder, for sanitizers or for gcov.
+
+``-p native.instrumented`` with STASHTRACE_TEST_LIBRARY (the build) and STASHTRACE_TEST_PRELOAD (libraries that must
+stand first). Loaded before any test module, so that they import the replaced names. A finding ends its process with a
+status that the tests do not expect; a file of reports is no way, since making it calls our hooks before the sanitizer
+is up.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stashtrace.launch import environment
+
+LIBRARY = Path(os.environ["STASHTRACE_TEST_LIBRARY"])
+PRELOAD = os.environ.get("STASHTRACE_TEST_PRELOAD", "")
+
+_plain = environment.traced_environment
+
+
+@functools.wraps(_plain)
+def traced_environment(*args: Any, **options: Any) -> dict[str, str]:
+    """The environment of a traced command, with the sanitizer's libraries in front of ours."""
+    if options.get("lookup_hook") and PRELOAD:
+        pytest.skip("a hook in front of dlsym breaks the start of the sanitizers")
+    variables = _plain(*args, **options)
+    if PRELOAD:
+        variables["LD_PRELOAD"] = f"{PRELOAD}:{variables['LD_PRELOAD']}"
+    return variables
+
+
+environment.LIBRARY_PATH = LIBRARY
+environment.traced_environment = traced_environment

@@ -1,0 +1,102 @@
+"""Builds of the native code other than the shipped one: for its own tests, for sanitizers, for gcov.
+
+Called by test_native.py, test_rooms_sanitized.py and line_coverage.py. Folders are kept between runs, so that only what
+changed is compiled.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Libraries that must be loaded before ours, by kind of build.
+RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",), "coverage": ()}
+#: Findings end a process with another status. Programs of tests leave memory to the system: leaks are no findings.
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "TSAN_OPTIONS": "exitcode=66",
+}
+
+
+class BuildError(AssertionError):
+    """A command of the build failed."""
+
+
+def tool(name: str) -> str | None:
+    """A build tool on PATH, else beside the interpreter."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def build(folder: Path, target: str, kind: str = "") -> Path:
+    """Configure into `folder` and build a target; kind is address, thread, coverage or nothing.
+
+    Raises
+    ------
+    FileNotFoundError
+        If cmake or ninja is missing.
+    """
+    cmake, ninja = tool("cmake"), tool("ninja")
+    if cmake is None or ninja is None:
+        raise FileNotFoundError("cmake and ninja are needed to build the native tests")
+    sanitize = kind if kind in ("address", "thread") else ""
+    configure = [
+        cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", f"-DSTASHTRACE_SANITIZE={sanitize}",
+    ]  # fmt: skip
+    if sanitize:  # half the time of -O2, and lines as they are written
+        configure += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
+    elif kind == "coverage":
+        flags = "-O0 -g --coverage -fprofile-update=atomic"
+        configure += ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_CXX_FLAGS_DEBUG={flags}", "-DCMAKE_CXX_COMPILER_LAUNCHER="]
+    _call(configure)
+    _call([cmake, "--build", str(folder), "--target", target, "-j", str(os.cpu_count() or 1)])
+    return folder
+
+
+def _call(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise BuildError(done.stdout[-4000:])
+
+
+def runtimes(kind: str) -> list[str] | None:
+    """Paths of the libraries of RUNTIMES, None if the compiler has them not."""
+    paths = []
+    for name in RUNTIMES[kind]:
+        command = [tool("g++") or "g++", f"-print-file-name={name}"]
+        path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if not path.is_absolute():
+            return None
+        paths.append(str(path.resolve()))
+    return paths
+
+
+def run_command(folder: Path, kind: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of pytest on the build in `folder`."""
+    path = os.environ["PATH"]
+    if kind == "thread":
+        path = f"{_instrumenting_compiler(folder)}:{path}"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_")} | OPTIONS | {
+        "PATH": path,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "STASHTRACE_TEST_LIBRARY": str(folder / "stashtrace/libstashtrace.so"),
+        "STASHTRACE_TEST_PRELOAD": ":".join(runtimes(kind) or ()),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-p", "native.instrumented", "-p", "no:cacheprovider", "-q", *arguments]
+    return command, environment
+
+
+def _instrumenting_compiler(folder: Path) -> Path:
+    """A folder with a g++ for the doubles: what they synchronise by atomics must be seen too."""
+    script = folder / "compiler" / "g++"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f'#!/bin/sh\nexec {tool("g++")} "$@" -fsanitize=thread -g1\n', encoding="utf-8")
+    script.chmod(0o755)
+    return script.parent

@@ -1,0 +1,64 @@
+"""The rooms of devices on the doubles, with the recorder built for a sanitizer; a finding fails the test it belongs to.
+
+A short selection runs always, under TSan: what has threads, forks, ends early or hands memory about. All tests of the
+rooms, and the other sanitizer: STASHTRACE_SANITIZE=address or thread.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from native.native_build import build, run_command, runtimes
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The one of which the short selection is worth its build in every run.
+DEFAULT = "thread"
+KIND = os.environ.get("STASHTRACE_SANITIZE") or DEFAULT
+ROOMS = ("cuda", "nccl", "nvml", "cupti")
+#: Of each room, by words in the names of its tests.
+SHORT = {
+    "cuda": "many_threads or fork or in_flight or a_wait_knows or capture or probes_put",
+    "nccl": "eight_threads or full_pool or fork or chained_plugin_gets or plugin_orders or calls_in_order",
+    "nvml": "forked or falls_off",
+    "cupti": "forked or records_the_window",
+}
+#: These look at what no sanitizer can be in front of: a process of bare Python, the look-up hook, the cost of a call.
+APART = "not attach and not both_libraries and not lookup and not cost and not sees_no_difference"
+#: Under TSan not: torch, of which it sees nothing but the locks, and what counts on the speed of a job or of its end.
+APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_buffer"
+
+
+def play(kind: str, folder: Path, rooms: tuple[str, ...], words: str) -> None:
+    """Run tests of rooms on the build of this kind."""
+    if runtimes(kind) is None:
+        pytest.skip(f"the compiler has no library for -fsanitize={kind}")
+    try:
+        build(folder, "stashtrace", kind)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    files = [f"tests/collectors/test_{room}.py" for room in rooms]
+    chosen = f"({words}) and {APART}" + (APART_OF_THREADS if kind == "thread" else "")
+    command, environment = run_command(folder, kind, [*files, "-k", chosen])
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def kept(request: pytest.FixtureRequest, kind: str) -> Path:
+    return Path(request.config.cache.mkdir("rooms-" + kind))  # type: ignore[union-attr]
+
+
+def test_short_selection(request: pytest.FixtureRequest) -> None:
+    words = " or ".join(f"(test_{room} and ({SHORT[room]}))" for room in ROOMS)
+    play(KIND, kept(request, KIND), ROOMS, words)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("STASHTRACE_SANITIZE"), reason="minutes: set STASHTRACE_SANITIZE to choose it")
+@pytest.mark.parametrize("room", ROOMS)
+def test_whole_room(request: pytest.FixtureRequest, room: str) -> None:
+    play(KIND, kept(request, KIND), (room,), f"test_{room}")
