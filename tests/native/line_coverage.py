@@ -1,8 +1,9 @@
 """Measures which lines of the native code of devices the tests of its rooms reach.
 
-Called by hand: ``python tests/native/line_coverage.py [room ...]``. Builds the recorder for gcov into build/coverage, runs the rooms' tests on it and prints a line per room; with names of
-rooms as arguments, their lines that were not reached as well. Counts are written when a process ends by itself: what
-only a killed process or a forked child that leaves by _exit did is not seen.
+Called by hand: ``python tests/native/line_coverage.py [room ...]``. Builds the recorder for gcov into build/coverage,
+runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were not reached. Counts
+are written when a process ends by itself: what only a killed process or a forked child that leaves by _exit did is not
+seen.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,7 +24,7 @@ ROOMS = {
     "cuda": "csrc/collectors/cuda", "device": "csrc/device", "abi": "csrc/abi", "nccl": "csrc/collectors/nccl",
     "nvml": "csrc/collectors/nvml", "cupti": "csrc/collectors/cupti",
 }  # fmt: skip
-TESTS = ("cuda", "nccl", "nvml", "cupti", "every_call")
+TESTS = ("cuda", "nccl", "nccl_doubles", "nvml", "cupti", "every_call")
 
 #: By file and line: how often it was reached, over all places that it was compiled into.
 Lines = dict[str, dict[int, int]]
