@@ -1,0 +1,85 @@
+"""Per-thread default streams, and the kernel that reads %globaltimer, in jobs on the doubles."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from device import calls, fake_environment, run_ranks
+from recorded import record
+from test_nccl import needs_shared_memory, rows
+
+from stashtrace.format.reader import open_run
+from stashtrace.model.kinds import Bracket, StreamFlag
+
+PER_THREAD = """
+#include <cstddef>
+extern "C" {
+int cudaSetDevice(int); int cudaMalloc(void**, std::size_t); int cudaHostAlloc(void**, std::size_t, unsigned);
+int cudaEventCreateWithFlags(void**, unsigned); int cudaStreamCreateWithFlags(void**, unsigned);
+int cudaMemcpyAsync(void*, const void*, std::size_t, int, void*); int cudaDeviceSynchronize();
+int cudaMemcpyAsync_ptsz(void*, const void*, std::size_t, int, void*); int cudaEventRecord_ptsz(void*, void*);
+int cudaStreamWaitEvent_ptsz(void*, void*, unsigned); int cudaStreamSynchronize_ptsz(void*);
+}
+int main() {
+  void *device, *host, *event, *other;
+  int failed = cudaSetDevice(0) | cudaMalloc(&device, 1 << 20) | cudaHostAlloc(&host, 1 << 20, 0);
+  failed |= cudaEventCreateWithFlags(&event, 0) | cudaStreamCreateWithFlags(&other, 1);
+  failed |= cudaMemcpyAsync_ptsz(device, host, 1000, 1, nullptr);
+  failed |= cudaMemcpyAsync_ptsz(device, host, 2000, 1, other);
+  failed |= cudaEventRecord_ptsz(event, other) | cudaStreamWaitEvent_ptsz(nullptr, event, 0);
+  failed |= cudaMemcpyAsync(device, host, 3000, 1, nullptr);
+  failed |= cudaStreamSynchronize_ptsz(nullptr) | cudaDeviceSynchronize();
+  return failed;
+}
+"""
+
+
+def test_stream_zero_of_per_thread_code_is_the_threads_own(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    env = fake_environment(tmp_path / "fakes", "devices 1")
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(PER_THREAD, encoding="utf-8")
+    command = [compiler, "-w", "-o", program, source, f"{env['LD_LIBRARY_PATH']}/libcudart.so.13"]
+    subprocess.run([str(c) for c in command], check=True)
+    recording = record([program], tmp_path / "run", collectors=("cuda",), env=env)
+    flags = {r["stream_key"]: r["stream_flags"] for r in rows(recording, "stream_info")}
+    brackets = rows(recording, "device_bracket")
+    copies = {b["size_bytes"]: flags[b["stream_key"]] for b in brackets if b["bracket_code"] == Bracket.COPY}
+    assert copies[1000] & StreamFlag.PER_THREAD
+    assert not copies[2000] & (StreamFlag.PER_THREAD | StreamFlag.LEGACY)
+    assert copies[3000] & StreamFlag.LEGACY
+    (wait,) = [b for b in brackets if b["bracket_code"] == Bracket.STREAM_WAIT]
+    assert flags[wait["stream_key"]] & StreamFlag.PER_THREAD
+
+
+@needs_shared_memory
+def test_globaltimer_is_read_before_the_first_communicator(tmp_path: Path) -> None:
+    program = "allreduce 20MB stream=1; sync stream=1; sleep 50ms; allreduce 20MB stream=1; sync stream=1"
+    run = run_ranks(2, program, tmp_path / "job", "globaltimer.offset 5e15\nglobaltimer.drift 50",
+                    collectors=("cuda", "nccl"), env={"STASHTRACE_NCCL_SOURCE": "plugin"})  # fmt: skip
+    assert calls(tmp_path / "job", "cuda")["cuModuleLoadData"] == 2, "once per context"
+    for process in open_run(run.directory).processes:
+        raw = process.load()
+        readings = raw.records["device_clock"].rows
+        first = min(r["before_ticks"] for r in readings if r["clock_code"] == 2)
+        assert first < min(raw.records["nccl_comm"].rows["end_ticks"])
+    placed = list(run.trace.collectives.rows())
+    assert len(placed) == 4
+    for row in placed:
+        assert row["call_ns"] - 200_000 < row["device_begin_ns"] < row["device_end_ns"]
+        assert row["device_end_ns"] - row["device_begin_ns"] < 50_000_000
+
+
+def test_refused_globaltimer_harms_nothing(tmp_path: Path) -> None:
+    program = "repeat 2 { allreduce 1MB stream=1 }; sync stream=1"
+    run = run_ranks(2, program, tmp_path / "job", "fail cuModuleLoadData 218", collectors=("cuda", "nccl"))
+    assert [result["errors"] for result in run.results()] == [{}, {}]
+    trace = run.trace
+    assert "no_globaltimer" in {trace.text(r["name_code"]) for r in trace.losses.rows()}
+    assert len(list(trace.collectives.rows())) == 4
