@@ -6,8 +6,8 @@
 //   API       GroupApi [ CollApi | P2pApi ]... GroupStartApiStop GroupEndApiStart          v5 on, caller's thread
 //   launch    Group [ Coll | P2p start ]... KernelLaunch [ Coll | P2p stop ]... Group stop   caller's thread
 //   device    KernelCh start (globaltimer) ... ProxyOp, ProxyStep and their states ... KernelChStop   worker's thread
-// So a task is stopped before its channels begin: its stop says "enqueued". In a replayed graph the task begins and
-// ends on the worker's thread, below an API event that has long been stopped. Settings:
+// So a task is stopped before its channels begin: its stop says "enqueued". In a replayed graph group and task begin and
+// end on the worker's thread, below an API event that has long been stopped. Settings:
 //   nccl.channels 2    nccl.race N   of every Nth operation KernelCh stops with a stamp before its start (before 2.31)
 //   nccl.lost N        of every Nth operation the stop of the last channel never comes
 //   nccl.ce 1          collectives are moved by copy engines (2.29 on): CeColl in place of Coll, no channels
@@ -259,8 +259,11 @@ void PluginSession::launch(std::vector<Op>& ops, bool captured) {
     if (!op.point_to_point()) op.plugin_sequence = counts ? sequences_[op.name]++ : sequences_[op.name];
   }
   if (!captured) {
-    group_ = wanted(profiler::kGroup | kTasks) ? start(Event{profiler::kGroup}) : nullptr;
-    for (Op& op : ops) task_begin(op);
+    void* group = wanted(profiler::kGroup | kTasks) ? start(Event{profiler::kGroup}) : nullptr;
+    for (Op& op : ops) {
+      op.group_event = group;
+      task_begin(op);
+    }
   }
   if (plugin().version >= 5 && wanted(profiler::kKernelLaunch)) {
     Event event{profiler::kKernelLaunch};
@@ -270,21 +273,30 @@ void PluginSession::launch(std::vector<Op>& ops, bool captured) {
   }
   if (captured) return;
   for (Op& op : ops) task_end(op);
-  stop(group_);
+  stop(ops.front().group_event);
 }
 
 void PluginSession::task_begin(Op& op) {
   op.task_event = nullptr;
-  const bool copies = by_copy_engine(op);
-  if (!wanted(copies ? std::uint64_t{profiler::kCeColl} : kTasks)) return;
-  Event event{copies ? profiler::kCeColl : op.point_to_point() ? profiler::kP2p : profiler::kColl};
-  event.parent = plugin().version >= 5 ? op.api_event : group_;
-  event.parent_group = group_;
+  if (!wanted(kTasks)) return;
+  Event event{op.point_to_point() ? profiler::kP2p : profiler::kColl};
+  event.parent = plugin().version >= 5 ? op.api_event : op.group_event;
+  event.parent_group = op.group_event;
   event.op = &op;
   op.task_event = start(event);
 }
 
 void PluginSession::task_end(Op& op) { stop(op.task_event); }
+
+void PluginSession::replay_begin(Op& op) {
+  op.group_event = wanted(profiler::kGroup | kTasks) ? start(Event{profiler::kGroup}) : nullptr;
+  task_begin(op);
+}
+
+void PluginSession::replay_end(Op& op) {
+  task_end(op);
+  stop(op.group_event);
+}
 
 void PluginSession::kernel_begin(const Op& op, std::int64_t begin_ns, std::vector<void*>* channels) {
   if (op.task_event == nullptr || !wanted(profiler::kKernelCh) || by_copy_engine(op)) return;

@@ -73,7 +73,7 @@ struct NcclKernel : Work {
       if (!op.point_to_point()) continue;
       const bool sends = op.kind != OpKind::receive && op.kind != OpKind::wait_signal;
       messages.push_back({&op, next_message(op.root, sends), {}, {}});
-      if (captured) comm->plugin->task_begin(op);
+      if (captured) comm->plugin->replay_begin(op);
       comm->plugin->kernel_begin(op, begin_ns, &messages.back().channels);
       begin_network(op, &messages.back().proxies);
       if (!comm->meeting->offer(op.root, sends, messages.back().number, begin_ns)) return engine()->now();
@@ -99,7 +99,7 @@ struct NcclKernel : Work {
   // -1: aborted.
   std::int64_t collective(Op& op, std::int64_t begin_ns) {
     std::vector<void*> channels;
-    if (captured) comm->plugin->task_begin(op);
+    if (captured) comm->plugin->replay_begin(op);
     comm->plugin->kernel_begin(op, begin_ns, &channels);
     PluginSession::Proxies proxies;
     begin_network(op, &proxies);
@@ -125,7 +125,7 @@ struct NcclKernel : Work {
     comm->plugin->network_end(op, proxies, last_ns, end_ns);
     engine()->work_until(end_ns);
     comm->plugin->kernel_end(end_ns, channels);
-    if (captured) comm->plugin->task_end(op);
+    if (captured) comm->plugin->replay_end(op);
   }
 
   std::uint64_t next_message(int peer, bool sends) {

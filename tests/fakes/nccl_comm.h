@@ -41,7 +41,7 @@ struct Op {
   int type = 7;
   int root = -1;  // or peer
   void* stream = nullptr;
-  void *api_event = nullptr, *task_event = nullptr;  // handles of the plugin
+  void *api_event = nullptr, *group_event = nullptr, *task_event = nullptr;  // handles of the plugin
   std::uint64_t plugin_sequence = 0;
   bool point_to_point() const { return kind >= OpKind::send; }
   // What moves: the larger of both buffers.
@@ -61,8 +61,8 @@ class PluginSession {
   void api_begin(Op& op, bool captured);
   void api_end(Op& op);
   void launch(std::vector<Op>& ops, bool captured);   // group, tasks and kernel launch, as enqueued
-  void task_begin(Op& op);                            // replay of a captured task
-  void task_end(Op& op);
+  void replay_begin(Op& op);                          // a captured task, at each launch of its graph
+  void replay_end(Op& op);
   void kernel_begin(const Op& op, std::int64_t begin_ns, std::vector<void*>* channels);
   void kernel_end(std::int64_t end_ns, const std::vector<void*>& channels);
   struct Proxies {
@@ -74,6 +74,8 @@ class PluginSession {
 
  private:
   struct Event;
+  void task_begin(Op& op);
+  void task_end(Op& op);
   void step_begin(Proxies* proxies, int step);
   void* start(const Event& event);
   void state(void* handle, profiler::State what, std::uint64_t word);
@@ -83,7 +85,7 @@ class PluginSession {
   const CommState& comm_;
   bool loaded_ = false;
   void* context_ = nullptr;
-  void *group_api_ = nullptr, *group_ = nullptr;
+  void* group_api_ = nullptr;
   std::map<std::string, std::uint64_t> sequences_;
 };
 

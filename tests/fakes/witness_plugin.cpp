@@ -2,6 +2,7 @@
 //
 // Exports versions 4 to 7, so NCCL takes the newest that it knows; the first line tells which. FAKE_PLUGIN_MASK is the
 // activation mask, all bits by default. A handle is a number of the event; a stop names it.
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 
@@ -84,7 +85,8 @@ Result finalize(void*) {
 template <int version>
 Result init(void** context, std::uint64_t id, int* mask, const char* name, int nodes, int size, int rank, Logger) {
   *context = &g_last;
-  *mask = static_cast<int>(getenv("FAKE_PLUGIN_MASK") == nullptr ? 0xffff : atoi(getenv("FAKE_PLUGIN_MASK")));
+  const char* wanted = getenv("FAKE_PLUGIN_MASK");  // NCCL reads the word from all its threads
+  std::atomic_ref<int>(*mask).store(wanted == nullptr ? 0xffff : atoi(wanted));
   told("init v%d comm %llx name %s nodes %d size %d rank %d", version, static_cast<unsigned long long>(id),
        name == nullptr ? "-" : name, nodes, size, rank);
   return 0;

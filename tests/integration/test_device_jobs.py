@@ -72,6 +72,21 @@ def test_every_release_gives_the_same_collectives(nccl_version: int, tmp_path: P
     assert timed(trace).all()
 
 
+@pytest.mark.parametrize("setting", ["race", "lost"])
+def test_stamps_that_nccl_spoils_are_counted_and_never_used(setting: str, tmp_path: Path) -> None:
+    program = f"allreduce 4KB stream=2; sync device\nrepeat 29 {{ allreduce 1MB stream=2 }}\n{SETTLE}"
+    script = f"nccl.channels 1\nnccl.{setting} 3"
+    run = run_ranks(2, program, tmp_path, script, env={"STASHTRACE_NCCL_SOURCE": "plugin"})
+    assert [result["errors"] for result in run.results()] == [{}] * 2
+    rows, known = run.trace.collectives, timed(run.trace)
+    assert len(rows) == 2 * 30
+    # No time is invented: what has stamps is as long as it was, the rest is untimed and told.
+    spent = (rows["device_end_ns"] - rows["device_begin_ns"])[known]
+    assert ((spent >= 0) & (spent < 1_000_000_000)).all()
+    assert known.sum() == 2 * 20
+    assert sum(count for _, reason, count in run.losses() if reason == "collectives_untimed") == 2 * 10
+
+
 def test_jobs_that_end_badly_end_as_they_would_untraced(tmp_path: Path) -> None:
     first = "allreduce 4KB stream=2; sync device; "
     alone = first + "allreduce 1MB stream=2; sleep 50ms; comm abort; sync device"
