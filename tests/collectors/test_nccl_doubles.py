@@ -95,6 +95,19 @@ def test_captured_calls_and_their_replays(tmp_path: Path) -> None:
                if b["bracket_code"] == 3 and b["correlation_id"] in captured)  # fmt: skip
 
 
+def test_captured_calls_do_not_use_up_the_places_of_others(tmp_path: Path) -> None:
+    # Nobody tells when a graph is gone, so the plugin keeps what its replays may name, but not without end.
+    program = """
+        capture stream=1 graph=1 { repeat 9000 { allreduce 4KB stream=1 } }
+        repeat 3 { allreduce 1MB stream=1 }; sync stream=1
+    """
+    run = job(1, program, tmp_path)
+    assert clean(run)
+    last = [c["call_id"] for c in rows(run, "nccl_call") if c["message_bytes"] == 1_000_000]
+    assert [t["call_id"] for t in rows(run, "nccl_task")] == last
+    assert reasons(run)["plugin_pool_full"] == 9000 - 4096
+
+
 @needs_stamps
 def test_abort_with_work_in_flight(tmp_path: Path) -> None:
     # Rank 1 never comes: the operation of rank 0 hangs until it is aborted.

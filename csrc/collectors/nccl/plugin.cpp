@@ -214,6 +214,7 @@ void forget() noexcept {
   g_lock.reset();
   g_version.store(0, std::memory_order_relaxed);
   pools.forget();
+  forget_api();
   for (ContextSlot& slot : g_contexts) slot.in_use.store(false, std::memory_order_relaxed);
 }
 

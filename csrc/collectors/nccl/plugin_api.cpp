@@ -34,6 +34,19 @@ constexpr struct {
     {"ncclFloat16", 2}, {"ncclFloat32", 4}, {"ncclFloat64", 8}, {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1},
 };
 
+// NCCL does not say when a graph is gone, so what captured calls keep is bounded: the other half is for calls that end.
+constexpr std::uint32_t kMostKept = 4096;
+constinit std::atomic<std::uint32_t> g_kept{0};
+
+void give_back(const ApiEvent& api, void* handle) noexcept {
+  if (api.captured && g_kept.load(std::memory_order_relaxed) < kMostKept) {
+    g_kept.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  if (api.captured) count(Count::pool_full);
+  pools.api.give_back(handle);
+}
+
 void fill_own_row(ContextSlot& context, const Event& event, std::uint16_t op, schema::NcclCall& row) noexcept {
   row.call_ticks = now_ticks();
   row.group_hash = context.group_hash.load(std::memory_order_relaxed);
@@ -53,6 +66,8 @@ void fill_own_row(ContextSlot& context, const Event& event, std::uint16_t op, sc
 }
 
 }  // namespace
+
+void forget_api() noexcept { g_kept.store(0, std::memory_order_relaxed); }
 
 std::uint16_t op_of(const char* func) noexcept {
   if (func != nullptr)
@@ -111,7 +126,7 @@ void stop_api(ApiEvent& api, void* handle) noexcept {
       if (call == nullptr) break;
       void* next = call->next.load(std::memory_order_relaxed);
       if (call->own_row) write_own_call(*call, returned, batch_id);
-      if (!call->captured) pools.api.give_back(at);
+      give_back(*call, at);
       at = next;
     }
     pools.api.give_back(handle);
@@ -120,7 +135,7 @@ void stop_api(ApiEvent& api, void* handle) noexcept {
   if (api.own_row && api.group != nullptr) return;  // its group is still open
   if (api.own_row) write_own_call(api, now_ticks(), 0);
   // A captured call is the parent of an operation at each replay of its graph, for as long as the graph lives: it keeps its slot.
-  if (!api.captured) pools.api.give_back(handle);
+  give_back(api, handle);
 }
 
 std::uint32_t call_of(ContextSlot& context, const Event& event, std::uint16_t op, std::uint16_t& flags) noexcept {

@@ -176,6 +176,7 @@ void sweep_proxy_ops(std::uint64_t now, bool all, std::uint64_t tick_hz) noexcep
 
 // plugin_api.cpp
 void* start_api(ContextSlot& context, const Event& event) noexcept;
+void forget_api() noexcept;  // in a forked child
 void stop_api(ApiEvent& api, void* handle) noexcept;
 void write_own_call(ApiEvent& api, std::uint64_t returned, std::uint32_t batch_id) noexcept;
 std::uint32_t call_of(ContextSlot& context, const Event& event, std::uint16_t op, std::uint16_t& flags) noexcept;
