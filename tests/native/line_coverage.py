@@ -1,8 +1,8 @@
 """Measures which lines of the native code of devices the tests of its rooms reach.
 
 Called by hand: ``python tests/native/line_coverage.py [room ...]``. Builds the recorder for gcov into build/coverage,
-runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were not reached. Counts
-are written when a process ends by itself: what only a killed process or a forked child that leaves by _exit did is not
+runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were not reached.
+Counts are written when a process ends by itself: what a killed process did, or a forked child that left by _exit, is not
 seen.
 """
 

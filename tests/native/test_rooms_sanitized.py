@@ -22,14 +22,14 @@ ROOMS = ("cuda", "nccl", "nvml", "cupti")
 #: Of each room, by words in the names of its tests.
 SHORT = {
     "cuda": "many_threads or fork or in_flight or a_wait_knows or capture or probes_put",
-    "nccl": "eight_threads or full_pool or fork or chained_plugin_gets or plugin_orders or calls_in_order",
-    "nvml": "forked or falls_off",
+    "nccl": "test_eight_threads or full_pool or fork or chained_plugin_gets or plugin_orders or calls_in_order",
+    "nvml": "falls_off",
     "cupti": "forked or records_the_window",
 }
 #: These look at what no sanitizer can be in front of: a process of bare Python, the look-up hook, the cost of a call.
 APART = "not attach and not both_libraries and not lookup and not cost and not sees_no_difference"
 #: Under TSan not: torch, of which it sees nothing but the locks, and what counts on the speed of a job or of its end.
-APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_buffer"
+APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_buffer and not forked_child_neither"
 
 
 def play(kind: str, folder: Path, rooms: tuple[str, ...], words: str) -> None:

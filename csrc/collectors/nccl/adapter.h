@@ -77,7 +77,7 @@ class Adapter {
     const auto* other = static_cast<const Structure*>(chain::plugin_of(Api::kVersion));
     chain::masks.ours.store(wanted, std::memory_order_relaxed);
     if (other == nullptr) {
-      *mask = static_cast<int>(wanted);
+      __atomic_store_n(mask, static_cast<int>(wanted), __ATOMIC_RELAXED);  // NCCL's one mask, whichever communicator begins
       *context = ours;
       return kSuccess;
     }
