@@ -2,7 +2,7 @@
 
 Called by hand: ``python tests/native/line_coverage.py [room ...]``. Builds the recorder for gcov into build/coverage,
 runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were not reached.
-Counts are written when a process ends by itself: what a killed process did, or a forked child that left by _exit, is not
+Counts are written when a process ends by itself: what a killed process did, or a child that left by _exit, is not
 seen.
 """
 
