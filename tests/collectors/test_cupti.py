@@ -278,7 +278,7 @@ def test_counts_what_found_no_buffer(libraries: Path, tmp_path: Path) -> None:
     # Between the first enabling and the window nothing is kept, so that the flood leaves no rows.
     body = """
 _native.kernels_step(1)
-cupti.fake_cupti_flood(KERNEL, 400_000)
+cupti.fake_cupti_flood(KERNEL, 1_200_000)
 time.sleep(1.5)
 _native.kernels_step(2)
 launch("kept")
