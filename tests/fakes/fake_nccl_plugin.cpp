@@ -278,8 +278,9 @@ void PluginSession::launch(std::vector<Op>& ops, bool captured) {
 
 void PluginSession::task_begin(Op& op) {
   op.task_event = nullptr;
-  if (!wanted(kTasks)) return;
-  Event event{op.point_to_point() ? profiler::kP2p : profiler::kColl};
+  const bool copies = by_copy_engine(op);
+  if (!wanted(copies ? std::uint64_t{profiler::kCeColl} : kTasks)) return;
+  Event event{copies ? profiler::kCeColl : op.point_to_point() ? profiler::kP2p : profiler::kColl};
   event.parent = plugin().version >= 5 ? op.api_event : op.group_event;
   event.parent_group = op.group_event;
   event.op = &op;
