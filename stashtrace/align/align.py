@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 
+from stashtrace.align.imported import Progress, is_foreign, load_imported
 from stashtrace.align.join import join_tables
 from stashtrace.align.session import Session
 from stashtrace.align.streamed_io import read_io
@@ -32,13 +33,15 @@ def load_trace(
     ranks: Collection[int] | None = None,
     run_id: str | None = None,
     strict: bool = False,
+    progress: Progress | None = None,
 ) -> Trace:
-    """Load a run as a :class:`Trace`.
+    """Load a run, or the files that another tool wrote, as a :class:`Trace`.
 
     Parameters
     ----------
     path : path or sequence of paths
-        Run directory, a single .stash file, or the directories that several hosts left of one run.
+        Run directory, a single .stash file, or the directories that several hosts left of one run; or files, or a
+        folder of files, of another tool (``stashtrace.importers.registry.IMPORTERS``).
     tables : collection of str, optional
         Tables to load; the others stay empty. ``io`` is the one that takes memory: above some million calls it
         stays on disk until ``trace.io`` is used. Processes, tracks, losses, alignment and metadata are always there.
@@ -49,10 +52,15 @@ def load_trace(
     strict : bool
         Raise on damage that otherwise becomes a row of ``losses`` and a :class:`DataLossWarning`.
 
+    progress : callable, optional
+        Called with (bytes read, bytes in all, name of the file) while files of other tools are read.
+
     Raises
     ------
     FormatError
         If there is nothing to read.
+    ImporterError
+        If files of other tools hold nothing that could be used.
     UsageError
         If a table or rank is not there.
     """
@@ -60,8 +68,13 @@ def load_trace(
         raise UsageError(
             f"no such table: {', '.join(sorted(set(tables) - set(TABLES)))}", hint=f"there are {', '.join(TABLES)}"
         )
-    session = Session.open(path, run_id=run_id, strict=strict, ranks=ranks)
     wanted = None if tables is None else frozenset(tables)
+    paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(p) for p in path]
+    if paths and all(is_foreign(p) for p in paths):
+        trace = load_imported(paths, tables=wanted, ranks=ranks, strict=strict, progress=progress)
+        _warn(trace)
+        return trace
+    session = Session.open(paths, run_id=run_id, strict=strict, ranks=ranks)
     parts = [session.decode(index, wanted) for index in range(len(session))]
     # Before the other tables are joined: what is found in the rows goes into processes and losses.
     outline, io = read_io(session) if wanted is None or "io" in wanted else (None, None)

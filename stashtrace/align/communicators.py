@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.align.collective_merge import GroupNotes
-from stashtrace.collectors.context import TrackRegistry
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import ranks_of
 from stashtrace.model.table import Table
+from stashtrace.model.track_registry import TrackRegistry
 
 
 def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tracks: TrackRegistry) -> Table:

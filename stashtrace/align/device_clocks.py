@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.align.clocks import Int64, TickMap, consistent_run, with_ends
-from stashtrace.collectors.context import DeviceTime, LossRow, TickClock
+from stashtrace.collectors.context import DeviceTime, TickClock
 from stashtrace.model.kinds import DeviceClock, Severity
+from stashtrace.model.losses import LossRow
 from stashtrace.model.trace import RawProcess
 
 #: Records this module reads from every process before anything is decoded.

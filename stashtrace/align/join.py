@@ -7,14 +7,16 @@ Called by ``align.align``. Column by column, so that no table exists twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
+from stashtrace.align.collective_merge import GroupNotes
 from stashtrace.align.communicators import name_communicators
-from stashtrace.align.session import Session
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Array, Table
 from stashtrace.model.trace import EventTables
+from stashtrace.model.track_registry import TrackRegistry
 
 #: Columns that order each table; the others keep the order of processes.
 SORT_KEYS = {
@@ -36,14 +38,26 @@ _CHECK_ROWS = 1 << 20
 _SMALL = ("processes", "tracks", "losses", "alignment", "metadata")
 
 
-def join_tables(session: Session, parts: Sequence[EventTables], wanted: frozenset[str] | None) -> dict[str, Table]:
+class Parts(Protocol):
+    """What is known of the parts beside their rows; ``session.Session`` and ``imported.Imported`` are such."""
+
+    tracks: TrackRegistry
+    group_notes: GroupNotes
+
+    def process_table(self) -> Table: ...
+    def loss_table(self, parts: Sequence[Table]) -> Table: ...
+    def metadata_table(self, parts: Sequence[Table]) -> Table: ...
+    def alignment_table(self) -> Table: ...
+
+
+def join_tables(session: Parts, parts: Sequence[EventTables], wanted: frozenset[str] | None) -> dict[str, Table]:
     """All tables of the trace but ``io``. ``parts`` is one EventTables per process, in order; they are used up."""
     joined: dict[str, Table] = {}
     _offset_keys(parts)
     for name in TABLES:
         if name in _SMALL or name == "io" or (wanted is not None and name not in wanted):
             continue
-        joined[name] = _join(name, parts)
+        joined[name] = join_table(name, parts)
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
@@ -80,7 +94,7 @@ def _offset_keys(parts: Sequence[EventTables]) -> None:
         first += count
 
 
-def _join(name: str, parts: Sequence[EventTables]) -> Table:
+def join_table(name: str, parts: Sequence[EventTables]) -> Table:
     """One table of all processes. The parts are used up: each column is let go once it is joined."""
     schema = TABLES[name]
     keys = SORT_KEYS.get(name, ())

@@ -12,14 +12,7 @@ from stashtrace.align import device_clocks
 from stashtrace.align.collective_merge import GroupNotes, merge_collectives
 from stashtrace.align.host_clocks import HostClock, domain_of, host_clocks, start_ticks
 from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
-from stashtrace.collectors.context import (
-    DecodeContext,
-    DeviceTime,
-    LossRow,
-    ProcessIdentity,
-    TrackRegistry,
-    losses_columns,
-)
+from stashtrace.collectors.context import DecodeContext, DeviceTime, ProcessIdentity
 from stashtrace.collectors.registry import Room, resolve
 from stashtrace.errors import UsageError
 from stashtrace.format.liveness import LiveRings
@@ -28,10 +21,12 @@ from stashtrace.format.project import current_layouts
 from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
 from stashtrace.model.kinds import ProcessRole, Severity, ThreadRole
+from stashtrace.model.losses import LossRow, losses_columns
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.model.track_registry import TrackRegistry
 
 #: Read in the first pass, before anything is decoded.
 CORE_RECORDS = ("clock_sync", "metadata", "thread_info", *device_clocks.RECORDS)

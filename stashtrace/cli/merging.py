@@ -89,8 +89,12 @@ def _merge(directory: Path, progress: Progress, troubles: list[str], run_id: str
 
 def is_one_job(paths: Sequence[Path]) -> bool:
     """Whether directories hold parts of one job: ranks that do not meet, of a world they fit into."""
+    from stashtrace.align.imported import is_foreign
     from stashtrace.format.reader import open_run
 
+    foreign = [is_foreign(str(path)) for path in paths]
+    if any(foreign):
+        return all(foreign)
     seen: set[int] = set()
     worlds: set[int] = set()
     for path in paths:

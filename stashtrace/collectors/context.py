@@ -8,86 +8,26 @@ and answers in the run's common clock, because ``to_ns`` already maps to it.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import DeviceClock, ProcessRole, Severity, StreamFlag, ThreadRole, TrackKind
-from stashtrace.model.schemas import TABLES, TRACKS
-from stashtrace.model.strings import StringPool
+from stashtrace.model.kinds import DeviceClock, ProcessRole, Severity, StreamFlag
+from stashtrace.model.losses import LossRow
+from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.model.track_registry import TrackRegistry
 
 Int64 = npt.NDArray[np.int64]
 #: Ticks of one process -> ns of the common clock.
 TickClock = Callable[[npt.NDArray[np.uint64]], Int64]
-#: (collector, reason, severity, lost_count, advice), as in RawProcess.losses.
-LossRow = tuple[str, str, int, int, str]
 
 #: String ids above this are looked up by search instead of through a flat array.
 _FLAT_LIMIT = 1 << 22
-
-
-class TrackRegistry:
-    """Tracks of a whole trace: hands out ids, keeps names and roles, makes the ``tracks`` table."""
-
-    def __init__(self, strings: StringPool) -> None:
-        self.strings = strings
-        self._ids: dict[tuple[int, int, int, str], int] = {}
-        self._rows: list[list[int]] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def _get(self, process_id: int, kind: TrackKind, native_id: int, name: str, unit: str, by_name: bool) -> int:
-        key = (process_id, int(kind), native_id, name if by_name else "")
-        found = self._ids.get(key)
-        if found is None:
-            found = self._ids[key] = len(self._rows)
-            code = self.strings.code
-            self._rows.append([found, process_id, int(kind), native_id, 0, code(name), code(unit)])
-        return found
-
-    def thread(self, process_id: int, tid: int) -> int:
-        """Track of a thread, made at first use."""
-        return self._get(process_id, TrackKind.THREAD, tid, "", "", False)
-
-    def communicator(self, process_id: int, native_id: int, name: str) -> int:
-        """Track of a communicator of one process; ``native_id`` is its group hash."""
-        signed = native_id - (1 << 64) if native_id >= 1 << 63 else native_id
-        return self._get(process_id, TrackKind.COMMUNICATOR, signed, name, "", False)
-
-    def counter(self, process_id: int, name: str, unit: str, native_id: int = 0) -> int:
-        """Track of a sampled quantity."""
-        return self._get(process_id, TrackKind.COUNTER, native_id, name, unit, True)
-
-    def stream(self, process_id: int, native_id: int, name: str) -> int:
-        """Track of a stream of one process, by its key there; the first name stays."""
-        signed = native_id - (1 << 64) if native_id >= 1 << 63 else native_id
-        return self._get(process_id, TrackKind.STREAM, signed, name, "", False)
-
-    def device(self, process_id: int, device_index: int, name: str) -> int:
-        """Track of a device as one process sees it."""
-        return self._get(process_id, TrackKind.DEVICE, device_index, name, "", False)
-
-    def rename(self, track_id: int, name: str) -> None:
-        """Give a track another name."""
-        self._rows[track_id][5] = self.strings.code(name)
-
-    def describe_thread(self, process_id: int, tid: int, *, name: str = "", role: int = ThreadRole.UNKNOWN) -> None:
-        """Set name and role of a thread; empty name and unknown role leave what is there."""
-        row = self._rows[self.thread(process_id, tid)]
-        if name:
-            row[5] = self.strings.code(name)
-        if role != ThreadRole.UNKNOWN:
-            row[4] = int(role)
-
-    def table(self) -> Table:
-        """The ``tracks`` table so far."""
-        return Table.from_rows(TRACKS, self._rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,16 +300,3 @@ def _table(name: str, columns: Mapping[str, Any]) -> Table:
     dtypes = {c.name: c.dtype for c in schema.columns}
     full = {k: v if np.ndim(v) else np.full(rows, v, dtype=dtypes.get(k)) for k, v in columns.items()}
     return Table(schema, full)
-
-
-def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool) -> dict[str, Any]:
-    """Columns of the ``losses`` table from loss tuples."""
-    listed = list(rows)
-    return {
-        "process_id": np.full(len(listed), process_id, dtype=np.int64),
-        "collector_code": strings.codes(r[0] for r in listed),
-        "name_code": strings.codes(r[1] for r in listed),
-        "severity_code": np.array([r[2] for r in listed], dtype=np.int64),
-        "lost_count": np.array([r[3] for r in listed], dtype=np.int64),
-        "advice_code": strings.codes(r[4] for r in listed),
-    }

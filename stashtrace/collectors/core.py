@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.collectors.context import DecodeContext, LossRow, losses_columns
+from stashtrace.collectors.context import DecodeContext
+from stashtrace.model.losses import LossRow, losses_columns
 from stashtrace.model.trace import EventTables, RawProcess
 
 RECORDS = ("string_part", "clock_sync", "thread_info", "loss", "metadata")

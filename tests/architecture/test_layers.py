@@ -33,7 +33,7 @@ FLOORS = {
 # Rooms whose files stand side by side: they may use the named shared doors of their package only.
 ROOMS = {
     "collectors": {"context", "registry", "core"},
-    "importers": {"registry"},
+    "importers": {"registry", "context", "source"},
 }
 # Packages that may import floor 0 alone.
 GROUND_ONLY = {"launch"}

@@ -1,0 +1,305 @@
+"""Files of other tools -> Trace: each by the importer that recognises it, all on one time line.
+
+Called by ``align.load_trace`` for paths that hold no run of ours. A file that cannot be read costs its own rows only.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace.align.collective_merge import GroupNotes
+from stashtrace.align.join import join_table, join_tables
+from stashtrace.errors import ImporterError, UsageError
+from stashtrace.importers.context import ImportContext, ImportedProcess
+from stashtrace.importers.registry import IMPORTERS, Importer, recognise
+from stashtrace.importers.source import Source
+from stashtrace.model.columns import STAMPS
+from stashtrace.model.kinds import Severity
+from stashtrace.model.schemas import TABLES
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Array, Table
+from stashtrace.model.trace import EventTables, Trace
+
+#: Called with (bytes read, bytes in all, name of the file).
+Progress = Callable[[int, int, str], None]
+
+#: What lies in a folder beside traces and is nobody's loss.
+_FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
+
+
+class _UnknownFile(ImporterError):
+    """No importer recognises a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {_known()}")
+
+
+class Imported:
+    """Everything of one load; gives ``join_tables`` what a ``Session`` gives it."""
+
+    def __init__(self, paths: Sequence[str], strict: bool) -> None:
+        self.strings = StringPool()
+        self.context = ImportContext(self.strings)
+        self.tracks = self.context.tracks
+        self.group_notes = GroupNotes()
+        self.paths = paths
+        self.strict = strict
+        self.origin_ns = 0
+        self.spans_ns: dict[int, tuple[int, int]] = {}
+        self.importers: Counter[str] = Counter()
+
+    def read(self, progress: Progress | None) -> list[EventTables]:
+        """Tables of every file that can be read.
+
+        Raises
+        ------
+        ImporterError
+            If no file can, or the first that cannot if ``strict``.
+        """
+        files = list(_files(self.paths))
+        total = sum(file.stat().st_size for file in files)
+        done, parts, troubles = 0, list[EventTables](), list[ImporterError]()
+        for file in files:
+            at = [done]
+
+            def advance(count: int, at: list[int] = at, name: str = file.name) -> None:
+                at[0] += count
+                if progress is not None:
+                    progress(at[0], total, name)
+
+            source = Source(file, advance)
+            found = recognise(source)
+            if found is not None:
+                trouble = self._read_one(source, *found)
+                if trouble is not None:
+                    troubles.append(trouble)
+                parts.append(self.context.take())
+            elif file.suffix not in _FOREIGN_SUFFIXES:
+                troubles.append(_UnknownFile(file))
+                self._lose(file.name, "file_not_recognised", Severity.INFO, str(troubles[-1]))
+            done += file.stat().st_size
+        if not any(len(part.table(name)) for part in parts for name in TABLES):
+            raise self._nothing(troubles)
+        return parts
+
+    def _nothing(self, troubles: Sequence[ImporterError]) -> ImporterError:
+        readable = [t for t in troubles if not isinstance(t, _UnknownFile)]
+        if readable or not os.path.isdir(self.paths[0]):
+            return readable[0] if readable else _UnknownFile(Path(self.paths[0]))
+        hint = "give the directory of `stashtrace run --out DIR -- CMD`, or files of another tool"
+        return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({_known()})" if IMPORTERS else hint)
+
+    def _read_one(self, source: Source, name: str, importer: Importer) -> ImporterError | None:
+        self.context.begin(name, source.path.name)
+        try:
+            importer.load(source, self.context)
+        except ImporterError as error:
+            trouble = error
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            trouble = ImporterError(f"{source.path} cannot be read: {error}")
+        else:
+            self.importers[name] += 1
+            return None
+        if self.strict:
+            raise trouble
+        self.context.drop()
+        self._lose(source.path.name, "unreadable_file", Severity.DATA_LOSS, str(trouble))
+        return trouble
+
+    def _lose(self, file: str, reason: str, severity: Severity, advice: str) -> None:
+        self.context.begin("importers", file)
+        self.context.lose(reason, severity=severity, advice=advice)
+
+    # Times ----------------------------------------------------------------------------------------
+
+    def settle(self, parts: Sequence[EventTables]) -> None:
+        """Let times count from the first one, and note when each process was seen first and last."""
+        firsts, lasts = dict[int, int](), dict[int, int]()
+        owner = np.array(self.tracks.table()["process_id"])
+        for table, names in _stamped(parts):
+            processes = _processes_of(table, owner)
+            for name in names:
+                stamps = table[name]
+                seen = stamps >= 0
+                for process_id in np.unique(processes[seen]).tolist():
+                    own = stamps[seen & (processes == process_id)]
+                    firsts[process_id] = min(firsts.get(process_id, int(own.min())), int(own.min()))
+                    lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
+        self.origin_ns = min(firsts.values(), default=0)
+        for part in parts:
+            for name in TABLES:
+                table = part.table(name)
+                if len(table):
+                    part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
+        self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
+
+    # Small tables -----------------------------------------------------------------------------------
+
+    def process_table(self) -> Table:
+        """The ``processes`` table."""
+        code = self.strings.code
+        rows = []
+        for index, process in enumerate(self.context.processes):
+            begin, end = self.spans_ns.get(index, (0, 0))
+            rows.append((
+                index,
+                code(process.host),
+                code(process.clock),
+                code(process.host),
+                process.pid,
+                process.parent,
+                process.rank,
+                process.local_rank,
+                process.world_size,
+                int(process.role),
+                process.worker_id,
+                code(process.name),
+                begin,
+                end,
+            ))
+        return Table.from_rows(TABLES["processes"], rows)
+
+    def loss_table(self, parts: Sequence[Table]) -> Table:
+        """What importers missed, and what the files as a whole lack."""
+        self.context.begin("importers", "")
+        _note_ranks(self.context)
+        return Table.concat(TABLES["losses"], [self.context.loss_table(), *parts])
+
+    def metadata_table(self, parts: Sequence[Table]) -> Table:
+        """What importers said, and where it came from."""
+        facts = [
+            (-1, "origin_monotonic_ns", str(self.origin_ns)),
+            (-1, "imported", ", ".join(f"{n} {name}" for name, n in sorted(self.importers.items()))),
+        ]
+        if self.context.realtime:
+            facts.append((-1, "origin_realtime_ns", str(self.origin_ns)))
+        rows = [(p, self.strings.code(k), self.strings.code(v)) for p, k, v in [*facts, *self.context.metadata]]
+        return Table.concat(TABLES["metadata"], [Table.from_rows(TABLES["metadata"], rows), *parts])
+
+    def alignment_table(self) -> Table:
+        """One row per clock: files of one host share it, those of unknown hosts are taken to."""
+        code = self.strings.code
+        clocks = sorted({process.clock for process in self.context.processes})
+        rows = [(code(c), code(clocks[0]), 0, 0, 0, code("same_clock" if c else "assumed")) for c in clocks]
+        return Table.from_rows(TABLES["alignment"], rows)
+
+
+def load_imported(
+    paths: Sequence[str],
+    *,
+    tables: frozenset[str] | None = None,
+    ranks: Collection[int] | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Trace:
+    """Load files, or folders of files, that other tools wrote. See ``load_trace``.
+
+    Raises
+    ------
+    ImporterError
+        If nothing can be read.
+    UsageError
+        If a rank is not there.
+    """
+    imported = Imported(paths, strict)
+    parts = imported.read(progress)
+    if ranks is not None:
+        _choose(imported.context.processes, imported.tracks.table(), parts, ranks)
+    imported.settle(parts)
+    joined = join_tables(imported, parts, tables)
+    if tables is None or "io" in tables:
+        joined["io"] = join_table("io", parts)
+    return Trace(imported.strings, joined, path=os.pathsep.join(paths))
+
+
+def is_foreign(path: str) -> bool:
+    """Whether a path holds no run of ours, but files: somebody else's, or nothing that is known."""
+    if not os.path.isdir(path):
+        return os.path.exists(path) and not path.endswith((".stash", ".ring"))
+    own = any(name.endswith((".stash", ".ring")) or name == "run.json" for name in os.listdir(path))
+    return not own and any(True for _ in _files([path]))
+
+
+def _files(paths: Sequence[str]) -> Iterator[Path]:
+    """Every file under the paths, in order of name; hidden ones are left out."""
+    for path in paths:
+        if not os.path.isdir(path):
+            yield Path(path)
+            continue
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _known() -> str:
+    return ", ".join(name for name, _, _ in IMPORTERS)
+
+
+def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, list[str]]]:
+    for part in parts:
+        for name in TABLES:
+            table = part.table(name)
+            stamps = [c for c in table.columns if c in STAMPS]
+            if len(table) and stamps:
+                yield table, stamps
+
+
+def _processes_of(table: Table, owner: Array) -> Array:
+    """Process of each row, by its own column or its track's."""
+    if "process_id" in table:
+        return table["process_id"]
+    track = "track_id" if "track_id" in table else "source_track_id"
+    return np.asarray(owner[table[track]])
+
+
+def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
+    """Stamps of a table moved; what was not seen stays so."""
+    stamps = (c for c in table.columns if c in STAMPS)
+    return {name: np.where(table[name] >= 0, table[name] + by_ns, table[name]) for name in stamps}
+
+
+def _choose(
+    processes: Sequence[ImportedProcess], tracks: Table, parts: Sequence[EventTables], ranks: Collection[int]
+) -> None:
+    """Keep rows of these ranks, and of processes that serve none."""
+    there = sorted({p.rank for p in processes if p.rank >= 0})
+    missing = sorted(set(ranks) - set(there))
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise UsageError(f"no such rank: {names}", hint=f"there are {', '.join(map(str, there))}")
+    kept = np.array([p.rank < 0 or p.rank in ranks for p in processes], dtype=bool)
+    owner = np.array(tracks["process_id"])
+    for part in parts:
+        for name in TABLES:
+            table = part.table(name)
+            if len(table) and ("process_id" in table or "track_id" in table or "source_track_id" in table):
+                part._tables[name] = table.take(kept[_processes_of(table, owner)])
+
+
+def _note_ranks(context: ImportContext) -> None:
+    """Ranks that are missing, and those that two processes claim."""
+    ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.worker_id < 0)
+    twice = sorted(rank for rank, count in ranks.items() if count > 1)
+    if twice:
+        context.lose(
+            "rank_seen_twice",
+            len(twice),
+            advice=f"two processes say that they are rank {twice[0]}: files of different runs lie here together",
+        )
+    world = max((p.world_size for p in context.processes), default=-1)
+    missing = [rank for rank in range(world) if rank not in ranks] if ranks else []
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        context.lose(
+            "missing_ranks",
+            len(missing),
+            severity=Severity.ERROR,
+            advice=f"no file of rank {shown} of {world}: who was late is only known among the others",
+        )

@@ -1,0 +1,204 @@
+"""What an importer is given beside the file: processes, tracks, strings, and the tables that it fills.
+
+``align.imported`` makes one context per load and tells it which file comes next; an importer never sees another file.
+Times stay in the file's own clock; ``align`` maps them.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.model.columns import Column
+from stashtrace.model.kinds import ProcessRole, Severity
+from stashtrace.model.losses import LossRow, losses_columns
+from stashtrace.model.schemas import TABLES
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+from stashtrace.model.trace import EventTables
+from stashtrace.model.track_registry import TrackRegistry
+
+#: A column whose text says what -1 stands for is -1 where an importer gives nothing.
+_MINUS_ONE = re.compile(r"-1 (if|untimed|when|for)")
+
+
+@dataclass(slots=True)
+class ImportedProcess:
+    """One row of ``processes`` to be, as an importer described it."""
+
+    pid: int
+    rank: int
+    host: str
+    clock: str
+    local_rank: int
+    world_size: int
+    role: ProcessRole
+    worker_id: int
+    parent: int
+    name: str
+    source: str
+
+
+class ImportContext:
+    """Collects what the importers of one load give.
+
+    Attributes
+    ----------
+    strings : StringPool
+    tracks : TrackRegistry
+        ``thread(process_id, tid)``, ``stream(process_id, native_id, name)``, ``device(process_id, index, name)``,
+        ``communicator(process_id, group_hash, name)``, ``counter(process_id, name, unit)``.
+    realtime : bool
+        Set False by an importer whose times do not count from 1970.
+    """
+
+    def __init__(self, strings: StringPool) -> None:
+        self.strings = strings
+        self.tracks = TrackRegistry(strings)
+        self.processes: list[ImportedProcess] = []
+        self.losses: list[tuple[int, LossRow]] = []
+        self.metadata: list[tuple[int, str, str]] = []
+        self.realtime = True
+        self._known: dict[tuple[object, ...], int] = {}
+        self._importer = self._source = ""
+        self._pieces: dict[str, list[Table]] = {}
+
+    # For importers ------------------------------------------------------------------------------
+
+    def process(
+        self,
+        *,
+        pid: int,
+        rank: int = -1,
+        host: str = "",
+        clock: str = "",
+        local_rank: int = -1,
+        world_size: int = -1,
+        role: ProcessRole = ProcessRole.RANK,
+        worker_id: int = -1,
+        parent: int = -1,
+        name: str = "",
+    ) -> int:
+        """``process_id`` of a process; the same for the same host, pid, rank, role and worker, also from another file.
+
+        Parameters
+        ----------
+        pid : int
+            On its host, 0 if unknown.
+        host, clock : str
+            Processes of one clock need no alignment; the host's own if empty, and files of unknown hosts share one.
+        name : str
+            What a person calls it; made from rank and role if empty.
+        """
+        key = (self._source if not pid and rank < 0 else "", host, pid, rank, role, worker_id)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = len(self.processes)
+            shown = name or (f"rank {rank}" if rank >= 0 else f"process {pid}" if pid else self._source)
+            self.processes.append(
+                ImportedProcess(
+                    pid,
+                    rank,
+                    host,
+                    clock or host,
+                    local_rank,
+                    world_size,
+                    role,
+                    worker_id,
+                    parent,
+                    shown,
+                    self._source,
+                )
+            )
+        return found
+
+    def code(self, text: str) -> int:
+        """String code of a text."""
+        return self.strings.code(text)
+
+    def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
+        """String codes of many texts."""
+        return self.strings.codes(texts)
+
+    def add(self, table: str, **columns: Any) -> None:
+        """Append rows to a table of the event model.
+
+        Parameters
+        ----------
+        table : str
+            Name in ``schemas.TABLES``, but ``processes``, ``tracks``, ``losses``, ``metadata``, ``alignment``.
+        **columns
+            Arrays of equal length, or scalars that are repeated. ``rank`` is the process's if it is left out; keys that
+            number rows (``span_id``, ``collective_key``) go on counting; of other columns left out the value is
+            -1 where the schema says what -1 stands for, else 0.
+
+        Raises
+        ------
+        ValueError
+            If a column is unknown or of another length.
+        """
+        schema = TABLES[table]
+        unknown = set(columns) - set(schema.names)
+        if unknown:
+            raise ValueError(f"table {table} has no column {sorted(unknown)}")
+        rows = max((len(v) for v in columns.values() if np.ndim(v)), default=1)
+        if not rows:
+            return
+        if "rank" in schema.names and "rank" not in columns:
+            ranks = np.array([p.rank for p in self.processes], dtype=np.int64)
+            columns["rank"] = ranks[np.asarray(columns["process_id"], dtype=np.int64)]
+        full = {c.name: self._filled(schema.name, c, columns.get(c.name), rows) for c in schema.columns}
+        self._pieces.setdefault(table, []).append(Table(schema, full))
+
+    def lose(
+        self,
+        reason: str,
+        count: int = 1,
+        *,
+        process_id: int = -1,
+        severity: Severity = Severity.DATA_LOSS,
+        advice: str = "",
+    ) -> None:
+        """Report something that is missing: a snake_case reason and one sentence for the user."""
+        self.losses.append((process_id, (self._importer, reason, int(severity), int(count), advice or self._source)))
+
+    def say(self, key: str, value: str, process_id: int = -1) -> None:
+        """A fact about a process, or about the whole load."""
+        self.metadata.append((process_id, key, value))
+
+    # For align.imported -------------------------------------------------------------------------
+
+    def begin(self, importer: str, source: str) -> None:
+        """Rows that follow come from this file."""
+        self._importer, self._source = importer, source
+
+    def take(self) -> EventTables:
+        """Tables of the files so far, each table joined; the context starts anew with its next file."""
+        tables = {name: Table.concat(TABLES[name], pieces) for name, pieces in self._pieces.items()}
+        self._pieces = {}
+        return EventTables(self.strings, tables)
+
+    def drop(self) -> None:
+        """Forget the rows of a file that could not be read to any use."""
+        self._pieces = {}
+
+    def loss_table(self) -> Table:
+        """The ``losses`` table."""
+        tables = [
+            Table(TABLES["losses"], losses_columns(process_id, [row], self.strings)) for process_id, row in self.losses
+        ]
+        return Table.concat(TABLES["losses"], tables)
+
+    def _filled(self, table: str, column: Column, given: Any, rows: int) -> npt.NDArray[Any]:
+        if given is not None:
+            return np.asarray(given) if np.ndim(given) else np.full(rows, given, dtype=column.dtype)
+        if column.name in ("span_id", "collective_key") and table in ("spans", "collectives"):
+            first = sum(len(t) for t in self._pieces.get(table, ()))
+            return np.arange(first, first + rows, dtype=np.int64)
+        return np.full(rows, -1 if _MINUS_ONE.search(column.doc) else 0, dtype=column.dtype)

@@ -1,0 +1,48 @@
+"""Which formats of other tools are understood, and which of them a file is.
+
+``align.imported`` asks ``recognise`` for each file. Other packages add importers by the entry point
+``stashtrace.importers``: a module with ``sniff`` and ``load`` as below.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol, cast
+
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.source import Source
+
+#: (name, module, one-line help).
+IMPORTERS: tuple[tuple[str, str, str], ...] = ()
+
+
+class Importer(Protocol):
+    """What an importer's module offers."""
+
+    def sniff(self, head: bytes, path: Path) -> bool:
+        """Whether a file with this beginning (decompressed, up to 64 KiB) and name is of this format. Never raises."""
+        ...
+
+    def load(self, source: Source, context: ImportContext) -> None:
+        """Read one file. Raises ImporterError if nothing of it can be used; lesser damage is ``context.lose``."""
+        ...
+
+
+def importers() -> Iterator[tuple[str, Importer]]:
+    """Names and modules of all importers, our own first."""
+    for name, module, _ in IMPORTERS:
+        yield name, cast(Importer, importlib.import_module(module))
+    for entry in entry_points(group="stashtrace.importers"):
+        yield entry.name, entry.load()
+
+
+def recognise(source: Source) -> tuple[str, Importer] | None:
+    """The importer that reads this file, None if there is none."""
+    for name, importer in importers():
+        if importer.sniff(source.head, source.path):
+            return name, importer
+    return None

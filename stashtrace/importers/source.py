@@ -1,0 +1,117 @@
+"""Source: one file of another tool, decompressed on the fly, telling how far it has been read.
+
+Made by ``align.imported``; an importer reads ``open()`` front to back, so that memory does not grow with the file.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import os
+import zlib
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from stashtrace.errors import ImporterError
+
+#: What ``sniff`` may look at.
+HEAD_BYTES = 1 << 16
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+#: Called with the compressed bytes read since the last call.
+Advance = Callable[[int], None]
+
+
+class _Counted(io.RawIOBase):
+    """A file that reports what is read of it."""
+
+    def __init__(self, path: Path, advance: Advance) -> None:
+        super().__init__()
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        self._advance = advance
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        count = self._file.readinto(buffer)  # type: ignore[arg-type]
+        if count:
+            self._advance(count)
+        return count or 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _ignore(count: int) -> None:
+    """Nobody watches."""
+
+
+class Source:
+    """One file.
+
+    Parameters
+    ----------
+    path : path
+        An existing file; ``.gz`` and ``.zst`` are told by their first bytes, not by the name.
+    advance : callable, optional
+        Called with the number of (compressed) bytes read since the last call.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], advance: Advance = _ignore) -> None:
+        self.path = Path(path)
+        self._advance = advance
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        return self.path.stat().st_size
+
+    @cached_property
+    def head(self) -> bytes:
+        """First 64 KiB of the content; empty if it cannot be read or decompressed."""
+        try:
+            with self._stream(_ignore) as stream:
+                return stream.read(HEAD_BYTES)
+        except (OSError, EOFError, zlib.error, ImporterError):
+            return self._torn_head()
+
+    def open(self) -> BinaryIO:
+        """The content from its beginning, buffered.
+
+        A compressed stream that is cut raises ``EOFError`` at its end, after everything before the cut was given.
+
+        Raises
+        ------
+        ImporterError
+            If it is compressed in a way that nothing installed here can undo.
+        """
+        return self._stream(self._advance)
+
+    def _stream(self, advance: Advance) -> BinaryIO:
+        raw = io.BufferedReader(_Counted(self.path, advance), 1 << 20)
+        first = raw.peek(4)[:4]
+        if first.startswith(_GZIP):
+            return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
+        if first == _ZSTD:
+            try:
+                zstandard = importlib.import_module("zstandard")
+            except ImportError as error:
+                raise ImporterError(
+                    f"{self.path.name} is compressed with zstd", hint="pip install zstandard, or unpack it: zstd -d"
+                ) from error
+            return cast(BinaryIO, io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw), 1 << 20))
+        return cast(BinaryIO, raw)
+
+    def _torn_head(self) -> bytes:
+        """What can be had of the beginning of a compressed file that is shorter than a head and cut."""
+        try:
+            compressed = self.path.open("rb").read(HEAD_BYTES)
+            return zlib.decompressobj(wbits=31).decompress(compressed, HEAD_BYTES)
+        except (OSError, zlib.error):
+            return b""

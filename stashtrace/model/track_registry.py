@@ -1,0 +1,68 @@
+"""TrackRegistry: the lines of the time line, handed out by number while rows are decoded or imported."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.model.kinds import ThreadRole, TrackKind
+from stashtrace.model.schemas import TRACKS
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+
+
+class TrackRegistry:
+    """Tracks of a whole trace: hands out ids, keeps names and roles, makes the ``tracks`` table."""
+
+    def __init__(self, strings: StringPool) -> None:
+        self.strings = strings
+        self._ids: dict[tuple[int, int, int, str], int] = {}
+        self._rows: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _get(self, process_id: int, kind: TrackKind, native_id: int, name: str, unit: str, by_name: bool) -> int:
+        key = (process_id, int(kind), native_id, name if by_name else "")
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = len(self._rows)
+            code = self.strings.code
+            self._rows.append([found, process_id, int(kind), native_id, 0, code(name), code(unit)])
+        return found
+
+    def thread(self, process_id: int, tid: int) -> int:
+        """Track of a thread, made at first use."""
+        return self._get(process_id, TrackKind.THREAD, tid, "", "", False)
+
+    def communicator(self, process_id: int, native_id: int, name: str) -> int:
+        """Track of a communicator of one process; ``native_id`` is its group hash."""
+        signed = native_id - (1 << 64) if native_id >= 1 << 63 else native_id
+        return self._get(process_id, TrackKind.COMMUNICATOR, signed, name, "", False)
+
+    def counter(self, process_id: int, name: str, unit: str, native_id: int = 0) -> int:
+        """Track of a sampled quantity."""
+        return self._get(process_id, TrackKind.COUNTER, native_id, name, unit, True)
+
+    def stream(self, process_id: int, native_id: int, name: str) -> int:
+        """Track of a stream of one process, by its key there; the first name stays."""
+        signed = native_id - (1 << 64) if native_id >= 1 << 63 else native_id
+        return self._get(process_id, TrackKind.STREAM, signed, name, "", False)
+
+    def device(self, process_id: int, device_index: int, name: str) -> int:
+        """Track of a device as one process sees it."""
+        return self._get(process_id, TrackKind.DEVICE, device_index, name, "", False)
+
+    def rename(self, track_id: int, name: str) -> None:
+        """Give a track another name."""
+        self._rows[track_id][5] = self.strings.code(name)
+
+    def describe_thread(self, process_id: int, tid: int, *, name: str = "", role: int = ThreadRole.UNKNOWN) -> None:
+        """Set name and role of a thread; empty name and unknown role leave what is there."""
+        row = self._rows[self.thread(process_id, tid)]
+        if name:
+            row[5] = self.strings.code(name)
+        if role != ThreadRole.UNKNOWN:
+            row[4] = int(role)
+
+    def table(self) -> Table:
+        """The ``tracks`` table so far."""
+        return Table.from_rows(TRACKS, self._rows)
