@@ -21,7 +21,7 @@ from stashtrace.importers.context import ImportContext, ImportedProcess
 from stashtrace.importers.registry import IMPORTERS, Importer, recognise
 from stashtrace.importers.source import Source
 from stashtrace.model.columns import STAMPS
-from stashtrace.model.kinds import Severity
+from stashtrace.model.kinds import ProcessRole, Severity
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Array, Table
@@ -285,7 +285,7 @@ def _choose(
 
 def _note_ranks(context: ImportContext) -> None:
     """Ranks that are missing, and those that two processes claim."""
-    ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.worker_id < 0)
+    ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK)
     twice = sorted(rank for rank, count in ranks.items() if count > 1)
     if twice:
         context.lose(

@@ -66,7 +66,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
     named = named[spans["kind_code"][named] == SpanKind.USER]
-    annotated = TimeSet.of(spans["begin_ns"][named], spans["end_ns"][named])
+    annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
     waits, held = trace.waits, index.waits.rows(thread.track_id)
     alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
     return Standing(
@@ -82,6 +82,13 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     )
 
 
+def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Annotations that do not reach from one step into another: one around the loop does not say what a step did."""
+    ends = index.steps["end_ns"][index.steps["rank"] == thread.rank]
+    within = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, begin, side="right")] >= end
+    return begin[within], end[within]
+
+
 def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
     loads = batch_waits(index, thread)
@@ -90,7 +97,8 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
-    layers.append(Layer(StallKind.FETCH, stood.reading))
+    guessed = thread.process_id in index.blocked_by_guess
+    layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
 
     explained = TimeSet.united(*(layer.time for layer in layers))

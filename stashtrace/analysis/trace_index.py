@@ -224,6 +224,14 @@ class TraceIndex:
         )
 
     @cached_property
+    def blocked_by_guess(self) -> frozenset[int]:
+        """Processes whose calls are called blocked because they took long, not because they were seen off the CPU."""
+        facts = self.trace.metadata
+        key, value = (self.trace.strings.find(text) for text in ("io_blocked_from", "duration"))
+        rows = (facts["key_code"] == key) & (facts["value_code"] == value)
+        return frozenset(facts["process_id"][rows].tolist())
+
+    @cached_property
     def io_by_track(self) -> RowsBy:
         """Rows of ``io`` by track."""
         return RowsBy(self.io.track)

@@ -17,7 +17,9 @@ from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
 
 #: (name, module, one-line help).
-IMPORTERS: tuple[tuple[str, str, str], ...] = ()
+IMPORTERS: tuple[tuple[str, str, str], ...] = (
+    ("dftracer", "stashtrace.importers.dftracer", "DFTracer, .pfw and .pfw.gz"),
+)
 
 
 class Importer(Protocol):

@@ -48,6 +48,28 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
+class _Unzipped(io.RawIOBase):
+    """A gzip stream in pieces: a plain ``GzipFile`` fills each request, and loses all of one that meets a cut."""
+
+    def __init__(self, compressed: BinaryIO) -> None:
+        super().__init__()
+        self._compressed, self._file = compressed, gzip.GzipFile(fileobj=compressed)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        piece = self._file.read1(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._file.close()
+        self._compressed.close()
+        super().close()
+
+
 def _ignore(count: int) -> None:
     """Nobody watches."""
 
@@ -97,7 +119,7 @@ class Source:
         raw = io.BufferedReader(_Counted(self.path, advance), 1 << 20)
         first = raw.peek(4)[:4]
         if first.startswith(_GZIP):
-            return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
+            return cast(BinaryIO, io.BufferedReader(_Unzipped(cast(BinaryIO, raw)), 1 << 20))
         if first == _ZSTD:
             try:
                 zstandard = importlib.import_module("zstandard")

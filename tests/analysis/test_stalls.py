@@ -422,3 +422,18 @@ def test_creating_an_iterator_is_the_step_threads_own_work() -> None:
     rank.batch_wait(0, 5 * MS, 6 * MS, worker=0).phase("optimizer", 6 * MS, 7 * MS)
     rank.worker(0).fetch(0, 2 * MS, 6 * MS)
     assert stall_text(build.trace()) == "0 0: compute 2 [1..2], fetch 1, prep 4, other 0 [0..1]"
+
+
+def test_annotation_around_the_loop_does_not_vouch_for_what_a_step_did() -> None:
+    def gap(annotated: tuple[int, int]) -> tuple[int, int]:
+        build = TraceBuilder()
+        rank = build.rank(0).annotate("part", annotated[0] * MS, annotated[1] * MS)
+        for step in range(3):
+            begin = step * 10 * MS
+            rank.phase("forward", begin, begin + 6 * MS).phase("optimizer", begin + 9 * MS, begin + 10 * MS)
+        found = stalls(build.trace()).to_pandas()
+        row = found[(found["step"] == 1) & (found["kind"] == "compute")].iloc[0]
+        return int(row["low_ns"]), int(row["stall_ns"])
+
+    assert gap((16, 19)) == (10 * MS, 10 * MS)
+    assert gap((1, 29)) == (7 * MS, 10 * MS)
