@@ -1,0 +1,60 @@
+"""What the names that NCCL, torch and profilers give to communication mean. Shared by the importers."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+
+from stashtrace.model.kinds import CollectiveOp
+
+#: Parts of names in the order in which they decide: "reduce" is in "allreduce", "gather" in "allgather".
+_PARTS = (
+    ("allreduce", CollectiveOp.ALL_REDUCE),
+    ("reducescatter", CollectiveOp.REDUCE_SCATTER),
+    ("allgather", CollectiveOp.ALL_GATHER),
+    ("alltoall", CollectiveOp.ALL_TO_ALL),
+    ("all2all", CollectiveOp.ALL_TO_ALL),
+    ("broadcast", CollectiveOp.BROADCAST),
+    ("bcast", CollectiveOp.BROADCAST),
+    ("barrier", CollectiveOp.BARRIER),
+    ("sendrecv", CollectiveOp.OTHER),
+    ("recv", CollectiveOp.RECEIVE),
+    ("send", CollectiveOp.SEND),
+    ("reduce", CollectiveOp.REDUCE),
+    ("scatter", CollectiveOp.SCATTER),
+    ("gather", CollectiveOp.GATHER),
+)
+_KERNEL = re.compile(r"\bnccl\w*kernel", re.IGNORECASE)
+_HOW = re.compile(
+    r"_?(COLLNET_?DIRECT|COLLNET_?CHAIN|NVLS_?TREE|NVLS|RING|TREE|PAT)_?(LL128|LL|SIMPLE)?", re.IGNORECASE
+)
+#: Operations whose count is that of one peer's part: this rank's input is as many of them as there are ranks.
+PER_PEER = (CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL, CollectiveOp.SCATTER)
+
+
+@lru_cache(maxsize=4096)
+def collective_op(name: str) -> CollectiveOp:
+    """Operation behind a name such as ``nccl:all_reduce``, ``AllReduce`` or ``ncclDevKernel_AllReduce_Sum_f32``."""
+    plain = re.sub(r"[^a-z0-9]", "", name.partition("(")[0].lower())
+    return next((op for part, op in _PARTS if part in plain), CollectiveOp.OTHER)
+
+
+@lru_cache(maxsize=4096)
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel of this name is NCCL's (or RCCL's)."""
+    return _KERNEL.search(name.partition("(")[0]) is not None
+
+
+@lru_cache(maxsize=4096)
+def algorithm_and_protocol(kernel: str) -> tuple[str, str]:
+    """(RING, LL) of a name that tells them, as NCCL writes them; empty texts otherwise."""
+    found = _HOW.search(kernel.partition("(")[0])
+    return (found.group(1).upper(), (found.group(2) or "").upper()) if found else ("", "")
+
+
+def lane_hash(*parts: object) -> int:
+    """Identity of operations that are numbered on their own, the same on every rank."""
+    text = "\0".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
