@@ -52,6 +52,20 @@ def percent_text(ratio: float) -> str:
     return f"{percent:.1f} %" if abs(percent) < 0.995 else f"{percent:.0f} %"
 
 
+def shortened(text: str, width: int) -> str:
+    """Text with its middle cut out where it is longer than ``width``.
+
+    Examples
+    --------
+    >>> shortened("void at::native::reduce_kernel<512, 1>(...)", 24), shortened("gemm", 24)
+    ('void at::native::…>(...)', 'gemm')
+    """
+    if len(text) <= width:
+        return text
+    tail = width // 4
+    return f"{text[: width - tail - 1]}…{text[len(text) - tail :]}"
+
+
 def ranks_text(ranks: list[int]) -> str:
     """Ascending ranks with runs of three and more folded.
 

@@ -148,22 +148,24 @@ class Imported:
         rows = []
         for index, process in enumerate(self.context.processes):
             begin, end = self.spans_ns.get(index, (0, 0))
-            rows.append((
-                index,
-                code(process.host),
-                code(process.clock),
-                code(process.host),
-                process.pid,
-                process.parent,
-                process.rank,
-                process.local_rank,
-                process.world_size,
-                int(process.role),
-                process.worker_id,
-                code(process.name),
-                begin,
-                end,
-            ))
+            rows.append(
+                (
+                    index,
+                    code(process.host),
+                    code(process.clock),
+                    code(process.host),
+                    process.pid,
+                    process.parent,
+                    process.rank,
+                    process.local_rank,
+                    process.world_size,
+                    int(process.role),
+                    process.worker_id,
+                    code(process.name),
+                    begin,
+                    end,
+                )
+            )
         return Table.from_rows(TABLES["processes"], rows)
 
     def loss_table(self, parts: Sequence[Table]) -> Table:

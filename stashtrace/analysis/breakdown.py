@@ -1,161 +1,99 @@
-"""breakdown: work hidden behind the step, CPU contention, garbage collection. Shown beside the budget, not in it."""
+"""breakdown: what each device did, by interval arithmetic: compute, communication, copies, idle."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from stashtrace.analysis.batch_layers import batch_waits
-from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives, own_collectives
-from stashtrace.analysis.device_breakdown import device_breakdown
-from stashtrace.analysis.gap_layers import outer_phase_rows
-from stashtrace.analysis.matching import Matched
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import ranks_and_steps
-from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, TrackKind
+from stashtrace.analysis.device_work import (
+    By,
+    DeviceRows,
+    Keep,
+    Windows,
+    device_rows,
+    joined_columns,
+    one_row_per_window,
+    windows_of,
+)
+from stashtrace.analysis.timeset import Int64, TimeSet
+from stashtrace.model.kinds import DeviceWork
 from stashtrace.model.schemas import BREAKDOWN
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
-_STEAL = "host_steal_ns_total"
-_HOST_CPU = ("host_user_ns_total", "host_system_ns_total", "host_idle_ns_total", "host_iowait_ns_total", _STEAL)
+#: Graphs of which nothing but begin and end is known count as compute.
+COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
+_COPIES = (DeviceWork.COPY, DeviceWork.MEMSET)
 
 
-def breakdown(trace: Trace) -> Table:
-    """Measure what each step did beside its stalls.
+def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
+    """Divide the time of each device into compute, communication, copies and idle.
 
-    Hidden work is the time that it overlapped with something else: it costs nothing now, and would become a stall if
-    what hides it became faster. ``cpu_contention_ns`` is run-queue time of the step thread, part of ``compute`` (or of
-    any kind that it ran in).
+    Intervals are united, never added: work that ran at once on several streams counts once. ``busy + idle = window``
+    and ``compute + exposed_communication + exposed_memcpy = busy``, exactly. The window of a row is that from the first
+    work on the device to the end of the last, or the step on the device's clock.
 
     Parameters
     ----------
     trace : Trace
-        Needs steps.
+        Needs kernels: deep mode, or imported. Waits for batches are counted where they were recorded.
+    by : {"rank", "step"}
+        One row per rank and device, or per step of it.
+    orphans : {"keep", "drop"}
+        Whether work counts whose launch was not recorded: it was launched before the recording began. Other tools
+        leave it out, though the device was busy with it.
+    last_step : {"keep", "drop"}
+        ``drop`` leaves out what was launched in the last step, which the end of the recording may have cut.
 
     Columns
     -------
-    rank, step, wall_ns, hidden_communication_ns, hidden_loading_ns, hidden_checkpoint_ns, cpu_contention_ns,
-    steal_ratio, gc_ns, queued_ns, hidden_copy_ns, host_paced_ns, graph_opaque_ns, untimed_count
+    rank, step, device_index, window_ns, busy_ns, idle_ns, compute_ns, communication_ns, exposed_communication_ns,
+    overlap_ratio, memcpy_ns, exposed_memcpy_ns, memset_ns, input_wait_ns, exposed_input_wait_ns, work_count,
+    orphans_count
 
     Raises
     ------
     MissingDataError
-        If no rank has steps.
+        If no kernel was recorded; or no step, where steps are asked for.
     """
-    index = TraceIndex(trace)
-    steal = _Steal(trace)
-    tables = [_rank(index, thread, own, steal) for thread, own in ranks_and_steps(trace, index.steps)]
-    return Table.concat(BREAKDOWN, tables)
+    devices = device_rows(trace, orphans=orphans, last_step=last_step)
+    windows = windows_of(devices, by, last_step)
+    return joined_columns(BREAKDOWN, [_columns(d, w, by) for d, w in zip(devices, windows, strict=True)])
 
 
-def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) -> Table:
-    trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
-    loads = batch_waits(index, thread).time
-    blocked = blocked_on_collectives(index, thread, loads)
-    spans, own = trace.spans, index.spans.rows(thread.track_id)
-    own = own[spans["kind_code"][own] == SpanKind.GC]
-    device = device_breakdown(index, thread, begin, end)
-    on_host = _hidden_communication(index, thread, blocked).within(begin, end)
-    return Table(
-        BREAKDOWN,
-        {
-            "rank": steps["rank"],
-            "step": steps["step"],
-            "wall_ns": end - begin,
-            "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
-            "hidden_loading_ns": (_loading(index, thread) - loads).within(begin, end),
-            "hidden_checkpoint_ns": _hidden_checkpoint(trace, thread).within(begin, end),
-            "cpu_contention_ns": _contention(index, thread, begin, end),
-            "steal_ratio": steal.ratio(thread.process_id, begin, end),
-            "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
-            "queued_ns": np.zeros(len(begin), dtype=np.int64)
-            if device.present
-            else _queued(index.matched, blocked).within(begin, end),
-            "hidden_copy_ns": device.hidden_copy_ns,
-            "host_paced_ns": device.host_paced_ns,
-            "graph_opaque_ns": device.graph_opaque_ns,
-            "untimed_count": device.untimed_count,
-        },
-    )
+def _columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, Any]:
+    compute, communication = device.time(*COMPUTE), device.time(DeviceWork.COMMUNICATION)
+    copies, fills = device.time(*_COPIES), device.time(DeviceWork.MEMSET)
+    working = compute | communication
+    busy, waits = working | copies, device.waits
 
+    def inside(time: TimeSet) -> Int64:
+        return time.within(windows.begin, windows.end)
 
-def _hidden_communication(index: TraceIndex, thread: StepThread, blocked: Blocked) -> TimeSet:
-    rows, call, end = own_collectives(index, thread)
-    begin = np.maximum(index.trace.collectives["begin_ns"][rows], call)
-    return TimeSet.of(begin, end) - TimeSet.of(blocked.begin, blocked.end)
-
-
-def _loading(index: TraceIndex, thread: StepThread) -> TimeSet:
-    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    rows = rows[fetches["process_id"][rows] != thread.process_id]
-    return TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
-
-
-def _hidden_checkpoint(trace: Trace, thread: StepThread) -> TimeSet:
-    phases = trace.phases
-    saves = (phases["process_id"] == thread.process_id) & (phases["phase_code"] == Phase.CHECKPOINT)
-    aside = (phases["track_id"] != thread.track_id) | ((phases["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
-    begin, end = phases["begin_ns"], phases["end_ns"]
-    return TimeSet.of(begin[saves & aside], end[saves & aside]) - TimeSet.of(begin[saves & ~aside], end[saves & ~aside])
-
-
-def _queued(matched: Matched, blocked: Blocked) -> TimeSet:
-    behind = (blocked.row >= 0) & (blocked.waited_row >= 0) & (blocked.row != blocked.waited_row)
-    begin = np.maximum(blocked.begin[behind], matched.last_enter_ns[blocked.row[behind]])
-    return TimeSet.of(begin, blocked.end[behind])
-
-
-def _contention(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
-    """Run-queue time between the stamps at phase boundaries, linear in between."""
-    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
-    at = np.stack([phases["begin_ns"][rows], phases["end_ns"][rows]], axis=1).ravel()
-    queue = np.stack([phases["begin_runqueue_ns"][rows], phases["end_runqueue_ns"][rows]], axis=1).ravel()
-    known = queue >= 0
-    at, queue = at[known], queue[known]
-    if len(at) < 2:
-        return np.full(len(begin), -1, dtype=np.int64)
-    return _growth(at, queue, begin, end)
-
-
-def _growth(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
-    """Growth of a cumulative value over windows; relative to its first sample, so that floats hold durations only."""
-    base = int(at[0])
-    late = np.interp(end - base, at - base, value - value[0])
-    early = np.interp(begin - base, at - base, value - value[0])
-    return int64(np.maximum(np.rint(late - early), 0))
-
-
-class _Steal:
-    """CPU time of each host, from the samples of whichever of its processes recorded them."""
-
-    def __init__(self, trace: Trace) -> None:
-        tracks, processes = trace.tracks, trace.processes
-        host_of = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
-        self._host_of = host_of
-        self._samples: dict[int, dict[str, tuple[Int64, Int64]]] = {}
-        by_track = RowsBy(trace.counters["track_id"])
-        wanted = {trace.strings.find(n): n for n in _HOST_CPU if trace.strings.find(n) >= 0}
-        rows = np.flatnonzero((tracks["kind_code"] == TrackKind.COUNTER) & np.isin(tracks["name_code"], list(wanted)))
-        longest: dict[tuple[int, str], int] = {}
-        for row in rows.tolist():
-            name = wanted[int(tracks["name_code"][row])]
-            host = host_of.get(int(tracks["process_id"][row]), -1)
-            samples = by_track.rows(int(tracks["track_id"][row]))
-            if len(samples) > max(longest.get((host, name), 1), 1):
-                longest[host, name] = len(samples)
-                at = trace.counters["ts_ns"][samples]
-                order = np.argsort(at, kind="stable")
-                pair = (at[order], int64(trace.counters["value"][samples][order]))
-                self._samples.setdefault(host, {})[name] = pair
-
-    def ratio(self, process_id: int, begin: Int64, end: Int64) -> np.ndarray:
-        """Share of the CPU time of a process's host that was stolen inside windows, -1 if unknown."""
-        samples = self._samples.get(self._host_of.get(process_id, -1), {})
-        if any(name not in samples for name in _HOST_CPU):
-            return np.full(len(begin), -1.0)
-        growth = {name: _growth(*samples[name], begin, end) for name in _HOST_CPU}
-        total = np.sum(list(growth.values()), axis=0)
-        return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
+    length, ran = windows.end - windows.begin, inside(busy)
+    talked, exposed = inside(communication), inside(communication - compute)
+    at = np.searchsorted(windows.end, device["begin_ns"], side="right")
+    at = np.where(at < len(windows.end), at, -1) if by == "step" else np.zeros(len(device), dtype=np.int64)
+    if len(windows.begin):
+        at[device["begin_ns"] < windows.begin[at]] = -1
+    counted = at >= 0
+    orphans = counted & (device["launch_ns"] < 0)
+    return {
+        **one_row_per_window(device, windows),
+        "window_ns": length,
+        "busy_ns": ran,
+        "idle_ns": length - ran,
+        "compute_ns": inside(compute),
+        "communication_ns": talked,
+        "exposed_communication_ns": exposed,
+        "overlap_ratio": np.where(talked > 0, (talked - exposed) / np.maximum(talked, 1), -1.0),
+        "memcpy_ns": inside(copies),
+        "exposed_memcpy_ns": inside(copies - working),
+        "memset_ns": inside(fills),
+        "input_wait_ns": inside(waits) if by == "step" else np.array([waits.total_ns]),
+        "exposed_input_wait_ns": inside(waits - busy),
+        "work_count": np.bincount(at[counted], minlength=len(windows.begin)),
+        "orphans_count": np.bincount(at[orphans], minlength=len(windows.begin)),
+    }

@@ -4,7 +4,7 @@
      |--- straggler ---|------- link ---------|        the blocking collective: the oldest that has not ended
            ##################                          the thread's own wait: only this part is a stall
 
-Used by ``host_layers`` and ``breakdown``. The blocked time is the union of what ``Work.wait`` recorded, of blocking
+Used by ``host_layers`` and ``hidden``. The blocked time is the union of what ``Work.wait`` recorded, of blocking
 calls of the thread while a collective of the rank is in flight (DDP waits inside C++), outside of batch waits, and of
 the launching calls themselves: on busy cores the backend's threads take the caller's place before it gets to wait.
 """

@@ -24,7 +24,7 @@ from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.model.kinds import CollectiveSource, CopyDirection, DeviceCall, DeviceWork, StallKind
 
 #: Calls that can leave the device without work: it ran dry while the host stood in one.
-_BLOCKING = (
+BLOCKING_CALLS = (
     DeviceCall.STREAM_SYNCHRONIZE,
     DeviceCall.DEVICE_SYNCHRONIZE,
     DeviceCall.EVENT_SYNCHRONIZE,
@@ -86,7 +86,7 @@ def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
 def _after_blocking(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
     """Idle stretches whose begin lies inside a blocking call: it drained the device."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
-    rows = rows[np.isin(calls["call_code"][rows], _BLOCKING)]
+    rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     blocking = TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows] + 1)
     ran_dry = blocking.within(idle.begin, idle.begin + 1) > 0
     return TimeSet(idle.begin[ran_dry], idle.end[ran_dry])

@@ -57,6 +57,15 @@ def steps(trace: Trace) -> Table:
     MissingDataError
         If no rank has a step; the hint names the collectors to turn on.
     """
+    return _steps(trace, on_device=True)
+
+
+def host_steps(trace: Trace) -> Table:
+    """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
+    return _steps(trace, on_device=False)
+
+
+def _steps(trace: Trace, on_device: bool) -> Table:
     rows, devices = _Rows(trace), DeviceSteps(trace)
     found = _number([_rank_steps(t, rows, devices) for t in step_threads(trace)])
     if not any(len(r.columns.begin) for r in found):
@@ -67,7 +76,10 @@ def steps(trace: Trace) -> Table:
     per_rank = [len(r.columns.begin) for r in found]
     kind = np.concatenate([r.columns.kind for r in found])
     ordinal = np.concatenate([r.ordinal for r in found])
-    placed = [devices.on_device(r.thread.process_id, r.columns) for r in found]
+    if on_device:
+        placed = [devices.on_device(r.thread.process_id, r.columns) for r in found]
+    else:
+        placed = [(r.columns.begin, r.columns.end, 0) for r in found]
     begin = np.concatenate([p[0] for p in placed])
     end = np.concatenate([p[1] for p in placed])
     first = first_recorded_step(trace)

@@ -1,6 +1,6 @@
 """Rows of the big tables by thread and process, grouped once for all ranks; and the vocabulary of layers.
 
-Made by ``stalls`` and ``breakdown``, read by the files that build layers (``*_layers``).
+Made by ``stalls`` and ``hidden``, read by the files that build layers (``*_layers``).
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -14,6 +14,7 @@ from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 from stashtrace.errors import UsageError
 
 BY = ("step", "rank", "run")
+KEEP = ("keep", "drop")
 
 
 def parser() -> Parser:
@@ -35,6 +36,10 @@ def parser() -> Parser:
     parser.add_argument(
         "--calibration", metavar="FILE", help="of `stashtrace calibrate`; default calibration.toml in the run directory"
     )
+    parser.add_argument(
+        "--orphans", choices=KEEP, help="GPU work launched before the recording: counts (default), or is left out"
+    )
+    parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: counts (default), or is left out")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
 
@@ -48,9 +53,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
 
-    options: dict[str, Any] = {"by": arguments.by} if arguments.by else {}
-    if arguments.calibration:
-        options["calibration"] = arguments.calibration
+    chosen = {name: getattr(arguments, name) for name in ("by", "orphans", "last_step", "calibration")}
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
         sources = [paths]
@@ -63,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
         except TypeError as error:
             for option in options:
                 if f"'{option}'" in str(error):
-                    raise UsageError(f"analysis {name!r} knows no --{option}", hint="leave it out") from error
+                    flag = "--" + option.replace("_", "-")
+                    raise UsageError(f"analysis {name!r} knows no {flag}", hint="leave it out") from error
             raise
         extra = {"path": source} if len(sources) > 1 else {}
         rows += named_rows(table, trace.strings, extra)

@@ -1,4 +1,4 @@
-"""``stashtrace diff A B``: two runs, stall by stall, with a verdict."""
+"""``stashtrace diff A B``: two runs, stall by stall and kernel by kernel, with a verdict."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,12 +9,19 @@ from collections.abc import Sequence
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 
+OF = ("stalls", "kernels")
+#: Kernels in the aligned form; the others have all of them.
+_SHOWN_ROWS = 20
+
 
 def parser() -> Parser:
     """Options of ``stashtrace diff``."""
-    parser = Parser("diff", "Compare two runs, stall by stall: what became faster or slower from A to B.")
-    parser.add_argument("before", metavar="A", help="run directory before the change")
-    parser.add_argument("after", metavar="B", help="run directory after the change")
+    parser = Parser("diff", "Compare two runs, by stalls or by kernels: what became faster or slower.")
+    parser.add_argument("before", metavar="A", help="run directory, or trace of another tool, before the change")
+    parser.add_argument("after", metavar="B", help="the same after the change")
+    parser.add_argument(
+        "--of", choices=OF, help="kinds of stalls (default), or what ran on the GPUs; kernels where there are no steps"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
     return parser
 
@@ -26,12 +33,22 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.diff import diff
-    from stashtrace.report.compare import names_apart, verdict
+    from stashtrace.analysis.kernel_diff import kernel_diff
+    from stashtrace.errors import MissingDataError
+    from stashtrace.report.compare import kernel_verdict, names_apart, verdict
 
     old, new = load_trace(before), load_trace(after)
-    table = diff(old, new)
-    rows = list(named_rows(table, new.strings))
+    of = arguments.of or "stalls"
+    try:
+        table = diff(old, new) if of == "stalls" else kernel_diff(old, new)
+    except MissingDataError:
+        if arguments.of or not len(old.kernels) or not len(new.kernels):
+            raise
+        of, table = "kernels", kernel_diff(old, new)
     if arguments.format == "table":
-        sys.stdout.write("\n".join(verdict(table, *names_apart([before, after]))) + "\n\n")
+        words = verdict if of == "stalls" else kernel_verdict
+        sys.stdout.write("\n".join(words(table, *names_apart([before, after]))) + "\n\n")
+        table = table.take(slice(0, _SHOWN_ROWS)) if of == "kernels" else table
+    rows = list(named_rows(table, new.strings))
     write_rows(rows, column_names(table), arguments.format, sys.stdout)
     return 0

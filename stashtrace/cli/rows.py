@@ -14,8 +14,10 @@ from typing import Any, TextIO
 
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
-from stashtrace.units import bytes_text, duration_text
+from stashtrace.units import bytes_text, duration_text, shortened
 
+#: Names of kernels are C++ with all its templates.
+_NAME_WIDTH = 60
 FORMATS = ("table", "json", "csv")
 
 
@@ -47,7 +49,7 @@ def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     """Columns under their names, numbers to the right."""
     if not rows:
         return "no rows\n"
-    titles = [name.removesuffix("_ns").removesuffix("_bytes") for name in columns]
+    titles = [name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_bytes_per_s") for name in columns]
     cells = [[_cell(name, row[name]) for name in columns] for row in rows]
     right = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
     widths = [max(len(titles[i]), *(len(line[i]) for line in cells)) for i in range(len(columns))]
@@ -71,6 +73,8 @@ def column_names(table: Table, extra: Sequence[str] = ()) -> list[str]:
 
 
 def _cell(name: str, value: Any) -> str:
+    if isinstance(value, float) and name.endswith("_bytes_per_s"):
+        return f"{bytes_text(value)}/s" if value > 0 else "-"
     if isinstance(value, float):
         return f"{value:.3f}" if value == value else "-"
     if isinstance(value, int):
@@ -79,4 +83,4 @@ def _cell(name: str, value: Any) -> str:
             return duration_text(value) if value != -1 else "-"
         if name.endswith("_bytes"):
             return bytes_text(value) if value != -1 else "-"
-    return str(value)
+    return shortened(str(value), _NAME_WIDTH) if name == "name" else str(value)

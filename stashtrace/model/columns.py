@@ -37,19 +37,21 @@ def schema(name: str, doc: str, *columns: tuple[str, str, str, str]) -> Schema:
 
 #: Columns that hold a moment of the common clock; every other ``_ns`` column is a length of time. -1 means unseen
 #: where the column says so, and stays -1 when clocks are mapped.
-STAMPS = frozenset({
-    "begin_ns",
-    "end_ns",
-    "call_ns",
-    "return_ns",
-    "ts_ns",
-    "launch_ns",
-    "awaited_ns",
-    "device_begin_ns",
-    "device_end_ns",
-    "source_ns",
-    "destination_ns",
-})
+STAMPS = frozenset(
+    {
+        "begin_ns",
+        "end_ns",
+        "call_ns",
+        "return_ns",
+        "ts_ns",
+        "launch_ns",
+        "awaited_ns",
+        "device_begin_ns",
+        "device_end_ns",
+        "source_ns",
+        "destination_ns",
+    }
+)
 
 #: The two columns of an interval.
 INTERVAL = (

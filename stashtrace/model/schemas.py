@@ -11,6 +11,15 @@ from stashtrace.model.columns import INTERVAL as _INTERVAL
 from stashtrace.model.columns import Column as Column
 from stashtrace.model.columns import Schema as Schema
 from stashtrace.model.columns import schema as _schema
+from stashtrace.model.device_results import AGREEMENT as AGREEMENT
+from stashtrace.model.device_results import BANDWIDTH as BANDWIDTH
+from stashtrace.model.device_results import BREAKDOWN as BREAKDOWN
+from stashtrace.model.device_results import COPY_TIMES as COPY_TIMES
+from stashtrace.model.device_results import IDLE as IDLE
+from stashtrace.model.device_results import KERNEL_DIFF as KERNEL_DIFF
+from stashtrace.model.device_results import KERNEL_TIMES as KERNEL_TIMES
+from stashtrace.model.device_results import LAUNCHES as LAUNCHES
+from stashtrace.model.device_results import LINKS as LINKS
 from stashtrace.model.device_schemas import DEVICE_TABLES
 
 PROCESSES = _schema(
@@ -257,8 +266,8 @@ STALL_TOTALS = _schema(
     ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
     ("steps_count", "i8", "", "steps summed"),
 )
-BREAKDOWN = _schema(
-    "breakdown",
+HIDDEN = _schema(
+    "hidden",
     "What each step did beside its stalls; nothing of it is part of the budget",
     ("rank", "i8", "", "global rank"),
     ("step", "i8", "", "ordinal"),
@@ -355,33 +364,6 @@ DIFF = _schema(
     ("statistic", "U16", "", "median; mean where the kind occurs in less than half of the steps of both runs"),
     ("before_steps_count", "i8", "", "steps compared"),
     ("after_steps_count", "i8", "", "steps compared"),
-)
-AGREEMENT = _schema(
-    "agreement",
-    "Steps whose kernels were recorded, attributed twice",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("kernels_ns", "i8", "ns", "by kernels"),
-    ("brackets_ns", "i8", "ns", "by brackets"),
-    ("low_ns", "i8", "ns", "by brackets, not less than this"),
-    ("high_ns", "i8", "ns", "by brackets, not more than this"),
-    ("difference_ratio", "f8", "", "brackets minus kernels, of the step"),
-)
-LINKS = _schema(
-    "links",
-    "Which path carried the bytes of collectives, by regression of sampled counters",
-    ("communicator", "U16", "", "name of the group"),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("path", "U16", "", "nvlink or pcie of the devices; rdma PORT or net INTERFACE of the hosts"),
-    ("places_count", "i8", "", "devices or hosts whose counters were used"),
-    ("collectives_count", "i8", "", "rows of collectives while samples were taken, all places added"),
-    ("expected_bytes", "i8", "bytes", "what they had to move while samples were taken, all places added"),
-    ("seen_bytes", "i8", "bytes", "what the path moved while they ran, from whatever cause"),
-    ("share_ratio", "f8", "", "bytes on the path for each expected byte, -1 if it cannot be said"),
-    ("error_ratio", "f8", "", "standard error of share_ratio, -1 if there is none"),
-    ("windows_count", "i8", "", "windows between samples that held some of the bytes"),
-    ("confidence", "U16", "", "good, fair, weak, upper bound, not enough samples or not separable"),
 )
 STALL_INTERVALS = _schema(
     "stall_intervals",

@@ -107,7 +107,7 @@ class RunFacts:
     warmup_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``breakdown``, after deep mode ``agreement``; empty without steps.
+    #: ``steps`` (the counted ones), ``stalls``, ``hidden``, after deep mode ``agreement``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
 
     @property
@@ -148,7 +148,7 @@ def gather(trace: Trace) -> RunFacts:
     tables = {
         "steps": steps.take(counted),
         "stalls": stalls,
-        "breakdown": analyze(trace, "breakdown"),
+        "hidden": analyze(trace, "hidden"),
     }
     if len(trace.kernels):
         tables["agreement"] = analyze(trace, "agreement")
@@ -197,16 +197,16 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         sums("low_ns"),
         sums("high_ns"),
         late_ns,
-        _contention(rank, own, tables["breakdown"]),
+        _contention(rank, own, tables["hidden"]),
         _asleep(trace, own),
-        *_unseen(trace, rank, own, tables["breakdown"]),
+        *_unseen(trace, rank, own, tables["hidden"]),
         host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
     )
 
 
-def _unseen(trace: Trace, rank: int, own: Table, breakdown: Table) -> tuple[int, int]:
+def _unseen(trace: Trace, rank: int, own: Table, hidden: Table) -> tuple[int, int]:
     """Time of the counted steps inside opaque graphs, and an estimate of that of untimed collectives."""
-    rows = breakdown.take((breakdown["rank"] == rank) & np.isin(breakdown["step"], own["step"]))
+    rows = hidden.take((hidden["rank"] == rank) & np.isin(hidden["step"], own["step"]))
     opaque, untimed = int(rows["graph_opaque_ns"].sum()), int(rows["untimed_count"].sum())
     if not untimed:
         return opaque, 0
@@ -223,8 +223,8 @@ def _asleep(trace: Trace, own: Table) -> int:
     return int(TimeSet.of(mine["begin_ns"], mine["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum())
 
 
-def _contention(rank: int, own: Table, breakdown: Table) -> float:
+def _contention(rank: int, own: Table, hidden: Table) -> float:
     """Share of the counted steps that the step thread was runnable and not running, 0 if unknown."""
-    rows = breakdown.take((breakdown["rank"] == rank) & np.isin(breakdown["step"], own["step"]))
+    rows = hidden.take((hidden["rank"] == rank) & np.isin(hidden["step"], own["step"]))
     rows = rows.take(rows["cpu_contention_ns"] >= 0)
     return float(rows["cpu_contention_ns"].sum()) / max(int(rows["wall_ns"].sum()), 1)

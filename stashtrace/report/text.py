@@ -220,7 +220,7 @@ def _hidden(facts: RunFacts, look: Look) -> list[str]:
     """Work that overlapped with the step: no stall now, but one as soon as what hides it becomes faster."""
     if not facts.ranks:
         return []
-    table = facts.tables["breakdown"]
+    table = facts.tables["hidden"]
     counted = table.take(np.isin(table["step"], facts.tables["steps"]["step"]))
     parts = []
     for name in ("loading", "communication", "copy", "checkpoint"):

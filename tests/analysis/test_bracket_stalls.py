@@ -313,7 +313,7 @@ def test_a_device_that_reaches_events_at_once_may_be_starved() -> None:
     compute.mark(90 * MS, host_ns=60 * MS)  # loaded from 60 to 90
     trace = build.trace()
     assert stall_text(trace) == "0 0: compute 100 [96..100], launch 0 [0..4]"  # the step's own mark was 96 ms ahead
-    assert analyze(trace, "breakdown")["host_paced_ns"].tolist()[0] == 4 * MS
+    assert analyze(trace, "hidden")["host_paced_ns"].tolist()[0] == 4 * MS
 
 
 def test_launch_is_a_bound_never_a_part_of_compute_in_silence() -> None:
@@ -324,7 +324,7 @@ def test_launch_is_a_bound_never_a_part_of_compute_in_silence() -> None:
     compute.step(0, 0).mark(30 * MS, host_ns=30 * MS).mark(70 * MS, host_ns=50 * MS).step(100 * MS, 1)
     trace = build.trace()
     assert stall_text(trace) == "0 0: compute 100 [20..100], launch 0 [0..80]"
-    assert analyze(trace, "breakdown")["host_paced_ns"].tolist() == [80 * MS]
+    assert analyze(trace, "hidden")["host_paced_ns"].tolist() == [80 * MS]
 
 
 def test_after_a_blocking_call_the_time_to_the_next_event_may_be_sync() -> None:
@@ -373,7 +373,7 @@ def test_graph_launches_are_shown_and_not_vouched_for() -> None:
     compute.graph(20 * MS, 70 * MS, host=(1 * MS, 2 * MS))
     trace = build.trace()
     assert stall_text(trace) == "0 0: compute 100 [50..100], other 0 [0..50]"
-    assert analyze(trace, "breakdown")["graph_opaque_ns"].tolist() == [50 * MS]
+    assert analyze(trace, "hidden")["graph_opaque_ns"].tolist() == [50 * MS]
 
 
 def test_steps_without_events_of_their_own_say_so() -> None:
@@ -392,7 +392,7 @@ def test_untimed_collectives_are_counted() -> None:
         {0: (2 * MS, 3 * MS, 30 * MS, 40 * MS), 1: (2 * MS, 3 * MS, 30 * MS, 40 * MS)}, streams=compute
     )
     trace = build.trace()
-    counted = analyze(trace, "breakdown")
+    counted = analyze(trace, "hidden")
     assert counted["untimed_count"].tolist() == [1, 1]
     assert stall_text(trace).splitlines()[0] == "0 0: compute 90, interconnect 10"
 
@@ -402,7 +402,7 @@ def test_hidden_copies_and_collectives() -> None:
     side = {r: s.gpu.stream("nccl") for r, s in compute.items()}
     compute[0].gpu.stream("copy").copy(10 * MS, 30 * MS, host=(1 * MS, 2 * MS))
     build.device_collective(dict.fromkeys((0, 1), (2 * MS, 3 * MS, 40 * MS, 70 * MS)), streams=side)
-    row = next(analyze(build.trace(), "breakdown").rows())
+    row = next(analyze(build.trace(), "hidden").rows())
     assert (row["hidden_copy_ns"], row["hidden_communication_ns"]) == (20 * MS, 30 * MS)
 
 

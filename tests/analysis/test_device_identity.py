@@ -8,7 +8,7 @@ from builders import TraceBuilder
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from stashtrace.analysis.breakdown import breakdown
+from stashtrace.analysis.hidden import hidden
 from stashtrace.analysis.stalls import stall_intervals, stalls
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
@@ -138,7 +138,7 @@ def test_kinds_sum_to_the_wall_time_within_their_bounds(trace: Trace) -> None:
         key3 = row["rank"], row["step"], row["kind"]
         lengths[key3] = lengths.get(key3, 0) + row["end_ns"] - row["begin_ns"]
     assert lengths == {(r["rank"], r["step"], r["kind"]): r["stall_ns"] for r in rows if r["stall_ns"]}
-    beside = breakdown(trace)
+    beside = hidden(trace)
     for name in ("hidden_copy_ns", "hidden_communication_ns", "host_paced_ns", "graph_opaque_ns"):
         assert (beside[name] >= 0).all()
         assert (beside[name] <= beside["wall_ns"]).all()

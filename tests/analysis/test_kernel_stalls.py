@@ -81,7 +81,7 @@ def test_copies_inside_a_device_are_its_work_and_between_devices_its_link() -> N
     compute.kernel(60 * MS, 100 * MS, "graph", work=DeviceWork.GRAPH)
     trace = build.trace()
     assert stall_text(trace) == "0 0: compute 70 [30..70], interconnect 30, other 0 [0..40]"
-    assert analyze(trace, "breakdown")["graph_opaque_ns"].tolist() == [40 * MS]
+    assert analyze(trace, "hidden")["graph_opaque_ns"].tolist() == [40 * MS]
 
 
 def test_a_collective_without_device_stamps_takes_those_of_its_kernel() -> None:
@@ -94,7 +94,7 @@ def test_a_collective_without_device_stamps_takes_those_of_its_kernel() -> None:
     build.device_collective(dict.fromkeys((0, 1), (4 * MS, 7 * MS, -1, -1)), streams=streams)
     trace = build.trace()
     assert stall_text(trace).splitlines()[0] == "0 0: straggler 30 <1, interconnect 20, launch 50"
-    assert analyze(trace, "breakdown")["untimed_count"].tolist() == [0, 0]
+    assert analyze(trace, "hidden")["untimed_count"].tolist() == [0, 0]
 
 
 def test_communication_of_nobody_knows_which_collective_is_bounded() -> None:

@@ -121,7 +121,7 @@ def test_several_runs_say_which_row_is_whose(run: Run, one: Path, tmp_path: Path
     assert len(rows) == len(stalls(run, "one")) + len(stalls(run, "two"))
 
 
-@pytest.mark.parametrize("name", ["steps", "breakdown", "collectives", "stragglers", "evidence"])
+@pytest.mark.parametrize("name", ["steps", "hidden", "collectives", "stragglers", "evidence"])
 def test_every_analysis_prints_in_every_format(run: Run, one: Path, name: str) -> None:
     for form in ("table", "json", "csv"):
         answer = run("analyze", name, "one", "--format", form)

@@ -60,7 +60,7 @@ def digest(trace: Trace, path: Path, **options: object) -> str:
 
 def test_derived_values_are_those_of_a_trace_in_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, streamed = both(run, monkeypatch)
-    for name in ("stalls", "breakdown", "evidence"):
+    for name in ("stalls", "hidden", "evidence"):
         assert rows(stashtrace.analyze(streamed, name)) == rows(stashtrace.analyze(whole, name)), name
     for name in ("processes", "tracks", "losses", "metadata", "phases", "batches"):
         assert rows(streamed.table(name)) == rows(whole.table(name)), name

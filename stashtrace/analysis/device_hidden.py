@@ -1,4 +1,4 @@
-"""What a rank's device did beside its stalls, per window: hidden work, what no bracket saw. For ``breakdown``."""
+"""What a rank's device did beside its stalls, per window: hidden work, what no bracket saw. For ``hidden``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -20,8 +20,8 @@ _INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBreakdown:
-    """Columns of ``breakdown``; ``present`` is False for a rank that its host attributes."""
+class DeviceHidden:
+    """Columns of ``hidden``; ``present`` is False for a rank that its host attributes."""
 
     present: bool
     hidden_communication_ns: Int64
@@ -31,18 +31,18 @@ class DeviceBreakdown:
     untimed_count: Int64
 
 
-def device_breakdown(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceBreakdown:
+def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceHidden:
     """Measure windows of one rank."""
     untimed = _untimed(index, thread, begin, end)
     if not device_windows(index, thread):
         nothing = np.zeros(len(begin), dtype=np.int64)
-        return DeviceBreakdown(False, nothing, nothing, nothing, nothing, untimed)
+        return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed)
     made = rank_layers(index, thread)
     found, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[found.timed[rows]]
     talking = TimeSet.of(found.begin_ns[rows], found.end_ns[rows]) - painted(made, LINK_KINDS)
     copying = _copying(index, thread) - painted(made, (StallKind.H2D,))
-    return DeviceBreakdown(
+    return DeviceHidden(
         True,
         talking.within(begin, end),
         copying.within(begin, end),

@@ -47,6 +47,7 @@ def test_docstrings_name_the_columns(name: str) -> None:
     build.collective({0: (1 * MS, 2 * MS)})
     for way in ("transmit", "receive"):
         build.counter(0, f"net_{way}_bytes_total.eth0", {0: 0.0, 3 * MS: 1e6, 6 * MS: 2e6})
+    rank.gpu(0).stream("compute", compute=True).kernel(2 * MS, 3 * MS, launch=(0, MS))
     assert list(analyze(build.trace(), name).columns) == columns_of(find(name))
     assert rank.rank == 0
 
@@ -70,7 +71,7 @@ def test_empty_trace_says_what_to_record(name: str) -> None:
 
 
 def test_hidden_work_and_collections() -> None:
-    row = next(analyze(trace_from_text(TWO_RANKS), "breakdown").rows())
+    row = next(analyze(trace_from_text(TWO_RANKS), "hidden").rows())
     assert (row["rank"], row["step"], row["wall_ns"]) == (0, 0, 10 * MS)
     assert row["hidden_communication_ns"] == 1 * MS  # in flight from 5, blocked from 6
     assert row["hidden_loading_ns"] == 6 * MS
@@ -85,7 +86,7 @@ def test_run_queue_time_of_the_step_thread() -> None:
         rank 0 phase  : FFF.BBO..FBO
         rank 0 cpu    : xqx.xxqq.xxx
     """)
-    assert analyze(trace, "breakdown")["cpu_contention_ns"].tolist() == [2 * MS, 1 * MS]
+    assert analyze(trace, "hidden")["cpu_contention_ns"].tolist() == [2 * MS, 1 * MS]
 
 
 def test_steal_of_the_host() -> None:
@@ -94,7 +95,7 @@ def test_steal_of_the_host() -> None:
     build.rank(1).phase("forward", 1 * S, 2 * S).phase("optimizer", 2 * S, 3 * S)
     for name, per_second in (("user", 1.0), ("system", 0.2), ("idle", 0.5), ("iowait", 0.1), ("steal", 0.2)):
         build.counter(1, f"host_{name}_ns_total", {t * S: per_second * t * S for t in range(5)}, unit="ns")
-    assert analyze(build.trace(), "breakdown")["steal_ratio"] == pytest.approx([0.1, 0.1])
+    assert analyze(build.trace(), "hidden")["steal_ratio"] == pytest.approx([0.1, 0.1])
 
 
 def test_time_behind_an_earlier_collective_is_queued() -> None:
@@ -107,7 +108,7 @@ def test_time_behind_an_earlier_collective_is_queued() -> None:
         rank 1 coll   : ....1111..
     """)
     # Waits for 1 from 2 to 8: until 3 rank 1 is late for 0, until 5 operation 0 moves, then 1 does.
-    assert analyze(trace, "breakdown")["queued_ns"].tolist() == [2 * MS]
+    assert analyze(trace, "hidden")["queued_ns"].tolist() == [2 * MS]
 
 
 def test_collectives_wait_then_transfer() -> None:
