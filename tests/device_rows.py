@@ -192,11 +192,12 @@ class StreamBuilder:
         awaited_ns: int = -1,
         awaited_id: int = 0,
         host: tuple[int, int] | None = None,
+        copy: int = 0,
     ) -> StreamBuilder:
         """Events around cudaStreamWaitEvent on this stream; ``awaited_id`` is the bracket of the awaited work."""
         self.bracket(
             Bracket.STREAM_WAIT, begin_ns, end_ns, host=host, awaited=awaited, awaited_ns=awaited_ns,
-            correlation=awaited_id,
+            correlation=awaited_id, copy=copy,
         )  # fmt: skip
         return self
 

@@ -88,6 +88,16 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32);
 
+// CUlaunchConfig
+struct DriverLaunchConfig {
+  Dim3 grid, block;
+  unsigned shared_bytes;
+  Stream stream;
+  void* attributes;
+  unsigned attributes_count;
+};
+static_assert(sizeof(DriverLaunchConfig) == 56 && offsetof(DriverLaunchConfig, stream) == 32);
+
 // One pointer per function of cuda_driver.def, null where the driver has none of this name.
 struct Driver {
 #define CUDA_DRIVER(member, symbol, ...) Result (*member)(__VA_ARGS__) = nullptr;

@@ -15,6 +15,7 @@ struct EventMeaning {
   std::uint32_t work_id = 0;  // bracket of the work itself, 0 if none
   std::uint16_t awaited = 0;  // Awaited
   std::uint64_t stream_key = 0;
+  std::uint16_t copy_code = 0;  // CopyDirection of a copy, below 8
 };
 
 class EventMap {
@@ -25,17 +26,19 @@ class EventMap {
     entry.ids.store(std::uint64_t{meaning.mark_id} << 32 | meaning.work_id, std::memory_order_relaxed);
     entry.stream_key.store(meaning.stream_key, std::memory_order_relaxed);
     entry.event.store(key(event), std::memory_order_relaxed);
-    entry.kind.store(tag(event) | meaning.awaited | kKnown, std::memory_order_release);
+    entry.kind.store(tag(event) | std::uint64_t{meaning.copy_code} << kCopyShift | meaning.awaited | kKnown,
+                     std::memory_order_release);
   }
 
   bool get(const void* event, EventMeaning& meaning) noexcept {
     const Entry& entry = place(event);
     const std::uint64_t kind = entry.kind.load(std::memory_order_acquire);
-    if ((kind & ~kAwaitedBits) != (tag(event) | kKnown) || entry.event.load(std::memory_order_relaxed) != key(event))
+    if ((kind & ~(kAwaitedBits | kCopyBits)) != (tag(event) | kKnown) || entry.event.load(std::memory_order_relaxed) != key(event))
       return false;
     const std::uint64_t ids = entry.ids.load(std::memory_order_relaxed);
     meaning = {static_cast<std::uint32_t>(ids >> 32), static_cast<std::uint32_t>(ids),
-               static_cast<std::uint16_t>(kind & kAwaitedBits), entry.stream_key.load(std::memory_order_relaxed)};
+               static_cast<std::uint16_t>(kind & kAwaitedBits), entry.stream_key.load(std::memory_order_relaxed),
+               static_cast<std::uint16_t>((kind & kCopyBits) >> kCopyShift)};
     return true;
   }
 
@@ -49,6 +52,8 @@ class EventMap {
   static constexpr std::size_t kProbes = 8;
   static constexpr std::uint64_t kAwaitedBits = 0xff;
   static constexpr std::uint64_t kKnown = 0x100;
+  static constexpr int kCopyShift = 9;
+  static constexpr std::uint64_t kCopyBits = std::uint64_t{7} << kCopyShift;
   struct Entry {
     std::atomic<std::uint64_t> event, ids, stream_key, kind;
   };

@@ -60,12 +60,14 @@ struct StreamState {
 struct LastWork {
   std::uint32_t bracket_id = 0;
   std::uint16_t awaited = 0;
-  bool by_wait = false;  // inherited from an event that the stream waited for
+  std::uint16_t copy_code = 0;  // CopyDirection of a copy, below 256
+  bool by_wait = false;         // inherited from an event that the stream waited for
   std::uint64_t packed() const noexcept {
-    return std::uint64_t{bracket_id} << 32 | std::uint64_t{by_wait} << 16 | awaited;
+    return std::uint64_t{bracket_id} << 32 | std::uint64_t{by_wait} << 24 | std::uint64_t{copy_code} << 16 | awaited;
   }
   static LastWork of(std::uint64_t word) noexcept {
-    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint16_t>(word), (word >> 16 & 1) != 0};
+    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint16_t>(word),
+            static_cast<std::uint16_t>(word >> 16 & 0xff), (word >> 24 & 1) != 0};
   }
 };
 

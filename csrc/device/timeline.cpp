@@ -241,12 +241,12 @@ std::uint32_t mark(std::uint16_t kind, Stream stream, std::uint64_t correlation)
   return id;
 }
 
-void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id) noexcept {
+void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, std::uint16_t copy_code) noexcept {
   if (!ready()) return;
   StreamState* state = find_known_stream(stream);
   if (state == nullptr) state = find_stream(stream);
   if (state != nullptr)
-    state->last.store(LastWork{bracket_id, awaited, false}.packed(), std::memory_order_relaxed);
+    state->last.store(LastWork{bracket_id, awaited, copy_code, false}.packed(), std::memory_order_relaxed);
 }
 
 // A bracket at the tail of a side stream is its own end mark; for anything else our own event goes in front of the job's, so that it
@@ -255,18 +255,18 @@ void note_event_record(void* event, Stream stream) noexcept {
   if (!recording() || !ready()) return;
   StreamState* state = find_stream(stream);
   if (state == nullptr) return;
-  if (is_capturing(*state)) return g_event_map.set(event, {0, 0, kCaptured, state->stream_key});
+  if (is_capturing(*state)) return g_event_map.set(event, {0, 0, kCaptured, state->stream_key, 0});
   LastWork last = LastWork::of(state->last.load(std::memory_order_relaxed));
   const bool compute = state->carries_compute.load(std::memory_order_relaxed);
-  if (last.awaited == awaited_code::nothing && compute) last = {0, awaited_code::compute, false};
+  if (last.awaited == awaited_code::nothing && compute) last = {0, awaited_code::compute, 0, false};
   if (last.awaited == awaited_code::nothing) {
-    g_event_map.set(event, {0, 0, awaited_code::nothing, state->stream_key});
+    g_event_map.set(event, {0, 0, awaited_code::nothing, state->stream_key, 0});
     return;
   }
   std::uint32_t mark_id = last.bracket_id;
   if (mark_id == 0 || last.by_wait || compute)
     mark_id = mark_on(*state, bracket_code::awaited, last.bracket_id, last.awaited);
-  g_event_map.set(event, {mark_id, last.bracket_id, last.awaited, state->stream_key});
+  g_event_map.set(event, {mark_id, last.bracket_id, last.awaited, state->stream_key, last.copy_code});
 }
 
 void note_event_gone(void* event) noexcept {
@@ -282,18 +282,18 @@ Wait wait_begin(Stream stream, void* event) noexcept {
   if (meaning.awaited == kCaptured) return {};  // the wait takes this stream into the capture
   if (known && meaning.stream_key == state->stream_key) return {};  // of its own stream: nothing to wait for
   if (meaning.awaited == awaited_code::nothing && !state->carries_compute.load(std::memory_order_relaxed)) return {};
-  Wait wait{begin_on(*state, bracket_code::stream_wait, 0, 0), meaning.awaited, meaning.work_id};
+  Wait wait{begin_on(*state, bracket_code::stream_wait, 0, 0), meaning.awaited, meaning.work_id, meaning.copy_code};
   if (wait.begin.bracket_id != 0) slot_at(wait.begin.slot).awaited_mark = meaning.mark_id;
   return wait;
 }
 
 void wait_end(const Wait& wait, Stream stream, bool succeeded) noexcept {
   if (!succeeded) return bracket_cancel(wait.begin);
-  bracket_end(wait.begin, {.awaited = wait.awaited, .awaited_bracket = wait.awaited_bracket});
+  bracket_end(wait.begin, {.copy_code = wait.copy_code, .awaited = wait.awaited, .awaited_bracket = wait.awaited_bracket});
   if (wait.awaited == awaited_code::nothing || !ready()) return;
   StreamState* state = find_known_stream(stream);
   if (state != nullptr && !state->carries_compute.load(std::memory_order_relaxed))
-    state->last.store(LastWork{wait.awaited_bracket, wait.awaited, true}.packed(), std::memory_order_relaxed);
+    state->last.store(LastWork{wait.awaited_bracket, wait.awaited, wait.copy_code, true}.packed(), std::memory_order_relaxed);
 }
 
 void note_stream_created(Stream stream) noexcept {

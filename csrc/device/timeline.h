@@ -57,8 +57,8 @@ void bracket_cancel(Begin begin) noexcept;
 // One event: step, mark, awaited. A step or batch_wait says that the stream carries compute. Gives the bracket's id, 0 if none.
 std::uint32_t mark(std::uint16_t kind, Stream stream, std::uint64_t correlation) noexcept;
 
-// The last work on this stream: decides `awaited_code` of later waits for it.
-void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id) noexcept;
+// The last work on this stream: decides `awaited_code` of later waits for it, and `copy_code` where it is a copy.
+void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, std::uint16_t copy_code = 0) noexcept;
 
 // cudaEventRecord and cudaStreamWaitEvent as the job calls them; room cuda does, others may.
 void note_event_record(void* event, Stream stream) noexcept;  // before the real call
@@ -67,6 +67,7 @@ struct Wait {
   Begin begin;
   std::uint16_t awaited = 0;
   std::uint32_t awaited_bracket = 0;
+  std::uint16_t copy_code = 0;
 };
 Wait wait_begin(Stream stream, void* event) noexcept;
 void wait_end(const Wait& wait, Stream stream, bool succeeded) noexcept;

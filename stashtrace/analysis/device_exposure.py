@@ -30,6 +30,7 @@ from stashtrace.model.table import Table
 BATCH, COPY, PEER, LINK, GRAPH = 1, 2, 3, 4, 5
 #: Never on a device as a pair of events, or not worth one.
 _USELESS = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
+_NO_DIRECTION = (0, int(CopyDirection.UNKNOWN))
 _MARKED = (Bracket.BATCH_WAIT, Bracket.STEP, Bracket.MARK)
 #: An event that the device reaches this soon after it was recorded found an empty stream: a launch takes some
 #: microseconds, and the clocks err by less.
@@ -128,8 +129,7 @@ class DeviceView:
         begin, end, code = table["begin_ns"], table["end_ns"], table["bracket_code"]
         entered, returned = table["call_ns"], table["return_ns"]
         found.add(BATCH, np.maximum(begin, entered), np.minimum(end, returned), code == Bracket.BATCH_WAIT)
-        for what, chosen in _copies(table["copy_code"], code == Bracket.COPY):
-            found.add(what, begin, end, chosen)
+        self._copies(found, table["copy_code"], code == Bracket.COPY, (begin, begin, end))
         found.add(GRAPH, begin, end, code == Bracket.GRAPH)
         own = code == Bracket.COLLECTIVE
         found.links.setdefault(stream, []).append((begin[own], end[own]))
@@ -150,10 +150,9 @@ class DeviceView:
         sure = np.where(done >= 0, begin, np.clip(waits["return_ns"], begin, end))
         stop = np.where(done >= 0, np.clip(done, begin, end), end)
         code = waits["awaited_code"]
-        directions = np.where(known, np.append(self._all["copy_code"], 0)[at], 0)
-        for what, chosen in _copies(directions, code == Awaited.COPY):
-            found.add(what, sure, stop, chosen)
-            found.unsure.setdefault(what, []).append((begin[chosen], sure[chosen]))
+        of_work = np.where(known, np.append(self._all["copy_code"], 0)[at], 0)
+        directions = np.where(waits["copy_code"] > 0, waits["copy_code"], of_work)
+        self._copies(found, directions, code == Awaited.COPY, (begin, sure, stop))
         found.add(GRAPH, sure, stop, code == Awaited.GRAPH)
         links = code == Awaited.COLLECTIVE
         streams = np.where(known, np.append(self._all["track_id"], ANY_STREAM)[at], ANY_STREAM)
@@ -161,6 +160,21 @@ class DeviceView:
             chosen = links & (streams == stream)
             found.links.setdefault(stream, []).append((sure[chosen], stop[chosen]))
         found.unsure.setdefault(LINK, []).append((begin[links], sure[links]))
+
+    @staticmethod
+    def _copies(found: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
+        """Rows of copies by what they are to the budget: sure from the second of three times on, at the latest until then.
+
+        A copy inside one device is the device's own work. One of which nobody knows where it went may be a stall or not.
+        """
+        begin, sure, stop = pieces
+        peer = direction == CopyDirection.PEER
+        unknown = among & np.isin(direction, _NO_DIRECTION)
+        over_host = among & ~peer & ~unknown & (direction != CopyDirection.DEVICE_TO_DEVICE)
+        for what, chosen in ((COPY, over_host), (PEER, among & peer)):
+            found.add(what, sure, stop, chosen)
+            found.unsure.setdefault(what, []).append((begin[chosen], sure[chosen]))
+        found.unsure[COPY].append((begin[unknown], stop[unknown]))
 
     def _bracket_rows(self, wanted: Int64) -> Int64:
         """Row of ``_all`` of each bracket id, -1 if it is not there."""
@@ -198,6 +212,7 @@ class DeviceView:
             (self._all["begin_ns"] < 0) & ((self._all["bracket_flags"] & _USELESS) == 0)
         )
         wanted = np.isin(self._all["bracket_code"], codes) & np.isin(self._all["track_id"], self.compute)
+        wanted &= self._all["copy_code"] != CopyDirection.DEVICE_TO_DEVICE
         if awaited:
             wanted &= np.isin(self._all["awaited_code"], awaited)
         call = self._all["call_ns"][gone & wanted]
@@ -210,9 +225,3 @@ class DeviceView:
         before = np.where(at > 0, ends[np.maximum(at - 1, 0)], call)
         after = np.where(at < len(order), own["begin_ns"][order][np.minimum(at, len(order) - 1)], before)
         return TimeSet.of(before, after)
-
-
-def _copies(direction: Int64, among: npt.NDArray[np.bool_]) -> list[tuple[int, npt.NDArray[np.bool_]]]:
-    """Rows of copies by what they are to the budget; one inside a device is the device's own work."""
-    peer = direction == CopyDirection.PEER
-    return [(COPY, among & ~peer & (direction != CopyDirection.DEVICE_TO_DEVICE)), (PEER, among & peer)]

@@ -60,7 +60,7 @@ DEVICE_BRACKETS = schema(
     ("bracket_code", "i8", "", "Bracket"),
     ("awaited_code", "i8", "", "Awaited"),
     ("bracket_flags", "i8", "", "BracketFlag bits"),
-    ("copy_code", "i8", "", "CopyDirection, 0 if no copy"),
+    ("copy_code", "i8", "", "CopyDirection of the copy, or of the one that a stream_wait was for; 0 if none"),
     ("size_bytes", "i8", "bytes", "copy: bytes"),
     ("correlation_id", "i8", "", "batch index, step, call_id, awaited bracket_id; see the record"),
 )

@@ -138,8 +138,27 @@ def test_stream_wait_whose_work_has_no_end_is_bounded_by_the_host() -> None:
     build = TraceBuilder()
     compute = rank_with_gpu(build)
     # Submitted at 42 while the stream was dry since 40: from 40 to 42 it may have been the host.
-    compute.wait(40 * MS, 50 * MS, awaited=Awaited.COPY, host=(40 * MS, 42 * MS))
+    compute.wait(40 * MS, 50 * MS, awaited=Awaited.COPY, host=(40 * MS, 42 * MS), copy=CopyDirection.HOST_TO_DEVICE)
     assert "h2d 8 [8..10]" in stall_text(build.trace())
+
+
+def test_a_wait_for_a_copy_inside_the_device_is_no_wait_for_the_host() -> None:
+    build = TraceBuilder()
+    compute = rank_with_gpu(build)
+    # No row of the copy itself: the wait's own row says where the copy went, or nobody knows.
+    for begin, copy in ((10, CopyDirection.DEVICE_TO_DEVICE), (30, CopyDirection.PEER), (50, CopyDirection.UNKNOWN)):
+        compute.wait(begin * MS, (begin + 6) * MS, awaited=Awaited.COPY, awaited_ns=(begin + 6) * MS,
+                     host=(4 * MS, 5 * MS), copy=copy)  # fmt: skip
+    compute.wait(70 * MS, 73 * MS, awaited=Awaited.COPY, awaited_ns=73 * MS, host=(4 * MS, 5 * MS))
+    assert stall_text(build.trace()) == "0 0: compute 94 [85..94], interconnect 6, h2d 0 [0..9]"
+
+
+def test_an_untimed_copy_inside_the_device_widens_nothing() -> None:
+    build = TraceBuilder()
+    compute = rank_with_gpu(build, steps_ms=(0, 100, 200))
+    for copy, widened in ((CopyDirection.DEVICE_TO_DEVICE, False), (CopyDirection.HOST_TO_DEVICE, True)):
+        compute.bracket(Bracket.COPY, -1, -1, host=(6 * MS, 7 * MS), flags=BracketFlag.UNTIMED, copy=copy)
+        assert ("h2d 0 [0.." in stall_text(build.trace())) == widened
 
 
 def test_copies_on_a_compute_stream_are_exposed_themselves() -> None:

@@ -117,10 +117,18 @@ def test_a_wait_knows_what_it_waits_for(tmp_path: Path) -> None:
     assert direct["awaited_ns"] == copy["end_ns"]
     assert third["awaited_ns"] >= copy["end_ns"] - 1000  # events tick by half a microsecond
     exposed = min(direct["end_ns"], direct["awaited_ns"]) - direct["begin_ns"]
+    assert [w["copy_code"] for w in waits] == [*[CopyDirection.HOST_TO_DEVICE] * 3, 0]
     assert exposed == pytest.approx(9 * MEGA, abs=3 * MEGA)  # 10 ms of copy beside 1 ms of compute
     assert compute["awaited_ns"] >= direct["end_ns"] + MEGA
     flags = {row["stream_flags"] & StreamFlag.CARRIES_COMPUTE for row in run.trace.streams.rows()}
     assert flags == {0, StreamFlag.CARRIES_COMPUTE}
+
+
+def test_a_wait_knows_where_the_copy_went_and_that_memory_was_set(tmp_path: Path) -> None:
+    run = play("side_work nap", tmp_path)
+    inside, after_memset = brackets(run, Bracket.STREAM_WAIT)
+    assert (inside["awaited_code"], inside["copy_code"]) == (Awaited.COPY, CopyDirection.DEVICE_TO_DEVICE)
+    assert (after_memset["awaited_code"], after_memset["copy_code"]) == (Awaited.COMPUTE, 0)
 
 
 def test_a_reused_stream_handle_is_another_stream(tmp_path: Path) -> None:
@@ -301,12 +309,15 @@ def test_the_lookup_hook_sees_calls_that_pass_no_import_table(tmp_path: Path) ->
     python = [shutil.which("python3") or "python3", str(script)]
     off = record(python, tmp_path / "off", collectors=["cuda"], env=env)
     on = record(python, tmp_path / "on", collectors=["cuda"], env=env, lookup_hook=True)
-    assert off.stdout == on.stdout == "0 0 0\n"
+    assert off.stdout == on.stdout == "0 0 0 0 0\n"
     assert list(off.directory.glob("*.stash")) == [], "nothing was seen"
     assert calls(on)[DeviceCall.STREAM_SYNCHRONIZE] == 1
     (copy,) = brackets(on, Bracket.COPY)
     assert copy["size_bytes"] == 1_000_000
     assert copy["copy_code"] == CopyDirection.HOST_TO_DEVICE
+    # Launches, by both calls, decide what the other stream's waits are for.
+    waits = brackets(on, Bracket.STREAM_WAIT)
+    assert [Awaited(w["awaited_code"]) for w in waits] == [Awaited.COMPUTE] * 3
 
 
 STATIC_RUNTIME = """
@@ -329,7 +340,24 @@ function("cuMemAlloc", c.c_void_p, c.c_size_t)(c.addressof(pointer), 1 << 21)
 made = function("cuStreamCreate", c.c_void_p, c.c_uint)(c.addressof(stream), 1)
 host = c.create_string_buffer(1 << 21)
 copied = function("cuMemcpyHtoDAsync", c.c_uint64, c.c_void_p, c.c_size_t, c.c_void_p)(pointer, host, 1000000, stream)
-print(made, copied, function("cuStreamSynchronize", c.c_void_p)(stream))
+module, kernel, event, other = (c.c_void_p() for _ in range(4))
+function("cuModuleLoadData", c.c_void_p, c.c_char_p)(c.addressof(module), b".visible .entry work()")
+function("cuModuleGetFunction", c.c_void_p, c.c_void_p, c.c_char_p)(c.addressof(kernel), module, b"work")
+function("cuEventCreate", c.c_void_p, c.c_uint)(c.addressof(event), 2)
+function("cuStreamCreate", c.c_void_p, c.c_uint)(c.addressof(other), 1)
+sizes = (c.c_uint,) * 7
+launch = function("cuLaunchKernel", c.c_void_p, *sizes, *(c.c_void_p,) * 3)
+launch_ex = function("cuLaunchKernelEx", *(c.c_void_p,) * 4)
+record, wait = function("cuEventRecord", *(c.c_void_p,) * 2), function("cuStreamWaitEvent", c.c_void_p, c.c_void_p, c.c_uint)
+class Config(c.Structure):
+    _fields_ = [("sizes", c.c_uint * 7), ("stream", c.c_void_p), ("attributes", c.c_void_p), ("count", c.c_uint)]
+config = Config((1,) * 6 + (0,), other, None, 0)
+first = launch(kernel, *(1,) * 6, 0, other, None, None)
+record(event, other), wait(stream, event, 0)
+record(event, stream), wait(other, event, 0)
+second = launch_ex(c.addressof(config), kernel, None, None)
+record(event, other), wait(stream, event, 0)
+print(made, copied, first, second, function("cuStreamSynchronize", c.c_void_p)(stream))
 """
 
 

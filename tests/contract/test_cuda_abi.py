@@ -51,6 +51,10 @@ static_assert(sizeof(own::Uuid) == sizeof(CUuuid));
 static_assert(sizeof(own::LaunchConfig) == sizeof(cudaLaunchConfig_t));
 static_assert(offsetof(own::LaunchConfig, stream) == offsetof(cudaLaunchConfig_t, stream));
 static_assert(offsetof(own::LaunchConfig, attributes_count) == offsetof(cudaLaunchConfig_t, numAttrs));
+static_assert(sizeof(own::DriverLaunchConfig) == sizeof(CUlaunchConfig));
+static_assert(offsetof(own::DriverLaunchConfig, shared_bytes) == offsetof(CUlaunchConfig, sharedMemBytes));
+static_assert(offsetof(own::DriverLaunchConfig, stream) == offsetof(CUlaunchConfig, hStream));
+static_assert(offsetof(own::DriverLaunchConfig, attributes_count) == offsetof(CUlaunchConfig, numAttrs));
 """
 
 

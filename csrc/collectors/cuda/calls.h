@@ -90,7 +90,7 @@ Result copying(const Copy& copy, Call call) noexcept {
   }
   if (result == kSuccess) {
     device::bracket_end(bracket, {.size_bytes = static_cast<std::int64_t>(copy.bytes), .copy_code = facts.copy_code});
-    if (bracket.bracket_id != 0) device::note_work(copy.stream, device::awaited_code::copy, bracket.bracket_id);
+    if (bracket.bracket_id != 0) device::note_work(copy.stream, device::awaited_code::copy, bracket.bracket_id, facts.copy_code);
   } else {
     device::bracket_cancel(bracket);
   }
@@ -146,6 +146,7 @@ Result allocating(Stream stream, bool has_stream, std::size_t bytes, Call call) 
   return result;
 }
 
+// Kernels, and what CUDA does by kernels or engines of the device without a copy: memset.
 template <class Call>
 Result launching(Stream stream, Call call) noexcept {
   if (!watching()) return call();

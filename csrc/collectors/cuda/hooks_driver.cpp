@@ -95,6 +95,24 @@ struct Ours {
   static Result cuMemFree(DevicePointer pointer) {
     return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFree[kVariant](pointer); });
   }
+  static Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t count, Stream stream) {
+    return launching(of(stream), [=] { return real_cuMemsetD8Async[kVariant](to, value, count, stream); });
+  }
+  static Result cuMemsetD32Async(DevicePointer to, unsigned value, std::size_t count, Stream stream) {
+    return launching(of(stream), [=] { return real_cuMemsetD32Async[kVariant](to, value, count, stream); });
+  }
+  static Result cuLaunchKernel(Function kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments,
+                               void** extra) {
+    return launching(of(stream), [=] {
+      return real_cuLaunchKernel[kVariant](kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+                                           arguments, extra);
+    });
+  }
+  static Result cuLaunchKernelEx(const DriverLaunchConfig* config, Function kernel, void** arguments, void** extra) {
+    if (config == nullptr) return real_cuLaunchKernelEx[kVariant](config, kernel, arguments, extra);
+    return launching(of(config->stream), [=] { return real_cuLaunchKernelEx[kVariant](config, kernel, arguments, extra); });
+  }
   static Result cuGraphLaunch(GraphExec graph, Stream stream) {
     return launching_graph(graph, of(stream), [=] { return real_cuGraphLaunch[kVariant](graph, stream); });
   }
@@ -128,6 +146,10 @@ const Known kKnown[] = {
     LOOKED_UP_AS(cuEventSynchronize, false)
     LOOKED_UP_AS(cuMemAlloc, true)
     LOOKED_UP_AS(cuMemFree, true)
+    LOOKED_UP_AS(cuMemsetD8Async, false)
+    LOOKED_UP_AS(cuMemsetD32Async, false)
+    LOOKED_UP_AS(cuLaunchKernel, false)
+    LOOKED_UP_AS(cuLaunchKernelEx, false)
     LOOKED_UP_AS(cuGraphLaunch, false)
 };
 #undef LOOKED_UP_AS

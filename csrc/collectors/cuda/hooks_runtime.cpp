@@ -39,6 +39,12 @@ STASHTRACE_HOOK(Result, cudaMemcpyPeerAsync, void* to, int to_device, const void
   return copying({to, from, bytes, kDeviceToDevice, stream, false, to_device != from_device},
                  [=] { return rt::cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream); });
 }
+STASHTRACE_HOOK(Result, cudaMemsetAsync, void* to, int value, std::size_t bytes, Stream stream) {
+  return launching(stream, [=] { return rt::cudaMemsetAsync(to, value, bytes, stream); });
+}
+STASHTRACE_HOOK(Result, cudaMemsetAsync_ptsz, void* to, int value, std::size_t bytes, Stream stream) {
+  return launching(own_default(stream), [=] { return rt::cudaMemsetAsync_ptsz(to, value, bytes, stream); });
+}
 
 STASHTRACE_HOOK(Result, cudaStreamWaitEvent, Stream stream, Event event, unsigned flags) {
   return waiting_for(stream, event, [=] { return rt::cudaStreamWaitEvent(stream, event, flags); });

@@ -1,7 +1,7 @@
 // What the adapters of all interface versions have in common. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: plugin_v4.cpp to plugin_v7.cpp. Api says the version, its structures, how a descriptor reads in our words and where
-// its parents stand. Without a chained plugin NCCL holds our handles; with one it holds pairs of both plugins'.
+// Callers: plugin_v4.cpp to plugin_v7.cpp, which name a version and its structures; Interface says how a descriptor reads in
+// our words and where its parents stand, Adapter is the plugin as NCCL calls it. Without a chained plugin NCCL holds our handles; with one it holds pairs of both plugins'.
 #pragma once
 
 #include "collectors/nccl/chain.h"
@@ -11,65 +11,108 @@
 
 namespace stashtrace::nccl {
 
-// v5 and later begin alike.
-template <class Descriptor>
-plugin::Event read_common(const Descriptor& from) noexcept {
-  plugin::Event event;
-  event.type = from.type;
-  event.parent = from.parent;
-  switch (from.type) {
-    case profiler::kProxyOp: event.proxy_op = from.proxy_op; break;
-    case profiler::kKernelCh: event.kernel_ch = from.kernel_ch; break;
-    default: break;
+// What a part of a descriptor says, whichever event and version it is of: later versions put what they add around what was there.
+template <class Part>
+void read_part(plugin::Event& event, const Part& part) noexcept {
+  if constexpr (requires { part.base; }) read_part(event, part.base);
+  if constexpr (requires { part.func; }) {
+    event.func = part.func;
+    event.datatype = part.datatype;
+    event.elements = part.count;
   }
-  return event;
-}
-template <class Coll>
-void read_coll(plugin::Event& event, const Coll& coll) noexcept {
-  event.func = coll.func;
-  event.datatype = coll.datatype;
-  event.elements = coll.count;
-  event.sequence = coll.sequence;
-  event.peer = coll.root;
-  event.algorithm = coll.algorithm;
-  event.protocol = coll.protocol;
-  event.channels = coll.channels_count;
-}
-template <class P2p>
-void read_p2p(plugin::Event& event, const P2p& p2p) noexcept {
-  event.func = p2p.func;
-  event.datatype = p2p.datatype;
-  event.elements = p2p.count;
-  event.peer = p2p.peer;
-  event.channels = p2p.channels_count;
-}
-// The events of v5, which v6 and v7 have too.
-template <class CollApi, class P2pApi, class Descriptor>
-void read_api(plugin::Event& event, const Descriptor& from, const CollApi& coll, const P2pApi& p2p) noexcept {
-  if (from.type == profiler::kGroupApi) {
-    event.captured = from.group_api.graph_captured;
-    event.group_depth = from.group_api.group_depth;
-  } else if (from.type == profiler::kCollApi) {
-    event.func = coll.func;
-    event.datatype = coll.datatype;
-    event.elements = coll.count;
-    event.peer = coll.root;
-    event.stream = coll.stream;
-    event.captured = coll.graph_captured;
-  } else if (from.type == profiler::kP2pApi) {
-    event.func = p2p.func;
-    event.datatype = p2p.datatype;
-    event.elements = p2p.count;
-    event.stream = p2p.stream;
-    event.captured = p2p.graph_captured;
+  if constexpr (requires { part.sequence; }) event.sequence = part.sequence;
+  if constexpr (requires { part.root; }) event.peer = part.root;
+  if constexpr (requires { part.peer; }) event.peer = part.peer;
+  if constexpr (requires { part.algorithm; }) {
+    event.algorithm = part.algorithm;
+    event.protocol = part.protocol;
   }
+  if constexpr (requires { part.channels_count; }) event.channels = part.channels_count;
+  if constexpr (requires { part.stream; }) event.stream = part.stream;
+  if constexpr (requires { part.graph_captured; }) event.captured = part.graph_captured;
+  if constexpr (requires { part.group_depth; }) event.group_depth = part.group_depth;
+  if constexpr (requires { part.is_symmetric; }) event.symmetric = part.is_symmetric;
 }
+
+// The handle of the group that an operation is in, beside its parent: since v5.
+template <class Part>
+void** group_of(Part& part) noexcept {
+  if constexpr (requires { part.parent_group; }) return &part.parent_group;
+  else if constexpr (requires { part.base; }) return group_of(part.base);
+  else return nullptr;
+}
+
+// One version of the interface.
+template <int kNumber, class DescriptorOfIt, class StructureOfIt>
+struct Interface {
+  static constexpr int kVersion = kNumber;
+  using Descriptor = DescriptorOfIt;
+  using Structure = StructureOfIt;
+
+  static plugin::Event read(const Descriptor& from) noexcept {
+    plugin::Event event;
+    event.type = from.type;
+    event.parent = from.parent;
+    switch (event.type) {
+      case profiler::kColl: read_part(event, from.coll); break;
+      case profiler::kP2p: read_part(event, from.p2p); break;
+      case profiler::kProxyOp: event.proxy_op = from.proxy_op; break;
+      case profiler::kKernelCh: event.kernel_ch = from.kernel_ch; break;
+      case profiler::kGroupApi:
+        if constexpr (requires { from.group_api; }) read_part(event, from.group_api);
+        break;
+      case profiler::kCollApi:
+        if constexpr (requires { from.coll_api; }) read_part(event, from.coll_api);
+        break;
+      case profiler::kP2pApi:
+        if constexpr (requires { from.p2p_api; }) read_part(event, from.p2p_api);
+        break;
+      case profiler::kCeColl:
+        if constexpr (requires { from.ce_coll; }) read_part(event, from.ce_coll);
+        break;
+      default: break;
+    }
+    return event;
+  }
+  static void** second_parent(Descriptor& from) noexcept {
+    if (from.type == profiler::kColl) return group_of(from.coll);
+    return from.type == profiler::kP2p ? group_of(from.p2p) : nullptr;
+  }
+  static profiler::Result other_init(const Structure& other, void** context, int* mask, const plugin::CommFacts& facts,
+                                     profiler::Logger logger) noexcept {
+    if constexpr (kVersion == 4)
+      return other.init(context, mask, facts.name, facts.comm_id, facts.nodes, facts.size, facts.rank, logger);
+    else
+      return other.init(context, facts.comm_id, mask, facts.name, facts.nodes, facts.size, facts.rank, logger);
+  }
+};
 
 template <class Api>
 class Adapter {
  public:
   using Descriptor = typename Api::Descriptor;
   using Structure = typename Api::Structure;
+
+  // What NCCL finds under ncclProfiler_vN.
+  static constexpr Structure structure() noexcept {
+    constexpr auto begin = [] {
+      if constexpr (Api::kVersion == 4) return &Adapter::init_of_v4;
+      else return &Adapter::init_since_v5;
+    }();
+    return {"stashtrace", begin, &Adapter::start, &Adapter::stop, &Adapter::state, &Adapter::finalize};
+  }
+
+ private:
+  static constexpr int kSuccess = 0;
+
+  static profiler::Result init_of_v4(void** context, int* mask, const char* name, std::uint64_t comm_id, int nodes, int size,
+                                     int rank, profiler::Logger logger) noexcept {
+    return init(context, mask, {4, comm_id, name, nodes, size, rank}, logger);
+  }
+  static profiler::Result init_since_v5(void** context, std::uint64_t comm_id, int* mask, const char* name, int nodes, int size,
+                                        int rank, profiler::Logger logger) noexcept {
+    return init(context, mask, {Api::kVersion, comm_id, name, nodes, size, rank}, logger);
+  }
 
   static profiler::Result init(void** context, int* mask, const plugin::CommFacts& facts, profiler::Logger logger) noexcept {
     std::uint64_t wanted = 0;
@@ -147,9 +190,6 @@ class Adapter {
     chain::free_context(pair);
     return kSuccess;
   }
-
- private:
-  static constexpr int kSuccess = 0;
 
   // Set before NCCL has the first context of a pair; contexts of one process are pairs all or none, since the other is
   // looked for once, before the first init returns, and stays.

@@ -10,6 +10,7 @@
 #include "collectors/nccl/comms.h"
 #include "collectors/nccl/room.h"
 #include "core/clock.h"
+#include "device/timeline.h"
 #include "schema/schema.h"
 
 namespace stashtrace::nccl {
@@ -51,7 +52,11 @@ Result traced(const Operation& operation, Call call) {
   Started started;
   thread.inside = true;
   begin_call(operation, started);
-  const Result result = call();
+  Result result;
+  {
+    const device::Inside what_nccl_asks_of_cuda;
+    result = call();
+  }
   end_call(started, result);
   thread.inside = false;
   return result;

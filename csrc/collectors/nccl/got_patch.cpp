@@ -69,6 +69,7 @@ struct Pass {
   Range own, nccl;  // objects; begin: an address in each, until they are found
   int changed;
   bool unfinished;            // an object is still being relocated
+  void* real[kHookedCount];   // looked up before, null: this libnccl has it not
   bool in_front[kHookedCount];  // exported ones: whoever looks the name up comes to our hook first
 };
 
@@ -128,7 +129,7 @@ int find_objects(dl_phdr_info* info, std::size_t, void* argument) noexcept {
 
 bool may_write(const Object& object, const Hook& hook, void* now, const Pass& pass) noexcept {
   if (now == hook.hook || now == nullptr) return false;  // null: a weak symbol that this NCCL has not
-  void* real = find_function(hook.name);
+  void* const real = pass.real[&hook - kHooks];
   if (real == nullptr) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(now);
   if (now == real || pass.nccl.holds(at)) return true;
@@ -210,10 +211,11 @@ int patch_imports(bool preloaded) noexcept {
   void* const real = find_function(Name::ncclGroupStart);
   if (real == nullptr) return 0;  // no libnccl yet
   if (!g_lock.try_lock()) return 0;
-  // Before dl_iterate_phdr, below which nothing may be looked up.
-  for (const Hook& hook : kHooks) find_function(hook.name);
   const unsigned long long loads = loads_now();
-  Pass pass{preloaded, {reinterpret_cast<std::uintptr_t>(&g_lock), 0}, {reinterpret_cast<std::uintptr_t>(real), 0}, 0, false, {}};
+  Pass pass{
+      preloaded, {reinterpret_cast<std::uintptr_t>(&g_lock), 0}, {reinterpret_cast<std::uintptr_t>(real), 0}, 0, false, {}, {}};
+  // Before dl_iterate_phdr, below which nothing may be looked up.
+  for (std::size_t i = 0; i < kHookedCount; ++i) pass.real[i] = find_function(kHooks[i].name);
   for (std::size_t i = 0; i < kHookedCount; ++i)
     if (kHooks[i].exported) pass.in_front[i] = dlsym(RTLD_DEFAULT, describe(kHooks[i].name).name) == kHooks[i].hook;
   dl_iterate_phdr(&find_objects, &pass);

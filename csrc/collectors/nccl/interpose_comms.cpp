@@ -26,6 +26,9 @@ class InsideHook {
   ~InsideHook() { thread.inside = false; }
   InsideHook(const InsideHook&) = delete;
   InsideHook& operator=(const InsideHook&) = delete;
+
+ private:
+  stashtrace::device::Inside what_nccl_asks_of_cuda_;
 };
 
 bool passes_through() noexcept { return !is_on() || thread.inside; }

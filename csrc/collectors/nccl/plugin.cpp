@@ -21,6 +21,8 @@ constexpr unsigned kContexts = 1024;
 constinit ContextSlot g_contexts[kContexts] = {};
 constinit ContextSlot g_nobody = {};  // where there is no place; its events are dropped and counted
 constinit FutexLock g_lock;
+constinit FutexLock g_deciding;
+constexpr std::int64_t kDecisionNs = 1'000'000'000;
 constinit std::atomic<int> g_version{0};
 constinit std::atomic<bool> g_stamps{false};
 
@@ -34,6 +36,26 @@ std::uint64_t events_of(int version) noexcept {
   return mask;
 }
 
+// What the first communicator finds out for all of them. One that another thread makes meanwhile waits for it, or the two would ask
+// NCCL, which has one mask, for different events; not for ever, since the loader is asked, whose lock that thread may hold.
+// False: its events are not followed.
+bool decide(int version_of_it, bool& first) noexcept {
+  const raw::SignalsBlocked quiet;
+  if (!g_deciding.lock_within(kDecisionNs)) {
+    if (version() == 0) count(Count::registry_full);
+    return version() != 0;
+  }
+  first = version() == 0;
+  const bool room = !first || pools.prepare();
+  if (first && room) g_stamps.store(hazards::stamps_are_safe(version_of_it), std::memory_order_relaxed);
+  if (room) g_version.store(version_of_it, std::memory_order_release);
+  g_deciding.unlock();
+  if (!room)
+    report_loss(kCollectorCode, "plugin_no_memory", 1, "no memory for the events of NCCL's plugin",
+                schema::codes::Severity::error);
+  return room;
+}
+
 ContextSlot* take_context() noexcept {
   for (ContextSlot& slot : g_contexts) {
     bool free = false;
@@ -45,7 +67,7 @@ ContextSlot* take_context() noexcept {
 }  // namespace
 
 bool loaded() noexcept { return version() != 0; }
-int version() noexcept { return g_version.load(std::memory_order_relaxed); }
+int version() noexcept { return g_version.load(std::memory_order_acquire); }
 bool wants_stamps() noexcept { return g_stamps.load(std::memory_order_relaxed); }
 
 void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
@@ -53,21 +75,8 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
   enter_process();
   if (!is_on() || settings.source == NcclSource::events) return &g_nobody;
   bool first = false;
-  {
-    const raw::SignalsBlocked quiet;
-    g_lock.lock();
-    first = g_version.load(std::memory_order_relaxed) == 0;
-    if (first && !pools.prepare()) {
-      g_lock.unlock();
-      report_loss(kCollectorCode, "plugin_no_memory", 1, "no memory for the events of NCCL's plugin",
-                  schema::codes::Severity::error);
-      return &g_nobody;
-    }
-    g_version.store(facts.version, std::memory_order_relaxed);
-    g_lock.unlock();
-  }
+  if (!decide(facts.version, first)) return &g_nobody;
   if (first) {
-    g_stamps.store(hazards::stamps_are_safe(facts.version), std::memory_order_relaxed);
     // Before any kernel of NCCL can spin: this is the first communicator. NCCL made its device current on this thread.
     device::prepare_globaltimer();
     reach_imports();
@@ -212,6 +221,7 @@ void sweep(std::uint64_t now, bool all) noexcept {
 
 void forget() noexcept {
   g_lock.reset();
+  g_deciding.reset();
   g_version.store(0, std::memory_order_relaxed);
   pools.forget();
   forget_api();

@@ -25,13 +25,13 @@ class Slab {
   // Once, before any other call. False without memory: every take() then fails.
   bool prepare() noexcept {
     if (slots_ != nullptr) return true;
-    void* memory = raw::mmap(nullptr, sizeof(Slot) * kSlots + sizeof(Cell) * kSlots, PROT_READ | PROT_WRITE,
+    void* memory = raw::mmap(nullptr, sizeof(Slot) * kSlots + sizeof(Cell) * kCells, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == nullptr) return false;
     cells_ = reinterpret_cast<Cell*>(static_cast<char*>(memory) + sizeof(Slot) * kSlots);
     for (std::uint32_t i = 0; i < kSlots; ++i) {
       cells_[i].index = i;
-      cells_[i].turn.store(i + 1, std::memory_order_relaxed);
+      cells_[i].turn.store(1, std::memory_order_relaxed);
     }
     tail_.store(kSlots, std::memory_order_relaxed);
     slots_ = static_cast<Slot*>(memory);
@@ -52,12 +52,11 @@ class Slab {
     std::uint32_t index = 0;
     if (slots_ == nullptr || !pop(index)) return nullptr;
     Slot& slot = slots_[index];
-    const std::uint64_t generation = slot.generation.load(std::memory_order_relaxed) + 1;
+    const std::uint64_t generation = (slot.life.load(std::memory_order_relaxed) >> 1) + 1;
     slot.value.reset();
     slot.shown.store(false, std::memory_order_relaxed);
-    slot.in_use.store(true, std::memory_order_release);
-    slot.generation.store(generation, std::memory_order_release);
-    handle = reinterpret_cast<void*>(generation << 24 | std::uint64_t{index} << 4 | kKind);
+    slot.life.store(generation << 1 | kInUse, std::memory_order_release);
+    handle = handle_of(generation, index);
     return &slot.value;
   }
 
@@ -71,13 +70,18 @@ class Slab {
     const std::uint64_t index = word >> 4 & 0xfffff;
     if (slots_ == nullptr || (word & 15) != kKind || index >= kSlots) return nullptr;
     Slot& slot = slots_[index];
-    return slot.generation.load(std::memory_order_acquire) == word >> 24 ? &slot.value : nullptr;
+    return slot.life.load(std::memory_order_acquire) >> 1 == word >> 24 ? &slot.value : nullptr;
   }
 
-  // True for the one caller that ended it; the value stays readable.
+  // True for the one caller that ended it; the value stays readable. Generation and use change as one word: a late caller must
+  // not end what somebody else has begun in the slot meanwhile.
   bool give_back(const void* handle) noexcept {
-    const std::uint64_t index = reinterpret_cast<std::uint64_t>(handle) >> 4 & 0xfffff;
-    if (find(handle) == nullptr || !slots_[index].in_use.exchange(false, std::memory_order_acq_rel)) return false;
+    const auto word = reinterpret_cast<std::uint64_t>(handle);
+    const std::uint64_t index = word >> 4 & 0xfffff;
+    std::uint64_t in_use = word >> 24 << 1 | kInUse;
+    if (find(handle) == nullptr ||
+        !slots_[index].life.compare_exchange_strong(in_use, in_use & ~kInUse, std::memory_order_acq_rel))
+      return false;
     push(static_cast<std::uint32_t>(index));
     return true;
   }
@@ -86,37 +90,46 @@ class Slab {
   template <class Visit>
   void each(Visit visit) noexcept {
     Slot* const slots = slots_;
-    for (std::uint32_t i = 0; slots != nullptr && i < kSlots; ++i)
-      if (slots[i].in_use.load(std::memory_order_acquire) && slots[i].shown.load(std::memory_order_acquire))
-        visit(reinterpret_cast<void*>(slots[i].generation.load(std::memory_order_acquire) << 24 | std::uint64_t{i} << 4 | kKind),
-              slots[i].value);
+    for (std::uint32_t i = 0; slots != nullptr && i < kSlots; ++i) {
+      const std::uint64_t life = slots[i].life.load(std::memory_order_acquire);
+      if ((life & kInUse) != 0 && slots[i].shown.load(std::memory_order_acquire)) visit(handle_of(life >> 1, i), slots[i].value);
+    }
   }
 
   static constexpr unsigned kind() noexcept { return kKind; }
 
  private:
+  static constexpr std::uint64_t kInUse = 1;
   struct Slot {
-    std::atomic<std::uint64_t> generation;
-    std::atomic<bool> in_use, shown;
+    std::atomic<std::uint64_t> life;  // [ generation : 63 | in use : 1 ]
+    std::atomic<bool> shown;
     T value;
   };
-  // The queue of free slots: a bounded ring in which each cell tells whose turn it is.
+  // The queue of free slots: a bounded ring in which each cell tells whose turn it is, counted from its own place. With twice
+  // as many cells as slots a freed one finds its cell empty, unless a thread stood still while it emptied that cell and all
+  // slots went round meanwhile: with as many, the next to free one would wait for any thread that was stopped there.
+  static constexpr std::uint64_t kCells = 2 * kSlots;
   struct Cell {
     std::atomic<std::uint64_t> turn;
     std::uint32_t index;
   };
 
+  static void* handle_of(std::uint64_t generation, std::uint32_t index) noexcept {
+    return reinterpret_cast<void*>(generation << 24 | std::uint64_t{index} << 4 | kKind);
+  }
+
   bool pop(std::uint32_t& index) noexcept {
     std::uint64_t at = head_.load(std::memory_order_relaxed);
     for (;;) {
-      Cell& cell = cells_[at % kSlots];
-      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - (at + 1));
+      Cell& cell = cells_[at % kCells];
+      const std::uint64_t round = at - at % kCells;
+      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - (round + 1));
       if (ahead < 0) return false;
       if (ahead > 0) {
         at = head_.load(std::memory_order_relaxed);
       } else if (head_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) {
         index = cell.index;
-        cell.turn.store(at + kSlots, std::memory_order_release);
+        cell.turn.store(round + kCells, std::memory_order_release);
         return true;
       }
     }
@@ -124,13 +137,15 @@ class Slab {
   void push(std::uint32_t index) noexcept {
     std::uint64_t at = tail_.load(std::memory_order_relaxed);
     for (;;) {
-      Cell& cell = cells_[at % kSlots];
-      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - at);
-      if (ahead != 0) {  // another producer was faster; full it cannot be: there are as many cells as slots
+      Cell& cell = cells_[at % kCells];
+      const std::uint64_t round = at - at % kCells;
+      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - round);
+      if (ahead != 0) {  // another producer was faster; full it cannot be
+        if (ahead < 0) raw::sched_yield();
         at = tail_.load(std::memory_order_relaxed);
       } else if (tail_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) {
         cell.index = index;
-        cell.turn.store(at + 1, std::memory_order_release);
+        cell.turn.store(round + 1, std::memory_order_release);
         return;
       }
     }

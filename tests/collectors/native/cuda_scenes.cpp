@@ -22,6 +22,7 @@ Result cudaFree(void*);
 Result cudaHostAlloc(void**, std::size_t, unsigned);
 Result cudaMemcpy(void*, const void*, std::size_t, int);
 Result cudaMemcpyAsync(void*, const void*, std::size_t, int, Stream);
+Result cudaMemsetAsync(void*, int, std::size_t, Stream);
 Result cudaStreamCreate(Stream*);
 Result cudaStreamCreateWithFlags(Stream*, unsigned);
 Result cudaStreamDestroy(Stream);
@@ -117,6 +118,21 @@ void waits(Memory& memory) {
   cudaEventSynchronize(copied);
   cudaDeviceSynchronize();
   cudaEventDestroy(copied);
+}
+
+// What a wait is for where the side stream copied inside the device, and where it set memory after a copy.
+void side_work(Memory& memory) {
+  Stream computing = side_stream(), copying = side_stream(), setting = side_stream();
+  Event copied = event(), set = event();
+  step(1, computing);
+  cudaMemcpyAsync(memory.other, memory.device, 10 * kMega, kDeviceToDevice, copying);
+  cudaEventRecord(copied, copying);
+  cudaStreamWaitEvent(computing, copied, 0);
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, setting);
+  cudaMemsetAsync(memory.device, 0, kMega, setting);
+  cudaEventRecord(set, setting);
+  cudaStreamWaitEvent(computing, set, 0);
+  cudaDeviceSynchronize();
 }
 
 void reuse(Memory& memory) {
@@ -227,6 +243,7 @@ int main(int count, char** arguments) {
     const std::string scene = arguments[i];
     if (scene == "copies") copies(memory);
     if (scene == "waits") waits(memory);
+    if (scene == "side_work") side_work(memory);
     if (scene == "reuse") reuse(memory);
     if (scene == "capture") capture(memory);
     if (scene == "blocking") blocking(memory);

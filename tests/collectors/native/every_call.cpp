@@ -25,6 +25,11 @@ const stashtrace::cuda::LaunchConfig* argument() {
   static stashtrace::cuda::LaunchConfig config{};
   return &config;
 }
+template <>
+const stashtrace::cuda::DriverLaunchConfig* argument() {
+  static stashtrace::cuda::DriverLaunchConfig config{};
+  return &config;
+}
 
 template <class F>
 struct Call;
