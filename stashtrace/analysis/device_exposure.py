@@ -163,9 +163,9 @@ class DeviceView:
 
     @staticmethod
     def _copies(found: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
-        """Rows of copies by what they are to the budget: sure from the second of three times on, at the latest until then.
+        """Rows of copies by what they are to the budget; the stall may begin at the first, begins at the second time.
 
-        A copy inside one device is the device's own work. One of which nobody knows where it went may be a stall or not.
+        A copy inside one device is the device's own work. One that went nobody knows where may be a stall or not.
         """
         begin, sure, stop = pieces
         peer = direction == CopyDirection.PEER

@@ -348,7 +348,8 @@ function("cuStreamCreate", c.c_void_p, c.c_uint)(c.addressof(other), 1)
 sizes = (c.c_uint,) * 7
 launch = function("cuLaunchKernel", c.c_void_p, *sizes, *(c.c_void_p,) * 3)
 launch_ex = function("cuLaunchKernelEx", *(c.c_void_p,) * 4)
-record, wait = function("cuEventRecord", *(c.c_void_p,) * 2), function("cuStreamWaitEvent", c.c_void_p, c.c_void_p, c.c_uint)
+record = function("cuEventRecord", c.c_void_p, c.c_void_p)
+wait = function("cuStreamWaitEvent", c.c_void_p, c.c_void_p, c.c_uint)
 class Config(c.Structure):
     _fields_ = [("sizes", c.c_uint * 7), ("stream", c.c_void_p), ("attributes", c.c_void_p), ("count", c.c_uint)]
 config = Config((1,) * 6 + (0,), other, None, 0)
