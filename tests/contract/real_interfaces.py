@@ -6,12 +6,42 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
+import shutil
+import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
+from traced import ROOT
 
 _SITE = Path(sysconfig.get_paths()["purelib"])
+#: Each call of NCCL that is hooked or asked -> the release that has it first.
+NCCL_CALLS = {
+    name: int(first)
+    for name, first in re.findall(
+        r"NCCL_CALL\((nccl\w+),\s*(\d{5})", (ROOT / "csrc/abi/nccl_abi.h").read_text(encoding="utf-8")
+    )
+}
+
+
+def compiler() -> str:
+    """The C++ compiler; skips the test without one."""
+    found = shutil.which("g++")
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+@functools.cache
+def _sites() -> list[Path]:
+    """Folders of packages: this environment's, and that of STASHTRACE_WHEELS_PYTHON, which has the large wheels."""
+    python = os.environ.get("STASHTRACE_WHEELS_PYTHON")
+    if not python:
+        return [_SITE]
+    program = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    return [_SITE, Path(done.stdout.strip())]
 
 
 def cuda_headers() -> list[Path]:
@@ -25,13 +55,28 @@ def cuda_headers() -> list[Path]:
 def nccl_libraries() -> list[Path]:
     """libnccl.so.2 of NCCL's wheels, and the one that STASHTRACE_NCCL_LIBRARY names."""
     named = os.environ.get("STASHTRACE_NCCL_LIBRARY")
-    found = sorted(_SITE.glob("nvidia/**/libnccl.so.2")) + ([Path(named)] if named else [])
-    return [path for path in found if path.is_file()]
+    found = [path for site in _sites() for path in sorted(site.glob("nvidia/**/libnccl.so.2"))]
+    return [path for path in [*found, *([Path(named)] if named else [])] if path.is_file()]
+
+
+def need_nccl() -> list[Path]:
+    """The same; skips the test without any."""
+    libraries = nccl_libraries()
+    if not libraries:
+        pytest.skip("no libnccl.so.2: a wheel here or of STASHTRACE_WHEELS_PYTHON, or STASHTRACE_NCCL_LIBRARY")
+    return libraries
+
+
+def nccl_version(library: Path) -> int:
+    """Release of a libnccl, as it says it."""
+    version = ctypes.c_int()
+    assert ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(version)) == 0
+    return version.value
 
 
 def nccl_headers() -> list[Path]:
     """Folders with nccl.h."""
-    return sorted(path.parent for path in _SITE.glob("nvidia/**/include/nccl.h"))
+    return [path.parent for site in _sites() for path in sorted(site.glob("nvidia/**/include/nccl.h"))]
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.real_interfaces import nccl_libraries, need_device
+from contract.real_interfaces import need_device, need_nccl
 from device import fake_environment
 
 #: argv: name of the library. Real collectives of one rank are copies; what counts here is who waits for what.
@@ -75,8 +75,5 @@ def test_the_double(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_the_real_library() -> None:
     need_device()
-    libraries = nccl_libraries()
-    if not libraries:
-        pytest.skip("no libnccl.so.2 (a wheel of NCCL, or STASHTRACE_NCCL_LIBRARY)")
-    for library in libraries:
+    for library in need_nccl():
         assert answers(str(library), dict(os.environ)) == EXPECTED
