@@ -40,7 +40,7 @@ const char* error_text(int number) noexcept {
 
 void init_log(LogLevel level, const char* const* environment) noexcept {
   g_level = level;
-  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
     const std::string_view rank = variable(environment, name);
     if (rank.empty() || rank.size() >= sizeof g_rank) continue;
     std::memcpy(g_rank, rank.data(), rank.size());

@@ -35,12 +35,18 @@ std::string_view link_target(const char* path, char* memory, std::size_t bytes) 
   return got > 0 ? std::string_view(memory, static_cast<std::size_t>(got)) : std::string_view{};
 }
 
+// Named one by one where a launcher also keeps keys and tokens under its prefix.
 bool is_rank_variable(std::string_view name) noexcept {
   for (const std::string_view exact :
-       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "CUDA_VISIBLE_DEVICES"})
+       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_JOBID",
+        "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMIX_RANK", "PMIX_NAMESPACE", "PALS_RANKID", "PALS_LOCAL_RANKID",
+        "PALS_APID", "FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "JOB_COMPLETION_INDEX",
+        "CUDA_VISIBLE_DEVICES"})
     if (name == exact) return true;
-  return name.starts_with("SLURM_");
+  for (const std::string_view family : {"OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PET_", "SLURM_"})
+    if (name.starts_with(family)) return name != "SLURM_JWT";
+  return false;
 }
 
 void write_argv(TextBuffer& out) noexcept {
@@ -138,6 +144,7 @@ void write_metadata(TextBuffer& out, const Identity& identity, const Config& con
   out.add(", \"host\": ").quote(identity.host);
   out.add(", \"boot_id\": ").quote(small_file("/proc/sys/kernel/random/boot_id", memory, sizeof memory));
   out.add(", \"netns\": ").quote(link_target("/proc/self/ns/net", memory, sizeof memory));
+  out.add(", \"pidns\": ").quote(link_target("/proc/self/ns/pid", memory, sizeof memory));
   out.add(", \"pid\": ").add(std::int64_t{identity.pid}).add(", \"ppid\": ").add(std::int64_t{identity.ppid});
   out.add(", \"incarnation\": ").add(std::int64_t{identity.incarnation});
   out.add(", \"parent_incarnation\": ").add(std::int64_t{identity.parent_incarnation});

@@ -45,8 +45,8 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 
 // Field table: {"records": [{"name", "id", "version", "collector", "row_bytes",
 //   "fields": [{"name", "type": "u16|i32|u32|i64|u64|f64|text56", "offset"}]}]}
-// Metadata: {"run_id", "host", "boot_id", "netns", "pid", "ppid", "incarnation", "parent_incarnation", "argv", "exe",
-//   "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"monotonic", "tick_hz", "start_ticks",
+// Metadata: {"run_id", "host", "boot_id", "netns", "pidns", "pid", "ppid", "incarnation", "parent_incarnation", "argv",
+//   "exe", "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"monotonic", "tick_hz", "start_ticks",
 //   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
 // A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
 // recorded process): an id that its own file does not define is to be looked up in the parent's.

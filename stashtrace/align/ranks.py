@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stashtrace.align.launch_variables import Place, places
 from stashtrace.model.kinds import ProcessRole
 
-_RANK_KEYS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_LOCAL_RANK_KEYS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-_WORLD_KEYS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 #: Records that only a process that trains writes.
 TRAINING_RECORDS = ("phase_span", "collective_call", "group")
 
@@ -51,13 +49,16 @@ class ProcessFacts:
         """Process id on its host."""
         return int(self.metadata.get("pid", 0))
 
-    def number(self, learned: str, environment: Sequence[str]) -> int:
-        """A number the process said, else the first that its environment holds, else -1."""
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """What launchers told it by variables."""
         env = self.metadata.get("env")
-        for text in (self.learned.get(learned), *((env.get(k) for k in environment) if isinstance(env, dict) else ())):
-            if text is not None and str(text).strip().isdigit():
-                return int(text)
-        return -1
+        return env if isinstance(env, dict) else {}
+
+    def said(self, name: str, otherwise: int = -1) -> int:
+        """A number that the process said itself."""
+        text = self.learned.get(name, "").strip()
+        return int(text) if text.isdigit() else otherwise
 
     @property
     def trains(self) -> int:
@@ -67,7 +68,10 @@ class ProcessFacts:
 
 @dataclass(slots=True)
 class Identity:
-    """The answer for one process; ``parent`` is an index into the list of facts, -1 if not traced."""
+    """The answer for one process; ``parent`` is an index into the list of facts, -1 if not traced.
+
+    ``generation`` counts the restarts of an elastic job; -1 is a process that outlives them, such as torchrun.
+    """
 
     parent: int = -1
     rank: int = -1
@@ -76,20 +80,35 @@ class Identity:
     role: ProcessRole = ProcessRole.OTHER
     worker_id: int = -1
     name: str = ""
+    generation: int = -1
 
 
-def identify(processes: Sequence[ProcessFacts]) -> list[Identity]:
-    """Parents, ranks and roles of all processes of a run."""
+def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -> list[Identity]:
+    """Parents, ranks and roles of all processes of a run.
+
+    Parameters
+    ----------
+    processes : sequence of ProcessFacts
+    generation : int, optional
+        Which start of an elastic job has the ranks; by default the one that trained most, of equals the last.
+        Processes of the others have no rank.
+    """
     identities = [Identity(parent=p) for p in _parents(processes)]
-    own = [p.number("rank", _RANK_KEYS) for p in processes]
     workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
-    leaders = _leaders(processes, identities, own, workers)
+    told = places([p.environment for p in processes], workers)
+    own = [p.said("rank", place.rank) for p, place in zip(processes, told, strict=True)]
+    _count_generations(processes, identities, own, told, workers)
+    chosen = generation if generation is not None else _main_generation(processes, identities)
+    for index, identity in enumerate(identities):
+        if identity.generation not in (-1, chosen):
+            own[index] = -1
+    leaders = _leaders(processes, identities, own, workers, chosen)
     for rank, index in leaders.items():
         facts, identity = processes[index], identities[index]
         identity.role = ProcessRole.RANK
         identity.rank = rank
-        identity.local_rank = facts.number("local_rank", _LOCAL_RANK_KEYS)
-        identity.world_size = facts.number("world_size", _WORLD_KEYS)
+        identity.local_rank = facts.said("local_rank", told[index].local_rank)
+        identity.world_size = facts.said("world_size", told[index].world_size)
     for index, identity in enumerate(identities):
         if identity.role is not ProcessRole.RANK:
             _serve(index, identities, processes, own, leaders, workers)
@@ -102,21 +121,30 @@ def identify(processes: Sequence[ProcessFacts]) -> list[Identity]:
     return identities
 
 
+def generations(identities: Sequence[Identity]) -> tuple[int, list[int]]:
+    """(the start of an elastic job that has the ranks, all starts); (-1, []) if it is none."""
+    known = sorted({i.generation for i in identities if i.generation >= 0})
+    shown = next((i.generation for i in identities if i.role is ProcessRole.RANK and i.generation >= 0), -1)
+    return shown, known
+
+
 def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
     """(ranks there, ranks missing, world size) of a run."""
-    there = sorted({i.rank for i in identities if i.role is ProcessRole.RANK})
+    present = {i.rank for i in identities if i.role is ProcessRole.RANK}
     world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
-    return there, [r for r in range(world) if r not in set(there)], world
+    return sorted(present), [r for r in range(world) if r not in present], world
 
 
 def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
     """Index of each parent: the same boot, its pid, the incarnation it names, else the last one begun before."""
-    by_pid: dict[tuple[str, int], list[int]] = {}
+    # Containers of one host share its boot, and each has a process 1.
+    here = [tuple(str(p.metadata.get(n, "")) for n in ("boot_id", "host", "pidns")) for p in processes]
+    by_pid: dict[tuple[tuple[str, ...], int], list[int]] = {}
     for index, facts in enumerate(processes):
-        by_pid.setdefault((str(facts.metadata.get("boot_id", "")), facts.pid), []).append(index)
+        by_pid.setdefault((here[index], facts.pid), []).append(index)
     parents = []
     for index, facts in enumerate(processes):
-        candidates = by_pid.get((str(facts.metadata.get("boot_id", "")), int(facts.metadata.get("ppid", -1))), [])
+        candidates = by_pid.get((here[index], int(facts.metadata.get("ppid", -1))), [])
         named = [
             c
             for c in candidates
@@ -134,6 +162,47 @@ def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
         if at >= 0:
             parents[index] = -1
     return parents
+
+
+def _count_generations(
+    processes: Sequence[ProcessFacts],
+    identities: Sequence[Identity],
+    own: Sequence[int],
+    told: Sequence[Place],
+    workers: set[int],
+) -> None:
+    """Number the starts of an elastic job: a rank that begins a second time begins the next one for everybody.
+
+    torchrun stops all ranks before it starts any again, so by time the starts lie apart. Its own count of restarts
+    will not do: agents that joined later have another, and a change of membership is not counted.
+    """
+    elastic = [i for i in range(len(processes)) if told[i].elastic and own[i] >= 0 and i not in workers]
+    begun_by_torchrun = [i for i in elastic if not any(told[a].elastic for a in _ancestors(i, identities))]
+    current, restarts, seen = 0, "", set[tuple[object, ...]]()
+    for index in sorted(begun_by_torchrun, key=lambda i: (processes[i].begin_ns, i)):
+        metadata = processes[index].metadata
+        names: set[tuple[object, ...]] = {
+            ("rank", own[index]), (metadata.get("host"), metadata.get("ppid"), told[index].local_rank)
+        }  # fmt: skip
+        count = str(processes[index].environment.get("TORCHELASTIC_RESTART_COUNT", ""))
+        # A child of a rank that left no file has its variables too, but neither trains nor counts further.
+        if names & seen and (processes[index].trains or count != restarts):
+            current, seen = current + 1, set()
+        restarts, seen = count, seen | names
+        identities[index].generation = current
+    for index, identity in enumerate(identities):
+        for ancestor in _ancestors(index, identities):
+            if identity.generation < 0 and identities[ancestor].generation >= 0:
+                identity.generation = identities[ancestor].generation
+
+
+def _main_generation(processes: Sequence[ProcessFacts], identities: Sequence[Identity]) -> int:
+    """The generation that trained most; of equals the last."""
+    trained: dict[int, int] = {}
+    for facts, identity in zip(processes, identities, strict=True):
+        if identity.generation >= 0:
+            trained[identity.generation] = trained.get(identity.generation, 0) + facts.trains
+    return max(trained, key=lambda number: (trained[number], number), default=-1)
 
 
 def _ancestors(index: int, identities: Sequence[Identity]) -> list[int]:
@@ -154,7 +223,11 @@ def _is_worker(index: int, processes: Sequence[ProcessFacts], identities: Sequen
 
 
 def _leaders(
-    processes: Sequence[ProcessFacts], identities: Sequence[Identity], own: Sequence[int], workers: set[int]
+    processes: Sequence[ProcessFacts],
+    identities: Sequence[Identity],
+    own: Sequence[int],
+    workers: set[int],
+    generation: int,
 ) -> dict[int, int]:
     """Rank -> the process that is it: who trains, else the topmost one that has the rank in its environment."""
     candidates: dict[int, list[int]] = {}
@@ -176,7 +249,7 @@ def _leaders(
     if leaders or not processes:
         return leaders
     # Nobody has a rank: a job of one process, or something that is no training job at all.
-    roots = [i for i in range(len(processes)) if i not in workers]
+    roots = [i for i in range(len(processes)) if i not in workers and identities[i].generation in (-1, generation)]
     best = max(
         roots,
         default=0,
@@ -210,7 +283,7 @@ def _serve(
         identity.world_size = served.world_size
     if index in workers:
         identity.role = ProcessRole.WORKER
-        identity.worker_id = processes[index].number("worker_id", ())
+        identity.worker_id = processes[index].said("worker_id")
 
 
 def _name(facts: ProcessFacts, identity: Identity) -> str:

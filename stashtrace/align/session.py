@@ -11,7 +11,8 @@ import numpy as np
 from stashtrace.align import device_clocks
 from stashtrace.align.collective_merge import GroupNotes, merge_collectives
 from stashtrace.align.host_clocks import HostClock, domain_of, host_clocks, start_ticks
-from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
+from stashtrace.align.presence import choose_start, missing_loss, starts_loss
+from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify
 from stashtrace.collectors.context import DecodeContext, DeviceTime, ProcessIdentity
 from stashtrace.collectors.registry import Room, resolve
 from stashtrace.errors import UsageError
@@ -70,7 +71,7 @@ class Session:
         runs = [open_run(p, strict=strict, run_id=run_id) for p in paths]
         files = [file for run in runs for file in run.processes]
         session = cls(runs, files, strings if strings is not None else StringPool(), os.pathsep.join(paths))
-        session._identify(ranks)
+        session._identify(ranks, choose_start(run_id))
         session._register_threads()
         session._read_device_clocks()
         return session
@@ -84,10 +85,10 @@ class Session:
 
     # Setting up ---------------------------------------------------------------------------------
 
-    def _identify(self, ranks: Collection[int] | None) -> None:
+    def _identify(self, ranks: Collection[int] | None, start: int | None) -> None:
         files = enumerate(zip(self.core, self.files, strict=True))
         facts = [_facts(raw, file, self.clock_of(index)) for index, (raw, file) in files]
-        identities = identify(facts)
+        identities = identify(facts, start)
         leader = min(
             (i for i, who in enumerate(identities) if who.role is ProcessRole.RANK),
             key=lambda i: identities[i].rank,
@@ -109,27 +110,11 @@ class Session:
         self.origin_monotonic_ns = min(begins)
         for clock in self.clocks.values():
             clock.origin_ns = self.origin_monotonic_ns
+        found = [starts_loss(identities, start, self.runs[0].run_id)]
         if ranks is None:
-            self._note_missing_ranks(identities)
+            found.append(missing_loss(identities, self.files, self.runs, self.path))
+        self.losses += [(-1, row) for row in found if row is not None]
         self._choose(identities, facts, ranks)
-
-    def _note_missing_ranks(self, identities: Sequence[Identity]) -> None:
-        there, missing, world = missing_ranks(identities)
-        if missing and there:
-            listed = ", ".join(map(str, there[:-1])) + (" and " if len(there) > 1 else "") + str(there[-1])
-            self.losses.append(
-                (
-                    -1,
-                    (
-                        "format",
-                        "ranks_missing",
-                        int(Severity.DATA_LOSS),
-                        len(missing),
-                        f"run directory {self.path} holds rank{'s' if len(there) > 1 else ''} {listed} of {world}; "
-                        "merge the directories of the other hosts: `stashtrace merge DIR OTHER...`",
-                    ),
-                )
-            )
 
     def _choose(self, identities: list[Identity], facts: Sequence[ProcessFacts], ranks: Collection[int] | None) -> None:
         """Keep the wanted processes, in the order of the processes table, and number them."""
@@ -139,7 +124,12 @@ class Session:
                 f"{self.path} has no rank {', '.join(map(str, sorted(set(ranks) - there)))}",
                 hint=f"it has {', '.join(map(str, sorted(there)))}",
             )
-        kept = [i for i, who in enumerate(identities) if ranks is None or who.rank < 0 or who.rank in ranks]
+        shown, _ = generations(identities)
+        kept = [
+            i
+            for i, who in enumerate(identities)
+            if who.generation in (-1, shown) and (ranks is None or who.rank < 0 or who.rank in ranks)
+        ]
         role_order = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2, ProcessRole.LAUNCHER: 3}
         kept.sort(
             key=lambda i: (
@@ -356,6 +346,8 @@ class Session:
         }
         for run in self.runs:
             for key, value in run.run.items():
+                if key == "parts":  # a launcher of each host, told apart by `stashtrace info`
+                    continue
                 facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
         own = {
             "process_id": np.full(len(facts), -1, dtype=np.int64),

@@ -60,7 +60,8 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     strict : bool
         Raise on damage that otherwise becomes a loss row.
     run_id : str, optional
-        Which run to take if the directory holds several; a prefix will do.
+        Which run to take if the directory holds several; a prefix will do. What follows a point names a start of an
+        elastic job and does not concern files.
 
     Raises
     ------
@@ -70,6 +71,7 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
         If a newer stashtrace wrote it.
     """
     path = os.fspath(path)
+    run_id = (run_id or "").partition(".")[0] or None
     if not os.path.exists(path):
         raise FormatError(f"{path} does not exist", hint="record something: `stashtrace run -- CMD`")
     if not os.path.isdir(path):
@@ -165,10 +167,14 @@ def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any
 
 def _link_forks(processes: Sequence[StashFile]) -> None:
     """A forked child uses string ids its parent had given: tell it whose."""
-    known = {(p.metadata.get("host"), p.metadata.get("pid"), p.metadata.get("incarnation")): p for p in processes}
+
+    def name(facts: Mapping[str, Any], pid: str, incarnation: str) -> tuple[Any, ...]:
+        # Containers of one host share its boot, sometimes its name, and each has a process 1.
+        return tuple(facts.get(key) for key in ("boot_id", "host", "pidns", pid, incarnation))
+
+    known = {name(p.metadata, "pid", "incarnation"): p for p in processes}
     for process in processes:
-        facts = process.metadata
-        parent = known.get((facts.get("host"), facts.get("ppid"), facts.get("parent_incarnation")))
+        parent = known.get(name(process.metadata, "ppid", "parent_incarnation"))
         ancestor = parent
         while ancestor is not None and ancestor is not process:
             ancestor = ancestor.parent

@@ -197,7 +197,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
         stash.save()
     with pytest.warns(DataLossWarning, match="ranks_missing"):
         trace = load_trace(tmp_path)
-    assert "holds ranks 0, 1 and 3 of 4" in " ".join(texts(trace, "losses", "advice_code"))
+    assert "rank 2 of 4: no file" in " ".join(texts(trace, "losses", "advice_code"))
     assert load_trace(tmp_path, ranks=[0, 1]).ranks.tolist() == [0, 1]
 
 
