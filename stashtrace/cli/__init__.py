@@ -18,6 +18,7 @@ from stashtrace.errors import StashtraceError, UsageError
 #: (name, "module:function", one-line help), in the order in which a person meets them.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("run", "stashtrace.cli.run:main", "Run a command and record where its step time goes"),
+    ("env", "stashtrace.cli.env:main", "Print the variables for a job that starts without us"),
     ("merge", "stashtrace.cli.merge:main", "Merge what the processes of a run left, and sum it up"),
     ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, devices, records, losses"),
     ("status", "stashtrace.cli.status:main", "Look at a run that is still going, or hanging"),

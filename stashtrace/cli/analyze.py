@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.merging import is_one_job
+from stashtrace.cli.gathering import is_one_job
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 from stashtrace.errors import UsageError

@@ -9,10 +9,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.errors import MissingDataError
+from stashtrace.launch.launchers import launchers
 from stashtrace.model.kinds import DeviceClock, Severity
 from stashtrace.units import bytes_text, duration_text, ranks_text
 
@@ -25,7 +27,7 @@ def parser() -> Parser:
     parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, losses.")
     parser.add_argument("path", metavar="PATH", help="run directory or .stash file")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="lines (default) or JSON")
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several; ID.N: its start N")
     return parser
 
 
@@ -50,6 +52,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
     from stashtrace.format.reader import open_run
+    from stashtrace.report.facts import ranks_of_hosts
 
     raw = open_run(path, run_id=run_id)
     records: Counter[str] = Counter()
@@ -74,6 +77,8 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
         "duration_ns": run["end_monotonic_ns"] - run["begin_monotonic_ns"] if "end_monotonic_ns" in run else None,
         "exit_code": run.get("exit_code"),
         "hosts": sorted({trace.text(c) for c in trace.processes["host_code"]}),
+        "ranks_of_hosts": ranks_of_hosts(trace),
+        "launchers": [_launcher(part) for part in run.get("parts") or launchers(Path(path)) if isinstance(part, dict)],
         "processes": len(trace.processes),
         "merged": all(p.head.merged for p in raw.processes),
         "size_bytes": sum(p.size_bytes for p in raw.processes),
@@ -93,6 +98,28 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
             for row in trace.losses.rows()
         ],
     }
+
+
+def _launcher(part: dict[str, Any]) -> dict[str, Any]:
+    """What a launcher of the job said, without what all of them say."""
+    names = ("host", "run_id", "begin_realtime_ns", "end_realtime_ns", "exit_code", "signal")
+    return {name: part.get(name) for name in names}
+
+
+def _hosts_line(facts: dict[str, Any]) -> str:
+    of_hosts = facts["ranks_of_hosts"]
+    return ", ".join(
+        f"{host} (rank{'s' if len(of_hosts[host]) > 1 else ''} {ranks_text(of_hosts[host])})"
+        if host in of_hosts
+        else host
+        for host in facts["hosts"]
+    )
+
+
+def _launcher_line(launcher: dict[str, Any]) -> str:
+    code = launcher["exit_code"]
+    ending = f"ended with exit code {code}" if code is not None else "has not said that it ended"
+    return f"  {launcher['host']:<20}{ending}"
 
 
 def _devices(trace: Trace) -> list[dict[str, Any]]:
@@ -139,12 +166,14 @@ def _lines(facts: dict[str, Any]) -> str:
         ("command", shlex.join(facts["command"]).replace("\n", " ") or "not known"),
         ("begun", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin / 1e9)) if begin else "not known"),
         ("ended", ending or "not yet, or its launcher was killed"),
-        ("hosts", ", ".join(facts["hosts"])),
+        ("hosts", _hosts_line(facts)),
         ("processes", f"{facts['processes']}, {bytes_text(facts['size_bytes'])}{merged}"),
         ("ranks", (ranks_text(facts["ranks"]) or "none") + missing),
         ("steps", str(facts["steps"])),
     ]  # fmt: skip
     lines = [f"{name:<12}{text}" for name, text in rows]
+    if len(facts["launchers"]) > 1:
+        lines += ["launchers"] + [_launcher_line(launcher) for launcher in facts["launchers"]]
     if facts["devices"]:
         lines += ["devices"] + [_device_line(device) for device in facts["devices"]]
     lines += ["records"] + [f"  {name:<22}{count:>12,}" for name, count in facts["records"].items()]

@@ -3,12 +3,20 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
+import posixpath
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.merging import gather_directories, merge_and_report, short_path
+from stashtrace.cli.gathering import fold_launchers, gather, is_wanted, run_directories
+from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
+from stashtrace.errors import UsageError
+from stashtrace.launch.launchers import end_turns
+from stashtrace.launch.remote import fetch, is_url
+from stashtrace.launch.scratch import trace_files
 
 
 def parser() -> Parser:
@@ -17,19 +25,64 @@ def parser() -> Parser:
         "merge",
         "Merge what the processes of a run left, and sum it up. `stashtrace run` does\n"
         "this at its end; do it by hand after an interrupt, or for the directories of\n"
-        "several hosts: the files of the others are copied into the first.",
+        "several hosts: the files of the others are copied into the first, or all of\n"
+        "them into --out. A directory may also be a folder of run directories, or the\n"
+        "URL of one or the other.",
         "example: stashtrace merge ./stash-node00 ./stash-node01",
     )
-    parser.add_argument("paths", metavar="DIR", nargs="+", help="run directory; further ones are parts of the same job")
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    parser.add_argument(
+        "paths", metavar="DIR", nargs="+", help="run directory or URL; further ones are parts of the same job"
+    )
+    parser.add_argument("--out", metavar="DIR", help="directory for the whole (default: the first, which is added to)")
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several; ID.N: its start N")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Merge and sum up."""
     arguments = parser().read(argv)
-    paths = [existing_run(p) for p in arguments.paths]
-    first = paths[0] if paths[0].is_dir() else paths[0].parent
-    gather_directories(first, paths[1:])
-    merge_and_report(Path(first), Screen(), shown=short_path(first), run_id=arguments.run)
+    screen = Screen()
+    local = [existing_run(path) for path in arguments.paths if not is_url(path)]
+    target = _target(arguments.paths, arguments.out)
+    with contextlib.ExitStack() as until_gathered:
+        for url in filter(is_url, arguments.paths):
+            beside = tempfile.TemporaryDirectory(prefix="stash-fetched-", dir=target.absolute().parent)
+            local.append(Path(until_gathered.enter_context(beside)))
+            _fetch(url, local[-1], screen)
+        sources = [directory for path in local for directory in run_directories(path)]
+        if len(sources) > 1 or not _is_same(sources[0], target):
+            gather(target, sources, screen.say)
+    if any(target.glob("launch.*.json")):
+        fold_launchers(target)
+        end_turns(target)
+    merge_and_report(target, screen, shown=short_path(target), run_id=arguments.run)
     return 0
+
+
+def _fetch(url: str, place: Path, screen: Screen) -> None:
+    with screen.progress("fetching") as bar:
+        fetch(url, place, wanted=is_wanted, progress=lambda done, total: bar.step(done / total, f"{done} of {total}"))
+
+
+def _target(paths: Sequence[str], out: str | None) -> Path:
+    """Where the whole goes to.
+
+    Raises
+    ------
+    UsageError
+        If it would go into a directory that holds something else.
+    """
+    if out is not None:
+        return Path(out)
+    if not is_url(paths[0]):
+        first = existing_run(paths[0])
+        return first if first.is_dir() else first.parent
+    name = posixpath.basename(paths[0].rstrip("/")) or "stash-fetched"
+    target = Path(name)
+    if target.exists() and not trace_files(target):
+        raise UsageError(f"{target} exists and is no run directory", hint="name another with `--out DIR`")
+    return target
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)

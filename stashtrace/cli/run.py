@@ -3,14 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import argparse
 import signal
 from collections.abc import Sequence
+from typing import Any
 
-from stashtrace.cli import say_error
-from stashtrace.cli.merging import merge_and_report
+from stashtrace.cli.ending import conclude, processes_text, shown_directory
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import StashtraceError
 from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS, NCCL_SOURCES
 from stashtrace.launch.run import Outcome, run_command
 
@@ -24,7 +24,31 @@ def parser() -> Parser:
         "example: stashtrace run --out ./first -- torchrun --nproc-per-node 2 train.py",
     )
     parser.usage = "stashtrace run [options] -- COMMAND [ARGUMENT ...]"
-    parser.add_argument("--out", metavar="DIR", help="run directory (default: ./stash-MMDD-HHMMSS)")
+    parser.add_argument(
+        "--out", metavar="DIR",
+        help="run directory, or URL of one (s3://...); shared by all hosts of a job or one for each"
+        " (default: ./stash-MMDD-HHMMSS, ./stash-JOB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--scratch", metavar="DIR", help="record below DIR on a local disk, copy to --out when the command has ended"
+    )
+    parser.add_argument(
+        "--run-id", metavar="JOB",
+        help="name of the job, the same on all hosts; SLURM, MPI and torchrun's rendezvous are known without",
+    )  # fmt: skip
+    recording_options(parser)
+    parser.add_argument(
+        "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
+    )
+    parser.add_argument(
+        "--grace", metavar="SECONDS", type=float, default=10.0,
+        help="wait so long for processes that outlive the command (default: 10)",
+    )  # fmt: skip
+    return parser
+
+
+def recording_options(parser: Parser) -> None:
+    """What is recorded: the options that ``run`` and ``env`` have in common."""
     parser.add_argument("--steps", metavar="A:B", help="record steps A to B-1 only; the others are counted")
     parser.add_argument(
         "--collectors", metavar="NAMES", type=lambda text: text.split(","),
@@ -54,14 +78,13 @@ def parser() -> Parser:
         "--nccl-source", choices=NCCL_SOURCES,
         help="device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
     )  # fmt: skip
-    parser.add_argument(
-        "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
-    )
-    parser.add_argument(
-        "--grace", metavar="SECONDS", type=float, default=10.0,
-        help="wait so long for processes that outlive the command (default: 10)",
-    )  # fmt: skip
-    return parser
+
+
+def recording_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`recording_options` was given, under the names of ``traced_environment``."""
+    names = ("collectors", "steps", "nvml_hz", "nvml_links", "kernels", "kernels_steps", "nccl_source", "event_budget",
+             "lookup_hook")  # fmt: skip
+    return {name: getattr(arguments, name) for name in names}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,43 +95,16 @@ def main(argv: Sequence[str]) -> int:
     outcome = run_command(
         command,
         out=arguments.out,
-        collectors=arguments.collectors,
-        steps=arguments.steps,
-        nvml_hz=arguments.nvml_hz,
-        nvml_links=arguments.nvml_links,
-        kernels=arguments.kernels,
-        kernels_steps=arguments.kernels_steps,
-        nccl_source=arguments.nccl_source,
-        event_budget=arguments.event_budget,
-        lookup_hook=arguments.lookup_hook,
+        run_id=arguments.run_id,
+        scratch=arguments.scratch,
+        **recording_arguments(arguments),
         grace_s=arguments.grace,
         version=_version(),
-        on_wait=lambda pids: screen.say(f"stashtrace: waiting for {_processes(pids)} of the job that still run"),
+        on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
     )
     _say_how_it_ended(screen, outcome)
-    later = f"`stashtrace merge {_shown(outcome)}`"
-    if arguments.no_merge or outcome.interrupts_count > 1:
-        screen.say(f"stashtrace: not merged; {later} does it")
-        return outcome.exit_code
-    if not any(outcome.directory.glob("*.stash")):
-        say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be")
-        return outcome.exit_code
-    try:
-        merge_and_report(outcome.directory, screen, shown=_shown(outcome))
-    except KeyboardInterrupt:
-        screen.say(f"\nstashtrace: merge stopped, nothing is lost; {later} does it again")
-    except StashtraceError as error:
-        if arguments.debug:
-            raise
-        say_error(str(error), error.hint or f"what was recorded is in {_shown(outcome)}")
-    except Exception as error:
-        # The job is done and its exit code is the answer; what we made of its records is not.
-        if arguments.debug:
-            raise
-        say_error(
-            f"the merge failed: {type(error).__name__}: {error}",
-            f"the records are untouched; {later} --debug shows where",
-        )
+    conclude(outcome, screen, merge=not arguments.no_merge and outcome.interrupts_count < 2, debug=arguments.debug,
+             command=command)  # fmt: skip
     return outcome.exit_code
 
 
@@ -118,8 +114,8 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
     takes_value = {
-        "--out", "--steps", "--kernels-steps", "--collectors", "--nvml-hz", "--event-budget", "--nccl-source",
-        "--grace",
+        "--out", "--scratch", "--run-id", "--steps", "--kernels-steps", "--collectors", "--nvml-hz",
+        "--event-budget", "--nccl-source", "--grace",
     }  # fmt: skip
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
@@ -133,17 +129,6 @@ def _version() -> str:
     return str(__version__)
 
 
-def _shown(outcome: Outcome) -> str:
-    from stashtrace.cli.merging import short_path
-
-    return short_path(outcome.directory)
-
-
-def _processes(pids: Sequence[int]) -> str:
-    listed = ", ".join(map(str, pids[:4])) + (", ..." if len(pids) > 4 else "")
-    return f"{len(pids)} process{'es' if len(pids) != 1 else ''} ({listed})"
-
-
 def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
     if outcome.signal_number:
         try:
@@ -155,8 +140,8 @@ def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
         screen.say(f"stashtrace: the command ended with exit code {outcome.exit_code}")
     if outcome.survivors:
         screen.say(
-            f"stashtrace: {_processes(outcome.survivors)} of the job still run; "
-            f"what they record from now on needs `stashtrace merge {_shown(outcome)}`"
+            f"stashtrace: {processes_text(outcome.survivors)} of the job still run; "
+            f"what they record from now on needs `stashtrace merge {shown_directory(outcome)}`"
         )
     if outcome.complaint:
         screen.say(f"stashtrace: {outcome.complaint}")

@@ -8,6 +8,7 @@ the user nothing. Files of processes are made by the recorder itself, never here
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import time
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
+from stashtrace.launch.job import Job
+from stashtrace.launch.launchers import all_ended
 
 RUN_FILE = "run.json"
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
@@ -23,13 +26,15 @@ SMALLEST_FREE_BYTES = 16 << 20
 _TRACE_SUFFIXES = (".stash", ".ring")
 
 
-def prepare_directory(out: str | None, *, now: time.struct_time | None = None) -> Path:
-    """Make or accept the directory of a new run.
+def prepare_directory(out: str | None, *, job: Job | None = None, now: time.struct_time | None = None) -> Path:
+    """Make or accept the directory of a new run, or join the one that another launcher of the same job has made.
 
     Parameters
     ----------
     out : str, optional
-        What the user asked for; ``./stash-MMDD-HHMMSS`` if nothing.
+        What the user asked for; ``./stash-MMDD-HHMMSS`` if nothing, or ``./stash-JOB`` for a part of a job.
+    job : Job, optional
+        Which job this launcher is a part of.
     now : struct_time, optional
         For the default name.
 
@@ -38,19 +43,74 @@ def prepare_directory(out: str | None, *, now: time.struct_time | None = None) -
     CaptureError
         If it cannot be written, is full, or holds another run.
     """
-    path = Path(out) if out is not None else _default_name(now or time.localtime())
+    if out is None:
+        path = _make_default(job, now or time.localtime())
+    else:
+        path = Path(out)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _refused(path, error) from error
+        if holds_other_run(path, job):
+            named = "" if job is None or job.name else ", or give --run-id JOB on every host if this is a part of it"
+            raise CaptureError(
+                f"run directory {path} already holds a run{_age(path)}",
+                hint=f"choose another with `--out DIR`, or remove it if it is not needed{named}",
+            )
+    _try_to_write(path)
+    return path.absolute()
+
+
+def holds_other_run(path: Path, job: Job | None) -> bool:
+    """Whether a directory holds records that a run of ``job`` must not be mixed with."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
         names = os.listdir(path)
     except OSError as error:
         raise _refused(path, error) from error
-    if RUN_FILE in names or any(name.endswith(_TRACE_SUFFIXES) for name in names):
-        raise CaptureError(
-            f"run directory {path} already holds a run{_age(path)}",
-            hint="choose another with `--out DIR`, or remove it if it is not needed",
-        )
-    _try_to_write(path)
-    return path.absolute()
+    if RUN_FILE not in names:
+        return any(name.endswith(_TRACE_SUFFIXES) for name in names)
+    if job is None or not job.name or read_run_file(path).get("run_id") != job.run_id:
+        return True
+    # The name of a rendezvous is used again, so a finished run under it is another one.
+    return not job.unique and all_ended(path, job.launchers_count)
+
+
+def read_run_file(directory: Path) -> dict[str, Any]:
+    """Content of ``run.json``, empty if there is none or it is damaged."""
+    try:
+        content = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
+    """Write ``run.json`` unless another launcher of the job has, whole and in one step; whether it was us.
+
+    Raises
+    ------
+    CaptureError
+        If it cannot be written, or another run was begun here a moment ago.
+    """
+    temporary = directory / f"{RUN_FILE}.{os.uname().nodename}.{os.getpid()}.tmp"
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        try:
+            os.link(temporary, directory / RUN_FILE)
+        except FileExistsError:
+            if read_run_file(directory).get("run_id") != content["run_id"]:
+                raise CaptureError(
+                    f"run directory {directory} already holds a run{_age(directory)}",
+                    hint="choose another with `--out DIR`",
+                ) from None
+            return False
+        except OSError:  # a file system without links: what a reader may see half of is better than nothing
+            os.replace(temporary, directory / RUN_FILE)
+        return True
+    except OSError as error:
+        raise _refused(directory, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
@@ -72,16 +132,24 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
         raise _refused(directory, error) from error
 
 
-def _default_name(now: time.struct_time) -> Path:
-    stem = time.strftime("stash-%m%d-%H%M%S", now)
-    candidate, number = Path(stem), 2
-    while candidate.exists():  # two runs begun within one second
-        candidate, number = Path(f"{stem}-{number}"), number + 1
-    return candidate
+def _make_default(job: Job | None, now: time.struct_time) -> Path:
+    named = job is not None and job.name
+    stem = f"stash-{job.name}" if job is not None and job.name else time.strftime("stash-%m%d-%H%M%S", now)
+    for number in itertools.count(1):
+        path = Path(stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:  # begun within one second, or by another host of the job
+            if not named or not path.is_dir() or holds_other_run(path, job):
+                continue
+        except OSError as error:
+            raise _refused(path, error) from error
+        break
+    return path
 
 
 def _try_to_write(path: Path) -> None:
-    probe = path / ".stashtrace-probe"
+    probe = path / f".stashtrace-probe.{os.uname().nodename}.{os.getpid()}"
     try:
         with open(probe, "wb") as file:
             file.write(b"\0" * 65536)

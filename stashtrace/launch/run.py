@@ -22,8 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.launch.directory import prepare_directory, write_run_file
+from stashtrace.launch.directory import claim_run_file, prepare_directory, write_run_file
 from stashtrace.launch.environment import traced_environment
+from stashtrace.launch.job import Job, job_of
+from stashtrace.launch.launchers import announce, own_place
+from stashtrace.launch.remote import is_url
+from stashtrace.launch.scratch import make_scratch
 
 FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
@@ -43,7 +47,17 @@ class Outcome:
     Attributes
     ----------
     directory : Path
-        Where its records are.
+        The run directory; the local one if the run goes to a URL.
+    records : Path
+        Where its processes wrote: the run directory, or one on local scratch.
+    url : str
+        Where the run goes to in the end, empty if it stays in ``directory``.
+    job : Job
+        What it is a part of.
+    facts : dict
+        Content of ``run.json``, or of this launcher's file.
+    launch_file : Path, optional
+        This launcher's file, if the job has several launchers and a directory to meet in.
     exit_code : int
         As a shell reports it: 128 + n after signal n.
     signal_number : int
@@ -57,6 +71,11 @@ class Outcome:
     """
 
     directory: Path
+    records: Path
+    url: str
+    job: Job
+    facts: dict[str, Any]
+    launch_file: Path | None
     exit_code: int
     signal_number: int
     interrupts_count: int
@@ -79,6 +98,8 @@ def run_command(
     command: Sequence[str],
     *,
     out: str | None = None,
+    run_id: str | None = None,
+    scratch: str | None = None,
     collectors: Sequence[str] | None = None,
     steps: str | None = None,
     nvml_hz: int | None = None,
@@ -100,7 +121,12 @@ def run_command(
     command : sequence of str
         Program and its arguments.
     out : str, optional
-        Run directory.
+        Run directory, or URL.
+    run_id : str, optional
+        Name of the job, the same on every host, if nothing else tells.
+    scratch : str, optional
+        Local directory under which processes write until the command has ended. Bringing the records to ``out`` is
+        the caller's business, as are the words in ``launch_file`` that say so.
     collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook, nccl_source : optional
         As in :func:`traced_environment`.
     grace_s : float
@@ -120,22 +146,28 @@ def run_command(
         If it cannot be started, or the directory cannot be used.
     """
     program = find_program(command)
-    run_id = os.urandom(8).hex()
+    job = job_of(command, os.environ, run_id)
     # Refuses unknown collectors and a missing library before a directory is made.
     traced = functools.partial(
-        traced_environment, run_id=run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
+        traced_environment, run_id=job.run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
         nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
         event_budget=event_budget, lookup_hook=lookup_hook, nccl_source=nccl_source, library=library,
     )  # fmt: skip
-    traced({}, run_dir=".")
-    directory = prepare_directory(out)
-    environment = traced(os.environ, run_dir=directory)
-    content = _run_facts(command, run_id, environment["STASHTRACE_COLLECTORS"].split(","), version)
+    environment = traced(os.environ, run_dir=".")
+    content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
     if steps:
         content["steps"] = steps
     if "STASHTRACE_KERNELS_STEPS" in environment:
         content["kernels_steps"] = environment["STASHTRACE_KERNELS_STEPS"]
-    write_run_file(directory, content)
+    url = out if out is not None and is_url(out) else ""
+    records = make_scratch(scratch, job) if scratch is not None or url else None
+    directory = prepare_directory(out, job=job) if records is None or not url else records
+    launch_file = open_run_directory(directory, content, job)
+    if records is None:
+        records = directory
+    elif records != directory:
+        write_run_file(records, content)  # so that it can be merged where it is, should it never come home
+    environment["STASHTRACE_DIR"] = str(records)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have left it ignored: no exit status then
@@ -147,7 +179,7 @@ def run_command(
         watch = _Watch(_spawn(program, command, environment, old_mask))
         _wait_for_command(watch, taken)
         ended = time.time_ns(), time.monotonic_ns()
-        survivors = _wait_for_stragglers(watch, directory, taken, grace_s, on_wait)
+        survivors = _wait_for_stragglers(watch, records, taken, grace_s, on_wait, alone=launch_file is None)
         while (late := signal.sigtimedwait(taken, 0)) is not None:
             _take(watch, late)  # else it would strike when the mask is lifted, and the outcome were lost
     finally:
@@ -157,10 +189,28 @@ def run_command(
     content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
     complaint = ""
     try:
-        write_run_file(directory, content)
+        if launch_file is None:
+            write_run_file(directory, content)
+        if records != directory:
+            write_run_file(records, content)
     except CaptureError as error:  # the disk filled up meanwhile: the run is readable, it only looks unfinished
         complaint = str(error)
-    return Outcome(directory, code, number, watch.interrupts_count, tuple(survivors), complaint)
+    return Outcome(
+        directory, records, url, job, content, launch_file, code, number, watch.interrupts_count, tuple(survivors),
+        complaint,
+    )  # fmt: skip
+
+
+def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) -> Path | None:
+    """Write what is known at the start: ``run.json``, and this launcher's file if the job may have several.
+
+    Raises
+    ------
+    CaptureError
+        If it cannot be written, or another run was begun here meanwhile.
+    """
+    first = claim_run_file(directory, content)
+    return None if first and not job.name else announce(directory, content)
 
 
 def find_program(command: Sequence[str]) -> str:
@@ -282,12 +332,19 @@ def _wait_for_stragglers(
     taken: Sequence[int],
     grace_s: float,
     on_wait: Callable[[Sequence[int]], None] | None,
+    *,
+    alone: bool,
 ) -> list[int]:
     deadline = time.monotonic() + grace_s
     told = False
+
+    def living() -> list[int]:
+        found = living_processes(directory)
+        return found if alone else [pid for pid in found if _is_below_us(pid)]
+
     while True:
         _reap(watch)
-        left = living_processes(directory)
+        left = living()
         if not left or time.monotonic() >= deadline:
             return left
         if not told and on_wait is not None and time.monotonic() > deadline - grace_s + 1.0:
@@ -297,13 +354,26 @@ def _wait_for_stragglers(
         if info is not None:
             _take(watch, info)
             if info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                return living_processes(directory)
+                return living()
 
 
-def _run_facts(command: Sequence[str], run_id: str, collectors: Sequence[str], version: str) -> dict[str, Any]:
+def _is_below_us(pid: int) -> bool:
+    """Whether a process descends from this one: others of this host may belong to other launchers of the job."""
+    own = os.getpid()
+    while pid > 1 and pid != own:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return pid == own
+
+
+def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], version: str) -> dict[str, Any]:
+    """Content of ``run.json`` at the start."""
     return {
         "format": 1,
-        "run_id": run_id,
+        "run_id": job.run_id,
+        **({"job": job.name, "launchers_count": job.launchers_count} if job.name else {}),
         "command": list(command),
         "begin_realtime_ns": time.time_ns(),
         "begin_monotonic_ns": time.monotonic_ns(),
@@ -312,6 +382,7 @@ def _run_facts(command: Sequence[str], run_id: str, collectors: Sequence[str], v
         "collectors": list(collectors),
         "stashtrace_version": version,
         "launcher_pid": os.getpid(),
+        "place": own_place(),
         "gpu_driver": "present" if any(map(os.path.exists, _GPU_DEVICES)) else "none",
     }
 

@@ -126,9 +126,24 @@ class RunFacts:
         """Sum of :attr:`doubts`."""
         return sum(self.doubts.values())
 
+    @property
+    def hosts(self) -> dict[str, list[int]]:
+        """Hosts in the order of their first rank, and the ranks that ran on each."""
+        return ranks_of_hosts(self.trace)
+
     def rank(self, rank: int) -> RankFacts | None:
         """Facts of one rank, None if it has no counted step."""
         return next((r for r in self.ranks if r.rank == rank), None)
+
+
+def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
+    """Hosts in the order of their first rank, and the ranks that ran on each."""
+    processes = trace.processes
+    rows = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("rank")
+    found: dict[str, list[int]] = {}
+    for rank, host in zip(rows["rank"].tolist(), rows["host_code"].tolist(), strict=True):
+        found.setdefault(trace.text(host), []).append(rank)
+    return found
 
 
 def gather(trace: Trace) -> RunFacts:

@@ -24,6 +24,7 @@ from stashtrace.units import duration_text, percent_text, ranks_text
 #: More ranks than this are folded into a middle row and the ranks that differ from it.
 _ROWS_AT_MOST = 8
 _OUTLIERS_AT_MOST = 6
+_HOSTS_AT_MOST = 8
 _LOW_CONFIDENCE_RATIO = 0.05
 _CONTENTION_RATIO = 0.05
 _STEAL_RATIO = 0.02
@@ -64,7 +65,14 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
             lines += look.wrap(sentence, _INDENT, _INDENT * 2)
         lines += look.wrap(without_steps(facts.trace), _INDENT, _INDENT * 2)
     lines.append("")
-    lines += [*_machine(facts, look), *_hidden(facts, look), *_trust(facts, look), "", *_next(facts, path)]
+    lines += [
+        *_machine(facts, look),
+        *_hosts(facts, look),
+        *_hidden(facts, look),
+        *_trust(facts, look),
+        "",
+        *_next(facts, path),
+    ]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
@@ -214,6 +222,16 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
         if facts.trust.first_to_end and not hung:
             lines += look.wrap(facts.trust.first_to_end, _INDENT, _INDENT * 2)
     return [*lines, ""] if lines else []
+
+
+def _hosts(facts: RunFacts, look: Look) -> list[str]:
+    """Which rank ran where, if there is more than one place."""
+    hosts = facts.hosts
+    if len(hosts) < 2:
+        return []
+    told = [f"{host} rank{_s(len(ranks))} {ranks_text(ranks)}" for host, ranks in hosts.items()]
+    more = f" and {len(told) - _HOSTS_AT_MOST} more" if len(told) > _HOSTS_AT_MOST else ""
+    return look.wrap(f"hosts: {', '.join(told[:_HOSTS_AT_MOST])}{more}", _INDENT, _INDENT * 2)
 
 
 def _hidden(facts: RunFacts, look: Look) -> list[str]:

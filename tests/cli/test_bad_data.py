@@ -118,7 +118,7 @@ def test_ranks_that_are_missing_are_named(run: Run, tmp_path: Path) -> None:
     answer = run("merge", "part")
     assert answer.code == 0
     words = " ".join(answer.err.split())
-    assert "run directory part holds ranks 0, 1 and 3 of 4" in words
+    assert "rank 2 of 4: no file; part holds ranks 0,1,3;" in words
     assert "stashtrace merge ./part OTHER_DIR" in words
 
 
