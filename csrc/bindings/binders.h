@@ -14,4 +14,5 @@
   BINDER(bind_clock)               \
   BINDER(bind_kernels)             \
   BINDER(bind_nccl)                \
+  BINDER(bind_importers)           \
   // end of list
