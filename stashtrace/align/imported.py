@@ -121,6 +121,7 @@ class Imported:
 
     def settle(self, parts: Sequence[EventTables]) -> None:
         """Let times count from the first one, and note when each process was seen first and last."""
+        _add_bases(parts, self.context.bases_ns, np.array(self.tracks.table()["process_id"]))
         firsts, lasts = dict[int, int](), dict[int, int]()
         owner = np.array(self.tracks.table()["process_id"])
         for table, names in _stamped(parts):
@@ -138,6 +139,7 @@ class Imported:
                 table = part.table(name)
                 if len(table):
                     part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
+        _number_anew(parts, self.context.renumbered)
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
 
     # Small tables -----------------------------------------------------------------------------------
@@ -265,6 +267,36 @@ def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
     """Stamps of a table moved; what was not seen stays so."""
     stamps = (c for c in table.columns if c in STAMPS)
     return {name: np.where(table[name] >= 0, table[name] + by_ns, table[name]) for name in stamps}
+
+
+def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None], owner: Array) -> None:
+    """Times of files that do not say from when they count: from where the others do."""
+    known = Counter(base for base in bases_ns.values() if base)
+    unknown = [process for process, base in bases_ns.items() if base is None]
+    if not known or not unknown:
+        return
+    base = known.most_common(1)[0][0]
+    for part in parts:
+        for name in TABLES:
+            table = part.table(name)
+            stamps = [c for c in table.columns if c in STAMPS]
+            if len(table) and stamps:
+                chosen = np.isin(_processes_of(table, owner), unknown)
+                moved = {c: np.where(chosen & (table[c] >= 0), table[c] + base, table[c]) for c in stamps}
+                part._tables[name] = table.replace(**moved)
+
+
+def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
+    """Collectives of these groups numbered from 0, in the order and across the ranks that their numbers so far give."""
+    for value in hashes:
+        own = [part.collectives["group_hash"] == np.uint64(value) for part in parts]
+        used = [part.collectives["sequence"][rows] for part, rows in zip(parts, own, strict=True)]
+        numbers = np.unique(np.concatenate(used))
+        for part, rows in zip(parts, own, strict=True):
+            if rows.any():
+                sequence = part.collectives["sequence"].copy()
+                sequence[rows] = np.searchsorted(numbers, sequence[rows])
+                part._tables["collectives"] = part.collectives.replace(sequence=sequence)
 
 
 def _choose(

@@ -24,6 +24,8 @@ from stashtrace.analysis.trace_index import Layer, TraceIndex
 from stashtrace.model.kinds import BatchPhase, StallKind
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
+#: ``worker_id`` of a batch that the step thread made itself.
+MAIN_PROCESS = -1
 #: Share of the time that other threads of a worker were blocked in storage which its main thread must have been off the
 #: CPU without other reason, to believe that it waited for them.
 _COVERED_NUMERATOR, _COVERED_DENOMINATOR = 9, 10
@@ -113,6 +115,7 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     """Layers fetch, prep and hand-off of the waits."""
     ready = np.clip(waits.made_ns, waits.begin, waits.end)
     unknown = waits.made_by < 0
+    alone = unknown & (waits.worker_id == MAIN_PROCESS)  # imported: it made the batch itself, nobody saw how
     unmade = ~unknown & (waits.made_ns == NEVER)
     before = TimeSet.of(waits.begin[~unknown], ready[~unknown])
     parts = _Parts()
@@ -130,6 +133,7 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
         Layer(_PREP, TimeSet.of(waits.begin[unmade], ready[unmade]), (_HANDOFF,)),
         Layer(_PREP, before),
         Layer(_HANDOFF, TimeSet.of(ready[~unknown], waits.end[~unknown])),
+        Layer(_PREP, TimeSet.of(waits.begin[alone], waits.end[alone]), (_FETCH,)),
         Layer(_PREP, TimeSet.of(waits.begin[unknown], waits.end[unknown]), (_FETCH, _HANDOFF)),
     ]
 

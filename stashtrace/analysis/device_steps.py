@@ -65,13 +65,15 @@ class DeviceSteps:
         boundary = int64(np.append(host.begin[:1], host.end))
         marks = self.marks(process_id)
         at = _by_marks(boundary, marks)
-        clock = int(DeviceClock.EVENT)
-        if at is None:
-            at, clock = self._by_kernels(process_id, boundary), int(DeviceClock.CUPTI)
-        if at is None:
+        if at is not None:
+            at = np.maximum.accumulate(at)
+            return int64(at[:-1]), int64(at[1:]), int(DeviceClock.EVENT)
+        # Recordings of some steps have time between them that belongs to none.
+        edges = self._by_kernels(process_id, int64(np.stack([host.begin, host.end], axis=1).reshape(-1)))
+        if edges is None:
             return host.begin, host.end, 0
-        at = np.maximum.accumulate(at)
-        return int64(at[:-1]), int64(at[1:]), clock
+        edges = np.maximum.accumulate(edges)
+        return int64(edges[::2]), int64(edges[1::2]), int(DeviceClock.CUPTI)
 
     def _by_kernels(self, process_id: int, boundary: Int64) -> Int64 | None:
         rows = self._kernels_by.rows(process_id)

@@ -62,7 +62,9 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
         with_kernels = np.flatnonzero(counts)
         if len(with_kernels):
             typical = float(np.median(counts[with_kernels]))
-            whole = with_kernels[counts[with_kernels] >= _WHOLE_STEP_RATIO * typical]
+            # Without brackets beside them, kernels are all there is: an imported recording has no edges to doubt.
+            least = _WHOLE_STEP_RATIO * typical if "brackets" in windows else 1
+            whole = with_kernels[counts[with_kernels] >= least]
             windows["kernels"] = TimeSet.of(own["begin_ns"][whole], own["end_ns"][whole])
     return windows
 

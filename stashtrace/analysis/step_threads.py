@@ -45,7 +45,7 @@ def step_threads(trace: Trace) -> list[StepThread]:
     on_thread = (phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0
     update = on_thread & np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))
     _count(score, phases["track_id"][update], _UPDATE)
-    _count(score, spans["track_id"][spans["kind_code"] == SpanKind.STEP_MARK], _MARK)
+    _count(score, spans["track_id"][np.isin(spans["kind_code"], (SpanKind.STEP_MARK, SpanKind.STEP))], _MARK)
     _count(score, phases["track_id"][on_thread], _OTHER)
     _count(score, batches["track_id"][batches["phase_code"] == BatchPhase.WAIT], _OTHER)
     brackets = trace.device_brackets

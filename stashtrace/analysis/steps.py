@@ -38,7 +38,8 @@ def steps(trace: Trace) -> Table:
 
     A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
     ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
-    validation steps, from one to the next. Where the script calls ``stashtrace.step()``, those marks alone decide.
+    validation steps, from one to the next. Where the script calls ``stashtrace.step()``, those marks alone decide;
+    imported steps (``ProfilerStep#N``) keep begin, end and number.
     The rules are in ``docs/concepts/steps.md``. A run
     that recorded ``--steps A:B`` alone is numbered from A.
 
@@ -67,7 +68,8 @@ def host_steps(trace: Trace) -> Table:
 
 def _steps(trace: Trace, on_device: bool) -> Table:
     rows, devices = _Rows(trace), DeviceSteps(trace)
-    found = _number([_rank_steps(t, rows, devices) for t in step_threads(trace)])
+    found = [_rank_steps(t, rows, devices) for t in step_threads(trace)]
+    found = found if rows.numbered else _number(found)
     if not any(len(r.columns.begin) for r in found):
         raise MissingDataError(
             "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
@@ -83,6 +85,7 @@ def _steps(trace: Trace, on_device: bool) -> Table:
     begin = np.concatenate([p[0] for p in placed])
     end = np.concatenate([p[1] for p in placed])
     first = first_recorded_step(trace)
+    skipped = int(ordinal.min()) if rows.numbered else first
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
         "step": ordinal + first,
@@ -92,7 +95,7 @@ def _steps(trace: Trace, on_device: bool) -> Table:
         "track_id": np.repeat([r.thread.track_id for r in found], per_rank),
         "sub_steps_count": np.concatenate([r.sub_steps for r in found]),
         "kind": kind.astype("U16"),
-        "warmup": _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - first)),
+        "warmup": _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - skipped)),
         "matched_code": matched,
         "clock_code": np.repeat([p[2] for p in placed], per_rank),
     }
@@ -127,15 +130,25 @@ class _Rows:
         self.phases = phases.take((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
         self.waits = batches.take(batches["phase_code"] == BatchPhase.WAIT)
         self.marks = spans.take(spans["kind_code"] == SpanKind.STEP_MARK)
-        self.phases_by, self.waits_by, self.marks_by = (
-            RowsBy(t["track_id"]) for t in (self.phases, self.waits, self.marks)
+        self.whole = spans.take(spans["kind_code"] == SpanKind.STEP).sort_by("begin_ns")
+        self.phases_by, self.waits_by, self.marks_by, self.whole_by = (
+            RowsBy(t["track_id"]) for t in (self.phases, self.waits, self.marks, self.whole)
         )
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the steps come with their numbers: every rank that has whole steps keeps them."""
+        return len(self.whole) > 0
 
 
 def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> _RankSteps:
     own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
     columns_of_phases = {n: rows.phases[n][own] for n in rows.phases.columns}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
+    whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
+    if len(whole):
+        columns = StepColumns(whole["begin_ns"], whole["end_ns"], np.full(len(whole), "marked"))
+        return _RankSteps(thread, columns, _sub_steps(tokens, columns), whole["value"])
     marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
     columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
     if not len(columns.begin):

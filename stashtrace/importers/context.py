@@ -65,6 +65,8 @@ class ImportContext:
         self.losses: list[tuple[int, LossRow]] = []
         self.metadata: list[tuple[int, str, str]] = []
         self.realtime = True
+        self.bases_ns: dict[int, int | None] = {}
+        self.renumbered: set[int] = set()
         self._known: dict[tuple[object, ...], int] = {}
         self._importer = self._source = ""
         self._pieces: dict[str, list[Table]] = {}
@@ -171,6 +173,17 @@ class ImportContext:
     def say(self, key: str, value: str, process_id: int = -1) -> None:
         """A fact about a process, or about the whole load."""
         self.metadata.append((process_id, key, value))
+
+    def count_from(self, process_id: int, base_ns: int | None) -> None:
+        """From when a file's own times count; the stamps given have it in them. None: the file does not say.
+
+        Times without a base count from that of the other files of the load.
+        """
+        self.bases_ns[process_id] = base_ns
+
+    def number_anew(self, group_hash: int) -> None:
+        """``sequence`` of this group orders its collectives alike on all ranks, but is no number for a person."""
+        self.renumbered.add(group_hash)
 
     # For align.imported -------------------------------------------------------------------------
 

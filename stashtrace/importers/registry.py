@@ -18,6 +18,7 @@ from stashtrace.importers.source import Source
 
 #: (name, module, one-line help).
 IMPORTERS: tuple[tuple[str, str, str], ...] = (
+    ("kineto", "stashtrace.importers.kineto", "Kineto: traces of torch.profiler, one JSON file (or .json.gz) a rank"),
     ("dftracer", "stashtrace.importers.dftracer", "DFTracer, .pfw and .pfw.gz"),
     ("nccl_inspector", "stashtrace.importers.nccl_inspector", "NCCL Inspector: JSON lines of finished operations"),
     ("flight_recorder", "stashtrace.importers.flight_recorder", "torch Flight Recorder: pickle or JSON of a rank"),

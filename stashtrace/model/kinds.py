@@ -37,6 +37,7 @@ class SpanKind(enum.IntEnum):
     GC = 2
     PROBE = 3
     LOADER = 4
+    STEP = 5
 
 
 class IoOp(enum.IntEnum):
@@ -272,6 +273,7 @@ class CollectiveSource(enum.IntEnum):
     HOST = 0
     EVENTS = 1
     PLUGIN = 2
+    IMPORTED = 3
 
 
 class NcclFlag(enum.IntFlag):

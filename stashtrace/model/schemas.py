@@ -59,7 +59,7 @@ SPANS = _schema(
     ("kind_code", "i8", "", "SpanKind"),
     ("name_code", "i8", "", "string"),
     ("correlation_id", "i8", "", "joins records of one cause, 0 if none"),
-    ("value", "i8", "", "meaning depends on the kind"),
+    ("value", "i8", "", "step: its number; else as the kind says"),
 )
 PHASES = _schema(
     "phases",
@@ -84,7 +84,7 @@ BATCHES = _schema(
     ("rank", "i8", "", "rank that is served, -1 if none"),
     ("loader_id", "u8", "", "one per iterator, same in main process and workers"),
     ("batch_index", "i8", "", "the loader's index of the batch, -1 if none"),
-    ("worker_id", "i8", "", "worker that made the batch, -1 for the main process"),
+    ("worker_id", "i8", "", "worker that made the batch, -1 for the main process, -2 for one that was not seen"),
     ("phase_code", "i8", "", "BatchPhase"),
     ("cpu_ns", "i8", "ns", "CPU time of the thread inside, -1 if unknown"),
     ("runqueue_ns", "i8", "ns", "runnable but not running inside, -1 if unknown"),

@@ -63,6 +63,10 @@ class TrackRegistry:
         if role != ThreadRole.UNKNOWN:
             row[4] = int(role)
 
+    def assign_role(self, track_id: int, role: int) -> None:
+        """Say what a thread is to the job."""
+        self._rows[track_id][4] = int(role)
+
     def table(self) -> Table:
         """The ``tracks`` table so far."""
         return Table.from_rows(TRACKS, self._rows)

@@ -1,0 +1,212 @@
+"""A Kineto file as columns: which of its events are kept, and what of them. Used by ``kineto`` alone."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace import _native
+from stashtrace.errors import ImporterError
+from stashtrace.importers.source import Source
+
+Int64 = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
+
+#: In a column of integers: the event has no such argument.
+ABSENT: int = _native.importers.ABSENT
+_CHUNK_BYTES = 1 << 20
+
+_GROUP_TEXTS = ("Collective name", "dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
+_GROUP_INTS = ("In msg nelems", "Group size", "Seq", "Src Rank", "Dst Rank", "Global rank start", "Global rank stride")
+_PLACE = ("correlation", "device", "stream")
+#: Table -> (integers, texts) of its arguments.
+TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "kernels": ((*_PLACE, "graph node id"), ()),
+    "talks": ((*_PLACE, "graph node id", *_GROUP_INTS), _GROUP_TEXTS),
+    "copies": ((*_PLACE, "bytes"), ()),
+    "memsets": ((*_PLACE, "bytes"), ()),
+    "calls": (("correlation",), ()),
+    "comms": (_GROUP_INTS, (*_GROUP_TEXTS, "Input Dims", "Input type")),
+    "notes": ((), ()),
+    "gradients": ((), ()),
+    "window": ((), ()),
+    "names": ((), ("name", "labels")),
+}
+#: Beginnings of the names of kernels that move bytes between ranks.
+_TALKING = (
+    "nccl",
+    "rccl",
+    "msccl",
+    "void nccl",
+    "void vllm::cross_device_reduce",
+    "void sglang::cross_device_reduce",
+    "void c10d::symmetric_memory",
+    "one_shot_all_reduce",
+    "two_shot_all_reduce",
+    "multimem_all_reduce",
+)
+#: Operators worth keeping: what torch records around a step, a batch, an update, a collective.
+_NOTED = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.", "DistributedDataParallel.", "FullyShardedDataParallel.")
+_COMMUNICATING = ("record_param_comms", "nccl:", "gloo:", "mpi:", "ucc:", "xccl:")
+_GRADIENTS = ("autograd::engine::evaluate_function",)
+#: Spellings of each category, today's first; 2021's had capitals.
+_RULES: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+    (("kernel", "Kernel"), _TALKING, "talks"),
+    (("kernel", "Kernel"), ("",), "kernels"),
+    (("gpu_memcpy", "Memcpy"), ("",), "copies"),
+    (("gpu_memset", "Memset"), ("",), "memsets"),
+    (("cuda_runtime", "Runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"), ("",), "calls"),
+    (("cpu_op", "Operator", "user_annotation", "User_annotation"), _COMMUNICATING, "comms"),
+    (("cpu_op", "Operator"), _GRADIENTS, "gradients"),
+    (("cpu_op", "Operator"), _NOTED, "notes"),
+    (("user_annotation", "User_annotation"), ("",), "notes"),
+    (("Trace",), ("",), "window"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EventRows:
+    """Events of one table. ``name``, ``pid``, ``tid`` and the texts are numbers into the file's texts, -1 if absent."""
+
+    begin_ns: Int64
+    end_ns: Int64
+    name: Codes
+    pid: Codes
+    tid: Codes
+    ints: dict[str, Int64]
+    texts: dict[str, Codes]
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    def take(self, index: npt.NDArray[Any]) -> EventRows:
+        """Rows chosen by a mask or an index."""
+        return EventRows(
+            self.begin_ns[index],
+            self.end_ns[index],
+            self.name[index],
+            self.pid[index],
+            self.tid[index],
+            {k: v[index] for k, v in self.ints.items()},
+            {k: v[index] for k, v in self.texts.items()},
+        )
+
+
+class KinetoFile:
+    """What one file holds.
+
+    Attributes
+    ----------
+    rows : dict of str to EventRows
+        By the names of ``TABLES``.
+    texts : list of str
+    top : dict
+        Top-level values beside the events, parsed; those that are no JSON are absent.
+    counts : dict of str to int
+        Of the scanner: events, kept, damaged, oversized, timeless, truncated (the text or its compression was cut).
+    categories : dict of str to int
+        Events with a duration by category, kept or not.
+    """
+
+    def __init__(self, scanner: _native.importers.TraceEvents, cut: bool) -> None:
+        self.texts = scanner.texts()
+        self.top = _parsed(scanner.top())
+        self.counts = scanner.counts()
+        self.counts["truncated"] |= int(cut)
+        self.categories = scanner.categories()
+        self.base_ns = _base_ns(self.top)
+        self.rows = {
+            name: self._rows(columns, *TABLES[name])
+            for name, columns in zip(TABLES, scanner.take_tables(), strict=True)
+        }
+        self._integers: dict[int, int] = {}
+
+    def _rows(self, columns: dict[str, Any], ints: tuple[str, ...], texts: tuple[str, ...]) -> EventRows:
+        begin, duration = columns["begin_ns"], columns["duration_ns"]
+        timed = begin != ABSENT
+        begin = np.where(timed, begin + (self.base_ns or 0), ABSENT)
+        end = np.where(timed, begin + np.maximum(duration, 0), ABSENT)
+        return EventRows(
+            begin,
+            end,
+            columns["name"],
+            columns["pid"],
+            columns["tid"],
+            dict(zip(ints, columns["ints"], strict=True)),
+            dict(zip(texts, columns["texts"], strict=True)),
+        )
+
+    def text(self, number: int) -> str:
+        """Text by its number, empty for -1."""
+        return self.texts[number] if number >= 0 else ""
+
+    def integers(self, numbers: Codes, default: int = -1) -> Int64:
+        """The first whole number in each text (``7``, ``stream 7``), ``default`` where there is none."""
+        distinct, inverse = np.unique(numbers, return_inverse=True)
+        found = [_integer_in(self.text(n), default) for n in distinct.tolist()]
+        return np.array(found, dtype=np.int64)[inverse]
+
+    def matching(self, numbers: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+        """Where the text fits a pattern."""
+        distinct, inverse = np.unique(numbers, return_inverse=True)
+        found = [bool(pattern.search(self.text(n))) for n in distinct.tolist()]
+        return np.array(found, dtype=np.bool_)[inverse]
+
+
+def read(source: Source) -> KinetoFile:
+    """Read a file front to back.
+
+    Raises
+    ------
+    ImporterError
+        If there is no event in it.
+    """
+    order = {name: at for at, name in enumerate(TABLES)}
+    rules = [("X", cat, start, order[table]) for cats, starts, table in _RULES for cat in cats for start in starts]
+    rules += [("M", "", "", order["names"]), ("M", "__metadata", "", order["names"])]
+    scanner = _native.importers.TraceEvents(["traceEvents"], list(TABLES.values()), rules)
+    cut = False
+    with source.open() as stream:
+        while not cut:
+            try:
+                chunk = stream.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]  # what stands before a cut is given
+            except (EOFError, zlib.error):
+                cut = True
+                break
+            if not chunk:
+                break
+            scanner.feed(chunk)
+    scanner.finish()
+    file = KinetoFile(scanner, cut)
+    if not file.counts["events"]:
+        raise ImporterError(
+            f"{source.path} holds no event", hint="export it again: prof.export_chrome_trace(path) writes traceEvents"
+        )
+    return file
+
+
+def _parsed(top: dict[str, str]) -> dict[str, Any]:
+    out = {}
+    for key, text in top.items():
+        try:
+            out[key] = json.loads(text, strict=False)
+        except ValueError:  # damaged, or cut: nobody depends on it
+            continue
+    return out
+
+
+def _base_ns(top: dict[str, Any]) -> int | None:
+    base = top.get("baseTimeNanoseconds")
+    return base if isinstance(base, int) else None
+
+
+def _integer_in(text: str, default: int) -> int:
+    found = re.search(r"-?\d+", text)
+    return int(found[0]) if found and len(found[0]) < 19 else default
