@@ -62,6 +62,7 @@ class _Group:
     members: tuple[int, ...]  # empty if unknown
     size: int  # -1 if unknown
     key: str  # the same on all its ranks
+    guessed: bool = False
 
     @property
     def hash(self) -> int:
@@ -138,7 +139,7 @@ def add_collectives(rows: FileRows, work: DeviceRows, steps: Steps) -> None:
         for group in groups:
             rows.context.number_anew(group.hash)
     _add_groups(rows, groups)
-    if any(not g.members for g in groups):
+    if sum(g.guessed for g in groups) > 1:
         rows.context.lose(
             "groups_not_in_file",
             process_id=rows.process_id,
@@ -217,33 +218,31 @@ class _Details:
 
     def groups(self, stream: Int64) -> tuple[Int64, list[_Group]]:
         """Group of each row, as a place in the list of groups."""
-        columns = [
-            self.text("Process Group Name"),
-            self.text("Process Group Ranks"),
-            self.text("Process Group Description"),
-            self.first("Group size"),
-            self.first("Global rank start"),
-            self.first("Global rank stride"),
-        ]
-        said = (columns[0] >= 0) | (columns[1] >= 0)
-        columns.append(np.where(said, -1, stream))
-        distinct, inverse = np.unique(np.stack([c.astype(np.int64) for c in columns]), axis=1, return_inverse=True)
-        streams = [s for s in dict.fromkeys(stream[~said].tolist())]
-        made = [self._group(*row, streams) for row in distinct.T.tolist()]
+        texts = [self.text(f"Process Group {what}") for what in ("Name", "Ranks", "Description")]
+        numbers = [self.first(key) for key in ("Group size", "Global rank start", "Global rank stride")]
+        said = (texts[0] >= 0) | (texts[1] >= 0)
+        columns = np.stack([*(t.astype(np.int64) for t in texts), *numbers, np.where(said, -1, stream)])
+        distinct, inverse = np.unique(columns, axis=1, return_inverse=True)
+        streams = list(dict.fromkeys(stream[~said].tolist()))
+        made = [self._group(row, streams) for row in distinct.T.tolist()]
         unique = list(dict.fromkeys(made))
-        place = np.array([unique.index(g) for g in made], dtype=np.int64)
-        return place[inverse.reshape(-1)], unique
+        place = np.array([unique.index(g) for g in made], dtype=np.int64)[inverse.reshape(-1)]
+        for one in streams:  # launched before the recording, beside others of which torch told the group
+            told = np.unique(place[said & (stream == one)])
+            if len(told) == 1:
+                place[~said & (stream == one)] = told[0]
+        used, place = np.unique(place, return_inverse=True)
+        return place, [unique[at] for at in used.tolist()]
 
-    def _group(
-        self, name: int, ranks: int, title: int, size: int, start: int, stride: int, stream: int, streams: Sequence[int]
-    ) -> _Group:
+    def _group(self, row: Sequence[int], streams: Sequence[int]) -> _Group:
+        name, ranks, title, size, start, stride, stream = row
         text, top = self._rows.file.text, self._rows.file.top
         process = self._rows.context.processes[self._rows.process_id]
         if stream >= 0:
             place = streams.index(stream)
-            members = tuple(range(process.world_size)) if len(streams) == 1 and process.world_size > 0 else ()
-            shown = "all ranks" if members else f"NCCL stream {place}"
-            return _Group(shown, members, process.world_size if members else -1, f"{shown} of {process.world_size}")
+            shown = "all ranks" if len(streams) == 1 else f"all ranks, NCCL stream {place}"
+            world = process.world_size
+            return _Group(shown, tuple(range(max(world, 0))), world, f"{shown} of {world}", guessed=True)
         listed = _ranks(text(ranks)) or _configured(top, text(name))
         if not listed and start >= 0 and size > 0 and (stride > 0 or size == 1):
             listed = tuple(range(start, start + size * max(stride, 1), max(stride, 1)))

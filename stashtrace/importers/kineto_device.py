@@ -49,7 +49,15 @@ _CALLS = (
     ("libraryload", DeviceCall.MODULE_LOAD),
 )
 #: Copies that return when they are done.
-_BLOCKING_COPIES = ("memcpy", "memcpy2d", "memcpytosymbol", "memcpyfromsymbol", "memcpywithstream", "memcpydtoh", "memcpyhtod")
+_BLOCKING_COPIES = (
+    "memcpy",
+    "memcpy2d",
+    "memcpytosymbol",
+    "memcpyfromsymbol",
+    "memcpywithstream",
+    "memcpydtoh",
+    "memcpyhtod",
+)
 
 
 @dataclass(frozen=True, slots=True)

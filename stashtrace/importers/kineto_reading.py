@@ -53,7 +53,13 @@ _TALKING = (
     "multimem_all_reduce",
 )
 #: Operators worth keeping: what torch records around a step, a batch, an update, a collective.
-_NOTED = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.", "DistributedDataParallel.", "FullyShardedDataParallel.")
+_NOTED = (
+    "ProfilerStep",
+    "enumerate(DataLoader)",
+    "Optimizer.",
+    "DistributedDataParallel.",
+    "FullyShardedDataParallel.",
+)
 _COMMUNICATING = ("record_param_comms", "nccl:", "gloo:", "mpi:", "ucc:", "xccl:")
 _GRADIENTS = ("autograd::engine::evaluate_function",)
 #: Spellings of each category, today's first; 2021's had capitals.

@@ -1,0 +1,293 @@
+"""Kineto's files become the tables of devices: what goes where, and what a damaged or foreign file costs."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import warnings
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from importers.kineto_files import PID, START_NS, device, host, launch, rank_of_two, step, write
+
+import stashtrace
+from stashtrace.errors import DataLossWarning, ImporterError
+from stashtrace.importers import kineto
+from stashtrace.model.kinds import (
+    CollectiveOp,
+    CollectiveSource,
+    CopyDirection,
+    DeviceCall,
+    DeviceWork,
+    Phase,
+    SpanKind,
+)
+from stashtrace.model.trace import Trace
+
+
+def _load(*paths: Path) -> Trace:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        return stashtrace.load(list(paths))
+
+
+def _losses(trace: Trace) -> dict[str, int]:
+    return {trace.text(r["name_code"]): r["lost_count"] for r in trace.losses.rows()}
+
+
+def test_kernels_with_their_launches(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "rank3.json",
+        [
+            launch(1, 10, 4),
+            launch(2, 20, 30, "cudaMemcpyAsync"),
+            device("gemm", 100.001, 7.25, correlation=1),
+            device("Memcpy HtoD (Pageable -> Device)", 30, 9, cat="gpu_memcpy", correlation=2, bytes=4096),
+            device("Memset (Device)", 50, 1, cat="gpu_memset", correlation=99, bytes=8, stream=21),
+            host("cudaStreamSynchronize", 60, 55, cat="cuda_runtime", correlation=3),
+        ],
+        deviceProperties=[{"id": 0, "name": "H100", "numSms": 132, "computeMajor": 9, "computeMinor": 0}],
+    )
+    trace = _load(path)
+    kernels = trace.kernels
+    assert [trace.text(c) for c in kernels["name_code"]] == [
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memset (Device)",
+        "gemm",
+    ]
+    assert kernels["begin_ns"].tolist() == [20_000, 40_000, 90_001]  # from the first event on, to the nanosecond
+    assert kernels["end_ns"].tolist() == [29_000, 41_000, 97_251]
+    assert kernels["launch_ns"].tolist() == [10_000, -1, 0]
+    assert kernels["return_ns"].tolist() == [40_000, -1, 4_000]
+    assert kernels["work_code"].tolist() == [DeviceWork.COPY, DeviceWork.MEMSET, DeviceWork.KERNEL]
+    assert kernels["copy_code"].tolist() == [CopyDirection.HOST_TO_DEVICE, 0, 0]
+    assert kernels["size_bytes"].tolist() == [4096, 8, 0]
+    assert trace.processes["rank"].tolist() == [3]
+    assert trace.processes["pid"].tolist() == [PID]
+    assert trace.device_calls["call_code"].tolist() == [DeviceCall.COPY, DeviceCall.STREAM_SYNCHRONIZE]
+    assert [trace.text(c) for c in trace.devices["name_code"]] == ["H100"]
+    assert _losses(trace)["launches_not_in_file"] == 1
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    trace = _load(rank_of_two(tmp_path / "a.json.gz", 0), rank_of_two(tmp_path / "b.json", 1, late_us=100))
+    steps = stashtrace.analyze(trace, "steps")
+    assert sorted(zip(steps["rank"].tolist(), steps["step"].tolist(), strict=True)) == [
+        (0, 10),
+        (0, 11),
+        (1, 10),
+        (1, 11),
+    ]
+    assert set(steps["matched_code"].tolist()) == {1}
+    collectives = trace.collectives
+    assert set(collectives["op_code"].tolist()) == {CollectiveOp.ALL_REDUCE}
+    assert set(collectives["message_bytes"].tolist()) == {1024}
+    assert set(collectives["source_code"].tolist()) == {CollectiveSource.IMPORTED}
+    assert sorted(collectives["sequence"].tolist()) == [0, 0, 1, 1]
+    late = stashtrace.analyze(trace, "stragglers")
+    assert late["last_count"].tolist() == [0, 2]
+    stalls = stashtrace.analyze(trace, "stalls")
+    assert set(stalls["method"][stalls["step"] >= 0].tolist()) == {"kernels"}
+    waited = (stalls["rank"] == 0) & (stalls["kind"] == "straggler")
+    assert stalls["stall_ns"][waited].tolist() == [100_000, 100_000]
+    assert set(stalls["cause_rank"][waited].tolist()) == {1}
+    wall = dict(
+        zip(
+            zip(steps["rank"].tolist(), steps["step"].tolist(), strict=True),
+            (steps["end_ns"] - steps["begin_ns"]).tolist(),
+            strict=True,
+        )
+    )
+    for key, length in wall.items():
+        own = (stalls["rank"] == key[0]) & (stalls["step"] == key[1])
+        assert int(stalls["stall_ns"][own].sum()) == length
+
+
+def test_batches_that_nobody_saw_made_are_an_interval(tmp_path: Path) -> None:
+    trace = _load(rank_of_two(tmp_path / "a.json", 0))
+    table = stashtrace.analyze(trace, "stalls")
+    first = table.take(table["step"] == 10)
+    rows = {r["kind"]: (r["stall_ns"], r["low_ns"], r["high_ns"]) for r in first.rows()}
+    assert rows["prep"] == (50_000, 0, 50_000)
+    assert rows["fetch"] == (0, 0, 50_000)
+    assert rows["handoff"] == (0, 0, 50_000)
+    alone = [
+        step(1, 0, 100),
+        host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 20),
+        launch(1, 40),
+        device("k", 50, 5, correlation=1),
+    ]
+    kinds = stashtrace.analyze(_load(write(tmp_path / "one.json", alone)), "stalls")["kind"].tolist()
+    assert "fetch" in kinds
+    assert "handoff" not in kinds
+
+
+def test_recordings_that_begin_at_different_steps(tmp_path: Path) -> None:
+    trace = _load(
+        rank_of_two(tmp_path / "a.json", 0, first_step=10), rank_of_two(tmp_path / "b.json", 1, first_step=11)
+    )
+    rows = trace.collectives
+    shared = {(r, s) for r, s in zip(rows["rank"].tolist(), rows["sequence"].tolist(), strict=True)}
+    assert shared == {(0, 0), (0, 1), (1, 1), (1, 2)}  # step 11 is number 1 on both
+
+
+def test_metadata_of_collectives(tmp_path: Path) -> None:
+    meta = {
+        "Collective name": "_allgather_base", "In msg nelems": 10, "dtype": "BFloat16", "Group size": 2, "Seq": 77,
+        "Process Group Name": "5", "Process Group Ranks": "[1, 3]", "Process Group Description": "mesh_tp",
+    }  # fmt: skip
+    events = [launch(1, 5), device("ncclDevKernel_Generic(x)", 50, 10, stream=9, correlation=1, **meta)]
+    trace = _load(write(tmp_path / "a.json", [step(1, 0, 90), *events], distributedInfo={"rank": 3, "world_size": 4}))
+    row = next(iter(trace.collectives.rows()))
+    assert (row["sequence"], row["op_code"], row["message_bytes"]) == (77, CollectiveOp.ALL_GATHER, 20)
+    group = next(iter(trace.groups.rows()))
+    assert (trace.text(group["members_code"]), trace.text(group["name_code"])) == ("1,3", "mesh_tp")
+    assert (group["group_rank"], group["group_size"]) == (1, 2)
+
+
+def test_launches_before_the_recording_count_backwards(tmp_path: Path) -> None:
+    for rank, orphans in ((0, 2), (1, 1)):
+        kernel = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+        before = [device(kernel, 10 * n, 5, stream=20, correlation=0) for n in range(orphans)]
+        after = [launch(5, 50), device(kernel, 60, 9, stream=20, correlation=5)]
+        info = {"rank": rank, "world_size": 2}
+        write(tmp_path / f"rank{rank}.json", [step(4, 40, 60), *before, *after], distributedInfo=info)
+    rows = _load(tmp_path).collectives
+    assert sorted(zip(rows["rank"].tolist(), rows["sequence"].tolist(), strict=True)) == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 1),
+        (1, 2),
+    ]
+
+
+def test_2021_spelling(tmp_path: Path) -> None:
+    def old(event: dict[str, object], cat: str) -> dict[str, object]:
+        return {**event, "cat": cat, "tid": str(event["tid"])}
+
+    events = [
+        old(step(7, 0, 100), "Operator"),
+        old(launch(3, 20), "Runtime"),
+        {**old(device("k", 30, 5, correlation=3), "Kernel"), "tid": "stream 7"},
+        {**old(device("Memcpy DtoH (Device -> Pinned)", 50, 5, correlation=4), "Memcpy"), "tid": "stream 7"},
+    ]
+    trace = _load(write(tmp_path / "worker2.1623143089861.pt.trace.json", events))
+    assert trace.processes["rank"].tolist() == [2]
+    assert trace.kernels["work_code"].tolist() == [DeviceWork.KERNEL, DeviceWork.COPY]
+    assert trace.kernels["launch_ns"].tolist() == [20_000, -1]
+    assert len(trace.streams) == 1
+    spans = trace.spans
+    assert spans["kind_code"].tolist() == [SpanKind.STEP]
+    assert spans["value"].tolist() == [7]
+
+
+def test_optimizer_and_autograd_become_phases(tmp_path: Path) -> None:
+    grads = [host(f"autograd::engine::evaluate_function: Mm{n}", 200 + 10 * n, 8, tid=99) for n in range(3)]
+    events = [host("## forward ##", 100, 90, cat="user_annotation"), *grads, host("Optimizer.step#Adam.step", 300, 20)]
+    trace = _load(write(tmp_path / "a.json", [*events, launch(1, 310), device("k", 320, 2, correlation=1)]))
+    phases = {r["phase_code"]: (r["begin_ns"], r["end_ns"], trace.text(r["name_code"])) for r in trace.phases.rows()}
+    assert phases[Phase.FORWARD][:2] == (0, 90_000)
+    assert phases[Phase.BACKWARD][:2] == (100_000, 128_000)
+    assert phases[Phase.OPTIMIZER] == (200_000, 220_000, "Adam")
+
+
+def test_cut_files_use_what_is_there(tmp_path: Path) -> None:
+    whole = rank_of_two(tmp_path / "whole.json.gz", 0)
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(whole.read_bytes()[:-60])
+    text = rank_of_two(tmp_path / "text.json", 0)
+    text.write_bytes(text.read_bytes()[:-300])
+    everything = len(_load(whole).kernels)
+    for path in (cut, text):
+        with pytest.warns(DataLossWarning, match="file_cut"):
+            trace = stashtrace.load(path)
+        assert 0 < len(trace.kernels) <= everything
+        assert _losses(trace)["file_cut"] == 1
+
+
+def test_base_time_of_a_cut_file_comes_from_the_others(tmp_path: Path) -> None:
+    base = START_NS - 5_000_000
+    for rank in (0, 1):
+        events = [
+            {**e, "ts": float(Decimal(e["ts"]) - START_NS // 1000)}
+            for e in (step(1, 9, 90), launch(1, 20), device("k", 30, 5, correlation=1))
+        ]
+        info = {"rank": rank, "world_size": 2}
+        write(tmp_path / f"{rank}.json", events, distributedInfo=info, after={"baseTimeNanoseconds": base})
+    cut = tmp_path / "1.json"
+    cut.write_bytes(cut.read_bytes().replace(b', "baseTimeNanoseconds": %d}' % base, b""))
+    trace = _load(tmp_path)
+    assert trace.kernels["begin_ns"].tolist() == [21_000, 21_000]
+    assert {"file_cut", "time_base_unknown"} <= set(_losses(trace))
+
+
+def test_reused_correlation_ids(tmp_path: Path) -> None:
+    events = [launch(1, 10), device("a", 20, 5, correlation=1), launch(1, 40), device("b", 50, 5, correlation=1)]
+    kernels = _load(write(tmp_path / "a.json", [step(1, 0, 90), *events])).kernels
+    assert kernels["launch_ns"].tolist() == [10_000, 40_000]
+
+
+def test_kernels_at_time_zero_are_lost(tmp_path: Path) -> None:
+    bad = {**device("zero", 0, 5), "ts": 0}
+    trace = _load(write(tmp_path / "a.json", [step(1, 0, 90), bad, device("good", 20, 5)]))
+    assert len(trace.kernels) == 1
+    assert _losses(trace)["kernels_without_times"] == 1
+
+
+_LAUNCH = '{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":1700000000000000,"dur":1,'
+_LAUNCH += '"args":{"correlation":8}}'
+_TEXTS = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": "1700000000000000.5", "dur": "2", '
+_TEXTS += '"args": {"correlation": "8", "stream": "7", "device": 0}}'
+_ORDER = '{"args": {"x": NaN, "correlation": 8, "stream": 7, "device": 0}, "dur": 2, "ts": 1.7000000000000005e15, '
+_ORDER += '"tid": 7, "pid": 0, "name": "k", "cat": "kernel", "ph": "X"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[{_TEXTS}, {_LAUNCH}]",
+        f'{{"a": NaN, "b": [Infinity, -Infinity], "schemaVersion": 1, "traceEvents": [{_ORDER}, {_LAUNCH}], "c": {{}}}}',
+    ],
+    ids=["bare array, numbers as texts", "NaN, other order of keys"],
+)
+def test_odd_but_readable(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    row = next(iter(_load(path).kernels.rows()))
+    assert (row["begin_ns"], row["end_ns"], row["launch_ns"]) == (500, 2500, 0)
+
+
+def test_sniff() -> None:
+    assert kineto.sniff(b'{\n "schemaVersion": 1, "traceEvents": [', Path("a.json"))
+    assert kineto.sniff(b'\xef\xbb\xbf[{"ph": "X", "cat": "cuda_runtime"}', Path("a.json"))
+    assert not kineto.sniff(b'{"schema": "1.1.0-chakra", "nodes": []}', Path("a.json"))
+    assert not kineto.sniff(b'[\n{"id":1,"name":"read","cat":"POSIX","ph":"X"}', Path("a.pfw"))
+    assert not kineto.sniff(b"", Path("a.json"))
+
+
+def test_no_event_at_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", [])
+    with pytest.raises(ImporterError, match="holds no event") as caught:
+        stashtrace.load(path)
+    assert caught.value.hint
+
+
+def test_every_cut_of_a_small_file(tmp_path: Path) -> None:
+    whole = rank_of_two(tmp_path / "whole.json", 0).read_bytes()
+    begin = whole.index(b'"traceEvents"')
+    counts = []
+    for at in range(begin, len(whole), 97):
+        path = tmp_path / "cut.json"
+        path.write_bytes(whole[:at])
+        try:
+            trace = _load(path)
+        except ImporterError:
+            counts.append(0)
+            continue
+        counts.append(len(trace.kernels))
+        assert np.all(trace.kernels["end_ns"] >= trace.kernels["begin_ns"])
+    assert counts == sorted(counts)
+    assert counts[-1] == len(json.loads(whole)["traceEvents"]) // 9 * 2
