@@ -91,17 +91,30 @@ def uuid(device: int) -> str:
 
 
 def sample(folder: Path, script: str, *, program: str = USES_DEVICE, arguments: Sequence[str] = ("1",), hz: int = 100,
-           nvml: bool = True, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> Sampled:
-    """Run a program traced on the scripted machine."""
+           nvml: bool = True, env: Mapping[str, str] | None = None, timeout_s: float = 60,
+           missing: Sequence[str] = (), prefix: Sequence[str] = ()) -> Sampled:
+    """Run a program traced on the scripted machine, whose libraries lack the symbols that are `missing`."""
     (folder / "script").write_text(script, encoding="utf-8")
+    libraries = without(folder / "libraries", doubles(nvml), missing) if missing else doubles(nvml)
     environment = {
-        "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(doubles(nvml)), "FAKE_SCRIPT": str(folder / "script"),
+        "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries), "FAKE_SCRIPT": str(folder / "script"),
         "FAKE_CALLS": str(folder), "STASHTRACE_NVML_HZ": str(hz), **(env or {}),
     }  # fmt: skip
-    command = [sys.executable, "-c", program, *arguments]
+    command = [*prefix, sys.executable, "-c", program, *arguments]
     return Sampled(
         record(command, folder / "run", collectors=("nvml",), sample_ms=20, env=environment, timeout_s=timeout_s)
     )
+
+
+def without(folder: Path, source: Path, symbols: Sequence[str]) -> Path:
+    """A copy of the libraries in which symbols have another name."""
+    folder.mkdir()
+    for library in source.iterdir():
+        data = library.read_bytes()
+        for symbol in symbols:
+            data = data.replace(b"\0" + symbol.encode() + b"\0", b"\0X" + symbol[1:].encode() + b"\0")
+        (folder / library.name).write_bytes(data)
+    return folder
 
 
 def calls(folder: Path) -> dict[str, int]:

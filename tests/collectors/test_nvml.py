@@ -252,6 +252,106 @@ def test_numbers_are_those_of_the_real_header() -> None:
         assert done.returncode == 0, f"{folder}\n{done.stderr}"
 
 
+def test_values_of_any_type_are_read(tmp_path: Path) -> None:
+    # Numbers of NVML_FI_DEV_*: PCIe bytes, energy, memory temperature, NVLink bytes.
+    script = "nvlink_tx 1GB\npcie_tx 2GB\npcie_rx 3MB\npower 250W\nlinks 4\n" \
+             "typed 197:double 198:long 83:double 82:int 139:double\n"  # fmt: skip
+    sampled = sample(tmp_path, script, arguments=("1.5",))
+    assert sampled.rate("pcie_transmit_bytes_total") == pytest.approx(2e9, rel=1e-2)
+    assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(3e6, rel=1e-2)
+    assert sampled.rate("energy_joules_total") == pytest.approx(250, rel=0.02)
+    assert set(sampled.series("memory_celsius")[1]) == {65}
+    for kind in ("double", "long", "short"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        assert set(sample(folder, f"typed 82:{kind}\n", arguments=("0.3",)).series("memory_celsius")[1]) == {65}
+
+
+def test_a_counter_of_sixteen_bits_wraps(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, "pcie_rx 300KB\ntyped 198:short\n", arguments=("1.5",))
+    assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(3e5, rel=2e-2)
+
+
+def test_a_counter_that_begins_again_is_told_and_goes_on(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "reset 500ms\n", arguments=("1.5",))
+    _, value = sampled.series("pcie_transmit_bytes_total")
+    assert np.all(np.diff(value) >= 0)
+    assert value[-1] - value[0] == pytest.approx(1.4 * 2e9, rel=0.2)
+    assert [(name, severity) for name, severity, _ in sampled.losses()] == [("counter_fell", Severity.INFO)]
+
+
+#: What the oldest libnvidia-ml that there is does without, and what then cannot be told.
+OLD = {
+    "nvmlInitWithFlags": None, "nvmlDeviceGetCurrentClocksEventReasons": None, "nvmlDeviceGetFieldValues": "pcie_",
+    "nvmlDeviceGetPowerUsage": "power", "nvmlDeviceGetClockInfo": "sm_clock", "nvmlGpmMetricsGet": "gpm",
+    "nvmlDeviceGetTemperature": "temperature", "nvmlDeviceGetMemoryInfo": "memory_used",
+    "nvmlDeviceGetUtilizationRates": "busy",
+}  # fmt: skip
+
+
+def test_an_old_library_tells_what_it_has(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "throttle 4\n", arguments=("0.5",), missing=list(OLD))
+    assert sampled.names() == {"throttle_reasons_code"}
+    assert sampled.series("throttle_reasons_code")[1][0] == 4
+    told = {advice for name, _, advice in sampled.losses() if name == "counter_not_offered"}
+    for quantity in filter(None, OLD.values()):
+        assert any(advice.startswith(quantity) for advice in told), quantity
+    assert calls(tmp_path)["nvmlInit_v2"] == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        (["nvmlInitWithFlags", "nvmlInit_v2"], "nvml_init_failed"),
+        (["nvmlDeviceGetUUID"], "device_unknown"),
+        (["cuDeviceGetUuid"], "driver_too_old"),
+    ],
+)
+def test_without_a_function_that_is_needed_the_job_runs_on(tmp_path: Path, missing: list[str], reason: str) -> None:
+    sampled = sample(tmp_path, RATES, arguments=("0.5",), missing=missing)
+    assert [name for name, _, _ in sampled.losses()] == [reason]
+    assert sampled.names() == set()
+
+
+def test_a_device_that_nvml_does_not_list_is_told_once(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "uuid GPU-of-another-machine\n", arguments=("2.5",))
+    assert [name for name, _, _ in sampled.losses()] == ["device_unknown"]
+    assert sampled.names() == set()
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
+def test_a_device_is_lost_in_any_call(tmp_path: Path, function: str) -> None:
+    sampled = sample(tmp_path, RATES + f"fail {function} 15 after 2\n", arguments=("1",))
+    assert ("device_lost", Severity.ERROR, uuid(0)) in sampled.losses()
+    assert calls(tmp_path)[function] == 3
+
+
+@pytest.mark.root
+def test_rdma_ports_of_a_host_are_sampled_by_one_process(tmp_path: Path) -> None:
+    ports = tmp_path / "class/infiniband/mlx5_0/ports/1/counters"
+    ports.mkdir(parents=True)
+    for name, words in (("port_xmit_data", 1000), ("port_rcv_data", 2000)):
+        (ports / name).write_text(f"{words}\n", encoding="utf-8")
+    shown = f"mount --bind {tmp_path / 'class'} /sys/class && exec \"$@\""
+    private = ("unshare", "-m", "sh", "-c", shown, "sh")
+    if subprocess.run([*private, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs root and mount namespaces")
+    program = USES_DEVICE.replace("time.sleep(float(sys.argv[1]))", GROWS)
+    sampled = sample(tmp_path, RATES, program=program, arguments=(str(ports),), prefix=private)
+    _, sent = sampled.named("rdma_transmit_bytes_total.mlx5_0:1")
+    _, received = sampled.named("rdma_receive_bytes_total.mlx5_0:1")
+    assert (sent[0], sent[-1]) == (4000, 4 * 501_000)
+    assert set(received) == {8000}
+
+
+GROWS = """
+time.sleep(0.4)
+for words in (1000, 501000):
+    open(sys.argv[1] + "/port_xmit_data", "w").write(f"{words}\\n")
+    time.sleep(0.5)
+"""
+
+
 @pytest.mark.parametrize(("name", "unit"), [
     ("nvlink_transmit_bytes_total", "bytes"), ("gpm_pcie_receive_bytes_per_s", "bytes/s"), ("power_watts", "watts"),
     ("energy_joules_total", "joules"), ("throttle_reasons_code", ""), ("rdma_transmit_bytes_total.mlx5_0:1", "bytes"),

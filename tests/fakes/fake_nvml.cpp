@@ -7,6 +7,8 @@
 //   burst 20ms 100ms        traffic flows only in the first 20 ms of every 100 ms of CLOCK_MONOTONIC
 //   pcie_bits 32            width of the PCIe counters, which then wrap; 64 without
 //   power 400W  sm_clock 1980MHz  memory_clock 2619MHz  temperature 60C  memory_used 30GB  throttle 4
+//   typed 82:double 83:short     fields that come as this type of value: double, int, long, short
+//   reset 400ms             64-bit counters begin again so long after the first reading
 //   unsupported 138 139     field numbers that answer "not supported"; `gpm 0`: no GPM on this device
 //   sm 80  occupancy 40  tensor 30  dram 50      what GPM tells, in percent
 // GPM samples less than 100 ms apart give no data, as the documentation threatens.
@@ -44,6 +46,10 @@ double busy_seconds(int device, std::int64_t now_ns) {
 }
 
 std::uint64_t moved_bytes(int device, const char* key, std::int64_t now_ns) {
+  static const std::int64_t first_ns = now_ns;
+  const double reset_ns = fake::device_setting(device, "reset", 0);
+  if (reset_ns > 0 && static_cast<double>(now_ns - first_ns) > reset_ns)
+    now_ns -= first_ns + static_cast<std::int64_t>(reset_ns);
   return static_cast<std::uint64_t>(fake::device_setting(device, key, 0) * busy_seconds(device, now_ns));
 }
 
@@ -110,6 +116,32 @@ NvmlReturn fill(int device, NvmlFieldValue& value, std::int64_t now_ns) {
   }
 }
 
+// Drivers differ in the type that they tell a field as.
+void retype(int device, NvmlFieldValue& value) {
+  std::istringstream words(fake::device_text(device, "typed", ""));
+  for (std::string word; words >> word;) {
+    const std::size_t colon = word.find(':');
+    if (word.substr(0, colon) != std::to_string(value.field_id)) continue;
+    const std::uint64_t number =
+        value.value_type == kNvmlUnsignedInt ? value.value.as_uint32 : value.value.as_uint64;
+    const std::string type = word.substr(colon + 1);
+    value.value = {};
+    if (type == "double") {
+      value.value_type = kNvmlDouble;
+      value.value.as_double = static_cast<double>(number);
+    } else if (type == "int") {
+      value.value_type = kNvmlSignedInt;
+      value.value.as_int32 = static_cast<std::int32_t>(number);
+    } else if (type == "long") {
+      value.value_type = kNvmlSignedLongLong;
+      value.value.as_int64 = static_cast<std::int64_t>(number);
+    } else {
+      value.value_type = kNvmlUnsignedShort;
+      value.value.as_uint16 = static_cast<std::uint16_t>(number);
+    }
+  }
+}
+
 struct Sample {
   std::int64_t taken_ns;
 };
@@ -160,6 +192,7 @@ FAKE_API NvmlReturn nvmlDeviceGetFieldValues(NvmlDevice device, int count, NvmlF
     value.latency_us = 0;
     value.result = is_unsupported(index_of(device), value.field_id) ? kNvmlNotSupported
                                                                      : fill(index_of(device), value, now_ns);
+    if (value.result == kNvmlSuccess) retype(index_of(device), value);
   }
   return kNvmlSuccess;
 }
@@ -193,6 +226,11 @@ FAKE_API NvmlReturn nvmlDeviceGetUtilizationRates(NvmlDevice device, NvmlUtiliza
 }
 FAKE_API NvmlReturn nvmlDeviceGetCurrentClocksEventReasons(NvmlDevice device, unsigned long long* reasons) {
   FAKE_CALL(nvmlDeviceGetCurrentClocksEventReasons);
+  *reasons = static_cast<unsigned long long>(fake::device_setting(index_of(device), "throttle", 0));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetCurrentClocksThrottleReasons(NvmlDevice device, unsigned long long* reasons) {
+  FAKE_CALL(nvmlDeviceGetCurrentClocksThrottleReasons);
   *reasons = static_cast<unsigned long long>(fake::device_setting(index_of(device), "throttle", 0));
   return kNvmlSuccess;
 }
