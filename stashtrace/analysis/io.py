@@ -37,7 +37,8 @@ def io(trace: Trace) -> Table:
     MissingDataError
         If no call was recorded.
     """
-    return _sums(trace, trace.io["path_code"], np.asarray(list(trace.strings), dtype=object))
+    names = np.asarray(list(trace.strings), dtype=object)
+    return _sums(trace, trace.io["path_code"], trace.io_totals["path_code"], names)
 
 
 def io_directories(trace: Trace) -> Table:
@@ -58,19 +59,20 @@ def io_directories(trace: Trace) -> Table:
     MissingDataError
         If no call was recorded.
     """
-    used = np.unique(trace.io["path_code"])
+    used = np.union1d(trace.io["path_code"], trace.io_totals["path_code"])
     parents = [trace.text(code).rpartition("/")[0] or "/" * trace.text(code).startswith("/") for code in used.tolist()]
     names, of_used = np.unique(np.array(parents, dtype=object), return_inverse=True)
     directory = np.zeros(len(trace.strings), dtype=np.int64)
     directory[used] = of_used
-    return _sums(trace, directory[trace.io["path_code"]], names)
+    return _sums(trace, directory[trace.io["path_code"]], directory[trace.io_totals["path_code"]], names)
 
 
-def _sums(trace: Trace, key: npt.NDArray[np.integer], names: npt.NDArray[np.object_]) -> Table:
-    table = trace.io
-    if len(table) == 0:
+def _sums(trace: Trace, key: npt.NDArray[np.integer], summed_key: Int64, names: npt.NDArray[np.object_]) -> Table:
+    table, summed = trace.io, trace.io_totals
+    if len(table) == 0 and len(summed) == 0:
         raise MissingDataError("no I/O call was recorded", hint="run with the collector posix_io on")
-    used = np.flatnonzero(np.bincount(key, minlength=len(names)))  # far cheaper than sorting the keys
+    seen = np.bincount(key, minlength=len(names)) + np.bincount(summed_key, minlength=len(names))
+    used = np.flatnonzero(seen)  # far cheaper than sorting the keys
     place = np.zeros(len(names), dtype=np.int64)
     place[used] = np.arange(len(used))
     row, count = place[key], len(used)
@@ -84,20 +86,30 @@ def _sums(trace: Trace, key: npt.NDArray[np.integer], names: npt.NDArray[np.obje
         weights = column[chosen].astype(np.float64)
         return np.bincount(row[chosen], weights, count).astype(np.int64)
 
+    def more(column: str) -> Int64:
+        out = np.zeros(count, dtype=np.int64)
+        np.add.at(out, place[summed_key], summed[column])
+        return out
+
     every = np.ones(len(table), dtype=bool)
-    read_bytes, read_ns = total(reads, result), total(reads, length)
+    read_bytes = total(reads, result) + more("read_bytes")
+    read_ns = total(reads, length) + more("read_ns")
     followed, followers = _sequential(table, reads & (table["offset_bytes"] >= 0), row, count)
+    told = summed["consecutive_reads_count"] >= 0
+    np.add.at(followed, place[summed_key[told]], summed["consecutive_reads_count"][told])
+    np.add.at(followers, place[summed_key[told]], np.maximum(summed["reads_count"][told] - 1, 0))
     blocked_ns = total(blocked, length)
     out = Table(
         IO_TIMES,
         {
             "path": names[used].astype(str),
-            "opens_count": np.bincount(row[opens & (table["result_bytes"] >= 0)], minlength=count),
-            "reads_count": np.bincount(row[reads], minlength=count),
-            "writes_count": np.bincount(row[writes], minlength=count),
+            "opens_count": np.bincount(row[opens & (table["result_bytes"] >= 0)], minlength=count)
+            + more("opens_count"),
+            "reads_count": np.bincount(row[reads], minlength=count) + more("reads_count"),
+            "writes_count": np.bincount(row[writes], minlength=count) + more("writes_count"),
             "read_bytes": read_bytes,
-            "write_bytes": total(writes, result),
-            "call_ns": total(every, length),
+            "write_bytes": total(writes, result) + more("write_bytes"),
+            "call_ns": total(every, length) + more("read_ns") + more("write_ns") + more("other_ns"),
             "blocked_ns": blocked_ns,
             "sequential_ratio": np.where(followers > 0, followed / np.maximum(followers, 1), -1.0),
             "read_bytes_per_s": read_bytes * 1e9 / np.maximum(read_ns, 1),

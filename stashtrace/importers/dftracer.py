@@ -26,6 +26,7 @@ from stashtrace.errors import ImporterError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.dftracer_calls import IO_OPS, MOVES_BYTES, STDIO_CATEGORIES, is_io
 from stashtrace.importers.dftracer_loop import Functions, Loop, has_own_rows, loop_of
+from stashtrace.importers.io_calls import BLOCKED_FROM, blocked_by_duration
 from stashtrace.importers.source import Source
 from stashtrace.model.kinds import IoFlag, ProcessRole, Severity, SpanKind
 
@@ -36,8 +37,6 @@ _RANK_IN_NAME = re.compile(r"-(\d+)-of-(\d+)")
 #: Between two files of one hash.
 _EITHER = " or "
 _SIGNATURE = re.compile(rb'"cat"\s*:\s*"(dftracer|dlio_profiler)"')
-#: What a call that copies from the page cache stays under: a fixed cost, and the time of one byte.
-_CALL_NS, _BYTES_PER_NS = 100_000, 1
 
 
 def sniff(head: bytes, path: Path) -> bool:
@@ -234,8 +233,8 @@ def _place(events: _Events, source: Source, context: ImportContext) -> None:
 
 def _add_calls(own: dict[str, Any], ops: Any, stdio: Any, paths: Any, context: ImportContext) -> None:
     result = np.maximum(own["result"], -1)
-    slow = own["length_us"] * 1000 > _CALL_NS + np.maximum(result, 0) // _BYTES_PER_NS
-    flags = np.where(stdio[own["function"]], int(IoFlag.STDIO), 0) | np.where(slow, int(IoFlag.BLOCKED), 0)
+    flags = np.where(stdio[own["function"]], int(IoFlag.STDIO), 0)
+    flags |= blocked_by_duration(own["length_us"] * 1000, result)
     context.add(
         "io",
         begin_ns=own["begin_ns"],
@@ -270,7 +269,7 @@ def _process(events: _Events, pid: int, loop: Loop, source: Source, context: Imp
         "command_line": events.text(("SH", start.get("cmd_hash"))).replace(";", " "),
         "dftracer_version": str(start.get("version", "")),
         "rank_from": source_of_rank,
-        "io_blocked_from": "duration",
+        BLOCKED_FROM[0]: BLOCKED_FROM[1],
         **loop.facts,
     }
     for name, value in facts.items():

@@ -22,6 +22,7 @@ IMPORTERS: tuple[tuple[str, str, str], ...] = (
     ("dftracer", "stashtrace.importers.dftracer", "DFTracer, .pfw and .pfw.gz"),
     ("nccl_inspector", "stashtrace.importers.nccl_inspector", "NCCL Inspector: JSON lines of finished operations"),
     ("flight_recorder", "stashtrace.importers.flight_recorder", "torch Flight Recorder: pickle or JSON of a rank"),
+    ("darshan", "stashtrace.importers.darshan", "Darshan logs, with or without DXT (extra: darshan)"),
 )
 
 

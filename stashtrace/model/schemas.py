@@ -21,6 +21,7 @@ from stashtrace.model.device_results import KERNEL_TIMES as KERNEL_TIMES
 from stashtrace.model.device_results import LAUNCHES as LAUNCHES
 from stashtrace.model.device_results import LINKS as LINKS
 from stashtrace.model.device_schemas import DEVICE_TABLES
+from stashtrace.model.imported_schemas import IMPORTED_TABLES
 
 PROCESSES = _schema(
     "processes",
@@ -223,6 +224,7 @@ TABLES: dict[str, Schema] = {
         ALIGNMENT,
         METADATA,
         *DEVICE_TABLES,
+        *IMPORTED_TABLES,
     )
 }
 

@@ -1,0 +1,303 @@
+"""Darshan logs, through PyDarshan: calls with times where DXT was on, sums per file and process where it was not.
+
+    DXT_POSIX            -> io, one row a read or write, with real times
+    DXT_MPIIO            -> spans (the same bytes pass POSIX below, where io has them)
+    POSIX, STDIO         -> io_totals: what DXT does not have of them, and as spans from the first to the last call
+    MPI-IO               -> io_totals, where the log has no POSIX
+
+The page ``docs/importers/darshan.md`` says what cannot be known.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.darshan_child import Item, Job, Segments, read_apart
+from stashtrace.importers.darshan_sums import Moved, Sums, sums_of
+from stashtrace.importers.io_calls import BLOCKED_FROM, blocked_by_duration
+from stashtrace.importers.source import Source
+from stashtrace.model.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
+
+#: Follows the version text in the header, in the order of bytes of the machine that wrote it.
+_MAGIC = 6567223
+_MAGICS = (struct.pack("<q", _MAGIC), struct.pack(">q", _MAGIC))
+#: Kinds of file systems behind which there is a network.
+_NETWORK = frozenset((
+    "lustre", "nfs", "nfs4", "gpfs", "beegfs", "ceph", "cephfs", "dvs", "panfs", "wekafs", "pvfs2", "orangefs", "cifs",
+    "smb3", "glusterfs",
+))  # fmt: skip
+_Columns = dict[str, npt.NDArray[Any]]
+#: Files of processes whose calls are handed over in one go.
+_PIECES = 1 << 12
+_PID_IN_NAME = re.compile(r"_id\d+-(\d+)_")
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    """Whether it is a Darshan log."""
+    return head[8:16] in _MAGICS
+
+
+def load(source: Source, context: ImportContext) -> None:
+    """Read one log."""
+    backend = _backend(source)
+    log, heard = _Log(source, context), list[str]()
+    with _plain_file(source) as path:
+        for item in read_apart(backend, path, heard):
+            log.take(item)
+    log.finish()
+    for line in dict.fromkeys(heard):
+        context.lose("log_damaged", advice=f"{source.path.name}: {line}")
+    if not log.used:
+        reason = heard[0] if heard else "it holds no record of POSIX, STDIO or MPI-IO"
+        raise ImporterError(
+            f"{source.path} cannot be used: {reason}", hint="darshan-parser --total shows what it holds"
+        )
+
+
+def _backend(source: Source) -> Any:
+    try:
+        return importlib.import_module("darshan.backend.cffi_backend")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ImporterError(
+            f"{source.path} is a Darshan log, and PyDarshan is not here ({error})",
+            hint="pip install 'stashtrace[darshan]'",
+        ) from error
+
+
+@contextlib.contextmanager
+def _plain_file(source: Source) -> Iterator[str]:
+    """A path that the library can open: it cannot undo gzip."""
+    with source.path.open("rb") as stream:
+        if stream.read(16)[8:] in _MAGICS:
+            yield os.fspath(source.path)
+            return
+    with tempfile.NamedTemporaryFile(suffix=".darshan") as plain, source.open() as compressed:
+        shutil.copyfileobj(compressed, plain)
+        plain.flush()
+        yield plain.name
+
+
+class _Log:
+    """One log while it is read."""
+
+    def __init__(self, source: Source, context: ImportContext) -> None:
+        self.source, self.context = source, context
+        self.head: Job | None = None
+        self.used = False
+        self.start_ns = 0
+        self.network: Callable[[str], bool] = lambda path: False
+        self.hosts: dict[int, str] = {}
+        self.moved = Moved()
+        self._calls: list[_Columns] = []
+        self._spans: list[_Columns] = []
+        self._sums: dict[str, list[tuple[int, int, Sums]]] = {}
+        self._codes: dict[int, tuple[int, int]] = {}
+        self._process_ids: dict[int, int] = {}
+
+    def take(self, item: Item) -> None:
+        """Keep what an item tells."""
+        if isinstance(item, Job):
+            self._open(item)
+            return
+        self.used = True
+        if isinstance(item, Segments):
+            self._take_segments(item)
+        else:
+            sums = sums_of(item.module, item.record, self.moved)
+            if sums is not None:
+                row = (self._process(int(item.record["rank"])), int(item.record["id"]), sums)
+                self._sums.setdefault(item.module, []).append(row)
+
+    def finish(self) -> None:
+        """Hand over what is kept, and tell what is missing."""
+        self._flush()
+        for module, found in self._sums.items():
+            self._add_sums(module, found)
+        if self.moved.untimed_count:
+            self.context.lose(
+                "calls_without_times",
+                self.moved.untimed_count,
+                severity=Severity.INFO,
+                advice=f"{self.source.path.name}: Darshan kept sums of them; DXT_ENABLE_IO_TRACE=1 records each",
+            )
+        if self.moved.negative_count:
+            advice = f"{self.source.path.name}: records with negative times, taken as unknown"
+            self.context.lose("negative_times", self.moved.negative_count, advice=advice)
+
+    def _open(self, head: Job) -> None:
+        self.head = head
+        self.network = _network(head.mounts)
+        seconds = head.job.get("start_time_sec", head.job.get("start_time", 0))
+        self.start_ns = int(seconds) * 1_000_000_000 + int(head.job.get("start_time_nsec", 0))
+        for name, module in head.modules.items():
+            if module.get("partial_flag"):
+                advice = f"{self.source.path.name}: {name} ran out of memory; files are missing"
+                self.context.lose("module_incomplete", advice=advice)
+        facts = {
+            "command_line": head.command.strip(),
+            "darshan_modules": ", ".join(f"{name} {module['ver']}" for name, module in head.modules.items()),
+            "darshan_job": str(head.job["jobid"]),
+            "darshan_processes": str(head.job["nprocs"]),
+        }
+        for key, value in facts.items():
+            if value:
+                self.context.say(key, value)
+
+    @property
+    def _names(self) -> Mapping[int, str]:
+        return self.head.names if self.head else {}
+
+    def _process(self, rank: int) -> int:
+        """Process of a rank; -1 is the row of what Darshan sums over all ranks."""
+        found = self._process_ids.get(rank)
+        if found is None:
+            found = self._process_ids[rank] = self._new_process(rank)
+            self.context.say(*BLOCKED_FROM, found)
+        return found
+
+    def _new_process(self, rank: int) -> int:
+        named = _PID_IN_NAME.search(self.source.path.name)
+        count = int(self.head.job["nprocs"]) if self.head else 0
+        shared = rank < 0 or count == 1  # a process that ran without MPI does not know its rank
+        name = f"all {count} ranks" if rank < 0 else self.source.path.name if shared else ""
+        return self.context.process(
+            pid=int(named[1]) if named else 0,
+            rank=-1 if shared else rank,
+            host=self.hosts.get(rank, ""),
+            role=ProcessRole.OTHER if shared else ProcessRole.RANK,
+            name=name,
+        )
+
+    def _file(self, record_id: int) -> tuple[int, int]:
+        """Code of a file's path, and the flags of its calls."""
+        found = self._codes.get(record_id)
+        if found is None:
+            path = self._names.get(record_id, "")
+            flags = int(IoFlag.NETWORK_FS) if self.network(path) else 0
+            found = self._codes[record_id] = (self.context.code(path), flags)
+        return found
+
+    def _ns(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Seconds since the job's start -> ns since 1970."""
+        return self.start_ns + np.rint(seconds * 1e9).astype(np.int64)
+
+    # DXT ------------------------------------------------------------------------------------------
+
+    def _take_segments(self, item: Segments) -> None:
+        self.hosts.setdefault(item.rank, item.host)
+        track = self.context.tracks.thread(self._process(item.rank), 0)
+        path_code, flags = self._file(item.record_id)
+        is_posix = item.module == "DXT_POSIX"
+        for op, columns in ((IoOp.READ, item.reads), (IoOp.WRITE, item.writes)):
+            if not columns:
+                continue
+            length, seconds = columns["length"], columns["end_time"] - columns["start_time"]
+            if is_posix:
+                self.moved.add(item.record_id, item.rank, op, len(length), int(length.sum()), float(seconds.sum()))
+            same = {"track_id": track, "path_code": path_code, "op_code": int(op), "io_flags": flags}
+            rows = {**columns, **{name: np.full(len(length), value) for name, value in same.items()}}
+            (self._calls if is_posix else self._spans).append(rows)
+        if len(self._calls) + len(self._spans) >= _PIECES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._calls:
+            self._add_calls(_joined(self._calls))
+        if self._spans:
+            self._add_spans(_joined(self._spans))
+        self._calls, self._spans = [], []
+
+    def _add_calls(self, rows: _Columns) -> None:
+        begin, end = self._ns(rows["start_time"]), self._ns(rows["end_time"])
+        self.context.add(
+            "io",
+            begin_ns=begin,
+            end_ns=np.maximum(begin, end),
+            track_id=rows["track_id"],
+            path_code=rows["path_code"],
+            op_code=rows["op_code"],
+            io_flags=rows["io_flags"] | blocked_by_duration(end - begin, rows["length"]),
+            offset_bytes=rows["offset"],
+            result_bytes=rows["length"],
+        )
+
+    def _add_spans(self, rows: _Columns) -> None:
+        begin, end = self._ns(rows["start_time"]), self._ns(rows["end_time"])
+        texts = ("MPI read", "MPI write")
+        codes = self.context.codes(texts)
+        self.context.add(
+            "spans",
+            begin_ns=begin,
+            end_ns=np.maximum(begin, end),
+            track_id=rows["track_id"],
+            kind_code=int(SpanKind.USER),
+            name_code=codes[(rows["op_code"] == int(IoOp.WRITE)).astype(np.int64)],
+            value=rows["length"],
+        )
+
+    # Counters -------------------------------------------------------------------------------------
+
+    def _add_sums(self, module: str, found: list[tuple[int, int, Sums]]) -> None:
+        processes = np.array([process for process, _, _ in found], dtype=np.int64)
+        paths = np.array([self._file(record_id)[0] for _, record_id, _ in found], dtype=np.int64)
+        columns = {name: np.array([getattr(sums, name) for _, _, sums in found]) for name in Sums.COLUMNS}
+        begin, end = (np.array([getattr(sums, n) for _, _, sums in found]) for n in ("first_s", "last_s"))
+        known = (begin > 0) & (end >= begin)
+        self.context.add(
+            "io_totals",
+            begin_ns=np.where(known, self._ns(begin), -1),
+            end_ns=np.where(known, self._ns(end), -1),
+            process_id=processes,
+            path_code=paths,
+            layer_code=self.context.code(module.lower()),
+            **columns,
+        )
+        for index, word in enumerate(("reads", "writes")):
+            self._hulls([(p, i, s.hulls[index]) for p, i, s in found], word)
+
+    def _hulls(self, found: list[tuple[int, int, tuple[float, float, int]]], word: str) -> None:
+        """Spans from the first to the last call on a file; what lies between is not known."""
+        shown = [row for row in found if row[2][2] > 0 and row[2][1] >= row[2][0] > 0]
+        if not shown:
+            return
+        self.context.add(
+            "spans",
+            begin_ns=self._ns(np.array([hull[0] for _, _, hull in shown])),
+            end_ns=self._ns(np.array([hull[1] for _, _, hull in shown])),
+            track_id=np.array([self.context.tracks.thread(process, 0) for process, _, _ in shown]),
+            kind_code=int(SpanKind.USER),
+            name_code=self.context.codes([f"{word} of {self._names.get(i, 'a file')}" for _, i, _ in shown]),
+            value=np.array([hull[2] for _, _, hull in shown]),
+        )
+
+
+def _joined(pieces: list[_Columns]) -> _Columns:
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _network(mounts: list[tuple[str, str]]) -> Callable[[str], bool]:
+    """Whether a path lies on a network file system, by the longest mount point that leads to it."""
+    longest = sorted(mounts, key=lambda mount: -len(mount[0]))
+
+    def on_network(path: str) -> bool:
+        for point, kind in longest:
+            if path == point or path.startswith(point.rstrip("/") + "/"):
+                return kind in _NETWORK
+        return False
+
+    return on_network
