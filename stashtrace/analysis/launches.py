@@ -100,7 +100,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     at = np.searchsorted(windows.begin, begin, side="right") - 1
     at[(at >= 0) & (begin >= np.append(windows.end, 0)[at])] = -1
     orphans = np.bincount(at[(at >= 0) & (launch < 0)], minlength=count)
-    known = (at >= 0) & (launch >= 0) & _first_of_each(launch)
+    known = (at >= 0) & (launch >= 0) & first_of_each(launch)
     at, empty = at[known], empty[known]
     begin, launch, returned = begin[known], launch[known], returned[known]
     latency = np.maximum(begin - launch, 0)
@@ -124,7 +124,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     }
 
 
-def _first_of_each(launch: Int64) -> Bools:
+def first_of_each(launch: Int64) -> Bools:
     """The first row of each launch: all kernels of a graph have one."""
     _, first = np.unique(launch, return_index=True)
     out = np.zeros(len(launch), dtype=bool)

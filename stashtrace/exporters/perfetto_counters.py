@@ -13,6 +13,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.exporters.perfetto_devices import Groups, host_lead
 from stashtrace.exporters.perfetto_layers import Order
+from stashtrace.exporters.perfetto_queues import device_queues
 from stashtrace.exporters.perfetto_rows import RankRows
 from stashtrace.exporters.perfetto_tracks import Doubles, Ints, Line, TrackTree
 from stashtrace.model.kinds import TrackKind
@@ -73,6 +74,10 @@ def counter_layer(
         if len(ts_ns):
             line = Line("host lead", _DEVICE_ORDER, "How long before the device reached an event the host recorded it")
             encoder.counter(sequence_id, tree.counter(group, line, "ms"), ts_ns, values * 1e-6)
+            everything.append(((0, 0, ""), "", "", ts_ns, values))
+        for place, (title, unit, about, ts_ns, values) in enumerate(device_queues(rows, process, device), 1):
+            line = Line(title, _DEVICE_ORDER + place, about)
+            encoder.counter(sequence_id, tree.counter(group, line, unit), ts_ns, values)
             everything.append(((0, 0, ""), "", "", ts_ns, values))
     if not found:
         return sum(len(each[3]) for each in everything)

@@ -122,6 +122,24 @@ def test_a_gpu_has_its_streams_steps_waits_and_communicators(exported) -> None:
     assert "event clock is known to +-1.80 us (4 readings, drift -4.2 ppm)" in about
 
 
+def test_launches_that_wait_and_bytes_under_way_are_counters(exported) -> None:
+    build = TraceBuilder()
+    stream = build.rank(0).gpu(0).stream("compute", compute=True)
+    stream.kernel(2 * US, 9 * US, "a", launch=(0, US)).kernel(9 * US, 12 * US, "b", launch=(US, 2 * US))
+    build.device_collective({0: (3 * US, 4 * US, 5 * US, 20 * US)}, streams={0: stream}, message_bytes=1000)
+    build.device_collective({0: (6 * US, 7 * US, 8 * US, 30 * US)}, streams={0: stream}, message_bytes=500)
+    processor = exported(build.trace())
+
+    def counted(name: str) -> list[tuple]:
+        return processor.rows(
+            f"select ts, value from counter join track on track_id = track.id where track.name = '{name}' order by ts"
+        )
+
+    assert counted("launches waiting") == [(0, 1), (1 * US, 2), (2 * US, 1), (9 * US, 0)]
+    under_way = [(3 * US, 1000), (6 * US, 1500), (20 * US, 500), (30 * US, 0)]
+    assert counted("communication bytes under way") == under_way
+
+
 def test_collectives_run_from_where_the_device_entered_them(exported) -> None:
     processor = exported(two_gpus().trace())
     first, inner, *_ = slices(processor, "default_pg · rank 001", "GPU 0 · rank 001")
