@@ -60,10 +60,11 @@ def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_ste
     """
     devices = device_rows(trace, orphans=orphans, last_step=last_step)
     windows = windows_of(devices, by, last_step)
-    return joined_columns(BREAKDOWN, [_columns(d, w, by) for d, w in zip(devices, windows, strict=True)])
+    return joined_columns(BREAKDOWN, [device_columns(d, w, by) for d, w in zip(devices, windows, strict=True)])
 
 
-def _columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, Any]:
+def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, Any]:
+    """Rows of one device, one per window; ``by="rank"`` counts waits for batches outside its one window too."""
     compute, communication = device.time(*COMPUTE), device.time(DeviceWork.COMMUNICATION)
     copies, fills = device.time(*_COPIES), device.time(DeviceWork.MEMSET)
     working = compute | communication

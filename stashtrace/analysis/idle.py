@@ -28,11 +28,12 @@ CAUSES = ("input", "sync", "host", "launch", "kernel_wait", "unknown")
 def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
     """Divide the idle time of each device by what it waited for.
 
-    ``input``: the host waited for a batch. ``sync``: the host stood in a blocking call of the driver, or one had
-    drained the device and the host had not launched again. ``host``: the host did something else before it launched
-    what ran next. ``launch``: that call was under way, up to the begin on the device. ``kernel_wait``: the next work
-    had been launched before the device ran dry and still did not begin: it waited for an event, or for the device to
-    change from one kernel to the next. ``unknown``: the launch of the next work was not recorded.
+    ``input``: the host waited for a batch and had launched nothing. ``sync``: the host stood in a blocking call of the
+    driver, or one had drained the device and the host had not launched again. ``host``: the host did something else
+    before it launched what ran next. ``launch``: that call was under way, up to the begin on the device.
+    ``kernel_wait``: the next work had been launched before the device ran dry and still did not begin: it waited for an
+    event, or for the device to change from one kernel to the next. ``unknown``: the launch of the next work was not
+    recorded.
 
     Times are those of the device, not sums over its streams: an instant is idle if no stream works, and counts once.
 
@@ -74,10 +75,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     last = int(before[-1])
     if end_ns > last:  # after the last work: what would have been next is not known
         dry, next_, launch = np.append(dry, last), np.append(next_, end_ns), np.append(launch, -1)
-    everything = TimeSet(int64(dry), int64(next_))
-
     waits = device.waits
-    inputs = everything & waits
     unknown = _some(dry, next_, launch < 0)
     queued = _some(dry, next_, (launch >= 0) & (launch <= dry))
     late = launch > dry
@@ -93,12 +91,12 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     drained = TimeSet.of(covers.begin, covers.end).within(host.begin, host.begin + 1) > 0
     blocked = TimeSet(host.begin[drained], host.end[drained]) | inside
     return {
-        "input": inputs,
+        "input": host & waits,
         "sync": (host & blocked) - waits,
         "host": (host - blocked) - waits,
-        "launch": coming - waits,
-        "kernel_wait": queued - waits,
-        "unknown": unknown - waits,
+        "launch": coming,
+        "kernel_wait": queued,
+        "unknown": unknown,
     }
 
 

@@ -31,13 +31,16 @@ class _Run:
     ----------
     keys : list of (str, str)
     sums_ns, counts : int64 arrays, samples x keys
+    owner : int64 array
+        Device of each sample.
     alone_ns : float array
-        Standard error of a sum by the spread of single calls: where there is one sample.
+        Standard error of the mean sum by the spread of single calls: where no device has several samples.
     """
 
     keys: list[tuple[str, str]]
     sums_ns: Int64
     counts: Int64
+    owner: Int64
     alone_ns: Floats
 
 
@@ -57,7 +60,7 @@ def kernel_diff(before: Trace, after: Trace) -> Table:
 
     Columns
     -------
-    name, work, before_ns, after_ns, change_ns, before_calls_ratio, after_calls_ratio, before_mean_ns, after_mean_ns,
+    name, work, before_ns, after_ns, change_ns, before_calls_count, after_calls_count, before_mean_ns, after_mean_ns,
     noise_ns, verdict
 
     Raises
@@ -92,7 +95,8 @@ def _has_steps(trace: Trace) -> bool:
 def _run(trace: Trace, by_step: bool) -> _Run:
     devices = device_rows(trace)
     windows = [_counted(trace, w) for w in windows_of(devices, "step")] if by_step else windows_of(devices, "rank")
-    rows, sample, samples = _samples(devices, windows)
+    rows, sample, owner = _samples(devices, windows)
+    samples = len(owner)
     kernels = trace.kernels
     name, work = kernels["name_code"][rows], kernels["work_code"][rows]
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
@@ -105,7 +109,7 @@ def _run(trace: Trace, by_step: bool) -> _Run:
     off = (lengths - (sums.sum(axis=0) / total)[place]) ** 2
     spread = np.bincount(place, off, minlength=len(distinct)) / np.maximum(total - 1, 1)
     keys = [(trace.text(k // len(WORK_NAMES)), str(WORK_NAMES[k % len(WORK_NAMES)])) for k in distinct.tolist()]
-    return _Run(keys, sums, counts, np.sqrt(spread * total) / max(samples, 1))
+    return _Run(keys, sums, counts, owner, np.sqrt(spread * total) / max(samples, 1))
 
 
 def _counted(trace: Trace, windows: Windows) -> Windows:
@@ -118,10 +122,10 @@ def _counted(trace: Trace, windows: Windows) -> Windows:
     return Windows(windows.step[kept], windows.begin[kept], windows.end[kept])
 
 
-def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, Int64, int]:
-    """(row, its sample) of the work that begins in a window, and the number of samples."""
-    rows, sample, first = [], [], 0
-    for device, own in zip(devices, windows, strict=True):
+def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, Int64, Int64]:
+    """(row, its sample) of the work that begins in a window, and the device of each sample."""
+    rows, sample, owner, first = [], [], [], 0
+    for number, (device, own) in enumerate(zip(devices, windows, strict=True)):
         if not len(own.begin):
             continue
         begin = device["begin_ns"]
@@ -129,10 +133,11 @@ def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, 
         inside = (at >= 0) & (begin < own.end[np.maximum(at, 0)])
         rows.append(device.rows[inside])
         sample.append(first + at[inside])
+        owner.append(np.full(len(own.begin), number))
         first += len(own.begin)
     if not first:
         raise MissingDataError("no step of the run holds work on a device")
-    return np.concatenate(rows), int64(np.concatenate(sample)), first
+    return np.concatenate(rows), int64(np.concatenate(sample)), int64(np.concatenate(owner))
 
 
 def _aligned(run: _Run, keys: list[tuple[str, str]]) -> _Run:
@@ -145,7 +150,7 @@ def _aligned(run: _Run, keys: list[tuple[str, str]]) -> _Run:
     np.add.at(sums.T, to, run.sums_ns.T)
     np.add.at(counts.T, to, run.counts.T)
     np.add.at(alone, to, run.alone_ns**2)
-    return _Run(keys, sums, counts, np.sqrt(alone))
+    return _Run(keys, sums, counts, run.owner, np.sqrt(alone))
 
 
 def _compare(key: tuple[str, str], old: _Run, new: _Run, chosen: list[int], floor: float) -> tuple[object, ...]:
@@ -163,8 +168,11 @@ def _summary(run: _Run, chosen: list[int]) -> tuple[int, float, int, float]:
     """Mean over samples of the time and of the calls, mean of one call, standard error of the time."""
     sums, counts = run.sums_ns[:, chosen].sum(axis=1), run.counts[:, chosen].sum(axis=1)
     samples, calls = len(sums), int(counts.sum())
-    if samples > 1:
-        error = float(sums.std(ddof=1)) / np.sqrt(samples)
+    sizes = np.bincount(run.owner)
+    free = samples - int(np.count_nonzero(sizes))
+    if free > 0:  # ranks differ from one another in both runs alike, so that is no noise
+        means = np.bincount(run.owner, sums) / np.maximum(sizes, 1)
+        error = float(np.sqrt(((sums - means[run.owner]) ** 2).sum() / free / samples))
     else:
         error = float(np.sqrt((run.alone_ns[chosen] ** 2).sum()))
     return round(sums.sum() / samples), calls / samples, int(sums.sum()) // calls if calls else -1, error

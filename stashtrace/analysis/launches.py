@@ -39,8 +39,8 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     """Measure the lead of the host over each stream.
 
     A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Large latencies are
-    good news otherwise, they say that the host was far ahead. ``queue_ratio`` is the mean number of launches whose work
-    had not begun; where ``full_queue_ns`` is not 0 the host was held up by its own lead. A graph is one launch.
+    good news otherwise, they say that the host was far ahead. ``mean_queue_count`` is the mean number of launches whose
+    work had not begun; where ``full_queue_ns`` is not 0 the host was held up by its own lead. A graph is one launch.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     Columns
     -------
     rank, step, device_index, stream_code, launches_count, latency_ns, p95_latency_ns, longest_latency_ns, call_ns,
-    launch_bound_ratio, queue_ratio, longest_queue_count, full_queue_ns, orphans_count
+    launch_bound_ratio, mean_queue_count, longest_queue_count, full_queue_ns, orphans_count
 
     Raises
     ------
@@ -93,9 +93,9 @@ def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
 
 def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, Any]:
     count = len(windows.begin)
-    begin = stream["begin_ns"]
-    order = np.argsort(begin, kind="stable")
-    begin, end, launch, returned = (stream[c][order] for c in ("begin_ns", "end_ns", "launch_ns", "return_ns"))
+    columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
+    order = np.lexsort(columns[::-1])
+    begin, launch, end, returned = (column[order] for column in columns)
     empty = found_empty(launch, begin, end)
     at = np.searchsorted(windows.begin, begin, side="right") - 1
     at[(at >= 0) & (begin >= np.append(windows.end, 0)[at])] = -1
@@ -117,7 +117,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
         "longest_latency_ns": _quantile(at, latency, count, 100),
         "call_ns": _quantile(at, call, count, 50),
         "launch_bound_ratio": bound / np.maximum(counts, 1),
-        "queue_ratio": _area(moments, depth, windows) / np.maximum(windows.end - windows.begin, 1),
+        "mean_queue_count": _area(moments, depth, windows) / np.maximum(windows.end - windows.begin, 1),
         "longest_queue_count": _most(moments, depth, windows),
         "full_queue_ns": _full(moments, depth).within(windows.begin, windows.end),
         "orphans_count": orphans,

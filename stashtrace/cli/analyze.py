@@ -11,6 +11,7 @@ from typing import Any
 from stashtrace.cli.gathering import is_one_job
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
+from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
 
 BY = ("step", "rank", "run")
@@ -60,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
         sources = [paths]
     rows: list[dict[str, Any]] = []
     columns: list[str] = []
+    about = ""
     for source in sources:
         trace = load_trace(source, run_id=arguments.run)
         try:
@@ -71,8 +73,12 @@ def main(argv: Sequence[str]) -> int:
                     raise UsageError(f"analysis {name!r} knows no {flag}", hint="leave it out") from error
             raise
         extra = {"path": source} if len(sources) > 1 else {}
+        about = table.schema.doc
         rows += named_rows(table, trace.strings, extra)
         columns = column_names(table, tuple(extra))
+    screen = Screen()
+    if arguments.format == "table" and screen.interactive:
+        screen.say(f"{name}: {about}\n")
     write_rows(rows, columns, arguments.format, sys.stdout)
     return 0
 

@@ -46,11 +46,13 @@ def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], format_na
 
 
 def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    """Columns under their names, numbers to the right."""
+    """Columns under their names, numbers to the right; a column in which no row says anything is left out."""
     if not rows:
         return "no rows\n"
+    every = [[_cell(name, row[name]) for name in columns] for row in rows]
+    told = [at for at in range(len(columns)) if any(line[at] != "-" for line in every)]
+    columns, cells = [columns[at] for at in told], [[line[at] for at in told] for line in every]
     titles = [name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_bytes_per_s") for name in columns]
-    cells = [[_cell(name, row[name]) for name in columns] for row in rows]
     right = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
     widths = [max(len(titles[i]), *(len(line[i]) for line in cells)) for i in range(len(columns))]
 
@@ -76,11 +78,15 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float) and name.endswith("_bytes_per_s"):
         return f"{bytes_text(value)}/s" if value > 0 else "-"
     if isinstance(value, float):
+        if value == -1.0 and name.endswith("_ratio"):
+            return "-"
         return f"{value:.3f}" if value == value else "-"
     if isinstance(value, int):
         # Moments are compared digit by digit; lengths of time are compared by size.
         if name.endswith("_ns") and not name.startswith(("begin", "end", "ts_")):
             return duration_text(value) if value != -1 else "-"
+        if value == -1 and (name == "step" or name.endswith("rank")):
+            return "-"
         if name.endswith("_bytes"):
             return bytes_text(value) if value != -1 else "-"
     return shortened(str(value), _NAME_WIDTH) if name == "name" else str(value)

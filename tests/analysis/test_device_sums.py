@@ -36,7 +36,7 @@ def test_launches_of_a_stream() -> None:
     assert (row["latency_ns"], row["longest_latency_ns"], row["call_ns"]) == (3 * US, 6 * US, US)
     assert row["launch_bound_ratio"] == pytest.approx(2 / 4)  # A and D found the stream empty
     assert row["longest_queue_count"] == 2
-    assert row["queue_ratio"] == pytest.approx((4 - 1 + 6 + 3) / 16)  # the window begins with A
+    assert row["mean_queue_count"] == pytest.approx((4 - 1 + 6 + 3) / 16)  # the window begins with A
     assert row["full_queue_ns"] == 0
 
 
@@ -197,7 +197,7 @@ def test_diff_of_kernels() -> None:
     rows = {r["name"]: r for r in table.rows()}
     assert rows["gemm"]["verdict"] == "slower"
     assert rows["gemm"]["change_ns"] == pytest.approx(10 * US, rel=0.05)
-    assert rows["gemm"]["before_calls_ratio"] == rows["gemm"]["after_calls_ratio"] == 1
+    assert rows["gemm"]["before_calls_count"] == rows["gemm"]["after_calls_count"] == 1
     assert (rows["layer_norm"]["verdict"], rows["layer_norm"]["before_mean_ns"]) == ("appeared", -1)
     assert (rows["relu"]["verdict"], rows["relu"]["change_ns"]) == ("no difference", 0)
     assert table["name"][0] == "all"

@@ -117,6 +117,15 @@ def test_idle_by_cause() -> None:
     assert causes_of(trace) == {"kernel_wait": 3, "sync": 4, "launch": 5, "input": 4}
 
 
+def test_gaps_between_queued_kernels_are_not_the_loaders() -> None:
+    trace = device_trace("""
+        rank 0 host    : ABC...........D
+        rank 0 loader  : ....0000000000.
+        rank 0 stream a: ..AAA.BBB.CC...DD
+    """)
+    assert causes_of(trace) == {"kernel_wait": 2, "input": 2, "launch": 1}
+
+
 def test_the_host_is_blamed_for_what_it_launched_late() -> None:
     trace = device_trace("""
         rank 0 host    : AA......BBB
@@ -217,7 +226,7 @@ def test_identities(trace: Trace, by: str, orphans: str, last_step: str) -> None
     sums = causes["idle_ns"].reshape(-1, len(CAUSES))
     assert (sums.sum(axis=1) == table["idle_ns"]).all()
     assert (sums >= 0).all()
-    assert (sums[:, CAUSES.index("input")] == table["exposed_input_wait_ns"]).all()
+    assert (sums[:, CAUSES.index("input")] <= table["exposed_input_wait_ns"]).all()
     assert (causes["longest_ns"] <= causes["idle_ns"]).all()
     assert ((causes["pieces_count"] > 0) == (causes["idle_ns"] > 0)).all()
 
