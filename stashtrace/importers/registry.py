@@ -20,6 +20,7 @@ from stashtrace.importers.source import Source
 IMPORTERS: tuple[tuple[str, str, str], ...] = (
     ("kineto", "stashtrace.importers.kineto", "Kineto: traces of torch.profiler, one JSON file (or .json.gz) a rank"),
     ("dftracer", "stashtrace.importers.dftracer", "DFTracer, .pfw and .pfw.gz"),
+    ("nsys", "stashtrace.importers.nsys", "Nsight Systems: reports exported to SQLite"),
     ("nccl_inspector", "stashtrace.importers.nccl_inspector", "NCCL Inspector: JSON lines of finished operations"),
     ("flight_recorder", "stashtrace.importers.flight_recorder", "torch Flight Recorder: pickle or JSON of a rank"),
     ("darshan", "stashtrace.importers.darshan", "Darshan logs, with or without DXT (extra: darshan)"),

@@ -115,6 +115,10 @@ class Source:
         """
         return self._stream(self._advance)
 
+    def passed(self, count: int) -> None:
+        """Report progress for an importer that must read the file by other means than ``open``."""
+        self._advance(count)
+
     def _stream(self, advance: Advance) -> BinaryIO:
         raw = io.BufferedReader(_Counted(self.path, advance), 1 << 20)
         first = raw.peek(4)[:4]

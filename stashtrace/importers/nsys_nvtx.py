@@ -1,0 +1,246 @@
+"""NVTX ranges of an Nsight Systems export: annotations, steps, phases, waits for batches. Used by ``nsys``.
+
+    "step 12" "step 13"     step marks where each begins, and where the last ends
+    "forward" "backward"    phases;  "Optimizer.step#Adam.step" too, as torch's emit_nvtx names it
+    ncclAllReduce           kept for ``nsys_collectives``, with the payload if the export holds it
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.nsys_database import Database, Int64
+from stashtrace.importers.nsys_payloads import Payload, read_payloads
+from stashtrace.importers.nsys_processes import Processes
+from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind
+
+EVENTS = "NVTX_EVENTS"
+_MARKS = (34, 65)
+_RANGES = (59, 60, 70, 71)
+#: "step 12", "iteration=3", "train_step#7", "ProfilerStep#5"; the family is what stands before the number.
+_NUMBERED = re.compile(r"^((?:\w+[ _./:-])*(?:profiler)?(?:step|iteration|iter))[ _#:=-]*(\d+)$", re.IGNORECASE)
+_PLAIN = re.compile(r"^(?:(?:train|training|global)[ _-]?)?(?:step|iteration|iter)$", re.IGNORECASE)
+_OTHER_STEPS = re.compile(r"val|eval|test|optim|sched|lr", re.IGNORECASE)
+_PHASES = (
+    (re.compile(r"^(forward|fwd|forward[ _-]?pass)$", re.IGNORECASE), Phase.FORWARD),
+    (re.compile(r"^(backward|bwd|backward[ _-]?pass)$", re.IGNORECASE), Phase.BACKWARD),
+    (re.compile(r"^(optimizer|optim|opt)([ _.-]?step)?$|^Optimizer\.step#", re.IGNORECASE), Phase.OPTIMIZER),
+    (re.compile(r"^(save[ _-]?)?checkpoint$", re.IGNORECASE), Phase.CHECKPOINT),
+)
+_BATCH_WAIT = re.compile(
+    r"^enumerate\(DataLoader\)|^(data[ _-]?load(er|ing)?|(load|get|next|fetch)[ _-]?(data|batch)|batch[ _-]?wait)$",
+    re.IGNORECASE,
+)
+#: What torch's emit_nvtx adds to the name of an operator.
+_OPERATION = re.compile(r"^(.*?)(?:, seq = (\d+))?(?:, op_id = (\d+))(?:, |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRanges:
+    """Ranges of NCCL's own domain, ordered by begin."""
+
+    begin: Int64
+    end: Int64
+    process: Int64
+    tid: Int64
+    names: list[str]
+    payloads: list[Payload]
+
+
+def add_ranges(
+    database: Database, processes: Processes, context: ImportContext
+) -> tuple[CollectiveRanges, set[int]]:
+    """Fill ``spans``, ``phases`` and ``batches``; give back NCCL's calls, and the processes whose steps are told."""
+    rows, names, number, attached = _read(database)
+    whole = (rows["end"] >= rows["start"]) | np.isin(rows["eventType"], _MARKS)
+    begin = rows["start"] + processes.base_ns
+    end = np.where(rows["end"] >= 0, np.maximum(rows["end"], rows["start"]), rows["start"]) + processes.base_ns
+    process = processes.of(rows["globalTid"])
+    tid = rows["globalTid"] & 0xFFFFFF
+    if not whole.all():
+        context.lose(
+            "ranges_without_end", int(np.count_nonzero(~whole)), severity=Severity.INFO,
+            advice="the recording stopped inside these NVTX ranges",
+        )  # fmt: skip
+    titles = [_OPERATION.match(name) for name in names]
+    plain = [found.group(1) if found else name for found, name in zip(titles, names, strict=True)]
+    operation = np.array([int(f.group(3)) % (1 << 62) if f else 0 for f in titles], dtype=np.int64)
+    codes = context.codes(plain)
+    kept = np.flatnonzero(whole)
+    if len(kept):
+        context.add(
+            "spans",
+            begin_ns=begin[kept],
+            end_ns=end[kept],
+            track_id=processes.threads(process[kept], tid[kept]),
+            kind_code=int(SpanKind.USER),
+            name_code=codes[number[kept]],
+            correlation_id=operation[number[kept]],
+        )
+    table = _Ranges(begin, end, process, tid, number, whole, names, plain, codes)
+    told = _add_phases(table, processes, context) | _add_steps(table, processes, context)
+    return _collective_ranges(database, table, rows["jsonTextId"], attached), told
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """All ranges; ``number`` is the place of each one's name in ``names``, and in ``plain`` without torch's numbers."""
+
+    begin: Int64
+    end: Int64
+    process: Int64
+    tid: Int64
+    number: Int64
+    whole: npt.NDArray[np.bool_]
+    names: list[str]
+    plain: list[str]
+    codes: Int64
+
+    def of(self, numbers: list[int]) -> Int64:
+        """Rows with these names that have an end."""
+        return np.flatnonzero(np.isin(self.number, np.array(numbers, dtype=np.int64)) & self.whole)
+
+
+def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[int, tuple[Any, Any]]]:
+    """Ranges and marks: columns, distinct names, the place of each row's name, and by row what NCCL attached.
+
+    A text stands in the row, or its id does. Texts are many and few are distinct, so only these are kept.
+    """
+    wanted = {"start": 0, "end": -1, "eventType": 0, "globalTid": 0, "textId": -1, "jsonTextId": -1}
+    pieces: list[dict[str, Int64]] = []
+    places: dict[str, int] = {}
+    by_id: dict[int, int] = {}
+    numbers: list[Int64] = []
+    attached: dict[int, tuple[Any, Any]] = {}
+    total = 0
+    for rows, others in database.blocks(EVENTS, ("text", "jsonText", "binaryData"), **wanted):
+        own = np.flatnonzero(np.isin(rows["eventType"], (*_MARKS, *_RANGES)))
+        ids = rows["textId"][own]
+        new = np.setdiff1d(ids[ids >= 0], np.fromiter(by_id, dtype=np.int64, count=len(by_id)))
+        for number, text in database.texts(new).items():
+            by_id[number] = places.setdefault(text, len(places))
+        unnamed = places.setdefault("", len(places))
+        found = np.empty(len(own), dtype=np.int64)
+        for at, (row, number) in enumerate(zip(own.tolist(), ids.tolist(), strict=True)):
+            text, *payload = others[row]
+            found[at] = by_id.get(number, unnamed) if text is None else places.setdefault(str(text), len(places))
+            if payload != [None, None]:
+                attached[total + at] = (payload[0], payload[1])
+        total += len(own)
+        numbers.append(found)
+        pieces.append({name: values[own] for name, values in rows.items()})
+    empty = np.empty(0, dtype=np.int64)
+    columns = {name: np.concatenate([p[name] for p in pieces]) if pieces else empty for name in wanted}
+    return columns, list(places), np.concatenate(numbers) if numbers else empty, attached
+
+
+def _add_phases(table: _Ranges, processes: Processes, context: ImportContext) -> set[int]:
+    codes = [next((int(p) for pattern, p in _PHASES if pattern.match(name)), 0) for name in table.plain]
+    code = np.array([*codes, 0], dtype=np.int64)[table.number]
+    rows = np.flatnonzero((code > 0) & table.whole)
+    if len(rows):
+        rows = rows[np.lexsort((-table.end[rows], table.begin[rows], table.tid[rows], table.process[rows]))]
+        track = processes.threads(table.process[rows], table.tid[rows])
+        context.add(
+            "phases",
+            begin_ns=table.begin[rows],
+            end_ns=table.end[rows],
+            track_id=track,
+            process_id=processes.ids[table.process[rows]],
+            phase_code=code[rows],
+            phase_flags=_nested(track, table.begin[rows], table.end[rows]) * int(PhaseFlag.NESTED),
+            name_code=table.codes[table.number[rows]],
+        )
+    told = set(table.process[rows].tolist())
+    rows = table.of([n for n, name in enumerate(table.plain) if _BATCH_WAIT.match(name)])
+    if len(rows):
+        context.add(
+            "batches",
+            begin_ns=table.begin[rows],
+            end_ns=table.end[rows],
+            track_id=processes.threads(table.process[rows], table.tid[rows]),
+            process_id=processes.ids[table.process[rows]],
+            batch_index=-1,
+            worker_id=-1,
+            phase_code=int(BatchPhase.WAIT),
+        )
+    return told | set(table.process[rows].tolist())
+
+
+def _nested(track: Int64, begin: Int64, end: Int64) -> npt.NDArray[np.bool_]:
+    """Which rows lie inside an earlier one of the same track; rows are ordered by track and begin."""
+    out = np.zeros(len(track), dtype=bool)
+    for value in np.unique(track).tolist():
+        rows = np.flatnonzero(track == value)
+        before = np.maximum.accumulate(end[rows])
+        out[rows[1:]] = begin[rows[1:]] < before[:-1]
+    return out
+
+
+def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> set[int]:
+    """Step marks of each process, from the family of ranges that covers most of its time."""
+    families: dict[str, list[int]] = {}
+    ordinal: dict[int, int] = {}
+    for place, name in enumerate(table.plain):
+        numbered = _NUMBERED.match(name)
+        family = numbered.group(1) if numbered else name if _PLAIN.match(name) else ""
+        if family and not _OTHER_STEPS.search(family):
+            families.setdefault(family.lower(), []).append(place)
+            ordinal[place] = int(numbered.group(2)) if numbered else -1
+    firsts = []
+    best: dict[int, tuple[int, Int64, str]] = {}
+    for family, places in families.items():
+        rows = table.of(places)
+        owner = (table.process[rows] << 24) | table.tid[rows]
+        for thread in np.unique(owner).tolist():
+            own = rows[owner == thread]
+            covered = int((table.end[own] - table.begin[own]).sum())
+            if covered > best.get(thread >> 24, (0,))[0]:
+                best[thread >> 24] = (covered, own, family)
+    for _, own, family in best.values():
+        own = own[np.argsort(table.begin[own], kind="stable")]
+        marks = np.append(table.begin[own], table.end[own].max())
+        first = ordinal[int(table.number[own[0]])]
+        firsts.append((first, len(own)))
+        names = np.append(table.codes[table.number[own]], context.code(f"end of {family}"))
+        context.add(
+            "spans",
+            begin_ns=marks,
+            end_ns=marks,
+            track_id=np.repeat(processes.threads(table.process[own[:1]], table.tid[own[:1]]), len(marks)),
+            kind_code=int(SpanKind.STEP_MARK),
+            name_code=names,
+            value=np.append(np.arange(len(own)) + max(first, 0), -1),
+        )
+    numbers = {first for first, _ in firsts}
+    if len(numbers) == 1 and min(numbers) > 0:
+        first = numbers.pop()
+        context.say("steps", f"{first}:{first + max(count for _, count in firsts)}")
+    return set(best)
+
+
+def _collective_ranges(
+    database: Database, table: _Ranges, json_ids: Int64, attached: dict[int, tuple[Any, Any]]
+) -> CollectiveRanges:
+    places = [n for n, name in enumerate(table.names) if name.startswith("nccl")]
+    rows = table.of(places)
+    rows = rows[np.argsort(table.begin[rows], kind="stable")]
+    registered = database.texts(json_ids[rows][json_ids[rows] >= 0])
+    payloads = [attached.get(row, (None, None)) for row in rows.tolist()]
+    texts = [p[0] or registered.get(i) for p, i in zip(payloads, json_ids[rows].tolist(), strict=True)]
+    blobs = [p[1] for p in payloads]
+    return CollectiveRanges(
+        table.begin[rows],
+        table.end[rows],
+        table.process[rows],
+        table.tid[rows],
+        [table.names[n] for n in table.number[rows].tolist()],
+        read_payloads(database, texts, blobs),
+    )
