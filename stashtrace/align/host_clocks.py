@@ -17,8 +17,8 @@ from stashtrace.errors import FormatError
 from stashtrace.format.reader import RawRun
 from stashtrace.model.trace import RawProcess
 
-#: Honest floor of the error between two hosts whose only common clock is the wall clock.
-_REALTIME_ERROR_NS = 1_000_000
+#: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
+_REALTIME_ERROR_NS = 10_000_000
 
 
 class HostClock:
@@ -33,10 +33,12 @@ class HostClock:
         self.error_ns = map_.error_ns
         self.method = "same_clock"
         self.origin_ns = 0  # of the common clock, on the reference's monotonic clock
+        self.drift_ppb = 0
+        self._course: TickMap | None = None  # from the first guess to the reference's monotonic clock
 
     def refer_to(self, reference: HostClock) -> None:
         """Map to another boot by the wall clock, as a first guess."""
-        if reference is self:
+        if reference.boot_id == self.boot_id:  # another counter of the same host, with the same monotonic clock
             return
         self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
         self.method = "realtime"
@@ -45,11 +47,38 @@ class HostClock:
             self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
         )
 
+    def correct(self, at_ns: Int64, offset_ns: Int64, error_ns: Int64, method: str) -> None:
+        """Improve the first guess: what is to be added to it, at knots of its own time, and the half-width there."""
+        slope = (int(offset_ns[-1]) - int(offset_ns[0])) / int(at_ns[-1] - at_ns[0])
+        reach = 1 << 40
+        outer = np.array([at_ns[0] - reach, at_ns[-1] + reach])
+        beyond = np.array([offset_ns[0] - round(reach * slope), offset_ns[-1] + round(reach * slope)])
+        at = np.concatenate((outer[:1], at_ns, outer[1:]))
+        self._course = TickMap(at, at + np.concatenate((beyond[:1], offset_ns, beyond[1:])), 0)
+        self.drift_ppb = round(slope * 1e9)
+        self.error_ns = int(error_ns.max())
+        self.method = method
+
     def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
         """Ticks -> ns of the common clock."""
         out = self.map(ticks)
-        out += self.offset_ns - self.origin_ns
+        out += self.offset_ns
+        if self._course is not None:
+            out = self._course(out.view(np.uint64))
+        out -= self.origin_ns
         return out
+
+    def worth(self) -> tuple[int, int, int]:
+        """(offset at the origin of the common clock, drift, error) for the table ``alignment``."""
+        if self._course is None:
+            return self.offset_ns, self.drift_ppb, self.error_ns
+        return self.offset_ns + self._correction_at_origin(), self.drift_ppb, self.error_ns
+
+    def _correction_at_origin(self) -> int:
+        assert self._course is not None
+        back = TickMap(self._course.ns, self._course.ticks, 0)
+        origin = np.array([self.origin_ns])
+        return self.origin_ns - int(back(origin.view(np.uint64))[0])
 
 
 def domain_of(raw: RawProcess) -> tuple[str, str]:

@@ -10,8 +10,10 @@ import numpy as np
 
 from stashtrace.align import device_clocks
 from stashtrace.align.collective_merge import GroupNotes, merge_collectives
+from stashtrace.align.host_alignment import align_run
 from stashtrace.align.host_clocks import HostClock, domain_of, host_clocks, start_ticks
 from stashtrace.align.presence import choose_start, missing_loss, starts_loss
+from stashtrace.align.process_facts import process_facts
 from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify
 from stashtrace.collectors.context import DecodeContext, DeviceTime, ProcessIdentity
 from stashtrace.collectors.registry import Room, resolve
@@ -21,7 +23,7 @@ from stashtrace.format.pieces import pieces
 from stashtrace.format.project import current_layouts
 from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.model.kinds import ProcessRole, Severity, ThreadRole
+from stashtrace.model.kinds import ProcessRole, Severity
 from stashtrace.model.losses import LossRow, losses_columns
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
@@ -30,7 +32,7 @@ from stashtrace.model.trace import EventTables, RawProcess
 from stashtrace.model.track_registry import TrackRegistry
 
 #: Read in the first pass, before anything is decoded.
-CORE_RECORDS = ("clock_sync", "metadata", "thread_info", *device_clocks.RECORDS)
+CORE_RECORDS = ("clock_sync", "clock_ping", "metadata", "thread_info", *device_clocks.RECORDS)
 
 Path = str | os.PathLike[str]
 
@@ -71,10 +73,13 @@ class Session:
         runs = [open_run(p, strict=strict, run_id=run_id) for p in paths]
         files = [file for run in runs for file in run.processes]
         session = cls(runs, files, strings if strings is not None else StringPool(), os.pathsep.join(paths))
-        session._identify(ranks, choose_start(run_id))
-        session._register_threads()
-        session._read_device_clocks()
+        session._prepare(ranks, choose_start(run_id))
         return session
+
+    def _prepare(self, ranks: Collection[int] | None, start: int | None, *, align: bool = True) -> None:
+        self._identify(ranks, start, align)
+        self._register_threads()
+        self._read_device_clocks()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -85,9 +90,9 @@ class Session:
 
     # Setting up ---------------------------------------------------------------------------------
 
-    def _identify(self, ranks: Collection[int] | None, start: int | None) -> None:
+    def _identify(self, ranks: Collection[int] | None, start: int | None, align: bool) -> None:
         files = enumerate(zip(self.core, self.files, strict=True))
-        facts = [_facts(raw, file, self.clock_of(index)) for index, (raw, file) in files]
+        facts = [process_facts(raw, file, self.clock_of(index)) for index, (raw, file) in files]
         identities = identify(facts, start)
         leader = min(
             (i for i, who in enumerate(identities) if who.role is ProcessRole.RANK),
@@ -98,10 +103,13 @@ class Session:
         self.reference = reference.boot_id
         for clock in self.clocks.values():
             clock.refer_to(reference)
-        begins = [
-            int(self.clock_of(i).map(start_ticks(f.metadata))[0]) + self.clock_of(i).offset_ns
-            for i, f in enumerate(self.files)
-        ]
+            clock.origin_ns = 0
+        if align and len({clock.boot_id for clock in self.clocks.values()}) > 1:
+            # Another session over the same files looks at what the hosts did together, by first guesses.
+            scout = Session(self.runs, self.files, StringPool(), self.path)
+            scout._prepare(None, start, align=False)
+            self.losses += align_run(scout, self.clocks, self.reference)
+        begins = [int(self.clock_of(i)(start_ticks(f.metadata))[0]) for i, f in enumerate(self.files)]
         begins += [
             int(run.run["begin_monotonic_ns"])
             for run in self.runs
@@ -168,7 +176,8 @@ class Session:
         """Tables of one process but ``io`` on the common clock; its rows are read and let go here."""
         file = self.files[index]
         rooms = [room for room in self._rooms(file, wanted) if not _is_streamed(room)]
-        raw = file.load({record for room in rooms for record in room.records} - {"clock_sync", "string_part"})
+        early = {"clock_sync", "clock_ping", "string_part"}
+        raw = file.load({record for room in rooms for record in room.records} - early)
         context = self._context(index, raw, wanted)
         found: dict[str, list[Table]] = {}
         for room in rooms:
@@ -331,8 +340,8 @@ class Session:
         return Table.from_rows(
             TABLES["alignment"],
             [
-                (code(clock.boot_id), code(self.reference), clock.offset_ns, 0, clock.error_ns, code(clock.method))
-                for clock in self.clocks.values()
+                (code(clock.boot_id), code(self.reference), *clock.worth(), code(clock.method))
+                for clock in {clock.boot_id: clock for clock in self.clocks.values()}.values()
             ],
         )
 
@@ -360,19 +369,3 @@ class Session:
 def _is_streamed(room: Room) -> bool:
     """Only ``io`` grows with what the job does rather than with its steps, so only it is never held twice."""
     return room.tables == ("io",)
-
-
-def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
-    learned: dict[str, str] = {}
-    rows = raw.records.get("metadata")
-    if rows is not None:
-        for row in np.sort(rows.rows, order="ticks", kind="stable"):
-            learned[raw.strings.get(int(row["key_id"]), "")] = raw.strings.get(int(row["value_id"]), "")
-    threads = raw.records.get("thread_info")
-    worker = threads is not None and bool((threads.rows["role_code"] == int(ThreadRole.WORKER)).any())
-    counts = file.row_counts()
-    if "worker_id" not in learned and counts.get("batch") and not counts.get("phase_span"):
-        batches = file.load(("batch",)).records.get("batch")
-        if batches is not None and (number := int(batches.rows["worker_id"].max())) >= 0:
-            learned["worker_id"] = str(number)
-    return ProcessFacts(raw.metadata, int(clock.map(start_ticks(raw.metadata))[0]), learned, counts, worker)

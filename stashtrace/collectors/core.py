@@ -1,6 +1,6 @@
 """Decodes what the recorder says about itself: threads, losses, facts.
 
-``clock_sync`` rows are read by ``align.clocks`` before any decoder runs, ``string_part`` rows by the
+``clock_sync`` and ``clock_ping`` rows are read by ``align`` before any decoder runs, ``string_part`` rows by the
 reader. Called through the registry by ``align.align``.
 """
 
@@ -14,7 +14,7 @@ from stashtrace.collectors.context import DecodeContext
 from stashtrace.model.losses import LossRow, losses_columns
 from stashtrace.model.trace import EventTables, RawProcess
 
-RECORDS = ("string_part", "clock_sync", "thread_info", "loss", "metadata")
+RECORDS = ("string_part", "clock_sync", "clock_ping", "thread_info", "loss", "metadata")
 TABLES = ("losses", "metadata", "tracks")
 
 

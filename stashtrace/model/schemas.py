@@ -191,10 +191,10 @@ ALIGNMENT = _schema(
     "What the merge of clocks is worth",
     ("boot_code", "i8", "", "string: clock domain"),
     ("reference_code", "i8", "", "string: clock domain it is mapped to"),
-    ("offset_ns", "i8", "ns", "added to this domain's monotonic clock"),
-    ("drift_ppb", "i8", "ppb", "rate difference to the reference, 1e-9"),
-    ("error_ns", "i8", "ns", "half-width of the interval that holds the true offset"),
-    ("method_code", "i8", "", "string: same_clock, realtime, collectives"),
+    ("offset_ns", "i8", "ns", "added to this domain's monotonic clock at the origin of the common clock"),
+    ("drift_ppb", "i8", "ppb", "mean rate at which that changes, 1e-9"),
+    ("error_ns", "i8", "ns", "half-width of the interval that holds the true offset, during the whole run"),
+    ("method_code", "i8", "", "string: same_clock, realtime, collectives, ping, collectives+ping; assumed"),
 )
 METADATA = _schema(
     "metadata",

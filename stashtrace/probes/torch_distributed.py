@@ -19,7 +19,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from stashtrace.probes import lifetime, patching, recorder, torch_work
+from stashtrace.probes import clock_ping, lifetime, patching, recorder, torch_work
 from stashtrace.probes.recorder import cost, failed, intern, now_ticks
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
@@ -76,6 +76,7 @@ def install(c10d: ModuleType) -> None:
     patching.replace(COLLECTOR, c10d, "_new_process_group_helper", _new_group, needed=False)
     lifetime.before_end(_end)
     lifetime.in_forked_child(torch_work.forget)
+    lifetime.in_forked_child(clock_ping.forget)
 
 
 def _package(c10d: ModuleType) -> Any:
@@ -103,6 +104,11 @@ def _init(original: Any) -> Any:
                 recorder.record_fact("local_rank", os.environ["LOCAL_RANK"])
         except Exception as error:
             failed(COLLECTOR, "init_process_group", error)
+        try:
+            clock_ping.start(_world)
+            groups.note_sockets()  # those of the ping are no group's
+        except Exception as error:
+            failed(COLLECTOR, "clock_ping", error)
         return result
 
     return init_process_group
@@ -135,6 +141,7 @@ def _destroy(original: Any) -> Any:
             world = _world.GroupMember.WORLD
             if group is None or group is world:
                 _compare_all()
+                clock_ping.repeat(last=False)
             else:
                 names = [group.group_name]
                 found = groups.named(names[0])
@@ -162,6 +169,7 @@ def _end() -> None:
     torch_work.let_go()
     torch_work.settle()
     _compare_all()
+    clock_ping.repeat(last=True)
 
 
 # Operators --------------------------------------------------------------------------------------

@@ -1,0 +1,294 @@
+"""Offset and drift between the clocks of two hosts, from what must have happened before what.
+
+A limit says that the follower's clock plus the offset cannot be later, or earlier, than the leader's: the end of a
+collective on one host comes after the entry on the other. Wrong limits (an operation matched to another one, a clock
+that was set) are voted out and counted. The error is a half-width: what the remaining limits leave open at that
+moment, and what a clock may wander between them. Used by ``host_graph``; pure.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.align.offset_bounds import Band, band
+from stashtrace.align.offset_ends import CommonEnds, ends_offset, line_through
+
+Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: What said so.
+COLLECTIVES, PING = 0, 1
+#: How much the rate of a clock in a machine room changes during a run: quartz holds 0.1 ppm (Veitch et al. 2009).
+_WANDER = 1e-7
+#: Pieces of time of which the tightest limits are kept ...
+_PIECES = 64
+#: ... each at most this long, so that a long run is followed closely, and so many pieces at most.
+_PIECE_NS = 30_000_000_000
+_MOST_PIECES = 1024
+#: A limit this far, and this many half-widths of the rough band, on the wrong side is no limit of this clock.
+_GROSS_RATIO = 3.0
+_GROSS_NS = 50_000.0
+#: Contradictions are resolved one at a time; after so many of them, what is half as far off is no limit either.
+_PATIENCE = 16
+_MOST_ROUNDS = 512
+#: Windows in which contradicted limits are counted: more than half of one is a clock that was set.
+_WINDOWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the offset, any order.
+
+    Attributes
+    ----------
+    at_ns : int64 array
+        Moment on the follower's clock.
+    offset_ns : int64 array
+        Follower + offset = leader; the limit.
+    upper : bool array
+        The offset is at most this, else at least.
+    source : int8 array
+        ``COLLECTIVES`` or ``PING``.
+    """
+
+    at_ns: Int64
+    offset_ns: Int64
+    upper: Bools
+    source: npt.NDArray[np.int8]
+
+    def take(self, rows: npt.NDArray[np.integer] | Bools) -> Limits:
+        """Some of them."""
+        return Limits(self.at_ns[rows], self.offset_ns[rows], self.upper[rows], self.source[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFit:
+    """What is to be added to the follower's clock, at knots; linear between them.
+
+    Attributes
+    ----------
+    at_ns, offset_ns, error_ns : int64 arrays
+        Ascending moments of the follower's clock.
+    sources : frozenset of int
+        What limits it.
+    rejected_count : int
+        Limits that the others contradict.
+    stepped : bool
+        The contradicted ones come from one stretch of time: the error covers them.
+    """
+
+    at_ns: Int64
+    offset_ns: Int64
+    error_ns: Int64
+    sources: frozenset[int]
+    rejected_count: int = 0
+    stepped: bool = False
+
+
+def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: int) -> OffsetFit | None:
+    """Fit one pair of hosts; None if only one side is limited, or the limits have nothing in common.
+
+    Parameters
+    ----------
+    limits : Limits
+    ends : CommonEnds, optional
+        Ends of the same small operations on both hosts.
+    begin_ns, end_ns : int
+        Time of the follower in which the fit is needed.
+    """
+    upper = limits.upper
+    if not upper.any() or upper.all():
+        return None
+    order = np.argsort(limits.at_ns, kind="stable")
+    limits = limits.take(order)
+    base_at = (begin_ns + end_ns) // 2
+    base_offset = int(np.sort(limits.offset_ns)[len(limits.offset_ns) // 2])
+    time = (limits.at_ns - base_at).astype(np.float64)
+    value = (limits.offset_ns - base_offset).astype(np.float64)
+    first, last = min(begin_ns, int(limits.at_ns[0])), max(end_ns, int(limits.at_ns[-1]))
+    reach = float(limits.at_ns[-1] - limits.at_ns[0])
+    points = _Points(time, value, limits.upper)
+    found = points.settle(min(_MOST_PIECES, max(_PIECES, int(reach // _PIECE_NS))), _WANDER * reach / 4)
+    if found is None:
+        return None
+    lines, kept = found
+    knots = _knots(first, last)
+    at = (knots - base_at).astype(np.float64)
+    low, high = _reach(lines, points, kept, at, _WANDER * reach / 4)
+    middle, half = (low + high) / 2, (high - low) / 2
+    if ends is not None:
+        shared = ends_offset(ends, base_at, base_offset, (at, middle))
+        if shared is not None:
+            offset, error = shared(at)
+            if float(np.median(half)) > ends.need * float(np.median(error)):
+                middle = np.clip(offset, low, high)
+                half = np.minimum(error, np.maximum(high - middle, middle - low))
+    half = half + _WANDER * float(np.diff(knots).max()) / 2
+    rejected = ~points.alive
+    stepped, covered = _step(points, rejected, at, middle)
+    return OffsetFit(
+        knots,
+        base_offset + np.rint(middle).astype(np.int64),
+        np.ceil(np.maximum(half, covered)).astype(np.int64),
+        frozenset(np.unique(limits.source[kept[_touching(lines, points, kept, _WANDER * reach / 4)]]).tolist()),
+        int(rejected.sum()),
+        stepped,
+    )
+
+
+def _knots(first: int, last: int) -> Int64:
+    count = min(_MOST_PIECES, max(1, -(-(last - first) // _PIECE_NS)))
+    step = max(1, -(-(last - first) // count))
+    return first + step * np.arange(count + 1, dtype=np.int64)
+
+
+class _Points:
+    """Limits of one pair, by time, and which of them are still believed."""
+
+    def __init__(self, time: Floats, value: Floats, upper: Bools) -> None:
+        self.time = time
+        self.value = value
+        self.upper = upper
+        # An upper limit turned over is a lower one: `sign * (value - line)` is negative where a limit is violated.
+        self.sign = np.where(upper, 1.0, -1.0)
+        self.alive = np.ones(len(time), dtype=bool)
+        self.rough = self._rough_line()
+
+    def violation(self, level: float, slope: float) -> Floats:
+        """How far the line is on the wrong side of each limit, negative if it is not."""
+        return -self.sign * (self.value - level - slope * self.time)
+
+    def settle(self, pieces: int, slack: float) -> tuple[Band, npt.NDArray[np.int64]] | None:
+        """The lines between the limits, and which limits they were told by; contradictions are taken out."""
+        level, slope, width = self.rough
+        most = _GROSS_RATIO * width + _GROSS_NS
+        violation = self.violation(level, slope)
+        for attempt in range(_MOST_ROUNDS):
+            if attempt % _PATIENCE == 0:
+                self.alive &= violation <= most
+                most /= 2
+            kept = self._tightest(pieces)
+            up, down = kept[self.upper[kept]], kept[~self.upper[kept]]
+            if not len(up) or not len(down):
+                return None
+            found = band(self.time[up], self.value[up] + slack, self.time[down], self.value[down] - slack)
+            if isinstance(found, Band):
+                return found, kept
+            against = np.concatenate([up[found[0]], down[found[1]]])
+            # One of them is wrong, most likely the one that the rough line violates most.
+            self.alive[against[np.argmax(violation[against])]] = False
+        return None
+
+    def _tightest(self, pieces: int) -> npt.NDArray[np.int64]:
+        """The limit nearest to the rough line of each piece of time, from above and from below.
+
+        Any choice of limits is true; these are those that say most.
+        """
+        level, slope, _ = self.rough
+        distance = -self.violation(level, slope)
+        span = float(self.time[-1] - self.time[0]) + 1.0
+        piece = ((self.time - self.time[0]) * (pieces / span)).astype(np.int64) * 2 + self.upper
+        rows = np.flatnonzero(self.alive)
+        rows = rows[np.lexsort((distance[rows], piece[rows]))]
+        leads = np.diff(piece[rows], prepend=-1) != 0
+        return np.asarray(np.sort(rows[leads]), dtype=np.int64)
+
+    def _rough_line(self) -> tuple[float, float, float]:
+        """(level, slope, half-width): a line that few wrong limits cannot move, and how far the band reaches."""
+        count = len(self.time)
+        slope, level, width = 0.0, 0.0, np.inf
+        for windows in (min(16, max(1, count // 16)),) * 2:
+            rest = self.value - slope * self.time
+            edges = np.linspace(self.time[0], self.time[-1] + 1.0, windows + 1)
+            number = np.clip(np.searchsorted(edges, self.time, side="right") - 1, 0, windows - 1)
+            centre, half, when = [], [], []
+            for w in range(windows):
+                mine = number == w
+                up, down = np.sort(rest[mine & self.upper]), np.sort(rest[mine & ~self.upper])[::-1]
+                if len(up) and len(down):
+                    a, b = up[_modest(len(up))], down[_modest(len(down))]
+                    centre.append((a + b) / 2)
+                    half.append(abs(a - b) / 2)
+                    when.append((edges[w] + edges[w + 1]) / 2)
+            if not centre:
+                a, b = np.median(rest[self.upper]), np.median(rest[~self.upper])
+                return float(a + b) / 2, slope, float(abs(a - b))
+            width = float(np.median(half))
+            more, level = _most_agreed(np.array(when), np.array(centre), width + _GROSS_NS)
+            slope += more
+        return level, slope, width
+
+
+def _most_agreed(when: Floats, centre: Floats, width: float) -> tuple[float, float]:
+    """(slope, level) of the line that passes near most of the points: before and after a step there are two."""
+    i, j = np.triu_indices(len(when), 1)
+    if len(i) > 1:
+        slope = (centre[j] - centre[i]) / (when[j] - when[i])
+        away = np.abs(centre - centre[i, None] - slope[:, None] * (when - when[i, None]))
+        near = away <= width
+        best = int(np.lexsort((np.minimum(away, width).sum(axis=1), -near.sum(axis=1)))[0])
+        if near[best].sum() > 1:
+            when, centre = when[near[best]], centre[near[best]]
+    return line_through(when, centre)
+
+
+def _modest(count: int) -> int:
+    """Place of a tight limit with a few tighter ones before it, which may be wrong."""
+    return min(count - 1, max(count // 8, 1 if count > 3 else 0))
+
+
+def _reach(lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float) -> tuple[Floats, Floats]:
+    """Lowest and highest offset at each moment.
+
+    Two bounds hold, and the narrower counts: a line and how far a wandering clock may bow from it, and each limit by
+    itself with the way that a clock can go until then.
+    """
+    high, low = lines.high(at) + bow, lines.low(at) - bow
+    slope = (lines.slope[0] + lines.slope[-1]) / 2
+    rate = 2 * _WANDER + (lines.slope[-1] - lines.slope[0]) / 2
+    upper = points.upper[kept]
+    rest = points.value[kept] - slope * points.time[kept]
+    away = rate * np.abs(np.subtract.outer(at, points.time[kept]))
+    high = np.minimum(high, (rest + away)[:, upper].min(axis=1) + slope * at)
+    low = np.maximum(low, (rest - away)[:, ~upper].max(axis=1) + slope * at)
+    return np.minimum(low, high), np.maximum(low, high)
+
+
+def _touching(lines: Band, points: _Points, kept: npt.NDArray[np.int64], bow: float) -> Bools:
+    """Which limits the lines were told by: those that one of them touches."""
+    time, value, upper = points.time[kept], points.value[kept], points.upper[kept]
+    away = np.multiply.outer(time, lines.slope)
+    above = value + bow - (lines.top + away).max(axis=1)
+    below = (lines.bottom + away).min(axis=1) - (value - bow)
+    gap = np.where(upper, above, below)
+    return np.asarray(gap <= max(float(gap.min()), 0.0) + 1.0)
+
+
+def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple[bool, float]:
+    """Whether most limits of some stretch of time were rejected, and how far they are from the line.
+
+    One operation matched to a wrong one is a lone contradiction; a clock that was set contradicts all that follows.
+    """
+    if not rejected.any():
+        return False, 0.0
+    windows = min(_WINDOWS, max(1, len(points.time) // 16))
+    span = float(points.time[-1] - points.time[0]) + 1.0
+    window = ((points.time - points.time[0]) * (windows / span)).astype(np.int64)
+    both = np.bincount(window, minlength=windows)
+    # An interval on the wrong side breaks one of its two limits only.
+    wrong = np.bincount(window[rejected], minlength=windows)
+    bad = np.flatnonzero((wrong >= 3) & (4 * wrong > both))
+    rest = points.value - np.interp(points.time, at, middle)
+    covered = 0.0
+    for w in bad.tolist():
+        # The truth lies between the limits of this stretch, whatever the line says.
+        for side in (window == w) & points.upper, (window == w) & ~points.upper:
+            tight = np.sort(points.sign[side] * rest[side])
+            if len(tight):
+                covered = max(covered, abs(float(tight[_modest(len(tight))])))
+    return bool(len(bad)), covered

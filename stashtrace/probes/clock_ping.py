@@ -1,0 +1,313 @@
+"""A few small messages between hosts, at the start and at the end of a job, so that their clocks can be compared.
+
+    child    send |--------------------| receive      the child's clock between its two stamps holds the parent's
+    parent           receive |-| send                 two: the shortest of some dozens of exchanges says most
+
+Used by ``torch_distributed`` when the default group was made, before it is destroyed and at the end of the process;
+nothing happens in between, and nothing at all where the job has one host. One process of each host takes part. They
+meet over the store that torch made for the group: each takes a number and leaves its address under it, and connects to
+a parent, in a tree with sixteen children to a host. Both sides write their own stamps (``clock_ping``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import recorder
+from stashtrace.probes.recorder import cost, failed, now_ticks
+
+COLLECTOR = "torch_distributed"
+_CHILDREN = 16
+_EXCHANGES = 64
+_KEPT = 6
+_KEY = "stashtrace/clock"
+_PATIENCE_S = 2.0
+_CONNECT_S = 0.5
+#: How long a parent that ends waits for the last exchange of its children.
+_FAREWELL_S = 0.5
+#: Looks for an answer without sleeping, some tens of microseconds: waking up takes as long as the way of a message.
+_LOOKS = 60
+_PING, _KEEP, _BYE = 1, 2, 3
+_MESSAGE = struct.Struct("<QQQ")  # kind, number, exchange_id
+_TOKEN_BYTES = 16
+
+_ping: _Ping | None = None
+
+
+def start(world: Any) -> None:
+    """Compare clocks once the default group is there; harmless when called again.
+
+    Parameters
+    ----------
+    world : module
+        ``torch.distributed.distributed_c10d``.
+    """
+    global _ping
+    if _ping is not None or not _takes_part(world):
+        return
+    begin = now_ticks()
+    _ping = _Ping(world._get_default_store(), world.get_rank(), _hosts(world.get_world_size()))
+    try:
+        _ping.meet()
+    finally:
+        cost.ticks += now_ticks() - begin
+
+
+def repeat(*, last: bool) -> None:
+    """Compare clocks once more; ``last`` if the process is about to end. What does not answer is left alone."""
+    global _ping
+    if _ping is None:
+        return
+    begin = now_ticks()
+    _ping.exchange(last)
+    if last:
+        _ping.close()
+        _ping = None
+    cost.ticks += now_ticks() - begin
+
+
+def forget() -> None:
+    """Drop everything; in a forked child, whose parent goes on with the connections."""
+    global _ping
+    _ping = None
+
+
+def _takes_part(world: Any) -> bool:
+    size = world.get_world_size()
+    if size < 2 or os.environ.get("STASHTRACE_CLOCK_PING", "1") == "0":
+        return False
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        return False
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _hosts(world_size: int) -> int:
+    """Processes that take part, 0 if unknown."""
+    for name in ("GROUP_WORLD_SIZE", "SLURM_NNODES"):
+        if os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if local.isdecimal() and int(local):
+        return -(-world_size // int(local))
+    return 0
+
+
+def _place() -> str:
+    """Host and network namespace."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+
+
+def _addresses() -> list[str]:
+    """Where this process can be reached, most likely first."""
+    found: list[str] = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), 9))  # sends nothing: asks for the way
+        found.append(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return sorted(dict.fromkeys(found), key=lambda address: address.startswith("127."))
+
+
+class _Ping:
+    """This process in the tree: a connection to its parent, and a thread that answers its children."""
+
+    def __init__(self, store: Any, rank: int, hosts: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._hosts = hosts
+        self._parent: socket.socket | None = None
+        self._children: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._served = threading.Semaphore(0)
+        self._gone = threading.Semaphore(0)
+        self._emit = recorder.RecordWriter("clock_ping").emit
+        self._next_id = int.from_bytes(secrets.token_bytes(8), "little") >> 1
+
+    def meet(self) -> None:
+        """Take a number, connect to the parent, and exchange; wait for children that are sure to come."""
+        number = int(self._store.add(f"{_KEY}/count", 1)) - 1
+        first_child = number * _CHILDREN + 1
+        children = min(_CHILDREN, self._hosts - first_child) if self._hosts else 0
+        if children > 0 or not self._hosts:
+            self._listen()
+        port = self._listener.getsockname()[1] if self._listener is not None else 0
+        place = _place()
+        about = {"place": place, "addresses": _addresses(), "port": port, "token": self._token.hex(),
+                 "rank": self._rank}  # fmt: skip
+        self._store.set(f"{_KEY}/{number}", json.dumps(about))
+        if number:
+            self._connect((number - 1) // _CHILDREN, place)
+        self.exchange(False)
+        deadline = time.monotonic() + _PATIENCE_S
+        for _ in range(children):
+            if not self._served.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                break
+
+    def exchange(self, last: bool) -> None:
+        """Talk to the parent; before the end, let the children do so too."""
+        if self._parent is not None:
+            try:
+                self._talk(self._parent, last)
+            except OSError:
+                self._parent.close()  # it ended before, or the way is closed: what was exchanged stays
+                self._parent = None
+        if last:
+            deadline = time.monotonic() + _FAREWELL_S
+            for _ in list(self._children):
+                if not self._gone.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    break
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for one in (self._parent, self._listener):
+            if one is not None:
+                one.close()
+
+    # The child's side ---------------------------------------------------------------------------
+
+    def _connect(self, number: int, place: str) -> None:
+        from datetime import timedelta
+
+        key = f"{_KEY}/{number}"
+        self._store.wait([key], timedelta(seconds=_PATIENCE_S))
+        parent = json.loads(self._store.get(key))
+        if not parent["port"]:
+            return
+        candidates = list(parent["addresses"])
+        if parent["rank"] == 0 and "MASTER_ADDR" in os.environ:
+            candidates.insert(0, os.environ["MASTER_ADDR"])
+        for address in candidates:
+            try:
+                link = socket.create_connection((address, parent["port"]), timeout=_CONNECT_S)
+            except OSError:
+                continue
+            _prepare(link)
+            link.sendall(bytes.fromhex(parent["token"]))
+            if parent["place"] == place:  # nothing to compare; the parent need not wait
+                link.sendall(_MESSAGE.pack(_BYE, 1, 0))
+                link.close()
+            else:
+                self._parent = link
+            return
+        recorder.unavailable(COLLECTOR, "clock_ping_refused", f"no way to {', '.join(candidates)}")
+
+    def _talk(self, link: socket.socket, last: bool) -> None:
+        buffer = bytearray(_MESSAGE.size)
+        stamps = []
+        for number in range(_EXCHANGES):
+            message = _MESSAGE.pack(_PING, number, 0)
+            sent = now_ticks()
+            link.send(message)
+            received = _receive(link, buffer)
+            stamps.append((received - sent, number, sent, received))
+        for _, number, sent, received in sorted(stamps)[:_KEPT]:
+            self._next_id += 1
+            link.sendall(_MESSAGE.pack(_KEEP, number, self._next_id))
+            self._emit(sent, received, self._next_id)
+        link.sendall(_MESSAGE.pack(_BYE, int(last), 0))
+
+    # The parent's side --------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("", 0), backlog=_CHILDREN)
+        threading.Thread(target=self._serve, name="stashtrace-clock", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            _native.set_thread_role(recorder.code("ThreadRole", "tracer"), "stashtrace-clock")
+            poll = select.poll()
+            listener = self._listener
+            assert listener is not None
+            poll.register(listener, select.POLLIN)
+            links: dict[int, socket.socket] = {}
+            while listener.fileno() >= 0:
+                for descriptor, _ in poll.poll():
+                    if descriptor in links:
+                        if not self._answer(links[descriptor]):
+                            poll.unregister(descriptor)
+                            links.pop(descriptor).close()
+                            self._gone.release()
+                    elif (link := self._accept(listener)) is not None:
+                        links[link.fileno()] = link
+                        poll.register(link, select.POLLIN)
+        except OSError:
+            return  # closed at the end of the process
+        except Exception as error:
+            failed(COLLECTOR, "clock_ping", error)
+
+    def _accept(self, listener: socket.socket) -> socket.socket | None:
+        link, _ = listener.accept()
+        _prepare(link)
+        try:
+            known = secrets.compare_digest(link.recv(_TOKEN_BYTES, socket.MSG_WAITALL), self._token)
+        except OSError:
+            known = False
+        if not known:
+            link.close()
+            return None
+        self._children.append(link)
+        return link
+
+    def _answer(self, link: socket.socket) -> bool:
+        """One round of exchanges; False if there will be no other."""
+        buffer = bytearray(_MESSAGE.size)
+        stamps: dict[int, tuple[int, int]] = {}
+        try:
+            while True:
+                received = _receive(link, buffer)
+                sent = now_ticks()
+                kind, number, exchange_id = _MESSAGE.unpack(buffer)
+                if kind == _PING:
+                    link.send(buffer)
+                    stamps[number] = (sent, received)
+                elif kind == _KEEP and number in stamps:
+                    self._emit(*stamps[number], exchange_id)
+                elif kind == _BYE:
+                    self._served.release()
+                    return not number
+        except OSError:
+            return False
+
+
+def _prepare(link: socket.socket) -> None:
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    seconds = struct.pack("ll", 1, 0)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+
+
+def _receive(link: socket.socket, buffer: bytearray) -> int:
+    """Ticks after a message had come in.
+
+    Raises
+    ------
+    OSError
+        If the other side is gone or silent.
+    """
+    count = 0
+    for _ in range(_LOOKS):
+        try:
+            count = link.recv_into(buffer, _MESSAGE.size, socket.MSG_DONTWAIT)
+            break
+        except BlockingIOError:
+            continue
+    else:
+        count = link.recv_into(buffer, _MESSAGE.size, socket.MSG_WAITALL)
+    ticks = now_ticks()
+    if count != _MESSAGE.size:
+        raise ConnectionResetError("the other side is gone")
+    return ticks

@@ -1,0 +1,87 @@
+"""Makes a recorded process one of another host: another boot id, a clock that is off and drifts.
+
+    for file in run.glob("*.stash"):
+        as_other_boot(file, offset_ns=7 * MS, drift_ppb=80_000)
+
+Ticks stay what they are, so the truth is known: equal ticks are the same moment on every "host".
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace.format import codec
+from stashtrace.format.container import ByteFile, Codec, pack_head, pack_segment, read_head, scan_segments
+from stashtrace.format.project import layout_of
+
+OTHER_BOOT = "07be2b00-0000-0000-0000-000000000002"
+
+
+def as_other_boot(
+    path: Path,
+    *,
+    offset_ns: int,
+    drift_ppb: int = 0,
+    realtime_offset_ns: int | None = None,
+    boot_id: str = OTHER_BOOT,
+    host: str = "node02",
+) -> None:
+    """Rewrite a file in place: its monotonic and real clocks run at another rate from now on, and are off.
+
+    Parameters
+    ----------
+    offset_ns : int
+        Added to CLOCK_MONOTONIC at the start of the process.
+    drift_ppb : int
+        How much faster both clocks run.
+    realtime_offset_ns : int, optional
+        Added to CLOCK_REALTIME; ``offset_ns`` if None.
+    """
+    with ByteFile(str(path)) as source:
+        head = read_head(source)
+        segments = [(s, source.read(s.payload_offset, s.payload_bytes)) for s in scan_segments(source, head).segments]
+    metadata = dict(head.metadata)
+    start = int(metadata["start_monotonic_ns"])
+    realtime = offset_ns if realtime_offset_ns is None else realtime_offset_ns
+    layouts = {layout.record_id: layout for layout in map(layout_of, head.records) if layout is not None}
+
+    def later(monotonic: np.ndarray | int) -> np.ndarray | int:
+        return (monotonic - start) * drift_ppb // 10**9
+
+    metadata |= {
+        "boot_id": boot_id,
+        "host": host,
+        "start_monotonic_ns": start + offset_ns,
+        "start_realtime_ns": int(metadata["start_realtime_ns"]) + realtime,
+    }
+    out = [pack_head(head.records, metadata, flags=head.flags)]
+    for segment, payload in segments:
+        layout = layouts.get(segment.record_id)
+        kind = segment.codec
+        if layout is not None and layout.name == "clock_sync":
+            rows = codec.decode(segment.codec, payload, segment.row_count, layout.dtype).copy()
+            passed = later(rows["monotonic_ns"])
+            rows["monotonic_ns"] += offset_ns + passed
+            rows["realtime_ns"] += realtime + passed
+            payload, kind = rows.tobytes(), int(Codec.RAW)
+        out.append(
+            pack_segment(payload, record_id=segment.record_id, codec=kind, tid=segment.tid, lane_id=segment.lane_id,
+                         row_count=segment.row_count, first_sequence=segment.first_sequence)
+        )  # fmt: skip
+    path.write_bytes(b"".join(out))
+    path.with_suffix(".ring").unlink(missing_ok=True)
+
+
+def true_miss_ns(path: Path, boot_id: str = OTHER_BOOT) -> tuple[int, int, str]:
+    """(how far the two hosts' times of the same ticks are apart at most, stated error, method) of a loaded run."""
+    from stashtrace.align.session import Session
+
+    session = Session.open(path)
+    by_boot = {clock.boot_id: clock for clock in session.clocks.values()}
+    here, there = by_boot[session.reference], by_boot[boot_id]
+    ticks = np.concatenate([c.map.ticks[1:-1] for c in (here, there)]).astype(np.uint64)
+    ticks = np.linspace(int(ticks.min()), int(ticks.max()), 200).astype(np.uint64)
+    return int(np.abs(there(ticks) - here(ticks)).max()), there.error_ns, there.method
