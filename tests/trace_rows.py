@@ -243,6 +243,8 @@ class TraceBuilder:
                 gpu_wait_ns=-1 if network_ns < 0 else 0,
                 peer_wait_ns=-1 if network_ns < 0 else 0,
                 wire_wait_ns=network_ns,
+                channel_skew_ns=-1,
+                channel_spread_ns=-1,
             )
         return keys
 

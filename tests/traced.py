@@ -66,6 +66,10 @@ class TracedRun:
                 self._trace = load_trace(self.directory)
         return self._trace
 
+    @trace.setter
+    def trace(self, changed: Trace) -> None:
+        self._trace = changed
+
     def results(self) -> list[Any]:
         """Last line of each rank's stdout, read as JSON."""
         return [json.loads(text.strip().splitlines()[-1]) for text in self.stdout]

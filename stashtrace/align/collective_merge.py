@@ -209,6 +209,8 @@ def _details(details: Table, of_device: Int64, merged: Table) -> Table:
         seen = np.maximum.reduceat(details[name], first) >= 0
         total = np.add.reduceat(np.maximum(details[name], 0), first)
         changes[name] = np.where(seen, total, -1)
+    for name in ("channel_skew_ns", "channel_spread_ns"):  # of the parts, each by itself
+        changes[name] = np.maximum.reduceat(details[name], first)
     changes["nccl_flags"] = np.bitwise_or.reduceat(details["nccl_flags"], first)
     # Proxies of the parts overlap: their times added up are a union only as far as the operation lasted.
     span = merged["device_end_ns"][key] - merged["device_begin_ns"][key]

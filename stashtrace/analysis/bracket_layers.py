@@ -15,7 +15,7 @@ import numpy as np
 
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
 from stashtrace.analysis.device_exposure import BATCH, COPY, GRAPH, LINK, PEER, DeviceView, Exposed, joined
-from stashtrace.analysis.device_links import LINK_KINDS, link_layers
+from stashtrace.analysis.device_links import LINK_KINDS, link_layers, queued_time
 from stashtrace.analysis.host_layers import standing_of
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import TimeSet
@@ -53,20 +53,21 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers += _loading(index, thread, _of(seen, BATCH) & every)
     stalled = TimeSet.united(TimeSet.empty(), *(layer.time for layer in layers))
 
-    # One compute stream waited and another was not seen to: stall or not, nobody knows.
+    # One compute stream waited and another was not seen to: stall or not, nobody knows, unless that one surely worked.
+    thinned: list[_Doubtful] = [(view.unobserved(codes, awaited), kinds) for codes, awaited, kinds in _KINDS_OF]
+    all_or_one = every | (view.working - TimeSet.united(TimeSet.empty(), *(time for time, _ in thinned)))
     any_link = TimeSet.united(TimeSet.empty(), *links.values())
     partly: list[_Doubtful] = [
-        (any_link - every, LINK_KINDS),
-        (_of(seen, PEER) - every, LINK_KINDS[2:]),
-        (_of(seen, COPY) - every, (StallKind.H2D,)),
-        (_of(seen, BATCH) - every, _LOADING),
+        (any_link - all_or_one, LINK_KINDS),
+        (_of(seen, PEER) - all_or_one, LINK_KINDS[2:]),
+        (_of(seen, COPY) - all_or_one, (StallKind.H2D,)),
+        (_of(seen, BATCH) - all_or_one, _LOADING),
     ]
     unsure: list[_Doubtful] = [
         (_unsure(seen, LINK), LINK_KINDS),
         (_unsure(seen, PEER), LINK_KINDS[2:]),
         (_unsure(seen, COPY), (StallKind.H2D,)),
     ]
-    thinned: list[_Doubtful] = [(view.unobserved(codes, awaited), kinds) for codes, awaited, kinds in _KINDS_OF]
     layers += _doubtful(partly + unsure + thinned)
     opaque = _of(seen, GRAPH) - stalled
     has_collectives = len(index.collectives.rows(thread.process_id)) > 0
@@ -85,7 +86,13 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     host_paced = idle - drained - stood.saving - stood.reading - still
     layers.append(Layer(_COMPUTE, host_paced, (StallKind.LAUNCH,)))
     layers.append(Layer(_COMPUTE, whole))
-    return RankLayers("brackets", layers, divided.late, beside={"host_paced": host_paced, "graph_opaque": opaque})
+    beside = {
+        "host_paced": host_paced,
+        "graph_opaque": opaque,
+        "queued": queued_time(index, view),
+        "estimated": divided.estimated,
+    }
+    return RankLayers("brackets", layers, divided.late, beside=beside)
 
 
 def _of(seen: list[Exposed], what: int) -> TimeSet:

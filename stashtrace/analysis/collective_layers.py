@@ -7,6 +7,7 @@
 Used by ``host_layers`` and ``hidden``. The blocked time is the union of what ``Work.wait`` recorded, of blocking
 calls of the thread while a collective of the rank is in flight (DDP waits inside C++), outside of batch waits, and of
 the launching calls themselves: on busy cores the backend's threads take the caller's place before it gets to wait.
+A collective that a device timed is in flight from its entry there on, and blocks who waits for the device.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.matching import ACROSS, INSIDE, MIXED
+from stashtrace.analysis.matching import INSIDE
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, Tagged, TraceIndex
-from stashtrace.model.kinds import StallKind, WaitOp
+from stashtrace.analysis.transfer_layers import transfer_layers
+from stashtrace.model.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
 
 #: Blocking calls by which a backend waits. A mutex, a sleep, a join or a semaphore (a lock of Python) is not one.
 BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
@@ -43,6 +45,8 @@ class Blocked:
         In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
     presumed
         No wait was recorded, but nothing after the call either: the thread hangs in it.
+    on_device
+        It is the device that has this collective in flight, and may compute beside it.
     """
 
     begin: Int64
@@ -52,6 +56,12 @@ class Blocked:
     link: Int64
     launching: npt.NDArray[np.bool_]
     presumed: npt.NDArray[np.bool_]
+    on_device: npt.NDArray[np.bool_]
+
+    @property
+    def time(self) -> TimeSet:
+        """The pieces as a set."""
+        return TimeSet.of(self.begin, self.end)
 
 
 def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
@@ -84,19 +94,27 @@ def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64
     An end that nobody saw, of an operation that all had entered, must not block the queue for ever: it counts as ended
     when the last one entered.
     """
-    table, matched = index.trace.collectives, index.matched
+    table, matched = index.trace.collectives, index.in_flight
     rows = index.collectives.rows(thread.process_id)
-    call, end = table["call_ns"][rows], matched.end_ns[rows]
+    call, end = index.entered_ns[rows], matched.end_ns[rows]
     floor = np.maximum(matched.last_enter_ns[rows], np.maximum(table["return_ns"][rows], call))
     end = np.where((end == NEVER) & (matched.last_enter_ns[rows] < NEVER), floor, end)
     return rows, call, np.minimum(end, max(thread.end_ns, int(call.max()) if len(call) else 0))
 
 
+def device_waits(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """The step thread inside calls that return when the device has done something."""
+    calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
+    rows = rows[(calls["track_id"][rows] == thread.track_id) & np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)]
+    return TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows])
+
+
 def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
     """Pieces of the step thread's time that it spends blocked on collectives."""
-    table, matched = index.trace.collectives, index.matched
+    table, matched = index.trace.collectives, index.in_flight
     rows, call, end = own_collectives(index, thread)
     hanging = matched.last_enter_ns[rows] == NEVER
+    timed = index.timed_on_device[rows]
 
     waits, parts = index.trace.collective_waits, []
     wait_rows = index.collective_waits.rows(thread.track_id)
@@ -107,24 +125,31 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     group = table["group_hash"][rows]
     heads = in_flight_heads(call, end)
     for chosen, queue in _queues(group, waited, call, end, heads):
-        parts.append(_pieces(wait_begin[chosen], wait_end[chosen], waited[chosen], queue))
+        made = _pieces(wait_begin[chosen], wait_end[chosen], waited[chosen], queue)
+        # Before the device entered what is waited for, it did something else.
+        early = (made[2] < 0) & (made[3] >= 0) & np.append(timed, False)[made[3]]
+        parts.append(tuple(c[~early] for c in made))
     explicit = TimeSet.of(wait_begin, wait_end)
 
     thread_waits = index.trace.waits
     own = index.waits.rows(thread.track_id)
     own = own[np.isin(thread_waits["wait_code"][own], BACKEND_WAITS)]
-    silent = TimeSet.of(thread_waits["begin_ns"][own], thread_waits["end_ns"][own]) - batch_waits - explicit
-    implied = _pieces(silent.begin, silent.end, np.full(len(silent), -1, dtype=np.int64), heads)
-    parts.append(tuple(c[implied[2] >= 0] for c in implied))
-    calls = _launching(index, thread, rows) - batch_waits - explicit - silent
-    begun = _pieces(calls.begin, calls.end, np.full(len(calls), -1, dtype=np.int64), heads)
-    parts.append(tuple(c[begun[2] >= 0] for c in begun))
-    launches = np.concatenate([np.full(len(p[0]), i == len(parts) - 1) for i, p in enumerate(parts)])
+    on_device = device_waits(index, thread) - batch_waits - explicit
+    silent = TimeSet.of(thread_waits["begin_ns"][own], thread_waits["end_ns"][own]) - batch_waits - explicit - on_device
+    calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
+    of_host, of_device = (_heads_of(np.flatnonzero(chosen), call, end) for chosen in (~timed, timed))
+    for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
+        found = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
+        parts.append(tuple(c[found[2] >= 0] for c in found))
+    launches, device = (
+        np.concatenate([np.full(len(p[0]), i == len(parts) - back) for i, p in enumerate(parts)]) for back in (1, 2)
+    )
 
     hang = _hang(index, thread, rows[hanging], call[hanging])
     begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     order = np.argsort(begin, kind="stable")
     begin, stop, row, asked, launches = begin[order], stop[order], row[order], asked[order], launches[order]
+    device = device[order]
     presumed = np.zeros(len(begin), dtype=bool)
     if hang is not None and hang[1] > hang[0]:
         left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits
@@ -132,15 +157,17 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
         row = np.concatenate([row, np.full(len(left), np.flatnonzero(rows == hang[2])[0])])
         asked = np.concatenate([asked, np.full(len(left), -1)])
         launches = np.concatenate([launches, np.zeros(len(left), dtype=bool)])
+        device = np.concatenate([device, np.zeros(len(left), dtype=bool)])
         presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
         order = np.argsort(begin, kind="stable")
         begin, stop, row, asked = begin[order], stop[order], row[order], asked[order]
-        launches, presumed = launches[order], presumed[order]
+        launches, presumed, device = launches[order], presumed[order], device[order]
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]
     every = np.append(rows, -1)
-    return Blocked(begin, stop, every[row], every[asked], links, launches, presumed)
+    device |= np.append(timed, False)[row]
+    return Blocked(begin, stop, every[row], every[asked], links, launches, presumed, device)
 
 
 def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
@@ -162,6 +189,12 @@ def _rows_of_keys(keys: Int64, wanted: Int64) -> Int64:
 Queue = tuple[Int64, Int64, Int64]
 
 
+def _heads_of(members: Int64, call: Int64, end: Int64) -> Queue:
+    """Queue of some of the rank's collectives."""
+    begin, stop, row = in_flight_heads(call[members], end[members])
+    return begin, stop, members[row]
+
+
 def _queues(
     group: npt.NDArray[np.uint64], waited: Int64, call: Int64, end: Int64, heads: Queue
 ) -> list[tuple[npt.NDArray[np.bool_], Queue]]:
@@ -170,9 +203,8 @@ def _queues(
     wanted = group[waited[waited >= 0]]
     waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
     for value in np.unique(wanted):
-        members = np.flatnonzero(group == value)
-        begin, stop, row = in_flight_heads(call[members], end[members])
-        queues.append(((waited >= 0) & (waited_group == value), (begin, stop, members[row])))
+        queue = _heads_of(np.flatnonzero(group == value), call, end)
+        queues.append(((waited >= 0) & (waited_group == value), queue))
     return queues
 
 
@@ -200,9 +232,11 @@ def _hang(index: TraceIndex, thread: StepThread, rows: Int64, call: Int64) -> tu
     return None if later else (begin, thread.end_ns, row)
 
 
-def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], Tagged]:
-    """Layers straggler, network and interconnect of blocked pieces, and whom the straggler time waited for."""
-    matched = index.matched
+def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], Tagged, TimeSet]:
+    """Layers straggler, network and interconnect of blocked pieces, whom the straggler time waited for, and which link
+    time an estimate divides.
+    """
+    matched = index.in_flight
     rows = np.maximum(blocked.row, 0)
     known = blocked.row >= 0
     if len(matched.end_ns):
@@ -214,18 +248,22 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
         partial = np.zeros(len(rows), dtype=bool)
     late_end = np.clip(last_enter, blocked.begin, blocked.end)
     is_late = late_end > blocked.begin
-    layers = []
-    plain = ~blocked.presumed & ~blocked.launching
+    layers: list[Layer] = []
+    working = blocked.launching | blocked.on_device
+    plain = ~blocked.presumed & ~working
     for group, doubts in (
-        (plain, ()), (blocked.launching, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,)),
+        (plain, ()), (working, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,)),
     ):  # fmt: skip
         chosen = is_late & group
         layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
-    for link, kind in ((ACROSS, StallKind.NETWORK), (MIXED, StallKind.NETWORK), (INSIDE, StallKind.INTERCONNECT)):
-        for unsure in (False, True):
-            for launching in (False, True):
-                chosen = (blocked.link == link) & (partial == unsure) & (blocked.launching == launching)
-                other = [StallKind.INTERCONNECT] * (link == MIXED) + [StallKind.STRAGGLER] * unsure
-                other += [StallKind.COMPUTE] * launching
-                layers.append(Layer(kind, TimeSet.of(late_end[chosen], blocked.end[chosen]), tuple(other)))
-    return layers, Tagged(blocked.begin[is_late], late_end[is_late], cause[is_late])
+    estimated = [TimeSet.empty()]
+    for unsure in (False, True):
+        for at_work in (False, True):
+            of = (partial == unsure) & (working == at_work)
+            doubt = (StallKind.STRAGGLER,) * unsure + (StallKind.COMPUTE,) * at_work
+            pieces = late_end[of], blocked.end[of], blocked.row[of], blocked.link[of]
+            made, guessed = transfer_layers(index, *pieces, doubt)
+            layers += made
+            estimated.append(guessed)
+    late = Tagged(blocked.begin[is_late], late_end[is_late], cause[is_late])
+    return layers, late, TimeSet.united(*estimated)

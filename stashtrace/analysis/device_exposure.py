@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.device_links import ANY_STREAM
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
@@ -28,6 +27,8 @@ from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CopyDirection,
 from stashtrace.model.table import Table
 
 BATCH, COPY, PEER, LINK, GRAPH = 1, 2, 3, 4, 5
+#: Stream of a wait of which nobody knows what it stood for.
+ANY_STREAM = -1
 #: Never on a device as a pair of events, or not worth one.
 _USELESS = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
 _NO_DIRECTION = (0, int(CopyDirection.UNKNOWN))
@@ -41,8 +42,8 @@ STARVED_NS = 20_000
 class Exposed:
     """Exposed time of one compute stream by what was waited for, in lists of begins and ends.
 
-    ``links`` are by the stream of the awaited collective. ``unsure`` holds pieces of which it is not known whether the
-    stream waited in them or the host was still on its way.
+    ``links`` are by the stream of the awaited collective, wait by wait. ``unsure`` holds pieces of which it is not
+    known whether the stream waited in them or the host was still on its way.
     """
 
     pieces: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
@@ -80,6 +81,8 @@ class DeviceView:
 
     Attributes
     ----------
+    process_id : int
+        Of the rank.
     compute : list of int
         Tracks of the streams that carry compute.
     exposed : dict of int to Exposed
@@ -96,7 +99,7 @@ class DeviceView:
         trace = index.trace
         rows = index.brackets.rows(thread.process_id)
         brackets = trace.device_brackets.take(rows).sort_by("call_ns", "return_ns", "bracket_id")
-        self._index, self._process_id = index, thread.process_id
+        self._index, self.process_id = index, thread.process_id
         self._all = brackets
         usable = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
         self.timed = brackets.take(usable & ((brackets["bracket_flags"] & _USELESS) == 0))
@@ -112,7 +115,7 @@ class DeviceView:
 
     def _compute_streams(self) -> list[int]:
         streams = self._index.trace.streams
-        carries = (streams["process_id"] == self._process_id) & (
+        carries = (streams["process_id"] == self.process_id) & (
             (streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0
         )
         marked = np.isin(self._all["bracket_code"], _MARKED)
@@ -121,7 +124,7 @@ class DeviceView:
 
     def _error(self) -> int:
         clocks = self._index.trace.device_clocks
-        mine = (clocks["process_id"] == self._process_id) & (clocks["clock_code"] == DeviceClock.EVENT)
+        mine = (clocks["process_id"] == self.process_id) & (clocks["clock_code"] == DeviceClock.EVENT)
         return int(clocks["error_ns"][mine].max(initial=0))
 
     def _exposed(self, stream: int, table: Table) -> Exposed:
@@ -133,7 +136,7 @@ class DeviceView:
         found.add(GRAPH, begin, end, code == Bracket.GRAPH)
         own = code == Bracket.COLLECTIVE
         found.links.setdefault(stream, []).append((begin[own], end[own]))
-        rows, given = self._index.collectives.rows(self._process_id), self._index.on_devices
+        rows, given = self._index.collectives.rows(self.process_id), self._index.on_devices
         rows = rows[given.timed[rows] & (self._index.trace.collectives["stream_track_id"][rows] == stream)]
         found.links[stream].append((given.begin_ns[rows], given.end_ns[rows]))
         self._waits(table.take(code == Bracket.STREAM_WAIT), found)
@@ -198,13 +201,22 @@ class DeviceView:
         ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
         """
         if stream == ANY_STREAM:
-            rows = self._index.collectives.rows(self._process_id)
+            rows = self._index.collectives.rows(self.process_id)
             given = np.unique(self._index.trace.collectives["stream_track_id"][rows])
             found = [self.busy_on(int(track)) for track in given[given >= 0]]
             return functools.reduce(operator.and_, found) if found else TimeSet.empty()
         own = self.timed.take(self.timed["track_id"] == stream)
         waits = own.take((own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE))
         return self._loaded(own) - TimeSet.of(waits["begin_ns"], waits["end_ns"])
+
+    @property
+    def working(self) -> TimeSet:
+        """Where some compute stream surely worked, on something that no bracket stands around."""
+        found = [
+            self.busy_on(stream) - self.exposed[stream].waiting - self.exposed[stream].of(GRAPH)
+            for stream in self.compute
+        ]
+        return TimeSet.united(TimeSet.empty(), *found)
 
     def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
         """Where untimed brackets of the compute streams may lie: between the timed events around them."""

@@ -29,6 +29,7 @@ class DeviceHidden:
     host_paced_ns: Int64
     graph_opaque_ns: Int64
     untimed_count: Int64
+    queued_ns: Int64
 
 
 def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceHidden:
@@ -36,11 +37,12 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
     untimed = _untimed(index, thread, begin, end)
     if not device_windows(index, thread):
         nothing = np.zeros(len(begin), dtype=np.int64)
-        return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed)
+        return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed, nothing)
     made = rank_layers(index, thread)
     found, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[found.timed[rows]]
-    talking = TimeSet.of(found.begin_ns[rows], found.end_ns[rows]) - painted(made, LINK_KINDS)
+    blocked = painted(made, LINK_KINDS)
+    talking = TimeSet.of(found.begin_ns[rows], found.end_ns[rows]) - blocked
     copying = _copying(index, thread) - painted(made, (StallKind.H2D,))
     return DeviceHidden(
         True,
@@ -49,6 +51,7 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
         made.beside.get("host_paced", TimeSet.empty()).within(begin, end),
         made.beside.get("graph_opaque", TimeSet.empty()).within(begin, end),
         untimed,
+        (made.beside.get("queued", TimeSet.empty()) & blocked).within(begin, end),
     )
 
 

@@ -17,23 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collective_layers import in_flight_heads
-from stashtrace.analysis.matching import ACROSS, INSIDE, MIXED
+from stashtrace.analysis.device_exposure import ANY_STREAM, DeviceView
+from stashtrace.analysis.matching import INSIDE
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, Tagged, TraceIndex
+from stashtrace.analysis.transfer_layers import transfer_layers
 from stashtrace.model.kinds import StallKind
 
 LINK_KINDS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
-#: Stream of a wait of which nobody knows what it stood for.
-ANY_STREAM = -1
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTime:
-    """Layers in order, and whom the straggler time waited for."""
+    """Layers in order, whom the straggler time waited for, and which link time an estimate divides."""
 
     layers: list[Layer]
     late: Tagged
+    estimated: TimeSet
 
 
 def link_layers(
@@ -72,47 +73,57 @@ def link_layers(
         bare = TimeSet(bare.begin[~early], bare.end[~early])
         parts.append((bare.begin, bare.end, np.full(len(bare), -1, dtype=np.int64)))
     if not parts:
-        return LinkTime([], Tagged(int64([]), int64([]), int64([])))
+        return LinkTime([], Tagged(int64([]), int64([]), int64([])), TimeSet.empty())
     begin, end, row = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     known = row >= 0
     default = int(found.matched.link[own[0]]) if len(own) else INSIDE
     bare = TimeSet.of(begin[~known], end[~known])
     begin, end, row = begin[known], end[known], row[known]
-    layers, late = _divided(index, begin, end, row)
+    layers, late, estimated = _divided(index, begin, end, row)
     kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
     layers.append(Layer(kind, bare, tuple(k for k in LINK_KINDS if k != kind)))
     layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), LINK_KINDS if untimed else ()))
     layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *LINK_KINDS)))
-    return LinkTime(layers, late)
+    return LinkTime(layers, late, estimated)
 
 
-def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], Tagged]:
-    found = index.on_devices
-    matched = found.matched
-    enter = matched.last_enter_ns[row]
-    late_end = np.clip(enter, begin, end)
+def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], Tagged, TimeSet]:
+    matched = index.on_devices.matched
+    late_end = np.clip(matched.last_enter_ns[row], begin, end)
     is_late = late_end > begin
     layers = [Layer(StallKind.STRAGGLER, TimeSet.of(begin[is_late], late_end[is_late]))]
     late = _disjoint(begin[is_late], late_end[is_late], matched.last_rank[row][is_late])
-
-    link, partial = matched.link[row], matched.partial[row]
-    proxied = (link == MIXED) & (found.network_ns[row] >= 0)
-    # Where inside the transfer the bytes were between hosts is not known, only for how long: laid at its begin.
-    moved = np.maximum(enter, found.enter_ns[row]) + np.maximum(found.network_ns[row], 0)
-    wire_end = np.where(proxied, np.clip(moved, late_end, end), end)
+    estimated: list[TimeSet] = [TimeSet.empty()]
     for unsure in (False, True):
-        of = partial == unsure
+        of = matched.partial[row] == unsure
         doubt: tuple[StallKind, ...] = (StallKind.STRAGGLER,) if unsure else ()
-        across = of & ((link == ACROSS) | proxied)
-        layers.append(Layer(StallKind.NETWORK, TimeSet.of(late_end[across], wire_end[across]), doubt))
-        mixed = of & (link == MIXED) & ~proxied
-        estimated = (StallKind.INTERCONNECT, *doubt)
-        layers.append(Layer(StallKind.NETWORK, TimeSet.of(late_end[mixed], end[mixed]), estimated))
-        rest = of & proxied
-        layers.append(Layer(StallKind.INTERCONNECT, TimeSet.of(wire_end[rest], end[rest]), doubt))
-        inside = of & (link == INSIDE)
-        layers.append(Layer(StallKind.INTERCONNECT, TimeSet.of(late_end[inside], end[inside]), doubt))
-    return layers, late
+        made, guessed = transfer_layers(index, late_end[of], end[of], row[of], matched.link[row][of], doubt)
+        layers += made
+        estimated.append(guessed)
+    return layers, late, TimeSet.united(*estimated)
+
+
+def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
+    """Where a compute stream waited for a collective that stood behind an earlier one of its stream, whose bytes moved.
+
+    It is part of the link's time: the earlier one's.
+    """
+    found, table = index.on_devices, index.trace.collectives
+    own = index.collectives.rows(view.process_id)
+    own = own[found.timed[own]]
+    parts: list[TimeSet] = [TimeSet.empty()]
+    for stream in sorted({s for x in view.exposed.values() for s in x.links} - {ANY_STREAM}):
+        rows = own[table["stream_track_id"][own] == stream]
+        begin, end, position = in_flight_heads(found.begin_ns[rows], found.end_ns[rows])
+        if not len(begin):
+            continue
+        entered = np.clip(found.matched.last_enter_ns[rows[position]], begin, end)
+        moving = TimeSet.of(entered, end)
+        for exposed in view.exposed.values():
+            for since, until in exposed.links.get(stream, []):
+                awaited = np.maximum(np.searchsorted(begin, until) - 1, 0)  # what ends last is what was waited for
+                parts.append(TimeSet.of(since, np.minimum(until, begin[awaited])) & moving)
+    return TimeSet.united(*parts)
 
 
 def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:

@@ -12,12 +12,12 @@ for the others and is counted as untimed.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.matching import Matched, match
+from stashtrace.analysis.matching import Matched, blocks, match
 from stashtrace.analysis.timeset import Int64, RowsBy
 from stashtrace.model.kinds import CollectiveSource, DeviceClock, DeviceWork
 from stashtrace.model.trace import Trace
@@ -82,7 +82,19 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     on_device = np.append(given, False)[np.where((key >= 0) & (key < len(table)), key, len(table))]
     waits = waits.replace(collective_key=np.where(on_device, -1, key))
     matched = match(trace.replace(collectives=replaced, collective_waits=waits), error if timed.any() else None)
+    matched = replace(matched, partial=matched.partial | (timed & _with_untimed(trace, given & ~timed)))
     return DeviceCollectives(begin, end, enter, given, timed, _network(trace), matched)
+
+
+def _with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Rows of operations of which some rank's device times are missing: it entered later than its host called."""
+    out = np.zeros(len(untimed), dtype=bool)
+    if untimed.any():
+        order, block = blocks(trace.collectives)
+        found = np.zeros(int(block[-1]) + 1, dtype=bool)
+        found[block[untimed[order]]] = True
+        out[order] = found[block]
+    return out
 
 
 def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:

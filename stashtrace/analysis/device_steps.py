@@ -22,6 +22,10 @@ from stashtrace.model.kinds import Bracket, BracketFlag, DeviceClock, DeviceWork
 from stashtrace.model.trace import Trace
 
 _UNTIMED = int(BracketFlag.UNTIMED | BracketFlag.FAILED)
+_NEVER_TIMED = int(BracketFlag.CAPTURED | BracketFlag.FAILED)
+#: Brackets that have their events whatever the budget is; all others go without in the steps that it leaves out.
+_ALWAYS_TIMED = (Bracket.STEP, Bracket.BATCH_WAIT, Bracket.MARK)
+_BUDGET_LOSS = "event_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class DeviceSteps:
         launched = (kernels["launch_ns"] >= 0) & (kernels["work_code"] != DeviceWork.SYNCHRONIZATION)
         self._kernels = kernels.take(launched).sort_by("launch_ns")
         self._kernels_by = RowsBy(self._kernels["process_id"])
+        losses = trace.losses
+        over = np.unique(losses["process_id"][losses["name_code"] == trace.strings.find(_BUDGET_LOSS)])
+        optional = np.isin(brackets["process_id"], over) & ~np.isin(brackets["bracket_code"], _ALWAYS_TIMED)
+        self._optional = brackets.take(optional & ((brackets["bracket_flags"] & _NEVER_TIMED) == 0))
+        self._optional_by = RowsBy(self._optional["process_id"])
 
     def marks(self, process_id: int) -> Marks:
         """Marks of a process, the last of each number."""
@@ -57,6 +66,20 @@ class DeviceSteps:
         """Steps by marks alone, in the host's time, for a process that recorded no phases."""
         call = self.marks(process_id).call_ns
         return StepColumns(call[:-1], call[1:], np.full(max(len(call) - 1, 0), "marked"))
+
+    def thinned(self, process_id: int, begin: Int64, end: Int64) -> Int64:
+        """1 for each step that the event budget left without events; steps are given as :meth:`on_device` does."""
+        table, marks = self._optional.take(self._optional_by.rows(process_id)), self.marks(process_id)
+        if not len(table) or not len(marks.call_ns) or not len(begin):
+            return np.zeros(len(begin), dtype=np.int64)
+        # The host decides at a mark; so what it calls behind that mark belongs to the step that begins there.
+        before = np.searchsorted(marks.call_ns, table["call_ns"], side="right") - 1
+        moment = marks.device_ns[np.maximum(before, 0)]
+        at = np.searchsorted(begin, moment, side="right") - 1
+        inside = (before >= 0) & (at >= 0) & (moment < end[np.maximum(at, 0)])
+        without = (table["bracket_flags"] & BracketFlag.UNTIMED) != 0
+        untimed, timed = (np.bincount(at[inside & chosen], minlength=len(begin)) for chosen in (without, ~without))
+        return int64((untimed > 0) & (timed == 0))
 
     def on_device(self, process_id: int, host: StepColumns) -> tuple[Int64, Int64, int]:
         """Begin and end of each step, and the clock they are from: that of the device, or 0 for the host's."""

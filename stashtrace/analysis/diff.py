@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.stalls import stalls
+from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import Int64, int64
 from stashtrace.model.kinds import StallKind
@@ -67,7 +68,8 @@ def diff(before: Trace, after: Trace) -> Table:
 
 def _per_step(trace: Trace) -> _Run:
     found = find_steps(trace)
-    counted = found.take((found["warmup"] == 0) & (found["kind"] != "validation"))
+    counted = counted_steps(found)
+    counted = counted.take(counted["kind"] != "validation")
     counted = counted if len(counted) else found
     numbers, position = np.unique(counted["step"], return_inverse=True)
     ranks = np.bincount(position)

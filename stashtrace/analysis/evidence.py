@@ -10,7 +10,7 @@ import numpy as np
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.stalls import stall_intervals
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import ranks_and_steps
+from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import RowsBy, TimeSet
 from stashtrace.analysis.trace_index import TraceIndex
@@ -46,8 +46,8 @@ def evidence(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     found = find_steps(trace)
-    counted = found.take(found["warmup"] == 0)
-    counted = counted if len(counted) else found
+    counted = counted_steps(found)
+    counted = counted if len(counted) else counted_steps(found, warmup=True)
     kinds = stall_intervals(trace)
     by_rank = RowsBy(kinds["rank"])
     rows: list[_Row] = []

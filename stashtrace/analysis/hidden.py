@@ -7,18 +7,20 @@ import numpy as np
 
 from stashtrace.analysis.batch_layers import batch_waits
 from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives, own_collectives
-from stashtrace.analysis.device_hidden import device_hidden
+from stashtrace.analysis.device_hidden import device_hidden, painted
 from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.matching import Matched
+from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import ranks_and_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, TrackKind
+from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, TrackKind
 from stashtrace.model.schemas import HIDDEN
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
+_DIVIDED = (StallKind.NETWORK, StallKind.INTERCONNECT)
 _STEAL = "host_steal_ns_total"
 _HOST_CPU = ("host_user_ns_total", "host_system_ns_total", "host_idle_ns_total", "host_iowait_ns_total", _STEAL)
 
@@ -38,7 +40,7 @@ def hidden(trace: Trace) -> Table:
     Columns
     -------
     rank, step, wall_ns, hidden_communication_ns, hidden_loading_ns, hidden_checkpoint_ns, cpu_contention_ns,
-    steal_ratio, gc_ns, queued_ns, hidden_copy_ns, host_paced_ns, graph_opaque_ns, untimed_count
+    steal_ratio, gc_ns, queued_ns, hidden_copy_ns, host_paced_ns, graph_opaque_ns, untimed_count, estimated_ns
 
     Raises
     ------
@@ -57,7 +59,8 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) ->
     blocked = blocked_on_collectives(index, thread, loads)
     spans, own = trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
-    device = device_hidden(index, thread, begin, end)
+    device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
+    estimated = made.beside.get("estimated", TimeSet.empty()) & painted(made, _DIVIDED)
     on_host = _hidden_communication(index, thread, blocked).within(begin, end)
     return Table(
         HIDDEN,
@@ -71,13 +74,12 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) ->
             "cpu_contention_ns": _contention(index, thread, begin, end),
             "steal_ratio": steal.ratio(thread.process_id, begin, end),
             "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
-            "queued_ns": np.zeros(len(begin), dtype=np.int64)
-            if device.present
-            else _queued(index.matched, blocked).within(begin, end),
+            "queued_ns": device.queued_ns if device.present else _queued(index.in_flight, blocked).within(begin, end),
             "hidden_copy_ns": device.hidden_copy_ns,
             "host_paced_ns": device.host_paced_ns,
             "graph_opaque_ns": device.graph_opaque_ns,
             "untimed_count": device.untimed_count,
+            "estimated_ns": estimated.within(begin, end),
         },
     )
 

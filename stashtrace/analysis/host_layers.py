@@ -12,7 +12,7 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
-from stashtrace.analysis.collective_layers import blocked_on_collectives, collective_layers
+from stashtrace.analysis.collective_layers import blocked_on_collectives, collective_layers, device_waits
 from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
@@ -40,6 +40,8 @@ class Standing:
         Blocked in reads of files.
     foreign, local
         Blocked with no cause that has a kind: whatever it is in, and where it is in no phase or annotation.
+    on_device
+        Inside calls that wait for the device.
     """
 
     busy: TimeSet
@@ -48,6 +50,7 @@ class Standing:
     reading: TimeSet
     foreign: TimeSet
     local: TimeSet
+    on_device: TimeSet
 
 
 def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
@@ -69,6 +72,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
     waits, held = trace.waits, index.waits.rows(thread.track_id)
     alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
+    on_device = device_waits(index, thread)
     return Standing(
         busy,
         annotated,
@@ -77,8 +81,10 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
         TimeSet.of(
             np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
             np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
-        ),
-        TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated,
+        )
+        - on_device,
+        TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated - on_device,
+        on_device,
     )
 
 
@@ -93,18 +99,19 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
     loads = batch_waits(index, thread)
     blocked = blocked_on_collectives(index, thread, loads.time)
-    layers, late = collective_layers(index, blocked)
+    layers, late, estimated = collective_layers(index, blocked)
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
     guessed = thread.process_id in index.blocked_by_guess
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+    layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # it did something, nobody saw what
 
     explained = TimeSet.united(*(layer.time for layer in layers))
     layers.append(Layer(StallKind.COMPUTE, stood.busy))
     layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
-    return RankLayers("host", layers, late)
+    return RankLayers("host", layers, late, beside={"estimated": estimated})
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:

@@ -16,19 +16,24 @@ import numpy.typing as npt
 
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
 from stashtrace.analysis.collective_layers import blocked_on_collectives, collective_layers
-from stashtrace.analysis.device_links import ANY_STREAM, link_layers
+from stashtrace.analysis.device_exposure import ANY_STREAM, DeviceView
+from stashtrace.analysis.device_links import link_layers, queued_time
 from stashtrace.analysis.host_layers import standing_of
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
-from stashtrace.model.kinds import CollectiveSource, CopyDirection, DeviceCall, DeviceWork, StallKind
+from stashtrace.model.kinds import (
+    SYNCHRONISING_CALLS,
+    CollectiveSource,
+    CopyDirection,
+    DeviceCall,
+    DeviceWork,
+    StallKind,
+)
 
 #: Calls that can leave the device without work: it ran dry while the host stood in one.
 BLOCKING_CALLS = (
-    DeviceCall.STREAM_SYNCHRONIZE,
-    DeviceCall.DEVICE_SYNCHRONIZE,
-    DeviceCall.EVENT_SYNCHRONIZE,
-    DeviceCall.COPY,
+    *SYNCHRONISING_CALLS,
     DeviceCall.ALLOCATE,
     DeviceCall.FREE,
     DeviceCall.ALLOCATE_HOST,
@@ -71,7 +76,9 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.SYNC, _after_blocking(index, thread, idle)))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
     layers.append(Layer(StallKind.LAUNCH, idle))
-    return RankLayers("kernels", layers, divided.late, beside={"graph_opaque": opaque})
+    queued = queued_time(index, DeviceView(index, thread))
+    beside = {"graph_opaque": opaque, "queued": queued, "estimated": divided.estimated}
+    return RankLayers("kernels", layers, divided.late, beside=beside)
 
 
 def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
@@ -108,5 +115,5 @@ def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:
         )
     )
     loads = batch_waits(narrow, thread)
-    layers, _ = collective_layers(narrow, blocked_on_collectives(narrow, thread, loads.time))
+    layers, *_ = collective_layers(narrow, blocked_on_collectives(narrow, thread, loads.time))
     return layers

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stashtrace.analysis.collectives import collective_rows
+from stashtrace.analysis.link_estimates import backends_of_rows
 from stashtrace.analysis.matching import INSIDE, group_table
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import ForeignCalibrationWarning
@@ -140,7 +141,7 @@ def expected_transfers(trace: Trace, calibration: Calibration | None) -> Expecte
     if calibration is None or len(table) == 0:
         return ExpectedTransfers(expected, error, method)
     method[:] = _UNCALIBRATED
-    (sizes, links), backends = _members(trace), _backends(trace)
+    (sizes, links), backends = _members(trace), backends_of_rows(trace)
     keys = np.stack((table["op_code"], sizes, np.unique(backends, return_inverse=True)[1]), axis=1)
     for op, ranks, _ in np.unique(keys, axis=0).tolist():
         if op not in CollectiveOp.__members__.values() or ranks < 2:
@@ -166,16 +167,6 @@ def _members(trace: Trace) -> tuple[Int64, Int64]:
     sizes = np.array([len(groups[h].members) for h in hashes.tolist()], dtype=np.int64)
     links = np.array([groups[h].link for h in hashes.tolist()], dtype=np.int64)
     return sizes[inverse], links[inverse]
-
-
-def _backends(trace: Trace) -> np.ndarray:
-    """Backend of each row's group: ``gloo``, ``nccl``; empty if unknown. Of several, NCCL where a device was timed."""
-    groups, table = trace.groups, trace.collectives
-    names = {int(h): trace.text(c).lower() for h, c in zip(groups["group_hash"], groups["backend_code"], strict=True)}
-    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
-    found = np.array([names.get(h, "") for h in hashes.tolist()])[inverse]
-    mixed = np.char.find(found, ":") >= 0  # cpu:gloo,cuda:nccl
-    return np.where(mixed, np.where(table["device_begin_ns"] >= 0, "nccl", "gloo"), found)
 
 
 def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:

@@ -63,7 +63,7 @@ class Group:
 def group_table(trace: Trace) -> dict[int, Group]:
     """Group hash -> Group; groups that no rank described consist of the ranks seen in their collectives."""
     rows, seen = RowsBy(trace.groups["group_hash"]), RowsBy(trace.collectives["group_hash"])
-    places = _places(trace)
+    of_ranks = places(trace)
     found: dict[int, Group] = {}
     for value in np.union1d(rows.values, seen.values).tolist():
         described = rows.rows(value)
@@ -71,19 +71,20 @@ def group_table(trace: Trace) -> dict[int, Group]:
         members = np.array(ranks_of(text), dtype=np.int64)
         if not len(members):
             members = np.unique(trace.collectives["rank"][seen.rows(value)])
-        found[value] = Group(members, _link(members, trace.groups["crosses_hosts"][described], places))
+        found[value] = Group(members, _link(members, trace.groups["crosses_hosts"][described], of_ranks))
     return found
 
 
-def _places(trace: Trace) -> dict[int, tuple[int, int]]:
+def places(trace: Trace) -> dict[int, tuple[int, int]]:
+    """Rank -> (host, network namespace) of its process."""
     table = trace.processes
     rows = np.flatnonzero((table["role_code"] == ProcessRole.RANK) & (table["rank"] >= 0))
     names = zip(table["host_code"][rows].tolist(), table["netns_code"][rows].tolist(), strict=True)
     return dict(zip(table["rank"][rows].tolist(), names, strict=True))
 
 
-def _link(members: Int64, crosses: Int64, places: dict[int, tuple[int, int]]) -> int:
-    known = [places[m] for m in members.tolist() if m in places]
+def _link(members: Int64, crosses: Int64, of_ranks: dict[int, tuple[int, int]]) -> int:
+    known = [of_ranks[m] for m in members.tolist() if m in of_ranks]
     crossing = bool((crosses == 1).any()) if (crosses >= 0).any() else len(set(known)) > 1
     if not crossing:
         return INSIDE
@@ -121,7 +122,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None) -> Matched:
     return Matched(end, last_enter, last_rank, partial, link, by_clock)
 
 
-def _blocks(table: Table) -> tuple[Int64, Int64]:
+def blocks(table: Table) -> tuple[Int64, Int64]:
     """Order of rows by group and sequence, and the block number of each row in that order."""
     order = np.lexsort((table["sequence"], table["group_hash"]))
     group, sequence = table["group_hash"][order], table["sequence"][order]
@@ -134,7 +135,7 @@ def _shortest(table: Table, end: Int64) -> tuple[Int64, Int64]:
     """Shortest duration of each row's operation on any rank, and the lowest rank that has it."""
     if len(table) == 0:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    order, block = _blocks(table)
+    order, block = blocks(table)
     duration, rank = (end - table["call_ns"])[order], table["rank"][order]
     shortest = np.full(int(block[-1]) + 1, NEVER)
     np.minimum.at(shortest, block, duration)
@@ -157,7 +158,7 @@ def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> npt.NDA
     owners, inverse = np.unique(table["process_id"], return_inverse=True)
     boot = np.array([boot_of[p] for p in owners.tolist()], dtype=np.int64)[inverse]
     error = np.array([error_of.get(boot_of[p], 0) for p in owners.tolist()], dtype=np.int64)[inverse]
-    order, block = _blocks(table)
+    order, block = blocks(table)
     count = int(block[-1]) + 1 if len(block) else 0
     if device_error_ns is not None:  # a device has a clock of its own, whatever the host's
         boot, error = np.where(device_error_ns > 0, -1 - int64(table["process_id"]), boot), error + device_error_ns

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import ranks_and_steps
+from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
@@ -46,8 +46,9 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
         Needs steps; uses kernels, brackets or host spans, whichever each rank has.
     by : {"step", "rank", "run"}
         ``step``: one row per rank, step and kind, and step -1 for the time outside steps. ``rank``, ``run``: sums over
-        the steps, without the time outside them; of all ranks, ``rank`` is -1. These have the columns of
-        ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns, cause_rank, steps_count.
+        the steps, without the time outside them and the steps that the event budget left out; of all ranks, ``rank`` is
+        -1. These have the columns of ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns,
+        cause_rank, steps_count.
     warmup : bool
         Whether the sums of ``rank`` and ``run`` count the warm-up steps.
 
@@ -195,7 +196,7 @@ def _causes(made: RankLayers, windows: TimeSet, row: Int64, count: int) -> Int64
 
 def _totals(table: Table, steps: Table, by: str, warmup: bool) -> Table:
     """Sums of the per-step table over steps."""
-    kept = steps if warmup else steps.take(steps["warmup"] == 0)
+    kept = counted_steps(steps, warmup=warmup)
     counted = {(r, s) for r, s in zip(kept["rank"].tolist(), kept["step"].tolist(), strict=True)}
     pairs = zip(table["rank"].tolist(), table["step"].tolist(), strict=True)
     table = table.take(np.fromiter((p in counted for p in pairs), dtype=bool, count=len(table)))

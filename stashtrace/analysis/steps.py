@@ -51,7 +51,7 @@ def steps(trace: Trace) -> Table:
     Columns
     -------
     rank, step, begin_ns, end_ns, process_id, track_id, sub_steps_count, kind, warmup, matched_code,
-    clock_code
+    clock_code, thinned
 
     Raises
     ------
@@ -86,6 +86,8 @@ def _steps(trace: Trace, on_device: bool) -> Table:
     end = np.concatenate([p[1] for p in placed])
     first = first_recorded_step(trace)
     skipped = int(ordinal.min()) if rows.numbered else first
+    warmup = _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - skipped))
+    thinned = [devices.thinned(r.thread.process_id, *p[:2]) for r, p in zip(found, placed, strict=True)]
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
         "step": ordinal + first,
@@ -95,11 +97,22 @@ def _steps(trace: Trace, on_device: bool) -> Table:
         "track_id": np.repeat([r.thread.track_id for r in found], per_rank),
         "sub_steps_count": np.concatenate([r.sub_steps for r in found]),
         "kind": kind.astype("U16"),
-        "warmup": _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - skipped)),
+        "warmup": warmup,
         "matched_code": matched,
         "clock_code": np.repeat([p[2] for p in placed], per_rank),
+        "thinned": _thinned_alike(ordinal, np.concatenate(thinned), warmup),
     }
     return Table(STEPS, columns)
+
+
+def counted_steps(found: Table, *, warmup: bool = False) -> Table:
+    """Steps that totals are made of: those with events, and without warm-up unless that is asked for.
+
+    Where the event budget left a rank no step with events, its steps count all the same.
+    """
+    kept = found if warmup else found.take(found["warmup"] == 0)
+    timed = kept["thinned"] == 0
+    return kept.take(timed | ~np.isin(kept["rank"], np.unique(kept["rank"][timed])))
 
 
 def first_recorded_step(trace: Trace) -> int:
@@ -235,6 +248,15 @@ def _leaders_agree(ranks: list[_RankSteps], agreement: list[Int64]) -> Int64:
     first = np.zeros(len(ordinals), dtype=bool)
     first[: len(ranks[0].ordinal)] = True
     return np.where(first & (matched < 0), voted[ordinals], matched)
+
+
+def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
+    """A step that one rank left out is left out on all: of its collectives not every entry is known.
+
+    Strides are powers of two, so steps remain that every rank has; were there none, each rank would keep its own.
+    """
+    shared = np.isin(ordinal, np.unique(ordinal[own == 1]))
+    return np.where(shared, 1, 0) if (~shared & (warmup == 0)).any() else own
 
 
 def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:

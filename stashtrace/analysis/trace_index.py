@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.device_matching import DeviceCollectives, on_devices
+from stashtrace.analysis.link_estimates import NetworkCuts, network_cuts
 from stashtrace.analysis.matching import Matched, match
 from stashtrace.analysis.steps import steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
@@ -73,7 +74,7 @@ class RankLayers:
     segments : tuple of (str, TimeSet)
         Where another method than ``method`` made the layers.
     beside : dict of str to TimeSet
-        What the method knows beyond kinds: ``host_paced``, ``graph_opaque``.
+        What the method knows beyond kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``.
     """
 
     method: str
@@ -129,6 +130,44 @@ class TraceIndex:
     def on_devices(self) -> DeviceCollectives:
         """The same on the devices' clocks."""
         return on_devices(self.trace)
+
+    @cached_property
+    def timed_on_device(self) -> npt.NDArray[np.bool_]:
+        """Collectives of which a device's times are known."""
+        table = self.trace.collectives
+        if (table["device_begin_ns"] >= 0).any() or len(self.trace.kernels):
+            return self.on_devices.timed
+        return np.zeros(len(table), dtype=bool)
+
+    @cached_property
+    def in_flight(self) -> Matched:
+        """Collectives as their devices saw them, else as ``matched``: for a host that waits for its device."""
+        timed, host = self.timed_on_device, self.matched
+        if not timed.any():
+            return host
+        device = self.on_devices.matched
+        return Matched(
+            np.where(timed, self.on_devices.end_ns, host.end_ns),
+            np.where(timed, device.last_enter_ns, host.last_enter_ns),
+            np.where(timed, device.last_rank, host.last_rank),
+            np.where(timed, device.partial, host.partial),
+            host.link,
+            np.where(timed, device.by_clock, host.by_clock),
+        )
+
+    @cached_property
+    def entered_ns(self) -> Int64:
+        """When each collective began to be in flight: on its device, else its call."""
+        called, timed = self.trace.collectives["call_ns"], self.timed_on_device
+        return int64(np.where(timed, self.on_devices.enter_ns, called)) if timed.any() else called
+
+    @cached_property
+    def network_cuts(self) -> NetworkCuts:
+        """Where the network's part of transfers over hosts and inside them ends."""
+        found, timed = self.in_flight, self.timed_on_device
+        network = self.on_devices.network_ns if timed.any() else np.full(len(timed), -1, dtype=np.int64)
+        enter = np.maximum(found.last_enter_ns, self.entered_ns)
+        return network_cuts(self.trace, found.link, enter, found.end_ns, network)
 
     @cached_property
     def steps(self) -> Table:

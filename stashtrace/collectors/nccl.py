@@ -151,6 +151,7 @@ def _details(timed: Timed, context: DecodeContext) -> dict[str, Any]:
         "nccl_flags": timed.flags,
         "batch_key": timed.batch_id,
         **timed.proxies,
+        **timed.channels,
     }
 
 

@@ -54,6 +54,7 @@ class Timed:
     channels_count: Int64
     timed_count: Int64
     proxies: dict[str, Int64]
+    channels: dict[str, Int64]
     check: str
 
     def __len__(self) -> int:
@@ -113,6 +114,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
         channels_count=plugin.channels_count,
         timed_count=plugin.timed_count,
         proxies=_proxies(raw, tasks, owner, count, context),
+        channels=_channels(raw, tasks, owner, count),
         check=_check(by_plugin, plugin, events_begin, events_end),
     )
 
@@ -253,6 +255,27 @@ def _proxies(
         total = np.zeros(count, dtype=np.int64)
         np.add.at(total, key, values)
         out[name][seen] = total[seen]
+    return out
+
+
+def _channels(raw: RawProcess, tasks: npt.NDArray[np.void], owner: Int64, count: int) -> dict[str, Int64]:
+    """How far apart the channels of each row began and ended, by one clock of one device; -1 with less than two."""
+    rows = _rows(raw, "nccl_channel")
+    out = {name: np.full(count, -1, dtype=np.int64) for name in ("channel_skew_ns", "channel_spread_ns")}
+    if rows is None:
+        return out
+    at = positions(tasks["task_id"], rows["task_id"])
+    known = (at >= 0) & (rows["begin_device_ns"] >= 0) & (rows["end_device_ns"] >= rows["begin_device_ns"])
+    rows, key = rows[known], owner[at[known]]
+    if not len(rows):
+        return out
+    order = np.argsort(key, kind="stable")
+    rows, key = rows[order], key[order]
+    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
+    several = np.diff(np.append(first, len(key))) > 1
+    for name, field in (("channel_skew_ns", "begin_device_ns"), ("channel_spread_ns", "end_device_ns")):
+        apart = np.maximum.reduceat(rows[field], first) - np.minimum.reduceat(rows[field], first)
+        out[name][key[first][several]] = apart[several]
     return out
 
 

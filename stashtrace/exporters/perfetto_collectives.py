@@ -133,11 +133,10 @@ def _add_details(rows: TraceRows, operation: Piece, shown: Ints) -> None:
         codes = np.zeros(count, dtype=np.int64)
         codes[details["collective_key"]] = details[column]
         operation.texts[argument] = (np.where(codes[shown] > 0, codes[shown], -1), rows.texts)
-    for argument, column in (("network_ns", "network_ns"), ("wire_wait_ns", "wire_wait_ns"),
-                             ("peer_wait_ns", "peer_wait_ns"), ("gpu_wait_ns", "gpu_wait_ns")):  # fmt: skip
+    for name in ("network_ns", "wire_wait_ns", "peer_wait_ns", "gpu_wait_ns", "channel_skew_ns", "channel_spread_ns"):
         values = np.full(count, -1, dtype=np.int64)
-        values[details["collective_key"]] = details[column]
-        operation.ints[argument] = np.where(values[shown] >= 0, values[shown], NO_VALUE)
+        values[details["collective_key"]] = details[name]
+        operation.ints[name] = np.where(values[shown] >= 0, values[shown], NO_VALUE)
 
 
 def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:

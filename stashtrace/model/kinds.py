@@ -299,6 +299,15 @@ SYNCHRONISING_OPS = (
 )
 
 
+#: Calls that return when the device has done what was asked of it before, or a part of that.
+SYNCHRONISING_CALLS = (
+    DeviceCall.STREAM_SYNCHRONIZE,
+    DeviceCall.DEVICE_SYNCHRONIZE,
+    DeviceCall.EVENT_SYNCHRONIZE,
+    DeviceCall.COPY,
+)
+
+
 class StallKind(enum.IntEnum):
     """Where a nanosecond of a step went. The order resolves overlaps: the lowest value wins.
 

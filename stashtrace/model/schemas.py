@@ -242,6 +242,7 @@ STEPS = _schema(
     ("warmup", "i8", "", "1 if left out of summaries by default"),
     ("matched_code", "i8", "", "1 its collectives fall into the same step on other ranks, 0 some do not, -1 none"),
     ("clock_code", "i8", "", "DeviceClock that its begin and end are from, 0 for the host's"),
+    ("thinned", "i8", "", "1 if the event budget left it without timing events: totals pass over it"),
 )
 STALLS = _schema(
     "stalls",
@@ -280,11 +281,12 @@ HIDDEN = _schema(
     ("cpu_contention_ns", "i8", "ns", "the step thread was runnable but not running, -1 if unknown"),
     ("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown"),
     ("gc_ns", "i8", "ns", "Python garbage collection on the step thread, inside compute"),
-    ("queued_ns", "i8", "ns", "blocked on a collective that stood behind an earlier one, inside the link's time"),
+    ("queued_ns", "i8", "ns", "waited for a collective that stood behind an earlier one, inside the link's time"),
     ("hidden_copy_ns", "i8", "ns", "a copy between host and device while the device did something else"),
     ("host_paced_ns", "i8", "ns", "device: no record proves it had work; the bound of launch, part of compute"),
     ("graph_opaque_ns", "i8", "ns", "device: inside a graph launch of which nothing is known, part of compute"),
     ("untimed_count", "i8", "", "collectives given to a device without device times"),
+    ("estimated_ns", "i8", "ns", "link time that an estimate divides between hosts and inside one"),
 )
 COLLECTIVE_TIMES = _schema(
     "collective_times",

@@ -51,11 +51,11 @@ class StepWindow:
         self._apply()
 
     def updated(self) -> None:
-        """The optimizer has made an update; the step ends before the next forward."""
+        """The optimizer has made an update; the step ends before the next forward or batch wait."""
         self._updated = True
 
     def forward_begins(self) -> None:
-        """An outermost forward begins."""
+        """An outermost forward begins, or a device's step thread asks for a batch: a loop may call no module."""
         if self._updated:
             self._updated = False
             if not self.marked_by_user:

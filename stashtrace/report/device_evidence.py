@@ -15,7 +15,7 @@ from stashtrace.analysis.link_efficiency import calibration_of, expected_transfe
 from stashtrace.analysis.matching import group_table
 from stashtrace.analysis.timeset import Int64, TimeSet
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
-from stashtrace.model.kinds import Bracket, BracketFlag, CopyDirection, DeviceCall
+from stashtrace.model.kinds import SYNCHRONISING_CALLS, Bracket, BracketFlag, CopyDirection, DeviceCall
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import bus_bytes
@@ -23,12 +23,6 @@ from stashtrace.models.calibration import Calibration
 from stashtrace.report.facts import RankFacts
 from stashtrace.units import bytes_text, duration_text, percent_text
 
-_BLOCKING = (
-    DeviceCall.STREAM_SYNCHRONIZE,
-    DeviceCall.DEVICE_SYNCHRONIZE,
-    DeviceCall.EVENT_SYNCHRONIZE,
-    DeviceCall.COPY,
-)
 _CALL_NAMES = {
     DeviceCall.STREAM_SYNCHRONIZE: "cudaStreamSynchronize (also .item() and .cpu())",
     DeviceCall.DEVICE_SYNCHRONIZE: "cudaDeviceSynchronize",
@@ -66,7 +60,7 @@ def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
 def blocking_calls(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
     """Which call blocked the host on the device, on which thread, how often and how long."""
     calls = trace.device_calls
-    mine = calls.take((calls["rank"] == rank.rank) & np.isin(calls["call_code"], _BLOCKING))
+    mine = calls.take((calls["rank"] == rank.rank) & np.isin(calls["call_code"], SYNCHRONISING_CALLS))
     mine = mine.take(_inside(mine["begin_ns"], rank, steps))
     tracks = trace.tracks
     names = {t: trace.text(n) for t, n in zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import ProcessRole, WaitOp
@@ -105,6 +106,8 @@ class RunFacts:
     hosts_count: int
     steps_count: int
     warmup_count: int
+    #: Steps that the event budget left without timing events; they are not counted.
+    thinned_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
     #: ``steps`` (the counted ones), ``stalls``, ``hidden``, after deep mode ``agreement``; empty without steps.
@@ -156,26 +159,27 @@ def gather(trace: Trace) -> RunFacts:
         steps = analyze(trace, "steps")
         stalls = analyze(trace, "stalls")
     except MissingDataError:
-        return RunFacts(trace, (), len(present), hosts, 0, 0, missing, trust(trace, (), {}))
-    counted = steps["warmup"] == 0
-    if not counted.any():  # a very short run: better all steps than none
-        counted = np.ones(len(steps), dtype=bool)
+        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, (), {}))
+    short = not (steps["warmup"] == 0).any()  # a very short run: better all steps than none
+    counted = counted_steps(steps, warmup=short)
     tables = {
-        "steps": steps.take(counted),
+        "steps": counted,
         "stalls": stalls,
         "hidden": analyze(trace, "hidden"),
     }
     if len(trace.kernels):
         tables["agreement"] = analyze(trace, "agreement")
     ranks = tuple(_rank_facts(trace, int(rank), tables) for rank in np.unique(tables["steps"]["rank"]))
-    first = steps["rank"] == steps["rank"][0]
+    first = steps.take(steps["rank"] == steps["rank"][0])
+    left_out = 0 if short else int(np.count_nonzero(first["warmup"]))
     return RunFacts(
         trace,
         ranks,
         len(present),
         hosts,
         max(r.steps_count for r in ranks),
-        int(np.count_nonzero(first & ~counted)),
+        left_out,
+        len(first) - left_out - int(np.count_nonzero(counted["rank"] == first["rank"][0])),
         missing,
         trust(trace, tuple(r.rank for r in ranks), tables),
         tables,

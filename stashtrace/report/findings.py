@@ -88,7 +88,7 @@ def amount(rank: RankFacts, *kinds: str) -> str:
 
 def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("data")
-    lost = f"{amount(worst, *GROUPS['data'])} a step ({percent_text(share)}){_where(hit, 'data')}"
+    lost = f"{amount(worst, *GROUPS['data'])} a step ({_share(hit, 'data')})"
     verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} input bound: {lost} waiting for batches"
     return Finding(
         "data",
@@ -105,7 +105,7 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     # The late rank's own waits for others are another story, and a shorter one.
     alike = [r for r in hit if _main_cause(r) == cause]
     loses = f"{_ranks(alike)} {'lose' if len(alike) > 1 else 'loses'}"
-    lost = f"{amount(worst, 'straggler')} a step ({percent_text(share)}){_where(alike, 'late')}"
+    lost = f"{amount(worst, 'straggler')} a step ({_share(alike, 'late')})"
     if cause < 0:
         return Finding("late", share, f"{loses} {lost} waiting for other ranks", ())
     operation = evidence.waited_operation(facts.trace, worst.rank, facts.tables["steps"])
@@ -157,7 +157,7 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("link")
     between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
     place = "between hosts" if between_hosts else "between ranks of one host"
-    lost = f"{amount(worst, *GROUPS['link'])} a step ({percent_text(share)}){_where(hit, 'link')}"
+    lost = f"{amount(worst, *GROUPS['link'])} a step ({_share(hit, 'link')})"
     verdict = f"{_ranks(hit)} {'spend' if len(hit) > 1 else 'spends'} {lost} in transfers {place}, with all ranks there"
     told = evidence.transfer(facts.trace, worst, facts.tables["steps"])
     told += device_evidence.bus_bandwidth(facts.trace, worst, facts.tables["steps"])
@@ -166,14 +166,14 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
 
 def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("copy")
-    lost = f"{amount(worst, 'h2d')} a step ({percent_text(share)}){_where(hit, 'copy')}"
+    lost = f"{amount(worst, 'h2d')} a step ({_share(hit, 'copy')})"
     verdict = f"{_ranks(hit)} {'wait' if len(hit) > 1 else 'waits'} {lost} for copies between host and device"
     return Finding("copy", share, verdict, tuple(device_evidence.copies(facts.trace, worst, facts.tables["steps"])))
 
 
 def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("host")
-    lost = f"{amount(worst, *GROUPS['host'])} a step ({percent_text(share)}){_where(hit, 'host')}"
+    lost = f"{amount(worst, *GROUPS['host'])} a step ({_share(hit, 'host')})"
     drained = worst.per_step_ns("sync") >= worst.per_step_ns("launch")
     why = "after blocking calls that drained it" if drained else "because its host does not launch fast enough"
     verdict = f"the device of {_ranks(hit)} stands idle for {lost} {why}"
@@ -205,7 +205,7 @@ def _host_evidence(facts: RunFacts, worst: RankFacts) -> list[str]:
 
 def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("save")
-    lost = f"{amount(worst, 'checkpoint')} a step on average ({percent_text(share)}){_where(hit, 'save')}"
+    lost = f"{amount(worst, 'checkpoint')} a step on average ({_share(hit, 'save')})"
     return Finding(
         "save", share, f"checkpoints stop {_ranks(hit)} for {lost}", tuple(evidence.saving(facts.trace, worst))
     )
@@ -213,7 +213,7 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
 
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("other")
-    lost = f"{amount(worst, 'other')} a step ({percent_text(share)}){_where(hit, 'other')}"
+    lost = f"{amount(worst, 'other')} a step ({_share(hit, 'other')})"
     if _sleeps(worst):
         verdict = (
             f"{_ranks(hit)} {'sleep' if len(hit) > 1 else 'sleeps'} for {lost}, by a call of the script or a library"
@@ -230,7 +230,9 @@ def _ranks(hit: Sequence[RankFacts]) -> str:
     return f"rank{'s' if len(hit) > 1 else ''} {ranks_text(sorted(r.rank for r in hit))}"
 
 
-def _where(hit: Sequence[RankFacts], group: str) -> str:
-    """Whose number was given, where the ranks differ."""
-    alike = hit[-1].share(group) > 0.8 * hit[0].share(group)
-    return "" if alike else f" on rank {hit[0].rank}"
+def _share(hit: Sequence[RankFacts], group: str) -> str:
+    """Share of the step of the rank whose number was given, and which that is where the ranks differ."""
+    share = percent_text(hit[0].share(group))
+    if hit[-1].share(group) > 0.8 * hit[0].share(group):
+        return share
+    return f"{share} on rank {hit[0].rank}, less on {'the others' if len(hit) > 2 else f'rank {hit[1].rank}'}"

@@ -209,6 +209,10 @@ def _machine(facts: RunFacts, look: Look) -> list[str]:
         taken = percent_text(facts.trust.steal_ratio)
         stolen = f"host steal: the hypervisor took {taken} of the CPU time of {facts.trust.steal_host}"
         lines += look.wrap(stolen, _INDENT, _INDENT * 2)
+    if facts.thinned_count:
+        every = facts.steps_count + facts.thinned_count
+        told = f"only {facts.steps_count} of {every} steps have timing events (--event-budget): the shares are theirs"
+        lines += look.wrap(told, _INDENT, _INDENT * 2)
     for sentence in facts.trust.scope:
         lines += look.wrap(sentence, _INDENT, _INDENT * 2)
     if facts.trust.ending:

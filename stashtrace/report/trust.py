@@ -70,6 +70,8 @@ class Trust:
 def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Trust:
     """Collect what a reader must know before believing the rest."""
     measured, inferred, invisible = _sources(trace)
+    if "hidden" in tables and (tables["hidden"]["estimated_ns"] > 0).any():
+        inferred += ("network by what transfers inside a host take",)
     lost, sentences = _losses(trace)
     shares = _host_shares(trace)
     steal_host = max(shares, key=lambda host: shares[host][0], default="")

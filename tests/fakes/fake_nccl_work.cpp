@@ -19,7 +19,10 @@ std::int64_t Op::bytes(int size) const {
   }
 }
 
+// nccl.nodes for every communicator, or nccl.node.ranks: so many ranks share a node.
 int nodes_of(const CommState& comm) {
+  const int together = static_cast<int>(setting("nccl.node.ranks", 0));
+  if (together > 0) return (comm.size + together - 1) / together;
   return std::min(comm.size, static_cast<int>(setting("nccl.nodes", 1)));
 }
 

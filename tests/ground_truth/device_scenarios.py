@@ -1,8 +1,8 @@
-"""Jobs of two ranks on played devices, with a known amount of one fault in each step.
+"""Jobs of a few ranks on played devices, with a known amount of one fault in each step.
 
-Used by ``test_device_truth_on_doubles``. A program is what each rank's actor runs (tests/fakes/device_actor.cpp); its
-durations and the rates of ``SCRIPT`` say exactly what each step consists of. Recorder, decoders and attribution are
-the real ones; only CUDA and NCCL below them are played.
+Used by the tests of this folder that run on doubles. A program is what each rank's actor runs (device_actor.cpp of
+tests/fakes); its durations and the rates of ``SCRIPT`` say exactly what each step consists of. Recorder, decoders and
+attribution are the real ones; only CUDA and NCCL below them are played.
 
     compute stream   [ 10 ms ]........[ 10 ms ]      kinds of the step: 20 ms compute, 25 ms of what is injected
     side stream               [ 25 ms ]
@@ -12,7 +12,7 @@ the real ones; only CUDA and NCCL below them are played.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from traced import TracedRun
 
 from stashtrace.analysis.stalls import stalls
 from stashtrace.analysis.steps import steps as steps_of
+from stashtrace.model.trace import Trace
 
 STEPS = 8
 #: Steps at each end that are compared with nobody: first uses, communicators, the end of the job.
@@ -58,6 +59,12 @@ class Scenario:
         Whom the waiting ranks must name, -1 if there is no straggler.
     with_kernels : dict of int to dict of str to float, optional
         What takes the place of ``expected`` where every kernel was recorded, which knows what is a bound otherwise.
+    prelude : str
+        Statements before the first step.
+    at_most : dict of int to dict of str to float
+        Rank -> kind -> ms that ``high_ns`` must not exceed: what was observed is no bound.
+    hosts : tuple of str
+        Host of each rank; the doubles run on one, so these names replace its own once the run is loaded.
     """
 
     name: str
@@ -68,6 +75,9 @@ class Scenario:
     cause_rank: int = -1
     with_kernels: Mapping[int, Kinds] | None = None
     script: str = ""
+    prelude: str = ""
+    at_most: Mapping[int, Kinds] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
 
 
 def both(**kinds: float) -> dict[int, Kinds]:
@@ -84,6 +94,10 @@ _TRAIN = "forward {{ {} }} backward {{ repeat 20 {{ kernel 500us }} {} }} optimi
 def _step(forward: str = "kernel 10ms", backward: str = "", update: str = "") -> str:
     return _TRAIN.format(forward, backward, update)
 
+
+#: A batch wait there says that the stream carries compute.
+_SECOND_STREAM = "batch_wait 1ms stream=3;"
+_COPY = "wait stream=1 for=0; copy h2d 250MB pinned stream=1; wait stream=0 for=1"
 
 SCENARIOS = (
     Scenario(
@@ -128,6 +142,22 @@ SCENARIOS = (
         both(compute=22, prep=23), 23, bounds=both(fetch=23, handoff=23),
     ),
     Scenario(
+        "two_compute_streams",  # a second one works first and waits for the same copy
+        _step("kernel 10ms stream=3; wait stream=1 for=0; wait stream=1 for=3; copy h2d 250MB pinned stream=1;"
+              "wait stream=0 for=1; wait stream=3 for=1; kernel 5ms stream=3; kernel 10ms"),
+        both(compute=22, h2d=25), 25, prelude=_SECOND_STREAM,
+    ),
+    Scenario(
+        "one_of_two_streams",  # the second one is seen to work, by the event that the update waits for
+        _step(f"kernel 40ms stream=3; kernel 10ms; {_COPY}", update="wait stream=0 for=3;"),
+        both(compute=47), 25, prelude=_SECOND_STREAM, at_most=both(h2d=0),
+    ),
+    Scenario(
+        "one_of_two_streams_unseen",  # nobody recorded an event behind its kernel
+        "wait stream=3 for=0;" + _step(f"kernel 40ms stream=3; kernel 10ms; {_COPY}") + "sync device",
+        both(compute=47), 25, prelude=_SECOND_STREAM, bounds=both(h2d=25), with_kernels=both(compute=47),
+    ),
+    Scenario(
         "everything",
         "batch_wait 80ms;" + _step(
             "wait stream=1 for=0; copy h2d 100MB pinned stream=1; wait stream=0 for=1; kernel 10ms",
@@ -152,10 +182,23 @@ class Measured:
     cause_ranks: set[int]
 
 
-def run(scenario: Scenario, folder: Path, **options: object) -> TracedRun:
+def run(scenario: Scenario, folder: Path, *, steps: int = STEPS, **options: object) -> TracedRun:
     """Run a scenario once."""
-    program = f"meet; step; repeat {STEPS} {{ {scenario.program}; step }}\n"
-    return run_ranks(2, program, folder, SCRIPT + scenario.script, **options)  # type: ignore[arg-type]
+    program = f"{scenario.prelude} meet; step; repeat {steps} {{ {scenario.program}; step }}\n"
+    ranks = len(scenario.expected)
+    done = run_ranks(ranks, program, folder, SCRIPT + scenario.script, **options)  # type: ignore[arg-type]
+    if scenario.hosts:
+        done.trace = on_hosts(done.trace, scenario.hosts)
+    return done
+
+
+def on_hosts(trace: Trace, hosts: Sequence[str]) -> Trace:
+    """A trace as if rank i had run on ``hosts[i]``; the clock stays that of the one machine."""
+    processes = trace.processes
+    host = processes["host_code"].copy()
+    for rank, name in enumerate(hosts):
+        host[processes["rank"] == rank] = trace.strings.code(name)
+    return trace.replace(processes=processes.replace(host_code=host))
 
 
 def measure(run: TracedRun) -> list[Measured]:

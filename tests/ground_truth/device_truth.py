@@ -1,0 +1,72 @@
+"""Whether jobs on doubles are attributed as their programs say: one run per scenario, medians of three if that is off.
+
+The machine may be busy. Used by the tests of this folder that run scenarios of ``device_scenarios``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from device import NEEDED
+
+from ground_truth import device_scenarios
+from ground_truth.device_scenarios import Measured, Scenario
+
+#: Of the injected time: what the right kind may lack, and what any other may hold by mistake.
+TOLERANCE = 0.1
+
+
+#: Default mode, NCCL timed by events instead of its own stamps, every kernel recorded.
+OPTIONS: dict[str, dict[str, object]] = {
+    "brackets": {},
+    "events": {"nccl_source": "events"},
+    "kernels": {"libraries": (*NEEDED, "cupti"), "kernels": True, "kernels_steps": "1:20"},
+}
+
+
+def check(scenario: Scenario, mode: str, folder: Path) -> None:
+    runs = [measured(scenario, mode, folder / "0")]
+    if differences(scenario, mode, runs):
+        runs += [measured(scenario, mode, folder / str(i)) for i in (1, 2)]
+    assert differences(scenario, mode, runs) == []
+
+
+def measured(scenario: Scenario, mode: str, folder: Path) -> list[Measured]:
+    run = device_scenarios.run(scenario, folder, **OPTIONS[mode])
+    assert all(result["errors"] == {} for result in run.results())
+    assert run.losses() == []
+    ranks = device_scenarios.measure(run)
+    assert [found.rank for found in ranks] == list(scenario.expected)
+    return ranks
+
+
+def differences(scenario: Scenario, mode: str, runs: list[list[Measured]]) -> list[str]:
+    """Where the median over the runs is not what the program injects, one line each."""
+    off, allowed = [], TOLERANCE * scenario.injected_ms
+    for results in zip(*runs, strict=True):
+        rank = results[0].rank
+        deep = mode == "kernels"
+        expected = ((scenario.with_kernels if deep else None) or scenario.expected)[rank]
+        bounds = {} if deep and scenario.with_kernels else scenario.bounds.get(rank, {})
+        where = f"rank {rank} of {scenario.name}: " + "; ".join(map(str, results))
+        if any(r.methods != {"kernels" if deep else "brackets"} for r in results):
+            off.append(f"not by {mode}: {where}")
+        for kind in sorted({kind for r in results for kind in r.points_ms} | set(expected)):
+            point = statistics.median(r.points_ms.get(kind, 0) for r in results)
+            if abs(point - expected.get(kind, 0)) > allowed:
+                off.append(f"{kind} {point:.2f} ms: {where}")
+        for kind, amount in bounds.items():
+            low = statistics.median(r.low_ms.get(kind, 0) for r in results)
+            high = statistics.median(r.high_ms.get(kind, 0) for r in results)
+            if not low <= amount + allowed or not high >= amount - allowed:
+                off.append(f"{kind} in [{low:.2f}, {high:.2f}] ms: {where}")
+        for kind, amount in scenario.at_most.get(rank, {}).items():
+            high = statistics.median(r.high_ms.get(kind, 0) for r in results)
+            if high > amount + allowed:
+                off.append(f"{kind} up to {high:.2f} ms: {where}")
+        waits = expected.get("straggler", 0) > 0
+        if waits and not all(r.cause_ranks == {scenario.cause_rank} for r in results):
+            off.append(f"late rank {[r.cause_ranks for r in results]}: {where}")
+    return off
