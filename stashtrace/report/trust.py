@@ -111,6 +111,9 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     driver = {"none": "GPU (no driver)", "present": "GPU (not recorded)"}.get(
         _run_facts(trace).get("gpu_driver", ""), "GPU"
     )
+    if (trace.losses["name_code"] == trace.strings.find("timing_events_off")).any():
+        driver = "what the GPU does beside NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
+        seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     return tuple(measured), tuple(inferred), tuple(invisible)
 
