@@ -111,8 +111,8 @@ COLLECTIVE_DETAILS = schema(
     ("gpu_wait_ns", "i8", "ns", "its proxies waited for the device, steps added, -1 if none was seen"),
     ("peer_wait_ns", "i8", "ns", "for the peer"),
     ("wire_wait_ns", "i8", "ns", "for the network"),
-    ("channel_skew_ns", "i8", "ns", "from the first channel's begin to the last one's, -1 unless two are timed"),
-    ("channel_spread_ns", "i8", "ns", "from the first channel's end to the last one's, -1 unless two are timed"),
+    ("channel_skew_ns", "i8", "ns", "from the first channel's begin to the last one's, -1 if less than two are timed"),
+    ("channel_spread_ns", "i8", "ns", "from the first channel's end to the last one's, -1 if less than two are timed"),
 )
 
 #: Part of ``schemas.TABLES``.

@@ -1,7 +1,7 @@
 """A training loop on a played device whose batches a worker of a real DataLoader makes. Started by its test.
 
     worker    [ recv 30 ms ][ spin 15 ms ][ recv 30 ms ][ spin 15 ms ]...
-    device    ...............[ 10 ms ]...................[ 10 ms ]........        a batch each 45 ms, of which 10 compute
+    device    ...............[ 10 ms ]...................[ 10 ms ]........     45 ms a batch, 10 of compute
 
 Arguments: port of a server that answers after so long (an object store), ms of CPU per batch, ms of kernels per step,
 steps. The probes are the real ones; what tells them the stream is a stand-in for CuPy.

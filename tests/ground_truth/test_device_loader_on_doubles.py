@@ -42,10 +42,9 @@ def run(folder: Path, fetch_ms: float, spin_ms: float, *, kernels: bool) -> Trac
     libraries = (*NEEDED, "cupti") if kernels else NEEDED
     env = fake_environment(folder / "doubles", "devices 1\n" + SCRIPT, libraries=libraries)
     with object_store(fetch_ms) as port:
-        return run_traced(
-            JOB.read_text(), folder / "job", args=(str(port if fetch_ms else 0), str(spin_ms), str(KERNEL_MS), str(STEPS)),
-            env=env, kernels_steps=f"1:{STEPS}" if kernels else None,
-        )  # fmt: skip
+        args = [str(value) for value in (port if fetch_ms else 0, spin_ms, KERNEL_MS, STEPS)]
+        window = f"1:{STEPS}" if kernels else None
+        return run_traced(JOB.read_text(), folder / "job", args=args, env=env, kernels_steps=window)
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["brackets", "kernels"])
