@@ -47,6 +47,7 @@ UNITLESS = {
     "kind",
     "method",
     "warmup",
+    "thinned",
     "crosses_hosts",
     "op",
     "communicator",
