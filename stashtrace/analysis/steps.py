@@ -78,16 +78,14 @@ def _steps(trace: Trace, on_device: bool) -> Table:
     per_rank = [len(r.columns.begin) for r in found]
     kind = np.concatenate([r.columns.kind for r in found])
     ordinal = np.concatenate([r.ordinal for r in found])
-    if on_device:
-        placed = [devices.on_device(r.thread.process_id, r.columns) for r in found]
-    else:
-        placed = [(r.columns.begin, r.columns.end, 0) for r in found]
+    there = [devices.on_device(r.thread.process_id, r.columns) for r in found]
+    placed = there if on_device else [(r.columns.begin, r.columns.end, 0) for r in found]
     begin = np.concatenate([p[0] for p in placed])
     end = np.concatenate([p[1] for p in placed])
     first = first_recorded_step(trace)
     skipped = int(ordinal.min()) if rows.numbered else first
     warmup = _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - skipped))
-    thinned = [devices.thinned(r.thread.process_id, *p[:2]) for r, p in zip(found, placed, strict=True)]
+    thinned = [devices.thinned(r.thread.process_id, *p[:2]) for r, p in zip(found, there, strict=True)]
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
         "step": ordinal + first,
