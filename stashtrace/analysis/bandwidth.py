@@ -61,7 +61,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     times, sizes = times.take(chosen), sizes[chosen]
     if not len(times):
         return Table.empty(BANDWIDTH)
-    size, carried = _carried(times["op"], sizes, times["message_bytes"])
+    size, carried = _carried(times["op"], sizes, times["bytes"])
     duration = times["end_ns"] - times["begin_ns"]
     rank = times["rank"] if by == "rank" else np.full(len(times), -1)
     names, communicator = np.unique(times["communicator"], return_inverse=True)

@@ -33,7 +33,7 @@ def collectives(trace: Trace) -> Table:
 
     Columns
     -------
-    rank, step, communicator, sequence, op, message_bytes, begin_ns, end_ns, wait_ns, transfer_ns, last_rank, method
+    rank, step, communicator, sequence, op, bytes, begin_ns, end_ns, wait_ns, transfer_ns, last_rank, method
 
     Raises
     ------
@@ -69,7 +69,7 @@ def collective_rows(trace: Trace) -> Table:
             "communicator": _communicators(trace),
             "sequence": table["sequence"],
             "op": np.array([op.name.lower() for op in CollectiveOp])[np.clip(table["op_code"], 0, max(CollectiveOp))],
-            "message_bytes": table["message_bytes"],
+            "bytes": table["message_bytes"],
             "begin_ns": begin,
             "end_ns": end,
             "wait_ns": entered - begin,

@@ -93,9 +93,9 @@ def link_efficiency(
         "communicator": times["communicator"],
         "op": times["op"],
         "group_size": _members(trace)[0],
-        "message_bytes": times["message_bytes"],
+        "message_bytes": times["bytes"],
     }
-    moved = times["message_bytes"] > 0
+    moved = times["bytes"] > 0
     return _summed(
         {name: values[moved] for name, values in columns.items()},
         times["transfer_ns"][moved],

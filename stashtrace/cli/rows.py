@@ -87,6 +87,6 @@ def _cell(name: str, value: Any) -> str:
             return duration_text(value) if value != -1 else "-"
         if value == -1 and (name == "step" or name.endswith("rank")):
             return "-"
-        if name.endswith("_bytes"):
+        if name == "bytes" or name.endswith("_bytes"):
             return bytes_text(value) if value != -1 else "-"
     return shortened(str(value), _NAME_WIDTH) if name == "name" else str(value)

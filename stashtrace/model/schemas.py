@@ -296,7 +296,7 @@ COLLECTIVE_TIMES = _schema(
     ("communicator", "U16", "", "name of the group"),
     ("sequence", "i8", "", "number within the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
-    ("message_bytes", "i8", "bytes", "payload of this rank's input"),
+    ("bytes", "i8", "bytes", "payload of this rank's input"),
     *_INTERVAL,
     ("wait_ns", "i8", "ns", "from the own call to the call of the last rank"),
     ("transfer_ns", "i8", "ns", "from there to the end, queueing included"),

@@ -55,6 +55,7 @@ UNITLESS = {
     "directory",
     "verdict",
     "name",
+    "bytes",  # says its unit
 }
 
 
