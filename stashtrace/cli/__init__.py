@@ -25,7 +25,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),
     ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),
     ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
-    ("diff", "stashtrace.cli.diff:main", "Compare two runs, stall by stall"),
+    ("diff", "stashtrace.cli.diff:main", "Compare two runs, by stalls or by kernels"),
     ("calibrate", "stashtrace.cli.calibrate:main", "Measure what the links of this machine can do"),
     ("doctor", "stashtrace.cli.doctor:main", "Say what can be measured on this machine, and why"),
 )

@@ -190,6 +190,15 @@ def test_the_stalled_loader_and_its_cure() -> None:
     assert abs(int(table["change_ns"][0])) < 0.02 * int(table["before_ns"][0])  # the same work
 
 
+@pytest.mark.parametrize("name", ["tb_r50_nw0_2021-06", "tb_r50_nw4_2021-06"])
+def test_waits_for_batches_are_those_of_torch_tb_profiler(name: str) -> None:
+    """It gives the loader what neither the device nor a runtime call covers; so does the budget."""
+    found = reference(f"tbplugin-{name}.json")["result"]["workers"]["worker0"]["avg_us"]["DataLoader"]
+    table = analyze(loaded(name), "stalls")
+    waits = np.isin(table["kind"], ("fetch", "prep", "handoff")) & (table["step"] >= 0)
+    assert int(table["stall_ns"][waits].sum()) / 6 == pytest.approx(found * US, abs=US)
+
+
 def cause_of(trace: Trace, cause: str) -> int:
     return sum(row["idle_ns"] for row in analyze(trace, "idle").rows() if row["cause"] == cause)
 
