@@ -8,8 +8,13 @@ namespace stashtrace::importers {
 
 namespace {
 
-std::string_view inside(std::string_view value) {
-  return value.size() >= 2 && value.front() == '"' ? value.substr(1, value.size() - 2) : std::string_view();
+// Text of a string, in `scratch` if it has escapes; empty for anything else.
+std::string_view inside(std::string_view value, std::string& scratch) {
+  if (value.size() < 2 || value.front() != '"') return {};
+  const std::string_view raw = value.substr(1, value.size() - 2);
+  if (raw.find('\\') == std::string_view::npos) return raw;
+  scratch = unescape(raw);
+  return scratch;
 }
 
 }  // namespace
@@ -90,10 +95,10 @@ TraceEvents::Parsed TraceEvents::parse_args(Position& at, Position end) {
 
 void TraceEvents::note(std::string_view key, std::string_view value) {
   if (key == "ph") {
-    event_.phase = inside(value);
+    event_.phase = inside(value, phase_);
     if (event_.phase.empty() || phases_.find(event_.phase.front()) == std::string::npos) event_.decided = true;
   } else if (key == "cat") {
-    event_.category = inside(value);
+    event_.category = inside(value, category_);
   } else if (key == "name") {
     event_.name = value;
   } else if (key == "ts") {
@@ -115,7 +120,7 @@ void TraceEvents::decide() {
   if (event_.phase.empty()) return;
   const int group = group_of(event_.phase, event_.category);
   if (group < 0) return;
-  const std::string_view name = inside(event_.name);
+  const std::string_view name = inside(event_.name, name_);
   for (const auto& [prefix, table] : groups_[static_cast<std::size_t>(group)].rules) {
     if (name.starts_with(prefix)) {
       event_.table = table;

@@ -130,7 +130,7 @@ class TraceEvents {
   std::string pending_;
   std::size_t retry_size_ = 0;  // an event that was not whole is tried again when there is twice as much
   Event event_;
-  std::string key_;  // of an escaped key
+  std::string key_, phase_, category_, name_;  // those of the event that have escapes
   std::string last_phase_, last_category_;
   int last_group_ = -1;
   std::size_t last_category_row_ = 0;

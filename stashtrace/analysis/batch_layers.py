@@ -26,6 +26,8 @@ from stashtrace.model.kinds import BatchPhase, StallKind
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
 #: ``worker_id`` of a batch that the step thread made itself.
 MAIN_PROCESS = -1
+#: ``worker_id`` of a batch that a worker made of which an imported recording shows nothing.
+UNSEEN_WORKER = -2
 #: Share of the time that other threads of a worker were blocked in storage which its main thread must have been off the
 #: CPU without other reason, to believe that it waited for them.
 _COVERED_NUMERATOR, _COVERED_DENOMINATOR = 9, 10

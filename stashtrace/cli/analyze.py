@@ -14,6 +14,8 @@ from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
 
+#: Not a table but the words that `stashtrace run` ends with.
+SUMMARY = "summary"
 BY = ("step", "rank", "run")
 KEEP = ("keep", "drop")
 
@@ -23,14 +25,15 @@ def parser() -> Parser:
     from stashtrace.analysis.registry import ANALYSES
 
     width = max(len(name) for name, _, _ in ANALYSES) + 2
-    listed = "\n".join(f"  {name:<{width}}{text}" for name, _, text in ANALYSES)
+    known = [(SUMMARY, "What slows a run down, in words"), *((name, text) for name, _, text in ANALYSES)]
+    listed = "\n".join(f"  {name:<{width}}{text}" for name, text in known)
     parser = Parser("analyze", "Print one analysis of a run.", f"analyses:\n{listed}")
     parser.add_argument("name", metavar="NAME", help="which analysis")
     parser.add_argument(
         "paths",
         metavar="PATH",
         nargs="+",
-        help="run directory; parts of one job are joined, of several runs each row names its own",
+        help="run directory, or files of another tool; parts of one job are joined, several runs told by path",
     )
     parser.add_argument("--by", choices=BY, help="rows per step and rank, per rank, or per run")
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
@@ -48,6 +51,8 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the table of one analysis."""
     arguments = parser().read(argv)
+    if arguments.name == SUMMARY:
+        return _summary(arguments.paths, arguments.run)
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
@@ -80,6 +85,26 @@ def main(argv: Sequence[str]) -> int:
     if arguments.format == "table" and screen.interactive:
         screen.say(f"{name}: {about}\n")
     write_rows(rows, columns, arguments.format, sys.stdout)
+    return 0
+
+
+def _summary(paths: Sequence[str], run_id: str | None) -> int:
+    """Print the summary of one run, or of the parts of one job."""
+    import warnings
+
+    from stashtrace.align.align import load_trace
+    from stashtrace.cli.screen import Screen
+    from stashtrace.errors import DataLossWarning
+    from stashtrace.report.look import Look
+    from stashtrace.report.text import summary
+
+    found = [str(existing_run(p)) for p in paths]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
+        trace = load_trace(found if len(found) > 1 else found[0], run_id=run_id)
+    screen = Screen()
+    look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
+    sys.stdout.write(summary(trace, look=look, shown=" ".join(paths)))
     return 0
 
 

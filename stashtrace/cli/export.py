@@ -21,7 +21,7 @@ def parser() -> Parser:
     parser.add_argument(
         "exporter", metavar="FORMAT", choices=[n for n, _, _ in EXPORTERS], help="one of the formats below"
     )
-    parser.add_argument("path", metavar="PATH", help="run directory or .stash file")
+    parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; .gz is compressed")
     parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
     parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")

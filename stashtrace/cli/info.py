@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """Options of ``stashtrace info``."""
     parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, losses.")
-    parser.add_argument("path", metavar="PATH", help="run directory or .stash file")
+    parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="lines (default) or JSON")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several; ID.N: its start N")
     return parser
@@ -34,11 +34,17 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the facts."""
     arguments = parser().read(argv)
-    facts = describe(str(existing_run(arguments.path)), arguments.run)
+    path = str(existing_run(arguments.path))
+
+    from stashtrace.align.imported import is_foreign
+    from stashtrace.cli import foreign
+
+    outside = is_foreign(path)
+    facts = foreign.describe_files(path) if outside else describe(path, arguments.run)
     if arguments.format == "json":
         sys.stdout.write(json.dumps(facts, indent=1) + "\n")
     else:
-        sys.stdout.write(_lines(facts))
+        sys.stdout.write(foreign.lines(facts) if outside else _lines(facts))
     return 0
 
 

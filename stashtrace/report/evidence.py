@@ -9,6 +9,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.batch_layers import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole
 from stashtrace.model.table import Table
@@ -32,6 +33,9 @@ def loading(trace: Trace, rank: RankFacts, steps: Table, cpu_busy_ratio: float) 
     wait_ns = rank.per_step_ns(*_DATA_KINDS)
     shares = {k: rank.per_step_ns(k) / wait_ns for k in _DATA_KINDS if rank.per_step_ns(k) >= _WORTH_NAMING * wait_ns}
     made = _made_batches(trace, rank.rank)
+    unseen = _makers_not_recorded(trace, rank.rank)
+    if unseen:
+        return [unseen]
     workers = np.unique(made["worker_id"]).tolist()
     own = workers == [-1]
     who = "the step thread makes its own batches (num_workers=0): it" if own else _workers(len(workers))
@@ -151,6 +155,20 @@ def files_overview(trace: Trace) -> list[str]:
 def _made_batches(trace: Trace, rank: int) -> Table:
     batches = trace.batches
     return batches.take((batches["rank"] == rank) & (batches["phase_code"] == BatchPhase.FETCH))
+
+
+def _makers_not_recorded(trace: Trace, rank: int) -> str:
+    """What can be said of batches that an imported recording shows from the waiting side alone."""
+    batches = trace.batches
+    own = batches["worker_id"][batches["rank"] == rank]
+    if (own == UNSEEN_WORKER).any():
+        return "who made them is not in the recording: reading, decoding and hand-over cannot be told apart"
+    if (own == MAIN_PROCESS).any() and not (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any():
+        return (
+            "the step thread made them itself (num_workers=0): reading and decoding cannot be told apart in this"
+            " recording; a few workers would hide both"
+        )
+    return ""
 
 
 def _workers(count: int) -> str:

@@ -134,6 +134,12 @@ class RunFacts:
         """Hosts in the order of their first rank, and the ranks that ran on each."""
         return ranks_of_hosts(self.trace)
 
+    @property
+    def imported(self) -> bool:
+        """Whether another tool recorded it."""
+        code = self.trace.strings.find("imported")
+        return code >= 0 and bool((self.trace.metadata["key_code"] == code).any())
+
     def rank(self, rank: int) -> RankFacts | None:
         """Facts of one rank, None if it has no counted step."""
         return next((r for r in self.ranks if r.rank == rank), None)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stashtrace.report import device_evidence, evidence
 from stashtrace.report.facts import GROUPS, RankFacts, RunFacts
 from stashtrace.units import duration_text, percent_text, ranks_text
@@ -138,6 +140,10 @@ def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
     more = {g: late.per_step_ns(*GROUPS[g]) - victim.per_step_ns(*GROUPS[g]) for g in _LATE_BECAUSE}
     group = max(more, key=more.__getitem__)
     if more[group] < _EXPLAINS_RATIO * victim.per_step_ns("straggler"):
+        later_ns = _begins_later(facts, late.rank, victim.rank)
+        if later_ns >= _EXPLAINS_RATIO * victim.per_step_ns("straggler"):
+            apart = f"why: rank {late.rank} begins the step {duration_text(later_ns)} after rank {victim.rank}"
+            return apart + ("; what kept it lies before the recording" if facts.steps_count == 1 else "")
         return f"no kind of time is much longer on rank {late.rank}: it is late in some steps, early in others"
     words = _LATE_BECAUSE[group]
     if group == "other" and _sleeps(late):
@@ -146,6 +152,16 @@ def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
     if group == "compute" and late.contention_ratio > 2 * victim.contention_ratio + 0.02:
         why += f", and stands in the run queue for {percent_text(late.contention_ratio)} of it"
     return why
+
+
+def _begins_later(facts: RunFacts, late: int, other: int) -> float:
+    """How much later a rank begins its steps than another; median over the steps of both."""
+    steps = facts.tables["steps"]
+    begins = [dict(zip(own["step"].tolist(), own["begin_ns"].tolist(), strict=True)) for own in (
+        steps.take(steps["rank"] == rank) for rank in (late, other)
+    )]  # fmt: skip
+    common = sorted(set(begins[0]) & set(begins[1]))
+    return float(np.median([begins[0][s] - begins[1][s] for s in common])) if common else 0.0
 
 
 def _sleeps(rank: RankFacts) -> bool:

@@ -77,7 +77,9 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
 
 
 def _headline(facts: RunFacts, look: Look) -> list[str]:
-    parts = [f"{facts.ranks_count} rank{_s(facts.ranks_count)}, {facts.hosts_count} host{_s(facts.hosts_count)}"]
+    parts = [f"{facts.ranks_count} rank{_s(facts.ranks_count)}"]
+    if any(facts.hosts):
+        parts[0] += f", {facts.hosts_count} host{_s(facts.hosts_count)}"
     if facts.ranks:
         step_ns = float(np.median([r.step_ns for r in facts.ranks]))
         parts[0] += f", {facts.steps_count} step{_s(facts.steps_count)} of {duration_text(step_ns)}"
@@ -292,7 +294,7 @@ def _next(facts: RunFacts, path: str) -> list[str]:
         if facts.ranks
         else f"details    stashtrace info {path}"
     )
-    if facts.missing_ranks:
+    if facts.missing_ranks and not facts.imported:
         lines.append(
             f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {ranks_text(list(facts.missing_ranks))})"
         )

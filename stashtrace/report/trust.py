@@ -115,6 +115,7 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
         driver = "what the GPU does beside NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
         seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
+    invisible += [part for part in _run_facts(trace).get("not_recorded", "").split(", ") if part]
     return tuple(measured), tuple(inferred), tuple(invisible)
 
 
@@ -277,6 +278,9 @@ def _clocks(trace: Trace) -> str:
     told = "not aligned"
     if len(alignment):
         error = duration_text(int(alignment["error_ns"].max()))
+        methods = {trace.text(code) for code in alignment["method_code"].tolist()}
+        if methods == {"assumed"}:
+            return "of the files, taken to agree"
         told = f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}"
     if len(trace.device_clocks):
         told += f"; devices ±{duration_text(int(trace.device_clocks['error_ns'].max()))}"

@@ -1,0 +1,148 @@
+"""What ``stashtrace info`` says of files that other tools wrote, and where ``stashtrace view`` puts their time line."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import Severity
+from stashtrace.units import bytes_text, duration_text, ranks_text
+
+if TYPE_CHECKING:
+    from stashtrace.model.trace import Trace
+
+#: Metadata of the load as a whole that the lines say in other words.
+_SAID = ("origin_monotonic_ns", "origin_realtime_ns", "imported")
+_FACTS_AT_MOST = 12
+
+
+def describe_files(path: str) -> dict[str, Any]:
+    """Facts about files of other tools, JSON-ready.
+
+    ``importers`` says how many files of which format were read, ``records`` counts rows by table, ``facts`` is what the
+    files say of themselves, once where all processes say the same.
+    """
+    import warnings
+
+    from stashtrace.align.align import load_trace
+    from stashtrace.analysis.registry import analyze
+    from stashtrace.errors import DataLossWarning
+    from stashtrace.model.schemas import TABLES
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)  # the losses are part of the answer
+        trace = load_trace(path)
+    try:
+        steps = analyze(trace, "steps")
+        numbers = sorted({int(s) for s in steps["step"] if s >= 0})
+    except MissingDataError:
+        numbers = []
+    said = _said(trace)
+    ranks = [int(r) for r in trace.ranks]
+    world = max((int(w) for w in trace.processes["world_size"]), default=-1)
+    begin = said.get("origin_realtime_ns")
+    hidden = ("processes", "tracks", "losses", "alignment", "metadata")
+    return {
+        "path": path,
+        "importers": said.get("imported", ""),
+        "size_bytes": _size_bytes(path),
+        "begin_realtime_ns": int(begin) if begin else None,
+        "duration_ns": int(trace.processes["end_ns"].max()) if len(trace.processes) else 0,
+        "hosts": sorted({trace.text(c) for c in trace.processes["host_code"]} - {""}),
+        "processes": len(trace.processes),
+        "ranks": ranks,
+        "missing_ranks": [r for r in range(max(world, 0)) if r not in ranks],
+        "steps": numbers,
+        "devices": _devices(trace),
+        "facts": {key: value for key, value in said.items() if key not in _SAID},
+        "records": {name: len(trace.table(name)) for name in TABLES if name not in hidden and len(trace.table(name))},
+        "losses": [
+            {
+                "collector": trace.text(row["collector_code"]),
+                "reason": trace.text(row["name_code"]),
+                "severity": Severity(row["severity_code"]).name.lower(),
+                "lost_count": row["lost_count"],
+                "advice": trace.text(row["advice_code"]),
+            }
+            for row in trace.losses.rows()
+        ],
+    }
+
+
+def lines(facts: dict[str, Any]) -> str:
+    """The facts as text."""
+    begin = facts["begin_realtime_ns"]
+    missing = f", missing {ranks_text(facts['missing_ranks'])}" if facts["missing_ranks"] else ""
+    told = [
+        ("files", f"{facts['importers']}  {facts['path']}, {bytes_text(facts['size_bytes'])}"),
+        ("begun", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin / 1e9)) if begin else "not known"),
+        ("recorded", duration_text(facts["duration_ns"])),
+        ("hosts", ", ".join(facts["hosts"]) or "not in the files"),
+        ("processes", str(facts["processes"])),
+        ("ranks", (ranks_text(facts["ranks"]) or "none") + missing),
+        ("steps", f"{len(facts['steps'])}{_span(facts['steps'])}"),
+    ]
+    out = [f"{name:<12}{text}" for name, text in told]
+    if facts["devices"]:
+        out += ["devices"] + [f"  {ranks:<14}{name}" for name, ranks in facts["devices"].items()]
+    if facts["facts"]:
+        listed = list(facts["facts"].items())
+        out += ["said"] + [f"  {key:<22}{value}" for key, value in listed[:_FACTS_AT_MOST]]
+    out += ["records"] + [f"  {name:<22}{count:>12,}" for name, count in facts["records"].items()]
+    out += ["losses" + ("" if facts["losses"] else "      none")]
+    totals: dict[tuple[str, str, str, str], int] = {}
+    for row in facts["losses"]:
+        key = (row["collector"], row["reason"], row["severity"], row["advice"])
+        totals[key] = totals.get(key, 0) + row["lost_count"]
+    out += [f"  {count:,} {tool}/{reason} ({how}): {advice}" for (tool, reason, how, advice), count in totals.items()]
+    return "\n".join(out) + "\n"
+
+
+def timeline_beside(path: Path) -> Path:
+    """Where the time line of foreign files goes: beside the file or folder, else into the temporary folder."""
+    import tempfile
+
+    place = path.resolve()
+    folder = place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
+    return folder / f"{place.name}.stashtrace.pftrace.gz"
+
+
+def _span(numbers: list[int]) -> str:
+    if not numbers or numbers[-1] == len(numbers) - 1:
+        return ""
+    return f" ({numbers[0]} to {numbers[-1]})" if len(numbers) > 1 else f" (number {numbers[0]})"
+
+
+def _said(trace: Trace) -> dict[str, str]:
+    """What was said of the load; of processes what all say alike, else of each."""
+    values: dict[str, dict[str, list[int]]] = {}
+    for row in trace.metadata.rows():
+        key, value = trace.text(row["key_code"]), trace.text(row["value_code"])
+        values.setdefault(key, {}).setdefault(value, []).append(row["process_id"])
+    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    out = {}
+    for key, by_value in values.items():
+        if len(by_value) == 1:
+            out[key] = next(iter(by_value))
+            continue
+        for value, processes in by_value.items():
+            out[f"{key} of {ranks_text(sorted(rank_of.get(p, -1) for p in processes))}"] = value
+    return out
+
+
+def _devices(trace: Trace) -> dict[str, str]:
+    """Product -> which ranks use which of them."""
+    found: dict[str, list[int]] = {}
+    for row in trace.devices.rows():
+        found.setdefault(trace.text(row["name_code"]) or "GPU", []).append(row["rank"])
+    return {name: f"rank{'s' if len(set(r)) > 1 else ''} {ranks_text(sorted(set(r)))}" for name, r in found.items()}
+
+
+def _size_bytes(path: str) -> int:
+    found = Path(path)
+    files = [found] if found.is_file() else [p for p in found.rglob("*") if p.is_file()]
+    return sum(p.stat().st_size for p in files)
