@@ -122,9 +122,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
     from stashtrace.cli.gathering import fold_launchers
 
     directory, shown = outcome.directory, shown_directory(outcome)
-    with screen.progress("packing") as progress:
-        pack(directory, progress, own_host_only=True)
-    while True:
+    while True:  # nothing is rewritten without the turn: whoever has it is reading
         seen = _ended(directory)
         complete = launchers.all_ended(directory, outcome.job.launchers_count)
         if not complete and not outcome.exit_code:

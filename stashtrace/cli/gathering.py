@@ -19,10 +19,11 @@ from stashtrace.format.stash_file import StashFile
 from stashtrace.launch.directory import RUN_FILE, read_run_file, write_run_file
 from stashtrace.launch.launchers import folded, launchers
 from stashtrace.launch.scratch import TRACE_SUFFIXES, copy_process, free_stem, trace_files
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import ranks_text
 
 #: Parts whose recordings lie further apart than this are not of one run, whatever they are called.
-_LARGEST_GAP_NS = 3600 * 10**9
+_LARGEST_GAP_HOURS = 1.5
+_HOUR_NS = 3600 * 10**9
 _RANKS_NAMED = 8
 
 
@@ -135,10 +136,10 @@ def refuse_strangers(runs: Sequence[RawRun]) -> None:
     if len(ids) > 1 and (any(all(place.rank < 0 for place in part) for part in told) or len(worlds) != 1):
         raise FormatError(f"{_listed(names)} are not parts of one job: ranks or world sizes do not fit", hint=hint)
     _refuse_twins(runs, told, len(ids) == 1, hint)
-    gap = _largest_gap_ns(runs)
-    if gap > _LARGEST_GAP_NS:
+    hours = _largest_gap_ns(runs) / _HOUR_NS
+    if hours > _LARGEST_GAP_HOURS:
         raise FormatError(
-            f"{_listed(names)} are not parts of one run: their recordings lie {duration_text(gap)} apart", hint=hint
+            f"{_listed(names)} are not parts of one run: their recordings lie {hours:.0f} hours apart", hint=hint
         )
 
 

@@ -10,6 +10,7 @@ call finishes or does nothing. Memory is bounded by ``_BUFFER_BYTES`` whatever t
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import zlib
@@ -119,7 +120,12 @@ def compact_file(process: StashFile) -> int:
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "r+b") as out:
         fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another merge may have finished between our opening and our lock: this file then is what it made.
+        if not os.path.exists(temporary) or not os.path.samestat(os.stat(temporary), os.fstat(out.fileno())):
+            raise BlockingIOError(errno.EWOULDBLOCK, "another merge has just rewritten it", process.path)
         try:
+            if _is_merged(process.path):  # since we looked at it; what we know of its segments is of the old file
+                raise BlockingIOError(errno.EWOULDBLOCK, "another merge has rewritten it", process.path)
             checksums = _write(process, out)
             out.flush()
             os.fsync(out.fileno())
@@ -134,6 +140,11 @@ def compact_file(process: StashFile) -> int:
     if process.has_ring:  # a ring that could not be understood stays for whoever can
         _drop(process.ring_path)
     return size
+
+
+def _is_merged(path: str) -> bool:
+    with ByteFile(path) as source:
+        return read_head(source).merged
 
 
 def _write(process: StashFile, out: BinaryIO) -> list[int]:

@@ -7,6 +7,7 @@ the user nothing. Files of processes are made by the recorder itself, never here
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -110,7 +111,8 @@ def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
     except OSError as error:
         raise _refused(directory, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
@@ -128,7 +130,8 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
             file.write("\n")
         os.replace(temporary, directory / RUN_FILE)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise _refused(directory, error) from error
 
 

@@ -1,17 +1,14 @@
-"""A small data-parallel job over gloo, for tests of how it is launched: `small_ddp.py STEPS [die RANK STEP]`.
+"""A small data-parallel job over gloo, for tests of how it is launched: `small_ddp.py STEPS [RANK STEP]`.
 
-With `die`, that rank's process group is killed in that step, as a host is that loses its power; `fail` ends it with an
-exception, which torchrun answers with a restart of all ranks.
+That rank fails in that step, once; torchrun answers with a restart of all ranks.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def main() -> None:
     """Train."""
     steps = int(sys.argv[1])
-    how, who, when = (sys.argv[2], int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 4 else ("", -1, -1)
+    who, when = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 3 else (-1, -1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -30,15 +27,14 @@ def main() -> None:
     data = DataLoader(TensorDataset(torch.randn(8 * steps, 64)), batch_size=8)
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     for step, (batch,) in enumerate(data):
-        if (rank, step) == (who, when) and how == "die":
-            os.kill(int(Path("host.pid").read_text()), signal.SIGKILL)
-            os.killpg(0, signal.SIGKILL)
-        if (rank, step) == (who, when) and how == "fail" and first:
+        if (rank, step) == (who, when) and first:
             raise RuntimeError("told to fail")
         time.sleep(0.02)
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        if step == 4:
+            print(f"rank {rank} trains", flush=True)
     dist.destroy_process_group()
     print(f"rank {rank} done", flush=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.align.ranks import Identity, ProcessFacts, identify, missing_ranks
+from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify, missing_ranks
 from stashtrace.model.kinds import ProcessRole
 
 
@@ -108,3 +108,63 @@ def test_a_worker_whose_parent_left_no_file() -> None:
 def test_missing_ranks() -> None:
     found = identify([process(20 + r, 1, 0, env=rank_env(r, 4), phase_span=1) for r in (0, 1, 3)])
     assert missing_ranks(found) == ([0, 1, 3], [2], 4)
+
+
+def elastic_env(rank: int, world: int = 2, restart: int = 0) -> dict[str, str]:
+    return rank_env(rank, world) | {"GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(restart)}
+
+
+def restarted(*trained: int) -> list[ProcessFacts]:
+    """A torchrun that started two ranks and a worker each once more for every number; it is how much they trained."""
+    found = [process(10, 1, 0, argv=["torchrun", "train.py"])]
+    for start, count in enumerate(trained):
+        for rank in (0, 1):
+            pid, begin = 100 * (start + 1) + rank, 1000 * (start + 1) + rank
+            found.append(process(pid, 10, begin, env=elastic_env(rank, restart=start), phase_span=count))
+            found.append(process(pid + 50, pid, begin + 5, env=elastic_env(rank, restart=start), batch=count))
+    return found
+
+
+def test_restarts_of_torchrun_are_kept_apart() -> None:
+    found = identify(restarted(5, 9, 1))
+    assert [i.generation for i in found] == [-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert generations(found) == (1, [0, 1, 2])
+    assert [i.rank for i in found if i.generation == 1] == [0, 0, 1, 1]
+    assert {i.rank for i in found if i.generation in (0, 2)} == {-1}
+    assert found[0].role is ProcessRole.LAUNCHER
+
+
+def test_of_starts_that_trained_alike_the_last_is_shown() -> None:
+    assert generations(identify(restarted(3, 3)))[0] == 1
+    assert generations(identify(restarted(0, 0)))[0] == 1, "it died of the same import error twice"
+    assert generations(identify(restarted(4)))[1] == [0]
+
+
+def test_a_start_can_be_chosen() -> None:
+    found = identify(restarted(5, 9), generation=0)
+    assert generations(found) == (0, [0, 1])
+    assert [i.rank for i in found if i.generation == 0] == [0, 0, 1, 1]
+
+
+def test_a_host_that_was_replaced_begins_the_next_start() -> None:
+    """Its agent is new and counts from 0; the others were restarted without the count growing."""
+    def on(host: str, pid: int, begin: int, rank: int) -> ProcessFacts:
+        facts = process(pid, 10, begin, boot=host, env=elastic_env(rank), phase_span=3)
+        return ProcessFacts({**facts.metadata, "host": host}, begin, {}, facts.row_counts)
+
+    found = identify([on("a", 20, 5, 0), on("b", 20, 6, 1), on("c", 20, 500, 0), on("a", 30, 501, 1)])
+    assert [i.generation for i in found] == [0, 0, 1, 1]
+
+
+def test_a_child_of_a_rank_that_left_no_file_is_no_restart() -> None:
+    found = identify([process(20, 10, 5, env=elastic_env(0), phase_span=3), process(31, 999, 9, env=elastic_env(0))])
+    assert [i.generation for i in found] == [0, 0]
+
+
+def test_containers_of_one_host_have_a_process_1_each() -> None:
+    def inside(pidns: str, pid: int, ppid: int, begin: int) -> ProcessFacts:
+        facts = process(pid, ppid, begin)
+        return ProcessFacts({**facts.metadata, "pidns": pidns}, begin)
+
+    found = identify([inside("p1", 1, 0, 0), inside("p2", 1, 0, 1), inside("p1", 7, 1, 2), inside("p2", 7, 1, 3)])
+    assert [i.parent for i in found] == [-1, -1, 0, 1]

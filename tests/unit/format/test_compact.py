@@ -202,3 +202,33 @@ def test_fresh_files_of_another_host_may_be_alive(tmp_path: Path) -> None:
     for path in (stash.path, stash.ring_path):
         os.utime(path, (1, 1))
     assert not LiveRings("another boot", frozenset()).holds(StashFile(str(stash.path)))
+
+
+def test_a_file_that_another_merge_has_rewritten_is_left_alone(tmp_path: Path) -> None:
+    """Launchers of one host may merge at the same time; the segments that the later one knows are of the old file."""
+    write_run(tmp_path)
+    before = content(tmp_path)
+    late = open_run(tmp_path)
+    assert compact_run(open_run(tmp_path), live=NOBODY).merged
+    report = compact_run(late, live=NOBODY)
+    assert (report.merged, report.problems, len(report.alive)) == ([], [], 1)
+    assert content(tmp_path) == before
+    assert [path.suffix for path in tmp_path.iterdir()] == [".stash"]
+
+
+def test_a_merge_that_ends_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was opened as the temporary file is the merged file by then, and must not be written to."""
+    stash = write_run(tmp_path)
+    before = content(tmp_path)
+    lock = compact.fcntl.flock
+
+    def others_first(file: object, flags: int) -> None:
+        monkeypatch.setattr(compact.fcntl, "flock", lock)
+        assert compact_run(open_run(tmp_path), live=NOBODY).merged
+        lock(file, flags)  # type: ignore[arg-type]
+
+    late = open_run(tmp_path)
+    os.close(os.open(f"{stash.path}.tmp", os.O_CREAT))
+    monkeypatch.setattr(compact.fcntl, "flock", others_first)
+    assert compact_run(late, live=NOBODY).merged == []
+    assert content(tmp_path) == before

