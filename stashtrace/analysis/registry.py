@@ -29,6 +29,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("links", "stashtrace.analysis.links:links", "which way collectives went: NVLink, PCIe or a network"),
     ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),
+    ("operators", "stashtrace.analysis.operators:operators", "calls and bytes of each operator of execution traces"),
     ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),
     ("agreement", "stashtrace.analysis.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls:stall_intervals", "the same attribution as intervals"),

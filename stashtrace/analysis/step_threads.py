@@ -64,7 +64,7 @@ def step_threads(trace: Trace) -> list[StepThread]:
     if not best:
         raise MissingDataError(
             "no rank has a step: no optimizer update, forward or batch wait was recorded",
-            hint="run with the collectors torch_step and torch_dataloader on, or call stashtrace.step() in the loop",
+            hint=_how_to_get_steps(trace),
         )
     lives = dict(
         zip(
@@ -81,3 +81,14 @@ def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weigh
     track_ids = track_ids[track_ids >= 0]
     if len(track_ids):
         score += weight * np.bincount(track_ids, minlength=len(score))[: len(score)]
+
+
+def _how_to_get_steps(trace: Trace) -> str:
+    """What to do where there are none: record more, or, where the files of another tool have no times, say so."""
+    key = trace.strings.find("no_times")
+    reasons = trace.metadata["value_code"][trace.metadata["key_code"] == key]
+    if len(reasons):
+        return trace.text(int(reasons[0]))
+    if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
+        return "these files say nothing of steps; what they hold: `stashtrace info`"
+    return "run with the collectors torch_step and torch_dataloader on, or call stashtrace.step() in the loop"

@@ -24,5 +24,38 @@ IO_TOTALS = schema(
     ("consecutive_reads_count", "i8", "", "reads that began where the last one ended, -1 if unknown"),
 )
 
+EXECUTION_NODES = schema(
+    "execution_nodes",
+    "Nodes of execution traces in the order written: what was called with how much data, without times",
+    ("process_id", "i8", "", "processes.process_id"),
+    ("rank", "i8", "", "global rank, -1 if unknown"),
+    ("node_id", "i8", "", "unique in the process"),
+    ("parent_node_id", "i8", "", "node_id of the caller, -1 if unknown"),
+    ("record_function_id", "i8", "", "rf_id: Record function id of the call in newer Kineto traces, -1 if unknown"),
+    ("sequence_id", "i8", "", "joins a forward with its backward, -1 if none"),
+    ("native_thread_id", "i8", "", "torch's number of the thread, -1 if unknown"),
+    ("name_code", "i8", "", "string: operator or annotation"),
+    ("input_bytes", "i8", "bytes", "tensors given, views counted as long as they are"),
+    ("output_bytes", "i8", "bytes", "tensors returned"),
+    ("duration_ns", "i8", "ns", "as a simulator is told, -1 if unknown"),
+    ("op_code", "i8", "", "CollectiveOp, -1 if no collective"),
+    ("collective_sequence", "i8", "", "number that torch gave the collective, -1 if none"),
+    ("group_code", "i8", "", "string: process group of the collective"),
+    ("group_size", "i8", "", "ranks of the group, -1 if unknown"),
+)
+
 #: Part of ``schemas.TABLES``.
-IMPORTED_TABLES = (IO_TOTALS,)
+IMPORTED_TABLES = (IO_TOTALS, EXECUTION_NODES)
+
+OPERATORS = schema(
+    "operators",
+    "What execution traces say of each operator, and of each kind of collective of a group",
+    ("rank", "i8", "", "global rank, -1 if unknown"),
+    ("name", "U16", "", "operator; of a collective, CollectiveOp in lower case"),
+    ("group", "U16", "", "process group of the collective, empty otherwise"),
+    ("group_size", "i8", "", "ranks of that group, -1 if unknown"),
+    ("calls_count", "i8", "", "nodes"),
+    ("input_bytes", "i8", "bytes", "tensors given, all calls added"),
+    ("output_bytes", "i8", "bytes", "tensors returned, all calls added"),
+    ("first_node_id", "i8", "", "execution_nodes.node_id of the first"),
+)
