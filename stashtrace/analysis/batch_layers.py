@@ -163,7 +163,11 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
     asleep = main | TimeSet.of(thread_waits["begin_ns"][wait_rows], thread_waits["end_ns"][wait_rows])
     sure = main | (side & asleep)
-    (parts.likely_fetch if process in index.blocked_by_guess else parts.fetch).append(before & sure)
+    if process in index.blocked_by_guess:
+        parts.likely_fetch.append(before & sure)
+        parts.perhaps_fetch.append(before & index.reads_by_guess(process))
+    else:
+        parts.fetch.append(before & sure)
 
     columns = ("begin_ns", "end_ns", "cpu_ns", "runqueue_ns", "major_faults_count", "block_inputs_count")
     rows = rows[disjoint_rows(*(fetches[c][rows] for c in columns))]

@@ -270,6 +270,27 @@ class TraceIndex:
         rows = (facts["key_code"] == key) & (facts["value_code"] == value)
         return frozenset(facts["process_id"][rows].tolist())
 
+    def reads_by_guess(self, process: int) -> TimeSet:
+        """Time inside read calls of a process of ``blocked_by_guess``: a fast one may have waited for storage too."""
+        begin, end, by_process = self._reads_by_guess
+        rows = by_process.rows(process)
+        return TimeSet.of(begin[rows], end[rows])
+
+    @cached_property
+    def _reads_by_guess(self) -> tuple[Int64, Int64, RowsBy]:
+        table = self.trace.io
+        rows = np.flatnonzero(np.isin(table["op_code"], READ_OPS))
+        owner = self._process_of_track[table["track_id"][rows]]
+        mine = np.isin(owner, list(self.blocked_by_guess))
+        return table["begin_ns"][rows[mine]], table["end_ns"][rows[mine]], RowsBy(owner[mine])
+
+    @cached_property
+    def _process_of_track(self) -> Int64:
+        tracks = self.trace.tracks
+        owner = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, -1, dtype=np.int64)
+        owner[tracks["track_id"]] = tracks["process_id"]
+        return owner
+
     @cached_property
     def io_by_track(self) -> RowsBy:
         """Rows of ``io`` by track."""
@@ -278,7 +299,4 @@ class TraceIndex:
     @cached_property
     def io_by_process(self) -> RowsBy:
         """Rows of ``io`` by process."""
-        tracks = self.trace.tracks
-        owner = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, -1, dtype=np.int64)
-        owner[tracks["track_id"]] = tracks["process_id"]
-        return RowsBy(owner[self.io.track])
+        return RowsBy(self._process_of_track[self.io.track])

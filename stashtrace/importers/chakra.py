@@ -3,8 +3,8 @@
     {"schema": "1.0.2-chakra.0.0.4", "pid": 3974, ..., "nodes": [{"id": 5, "name": "aten::empty", ...}, ...]}
 
 Each node becomes a row of ``execution_nodes``: its place in the tree, the bytes of its tensors, and for
-``record_param_comms`` the collective, its group and number. ``record_function_id`` is the "Record function id" of a newer Kineto trace
-of the same process. The page ``docs/importers/chakra.md`` says what cannot be known.
+``record_param_comms`` the collective, its group and number. ``record_function_id`` is the "Record function id" of a
+newer Kineto trace of the same process. The page ``docs/importers/chakra.md`` says what cannot be known.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -92,8 +92,8 @@ def load(source: Source, context: ImportContext) -> None:
     if reader and not schema.startswith(_KNOWN_SCHEMAS):
         advice = f"{source.path.name} has schema {schema or 'unknown'}; what has the known names is used"
         context.lose("schema_unknown", severity=Severity.INFO, advice=advice)
-    context.say("execution_trace_schema", schema, process_id)
-    context.say("execution_nodes_count", str(count), process_id)
+    context.say("trace_schema", schema, process_id)
+    context.say("nodes_count", str(count), process_id)
     context.say("no_times", NO_TIMES, process_id)
     if rank >= 0:
         context.say("rank_from", "file name", process_id)

@@ -165,7 +165,7 @@ def _batches(loop: Loop, functions: Functions, waits: dict[str, Int64]) -> None:
     lone = {name: column[~inside] for name, column in items.items()}
     hulls = _hulls(lone, functions["compute"]["begin_ns"])
     if len(hulls["begin_ns"]):
-        loop.facts["waits_from_items_count"] = str(len(hulls["begin_ns"]))
+        loop.facts["waits_from_items"] = str(len(hulls["begin_ns"]))
     begin = np.concatenate([waits["begin_ns"], hulls["begin_ns"]])
     order = np.argsort(begin, kind="stable")
     index = np.empty(len(order), dtype=np.int64)
