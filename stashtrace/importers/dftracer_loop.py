@@ -29,6 +29,8 @@ Int64 = npt.NDArray[np.int64]
 
 _LOADERS = ("data_loader", "dataloader")
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
+#: ``worker_id`` of batches.
+_MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
 #: Items less than this apart belong to one batch where no turn of the loop tells.
 _ITEM_GAP_NS = 20_000_000
 
@@ -172,16 +174,24 @@ def _batches(loop: Loop, functions: Functions, waits: dict[str, Int64]) -> None:
     index[order] = np.arange(len(order))
     end = np.concatenate([waits["end_ns"], hulls["end_ns"]])
     tid = np.concatenate([waits["tid"], hulls["tid"]])
-    loop.batches.append((BatchPhase.WAIT, {"begin_ns": begin, "end_ns": end, "tid": tid, "batch_index": index}))
     # What the main thread itself makes inside a wait: from the first item to the last.
     made, first = np.unique(at[inside], return_index=True)
     last = np.append(first[1:], inside.sum())[: len(first)] - 1
+    worker = np.full(len(begin), _UNSEEN_WORKER)
+    worker[made], worker[len(waits["begin_ns"]) :] = _MAIN_PROCESS, _MAIN_PROCESS
+    loop.batches.append(
+        (
+            BatchPhase.WAIT,
+            {"begin_ns": begin, "end_ns": end, "tid": tid, "batch_index": index, "worker_id": worker},
+        )
+    )
     own = {name: column[inside] for name, column in items.items()}
     made_begin = np.concatenate([own["begin_ns"][first], hulls["begin_ns"]])
     made_end = np.concatenate([own["end_ns"][last], hulls["end_ns"]])
     fetched = np.concatenate([index[made], index[len(waits["begin_ns"]) :]])
     if len(made_begin):
         rows = {"begin_ns": made_begin, "end_ns": made_end, "batch_index": fetched}
+        rows["worker_id"] = np.full(len(made_begin), _MAIN_PROCESS)
         loop.batches.append((BatchPhase.FETCH, {**rows, "tid": np.full(len(made_begin), main)}))
 
 

@@ -160,6 +160,7 @@ def test_loop_becomes_batches_and_marks(loop: Trace) -> None:
     assert (waits["end_ns"] - waits["begin_ns"]).tolist() == [30_000_000] * 19 + [28_000_000]
     fetches = loop.batches.take((loop.batches["phase_code"] == BatchPhase.FETCH) & (loop.batches["rank"] == 0))
     assert (fetches["end_ns"] - fetches["begin_ns"]).tolist() == [28_000_000] * 20
+    assert set(waits["worker_id"].tolist()) == {-1}
     marks = loop.spans.take(loop.spans["kind_code"] == SpanKind.STEP_MARK)
     assert marks["end_ns"][:4].tolist() == [100_000_000] * 2 + [200_000_000] * 2
     assert "loop.iter" not in texts(loop, "spans", "name_code")
@@ -187,6 +188,10 @@ def test_named_phases_make_steps(tmp_path: Path) -> None:
     trace = stashtrace.load(lines.write(tmp_path / "x.pfw"))
     assert trace.processes["rank"].tolist() == [0]
     assert stashtrace.analyze(trace, "steps")["kind"].tolist() == ["train"] * 4
+    assert set(trace.batches["worker_id"].tolist()) == {-2}
+    found = stashtrace.analyze(trace, "stalls").to_pandas()
+    waited = found[(found["step"] == 2) & (found["kind"] == "handoff")]
+    assert waited["high_ns"].tolist() == [100_000]
     counts = np.bincount(trace.phases["phase_code"])
     assert counts[[Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT]].tolist() == [4, 4, 4, 1]
 
