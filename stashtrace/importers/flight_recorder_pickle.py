@@ -71,7 +71,9 @@ class _Machine:
             if isinstance(holder, list):
                 holder.extend(items)
             elif isinstance(holder, dict):
-                _set(holder, items[: len(items) // 2 * 2])
+                for key, value in zip(items[::2], items[1::2], strict=False):
+                    if isinstance(key, str | int):
+                        holder[key] = value
             else:
                 self._stack.append(tuple(items))
         if not self._stack:

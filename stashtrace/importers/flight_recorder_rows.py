@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from stashtrace.model.kinds import CollectiveOp, CollectiveSource, DeviceClock
 
 Int64 = npt.NDArray[np.int64]
 
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
 #: ``collectives.status_code``: the end was seen late, or not at all.
 _LATE, _UNSEEN = 2, 3
 
@@ -166,7 +168,7 @@ def _add_group(
         group_rank=group.members.index(rank) if rank in group.members else -1,
         group_size=len(group.members) or -1,
         observed_count=len(entries),
-        backend_count=int(counted) if counted.isdecimal() and not lane[1] and not lane[2] else -1,
+        backend_count=int(counted) if _COUNT.fullmatch(counted) and not lane[1] and not lane[2] else -1,
         crosses_hosts=-1,
         locality_code=context.code("a dump does not say"),
     )

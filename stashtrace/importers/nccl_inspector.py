@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from stashtrace.errors import ImporterError
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
-from stashtrace.importers.nccl_inspector_rows import COLUMNS, Communicator, add_operations
+from stashtrace.importers.nccl_inspector_rows import COLUMNS, Communicator, Proxy, add_operations
 from stashtrace.importers.source import Source
 from stashtrace.model.kinds import Severity
 
@@ -26,6 +26,9 @@ _BODIES = ("coll_perf", "p2p_perf", "proxy_trace")
 _MARKS = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
 #: Longer lines are no record of this plugin: about 500 bytes, and 200 for each of at most 64 channels.
 _LONGEST_BYTES = 1 << 20
+#: Above all times (2116 in nanoseconds), sizes and counts; a higher number is damage.
+_HIGHEST = 1 << 62
+_MOST_RANKS = 1 << 24
 _KNOWN_VERSIONS = ("v4.", "v5.")
 
 
@@ -65,7 +68,7 @@ class _Log:
 
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
     communicators: list[Communicator] = field(default_factory=list)
-    proxies: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    proxies: list[Proxy] = field(default_factory=list)
     versions: set[str] = field(default_factory=set)
     left: dict[str, int] = field(default_factory=dict)
     broken: int = 0
@@ -91,7 +94,7 @@ class _Log:
         if "dump_stats" in record:
             self._marker(record["dump_stats"])
         elif kind == "proxy_trace":
-            self.proxies.append((self._communicator, record[kind]))
+            self._proxy(record[kind])
         elif kind:
             self._operation(record[kind], "coll" if kind == "coll_perf" else "p2p")
 
@@ -117,6 +120,8 @@ class _Log:
                 int(header["n_ranks"]),
                 int(header.get("nnodes", -1)),
             )
+            if not (0 <= key[3] < made.size <= _MOST_RANKS and -1 <= made.nodes < _MOST_RANKS and 0 <= pid < 1 << 62):
+                raise ValueError("a header that no communicator has")
             found = self._known[key] = len(self.communicators)
             self.communicators.append(made)
         self._communicator = found
@@ -158,8 +163,18 @@ class _Log:
             self._text(body.get("coll_proto")),
             int(bool(body.get("graphCaptured", False))),
         )
+        if max(values) >= _HIGHEST or min(values) < -1:
+            raise ValueError("a number that no operation has")
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
+
+    def _proxy(self, body: dict[str, Any]) -> None:
+        times = {str(name): 1000 * int(value) for name, value in (body.get("event_trace_ts") or {}).items()}
+        size = int(body.get("trans_size_bytes", 0))
+        if max([size, *times.values()]) >= _HIGHEST or min([size, *times.values()]) < 0:
+            raise ValueError("a number that no transfer has")
+        parent = (self._communicator, body.get("parent_type") == "p2p", int(body.get("parent_sn", -1)))
+        self.proxies.append(Proxy(parent, body.get("record_type") == "proxy_op", size, times))
 
     def _text(self, text: object) -> int:
         known = "" if text is None or text == "unknown" else str(text)

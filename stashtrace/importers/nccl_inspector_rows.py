@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +52,23 @@ class Communicator:
         return self.name or f"nccl {self.hash:x}"
 
 
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """One line of a network proxy: the operation that it worked for, and whether it is of the whole of it or of a step.
+
+    ``parent`` is the communicator, whether it is a message, and its number; ``times`` are in nanoseconds.
+    """
+
+    parent: tuple[int, bool, int]
+    whole: bool
+    size_bytes: int
+    times: Mapping[str, int]
+
+
 def add_operations(
     columns: Mapping[str, array[int]],
     communicators: Sequence[Communicator],
-    proxies: Sequence[tuple[int, dict[str, Any]]],
+    proxies: Sequence[Proxy],
     texts: Sequence[str],
     context: ImportContext,
 ) -> None:
@@ -243,7 +255,7 @@ def _clocks(
         )
 
 
-def _by_proxies(given: Mapping[str, Int64], proxies: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Int64]:
+def _by_proxies(given: Mapping[str, Int64], proxies: Sequence[Proxy]) -> dict[str, Int64]:
     """What the network's proxies did for each operation; -1 where none was seen.
 
     Their lines name the operation by a number that NCCL counts per function: one that several functions share is left
@@ -259,19 +271,18 @@ def _by_proxies(given: Mapping[str, Int64], proxies: Sequence[tuple[int, dict[st
         key = (comm, bool(p2p), number)
         rows[key] = -1 if key in rows else row
     spans: dict[int, tuple[int, int]] = {}
-    for comm, body in proxies:
-        row = rows.get((comm, body.get("parent_type") == "p2p", int(body.get("parent_sn", -1))), -1)
+    for proxy in proxies:
+        row, times = rows.get(proxy.parent, -1), proxy.times
         if row < 0:
             continue
-        times = {name: 1000 * int(value) for name, value in (body.get("event_trace_ts") or {}).items()}
         for name in names:
             out[name][row] = max(out[name][row], 0)
-        if body.get("record_type") == "proxy_op":
+        if proxy.whole:
             first, last = times.get("proxy_op_start_ts", 0), times.get("proxy_op_stop_ts", 0)
             if 0 < first <= last:
                 low, high = spans.get(row, (first, last))
                 spans[row] = (min(low, first), max(high, last))
-            out["transfer_bytes"][row] += int(body.get("trans_size_bytes", 0))
+            out["transfer_bytes"][row] += proxy.size_bytes
             continue
         for name, begin, end in _STEP_WAITS:
             if times.get(begin, 0) > 0 and times.get(end, 0) > 0:

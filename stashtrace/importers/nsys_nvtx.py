@@ -22,6 +22,7 @@ from stashtrace.importers.nsys_processes import Processes
 from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind
 
 EVENTS = "NVTX_EVENTS"
+_NCCL = "nccl"
 _MARKS = (34, 65)
 _RANGES = (59, 60, 70, 71)
 #: "step 12", "iteration=3", "train_step#7", "ProfilerStep#5"; the family is what stands before the number.
@@ -117,6 +118,7 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
     pieces: list[dict[str, Int64]] = []
     places: dict[str, int] = {}
     by_id: dict[int, int] = {}
+    of_nccl: set[int] = set()
     numbers: list[Int64] = []
     attached: dict[int, tuple[Any, Any]] = {}
     total = 0
@@ -126,12 +128,15 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
         new = np.setdiff1d(ids[ids >= 0], np.fromiter(by_id, dtype=np.int64, count=len(by_id)))
         for number, text in database.texts(new).items():
             by_id[number] = places.setdefault(text, len(places))
+            if text.startswith(_NCCL):
+                of_nccl.add(by_id[number])
         unnamed = places.setdefault("", len(places))
         found = np.empty(len(own), dtype=np.int64)
         for at, (row, number) in enumerate(zip(own.tolist(), ids.tolist(), strict=True)):
             text, *payload = others[row]
-            found[at] = by_id.get(number, unnamed) if text is None else places.setdefault(str(text), len(places))
-            if payload != [None, None]:
+            place = by_id.get(number, unnamed) if text is None else places.setdefault(str(text), len(places))
+            found[at] = place
+            if payload != [None, None] and (place in of_nccl if text is None else str(text).startswith(_NCCL)):
                 attached[total + at] = (payload[0], payload[1])
         total += len(own)
         numbers.append(found)
@@ -229,7 +234,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
 def _collective_ranges(
     database: Database, table: _Ranges, json_ids: Int64, attached: dict[int, tuple[Any, Any]]
 ) -> CollectiveRanges:
-    places = [n for n, name in enumerate(table.names) if name.startswith("nccl")]
+    places = [n for n, name in enumerate(table.names) if name.startswith(_NCCL)]
     rows = table.of(places)
     rows = rows[np.argsort(table.begin[rows], kind="stable")]
     registered = database.texts(json_ids[rows][json_ids[rows] >= 0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,30 @@ def test_file_without_operations_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ImporterError, match="no operation"):
         stashtrace.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        '"coll_sn": 99999999999999999999',
+        '"coll_sn": -5',
+        '"coll_exec_time_us": 1e400',
+        '"coll_exec_time_us": NaN',
+        '"coll_msg_size_bytes": "x"',
+        '"rank": 7',
+        '"dump_timestamp_us": 99999999999999999999',
+        '"event_trace_ts": 5',
+        '"kernel_start_ts": []',
+    ],
+)
+def test_numbers_that_cannot_be_are_damage(tmp_path: Path, change: str) -> None:
+    good = {"header": _header(0), "metadata": _metadata(100), "coll_perf": _operation("AllReduce", 1, 10, 100)}
+    name = change.partition(":")[0]
+    text = re.sub(name + r": [^,\[{}]*", lambda _: change, json.dumps(good), count=1)
+    if name == '"event_trace_ts"':
+        text = json.dumps({**good, "coll_perf": {**good["coll_perf"], "event_trace_ts": 5}})
+    path = tmp_path / "node01-pid100.log"
+    path.write_text(json.dumps(good) + "\n" + text + "\n")
+    trace = _load(path)
+    assert len(trace.collectives) == 1
+    assert _losses(trace)["broken_lines"] == 1
