@@ -13,6 +13,7 @@ import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def opened(source: Source, tables: Sequence[str]) -> Iterator[Database]:
         address = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(address, uri=True)) as connection:
-                connection.text_factory = lambda raw: raw.decode(errors="replace")
+                connection.text_factory = partial(str, encoding="utf-8", errors="replace")
                 meter = _Meter(0 if packed else source.size_bytes, source)
                 database = Database(connection, meter.rows)
                 meter.total = sum(database.rows_count(name) for name in tables)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,8 @@ _BATCH_WAIT = re.compile(
     r"^enumerate\(DataLoader\)|^(data[ _-]?load(er|ing)?|(load|get|next|fetch)[ _-]?(data|batch)|batch[ _-]?wait)$",
     re.IGNORECASE,
 )
-#: What torch's emit_nvtx adds to the name of an operator.
-_OPERATION = re.compile(r"^(.*?)(?:, seq = (\d+))?(?:, op_id = (\d+))(?:, |$)")
+#: What torch's emit_nvtx adds to the name of an operator: the number of the call, which would make each name another.
+_OPERATION = re.compile(r"(?:, seq = \d+)?, op_id = (\d{1,18})(?=, |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def add_ranges(
 ) -> tuple[CollectiveRanges, set[int]]:
     """Fill ``spans``, ``phases`` and ``batches``; give back NCCL's calls, and the processes whose steps are told."""
     rows, names, number, attached = _read(database)
+    operation = rows["operation"]
     whole = (rows["end"] >= rows["start"]) | np.isin(rows["eventType"], _MARKS)
     begin = rows["start"] + processes.base_ns
     end = np.where(rows["end"] >= 0, np.maximum(rows["end"], rows["start"]), rows["start"]) + processes.base_ns
@@ -70,10 +72,7 @@ def add_ranges(
             "ranges_without_end", int(np.count_nonzero(~whole)), severity=Severity.INFO,
             advice="the recording stopped inside these NVTX ranges",
         )  # fmt: skip
-    titles = [_OPERATION.match(name) for name in names]
-    plain = [found.group(1) if found else name for found, name in zip(titles, names, strict=True)]
-    operation = np.array([int(f.group(3)) % (1 << 62) if f else 0 for f in titles], dtype=np.int64)
-    codes = context.codes(plain)
+    codes = context.codes(names)
     kept = np.flatnonzero(whole)
     if len(kept):
         context.add(
@@ -83,16 +82,16 @@ def add_ranges(
             track_id=processes.threads(process[kept], tid[kept]),
             kind_code=int(SpanKind.USER),
             name_code=codes[number[kept]],
-            correlation_id=operation[number[kept]],
+            correlation_id=operation[kept],
         )
-    table = _Ranges(begin, end, process, tid, number, whole, names, plain, codes)
+    table = _Ranges(begin, end, process, tid, number, whole, names, codes)
     told = _add_phases(table, processes, context) | _add_steps(table, processes, context)
     return _collective_ranges(database, table, rows["jsonTextId"], attached), told
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """All ranges; ``number`` is the place of each one's name in ``names``, and in ``plain`` without torch's numbers."""
+    """All ranges; ``number`` is the place of each one's name in ``names``."""
 
     begin: Int64
     end: Int64
@@ -101,7 +100,6 @@ class _Ranges:
     number: Int64
     whole: npt.NDArray[np.bool_]
     names: list[str]
-    plain: list[str]
     codes: Int64
 
     def of(self, numbers: list[int]) -> Int64:
@@ -120,6 +118,7 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
     by_id: dict[int, int] = {}
     of_nccl: set[int] = set()
     numbers: list[Int64] = []
+    operations = array("q")
     attached: dict[int, tuple[Any, Any]] = {}
     total = 0
     for rows, others in database.blocks(EVENTS, ("text", "jsonText", "binaryData"), **wanted):
@@ -134,6 +133,10 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
         found = np.empty(len(own), dtype=np.int64)
         for at, (row, number) in enumerate(zip(own.tolist(), ids.tolist(), strict=True)):
             text, *payload = others[row]
+            operation = _OPERATION.search(text) if isinstance(text, str) and ", op_id = " in text else None
+            if operation is not None:
+                text = text[: operation.start()]
+            operations.append(int(operation.group(1)) if operation is not None else 0)
             place = by_id.get(number, unnamed) if text is None else places.setdefault(str(text), len(places))
             found[at] = place
             if payload != [None, None] and (place in of_nccl if text is None else str(text).startswith(_NCCL)):
@@ -143,11 +146,12 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
         pieces.append({name: values[own] for name, values in rows.items()})
     empty = np.empty(0, dtype=np.int64)
     columns = {name: np.concatenate([p[name] for p in pieces]) if pieces else empty for name in wanted}
+    columns["operation"] = np.array(operations, dtype=np.int64)
     return columns, list(places), np.concatenate(numbers) if numbers else empty, attached
 
 
 def _add_phases(table: _Ranges, processes: Processes, context: ImportContext) -> set[int]:
-    codes = [next((int(p) for pattern, p in _PHASES if pattern.match(name)), 0) for name in table.plain]
+    codes = [next((int(p) for pattern, p in _PHASES if pattern.match(name)), 0) for name in table.names]
     code = np.array([*codes, 0], dtype=np.int64)[table.number]
     rows = np.flatnonzero((code > 0) & table.whole)
     if len(rows):
@@ -164,7 +168,7 @@ def _add_phases(table: _Ranges, processes: Processes, context: ImportContext) ->
             name_code=table.codes[table.number[rows]],
         )
     told = set(table.process[rows].tolist())
-    rows = table.of([n for n, name in enumerate(table.plain) if _BATCH_WAIT.match(name)])
+    rows = table.of([n for n, name in enumerate(table.names) if _BATCH_WAIT.match(name)])
     if len(rows):
         context.add(
             "batches",
@@ -193,7 +197,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
     """Step marks of each process, from the family of ranges that covers most of its time."""
     families: dict[str, list[int]] = {}
     ordinal: dict[int, int] = {}
-    for place, name in enumerate(table.plain):
+    for place, name in enumerate(table.names):
         numbered = _NUMBERED.match(name)
         family = numbered.group(1) if numbered else name if _PLAIN.match(name) else ""
         if family and not _OTHER_STEPS.search(family):
