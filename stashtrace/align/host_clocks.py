@@ -18,7 +18,7 @@ from stashtrace.format.reader import RawRun
 from stashtrace.model.trace import RawProcess
 
 #: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
-_REALTIME_ERROR_NS = 10_000_000
+REALTIME_ERROR_NS = 10_000_000
 
 
 class HostClock:
@@ -43,7 +43,7 @@ class HostClock:
         self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
         self.method = "realtime"
         self.error_ns = max(
-            _REALTIME_ERROR_NS,
+            REALTIME_ERROR_NS,
             self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
         )
 

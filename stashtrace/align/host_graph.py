@@ -41,6 +41,14 @@ class HostOffset:
     error_ns: Int64
     method: str
 
+    def moved(self, times_ns: Int64) -> Int64:
+        """Times of the host's clock on that of the reference."""
+        base, first = int(self.at_ns[0]), int(self.offset_ns[0])
+        knots = (self.at_ns - base).astype(np.float64)
+        # Distances only, so that a time stamp never loses digits.
+        change = _extended((times_ns - base).astype(np.float64), knots, (self.offset_ns - first).astype(np.float64))
+        return times_ns + first + np.rint(change).astype(np.int64)
+
     @property
     def drift_ppb(self) -> int:
         """Mean rate difference."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.align.collective_merge import GroupNotes
+from stashtrace.align.imported_clocks import ImportedClocks, imported_clocks
 from stashtrace.align.join import join_table, join_tables
 from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.context import ImportContext, ImportedProcess
@@ -52,6 +53,7 @@ class Imported:
         self.paths = paths
         self.strict = strict
         self.origin_ns = 0
+        self.clocks = ImportedClocks([])
         self.spans_ns: dict[int, tuple[int, int]] = {}
         self.importers: Counter[str] = Counter()
 
@@ -133,11 +135,16 @@ class Imported:
                     own = stamps[seen & (processes == process_id)]
                     firsts[process_id] = min(firsts.get(process_id, int(own.min())), int(own.min()))
                     lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
+        known = self.context.processes
+        self.clocks = imported_clocks(parts, [p.clock for p in known], [p.rank for p in known], firsts, lasts)
+        firsts, lasts = self.clocks.seen(firsts), self.clocks.seen(lasts)
         self.origin_ns = min(firsts.values(), default=0)
         for part in parts:
             for name in TABLES:
                 table = part.table(name)
                 if len(table):
+                    if self.clocks.offsets and any(c in STAMPS for c in table.columns):
+                        table = self.clocks.moved(table, _processes_of(table, owner))
                     part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
         _number_anew(parts, self.context.renumbered)
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
@@ -173,6 +180,7 @@ class Imported:
     def loss_table(self, parts: Sequence[Table]) -> Table:
         """What importers missed, and what the files as a whole lack."""
         self.context.begin("importers", "")
+        self.context.losses += [(-1, row) for row in self.clocks.losses]
         _note_ranks(self.context)
         return Table.concat(TABLES["losses"], [self.context.loss_table(), *parts])
 
@@ -189,10 +197,7 @@ class Imported:
 
     def alignment_table(self) -> Table:
         """One row per clock: files of one host share it, those of unknown hosts are taken to."""
-        code = self.strings.code
-        clocks = sorted({process.clock for process in self.context.processes})
-        rows = [(code(c), code(clocks[0]), 0, 0, 0, code("same_clock" if c else "assumed")) for c in clocks]
-        return Table.from_rows(TABLES["alignment"], rows)
+        return self.clocks.table(self.strings, self.origin_ns)
 
 
 def load_imported(
