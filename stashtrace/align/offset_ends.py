@@ -113,9 +113,9 @@ def ends_offset(
 
 def _course(time: Floats, rest: Floats) -> tuple[float, float]:
     """Slope and level through the medians of eight stretches of time."""
-    parts = np.array_split(np.argsort(time, kind="stable"), min(8, max(1, len(time) // 8)))
-    when = np.array([np.median(time[p]) for p in parts])
-    return line_through(when, np.array([np.median(rest[p]) for p in parts]))
+    parts = min(8, max(1, len(time) // 8))
+    order = np.argsort(time, kind="stable")[: len(time) // parts * parts].reshape(parts, -1)
+    return line_through(np.median(time[order], axis=1), np.median(rest[order], axis=1))
 
 
 def _spread(rest: Floats) -> float:

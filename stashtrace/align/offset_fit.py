@@ -206,20 +206,20 @@ class _Points:
             rest = self.value - slope * self.time
             edges = np.linspace(self.time[0], self.time[-1] + 1.0, windows + 1)
             number = np.clip(np.searchsorted(edges, self.time, side="right") - 1, 0, windows - 1)
-            centre, half, when = [], [], []
-            for w in range(windows):
-                mine = number == w
-                up, down = np.sort(rest[mine & self.upper]), np.sort(rest[mine & ~self.upper])[::-1]
-                if len(up) and len(down):
-                    a, b = up[_modest(len(up))], down[_modest(len(down))]
-                    centre.append((a + b) / 2)
-                    half.append(abs(a - b) / 2)
-                    when.append((edges[w] + edges[w + 1]) / 2)
-            if not centre:
+            # Sorted by window and side, the tightest limit of each first.
+            key = number * 2 + self.upper
+            order = np.lexsort((self.sign * rest, key))
+            starts = np.searchsorted(key[order], np.arange(2 * windows + 1))
+            counts = np.diff(starts).reshape(windows, 2)
+            both = (counts > 0).all(axis=1)
+            if not both.any():
                 a, b = np.median(rest[self.upper]), np.median(rest[~self.upper])
                 return float(a + b) / 2, slope, float(abs(a - b))
+            down, up = rest[order[(starts[:-1].reshape(windows, 2) + _modest(counts))[both]]].T
+            centre, half = (up + down) / 2, np.abs(up - down) / 2
+            when = ((edges[:-1] + edges[1:]) / 2)[both]
             width = float(np.median(half))
-            more, level = _most_agreed(np.array(when), np.array(centre), width + _GROSS_NS)
+            more, level = _most_agreed(when, centre, width + _GROSS_NS)
             slope += more
         return level, slope, width
 
@@ -237,9 +237,9 @@ def _most_agreed(when: Floats, centre: Floats, width: float) -> tuple[float, flo
     return line_through(when, centre)
 
 
-def _modest(count: int) -> int:
+def _modest(count: Int64) -> Int64:
     """Place of a tight limit with a few tighter ones before it, which may be wrong."""
-    return min(count - 1, max(count // 8, 1 if count > 3 else 0))
+    return np.minimum(count - 1, np.maximum(count // 8, np.where(count > 3, 1, 0)))
 
 
 def _reach(lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float) -> tuple[Floats, Floats]:
@@ -290,5 +290,5 @@ def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple
         for side in (window == w) & points.upper, (window == w) & ~points.upper:
             tight = np.sort(points.sign[side] * rest[side])
             if len(tight):
-                covered = max(covered, abs(float(tight[_modest(len(tight))])))
+                covered = max(covered, abs(float(tight[_modest(np.array(len(tight)))])))
     return bool(len(bad)), covered

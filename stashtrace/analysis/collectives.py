@@ -10,7 +10,7 @@ from stashtrace.analysis.matching import match
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.model.schemas import COLLECTIVE_TIMES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -23,7 +23,8 @@ def collectives(trace: Trace) -> Table:
     ``transfer = end - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or
     the root for all), a receive for its send. This includes what was hidden behind compute; the exposed part is in
     ``stalls``. Where the clocks of the ranks are not good enough for an operation, the shortest duration of all ranks
-    is the transfer (``method`` duration). An operation that never ended lasts until its process does. Times of an
+    is the transfer (``method`` duration). Where ranks of different hosts entered closer together than their clocks can
+    tell, ``last_rank`` is -1. An operation that never ended lasts until its process does. Times of an
     operation that a device was seen to run are the device's.
 
     Parameters
@@ -60,7 +61,8 @@ def collective_rows(trace: Trace) -> Table:
     end = np.where(timed, devices.end_ns, end)
     entered = np.clip(np.where(timed, there.last_enter_ns, matched.last_enter_ns), begin, end)
     last_rank = np.where(timed, there.last_rank, matched.last_rank)
-    waited = (entered > begin) & (last_rank != table["rank"])
+    ordered = np.where(timed, there.ordered, matched.ordered) | ~np.isin(table["op_code"], SYNCHRONISING_OPS)
+    waited = (entered > begin) & (last_rank != table["rank"]) & ordered
     return Table(
         COLLECTIVE_TIMES,
         {

@@ -42,6 +42,9 @@ class Matched:
     by_clock
         False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
         shortest duration of all ranks, and ``last_rank`` the rank that has it.
+    ordered
+        False if a rank with another clock entered so soon before the last one that the clocks cannot tell which of
+        them was last; true where ``by_clock`` is not, since durations tell then.
     """
 
     end_ns: Int64
@@ -50,6 +53,7 @@ class Matched:
     partial: npt.NDArray[np.bool_]
     link: Int64
     by_clock: npt.NDArray[np.bool_]
+    ordered: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +116,14 @@ def match(trace: Trace, device_error_ns: Int64 | None = None) -> Matched:
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
         _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank)
         _match_blocks(table, rows[~pairs], groups[value].members, last_enter, last_rank, partial)
-    by_clock = _trusted(trace, end, device_error_ns)
+    by_clock, ordered = _trusted(trace, end, device_error_ns)
     shortest, quickest = _shortest(table, end)
     doubtful = ~by_clock & (last_rank >= 0) & (last_enter < NEVER)
     last_enter[doubtful] = (end - shortest)[doubtful]
     # The rank that had the least to wait entered last; a root is a root by whatever clock.
     together = doubtful & np.isin(table["op_code"], SYNCHRONISING_OPS)
     last_rank[together] = quickest[together]
-    return Matched(end, last_enter, last_rank, partial, link, by_clock)
+    return Matched(end, last_enter, last_rank, partial, link, by_clock, ordered | ~by_clock)
 
 
 def blocks(table: Table) -> tuple[Int64, Int64]:
@@ -147,13 +151,16 @@ def _shortest(table: Table, end: Int64) -> tuple[Int64, Int64]:
     return out, who
 
 
-def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> npt.NDArray[np.bool_]:
-    """Whether the error of the clocks is below half of the shortest duration, per row; one clock is always trusted."""
+def _trusted(
+    trace: Trace, end: Int64, device_error_ns: Int64 | None
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Per row: whether the error of the clocks is below half of the shortest duration, and whether it leaves no doubt
+    who entered last. Of one clock both are always true."""
     table, processes = trace.collectives, trace.processes
     trusted = np.ones(len(table), dtype=bool)
     error_of = dict(zip(trace.alignment["boot_code"].tolist(), trace.alignment["error_ns"].tolist(), strict=True))
     if device_error_ns is None and not any(error_of.values()):
-        return trusted
+        return trusted, trusted
     boot_of = dict(zip(processes["process_id"].tolist(), processes["boot_code"].tolist(), strict=True))
     owners, inverse = np.unique(table["process_id"], return_inverse=True)
     boot = np.array([boot_of[p] for p in owners.tolist()], dtype=np.int64)[inverse]
@@ -167,7 +174,23 @@ def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> npt.NDA
     np.maximum.at(high, block, boot[order])
     np.maximum.at(worst, block, error[order])
     trusted[order] = (low == high)[block] | (2 * worst[block] <= _shortest(table, end)[0][order])
-    return trusted
+    lead = _lead(table["call_ns"][order], boot[order], block, count)
+    ordered = np.ones(len(table), dtype=bool)
+    ordered[order] = ((low == high) | (lead > 2 * worst))[block]
+    return trusted, ordered
+
+
+def _lead(call: Int64, boot: Int64, block: Int64, count: int) -> Int64:
+    """By how much the last rank of each operation entered after the latest one with another clock."""
+    last = np.full(count, -NEVER)
+    np.maximum.at(last, block, call)
+    clock = np.full(count, -NEVER)
+    is_last = call == last[block]
+    clock[block[is_last]] = boot[is_last]
+    other = boot != clock[block]
+    before = np.full(count, -NEVER)
+    np.maximum.at(before, block[other], call[other])
+    return int64(np.where(before == -NEVER, NEVER, last - np.maximum(before, -(NEVER // 2))))
 
 
 def _match_blocks(

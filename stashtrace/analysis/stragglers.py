@@ -23,6 +23,7 @@ def stragglers(trace: Trace) -> Table:
     """Count how often each rank is last, and what the others lose by it.
 
     Times are straggler stalls inside steps, warm-up included; waiting that was hidden behind compute is not in them.
+    Who was last is not counted where ranks of different hosts entered closer together than ``alignment`` can tell.
 
     Parameters
     ----------
@@ -70,14 +71,18 @@ def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
 
 
 def _last_counts(trace: Trace) -> Int64:
-    """The last rank of each operation that needs all of its group, and that somebody else entered before."""
+    """The last rank of each operation that needs all of its group, and that somebody else entered before.
+
+    Entries on different hosts that are closer than the error of their clocks have no order, and no last rank.
+    """
     table, matched, devices = trace.collectives, match(trace), on_devices(trace)
     timed, there = devices.timed, devices.matched
     own = np.where(timed, devices.enter_ns, table["call_ns"])
     last_enter = np.where(timed, there.last_enter_ns, matched.last_enter_ns)
     last_rank = np.where(timed, there.last_rank, matched.last_rank)
     by_clock = np.where(timed, there.by_clock, matched.by_clock)
-    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & (last_enter > own))
+    ordered = np.where(timed, there.ordered, matched.ordered)
+    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered & (last_enter > own))
     order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
     group, sequence = table["group_hash"][order], table["sequence"][order]
     new = np.ones(len(order), dtype=bool)

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import CollectiveSource, Phase, ProcessRole, Severity, SpanKind, ThreadRole, TrackKind
+from stashtrace.analysis.matching import match
+from stashtrace.model.kinds import (
+    SYNCHRONISING_OPS,
+    CollectiveSource,
+    Phase,
+    ProcessRole,
+    Severity,
+    SpanKind,
+    ThreadRole,
+    TrackKind,
+)
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.units import duration_text
@@ -88,7 +98,7 @@ def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Tr
         cpu_busy_ratio=max((busy for _, busy in shares.values()), default=0.0),
         ending=_ending(trace),
         first_to_end=_first_to_end(trace),
-        scope=(*_unwanted_steps(trace), *_other_trainers(trace)),
+        scope=(*_unwanted_steps(trace), *_other_trainers(trace), *_unordered(trace)),
     )
 
 
@@ -243,6 +253,26 @@ def _other_trainers(trace: Trace) -> list[str]:
     return [f"not in these numbers: {', '.join(found[:_TRAINERS_AT_MOST])}{more} trained too; run each job by itself"]
 
 
+def _unordered(trace: Trace) -> list[str]:
+    """What the clocks of several hosts cannot tell."""
+    alignment = trace.alignment
+    if len(alignment) < 2 or not len(trace.collectives):
+        return []
+    matched, table = match(trace), trace.collectives
+    error = duration_text(2 * int(alignment["error_ns"].max()))
+    shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
+    keys = np.stack([table["group_hash"], table["sequence"].astype(np.uint64)], axis=1)
+    count = len(np.unique(keys[shared], axis=0))
+    doubtful = len(np.unique(keys[shared & ~matched.ordered], axis=0))
+    by_duration = len(np.unique(keys[shared & ~matched.by_clock], axis=0))
+    told = f"events on different hosts closer than {error} are not ordered"
+    if doubtful:
+        told += f": in {doubtful} of {count} collectives nobody is called last"
+    if by_duration:
+        told += f"{';' if doubtful else ':'} {by_duration} of {count} are split by durations instead of by clocks"
+    return [told]
+
+
 def without_steps(trace: Trace) -> str:
     """Why a run may show no steps."""
     collectors = _run_facts(trace).get("collectors", "").split()
@@ -281,7 +311,8 @@ def _clocks(trace: Trace) -> str:
         methods = {trace.text(code) for code in alignment["method_code"].tolist()}
         if methods == {"assumed"}:
             return "of the files, taken to agree"
-        told = f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}"
+        by = f" by {', '.join(sorted(methods - {'same_clock'}))}" if methods - {"same_clock"} else ""
+        told = f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}{by}"
     if len(trace.device_clocks):
         told += f"; devices ±{duration_text(int(trace.device_clocks['error_ns'].max()))}"
     return told
