@@ -29,8 +29,9 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
     """Divide the idle time of each device by what it waited for.
 
     ``input``: the host waited for a batch and had launched nothing. ``sync``: the host stood in a blocking call of the
-    driver, or one had drained the device and the host had not launched again. ``host``: the host did something else
-    before it launched what ran next. ``launch``: that call was under way, up to the begin on the device.
+    driver, or one had drained the device and the host had not launched again, for no longer than that call had kept
+    it: without the call it would have been ahead by so much. ``host``: the host did something else before it launched
+    what ran next. ``launch``: that call was under way, up to the begin on the device.
     ``kernel_wait``: the next work had been launched before the device ran dry and still did not begin: it waited for an
     event, or for the device to change from one kernel to the next. ``unknown``: the launch of the next work was not
     recorded.
@@ -86,10 +87,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     table, rows = device.trace.device_calls, calls.rows(device.process_id)
     rows = rows[np.isin(table["call_code"][rows], BLOCKING_CALLS)]
     inside = TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
-    # A call that drained the device returns with it, or a moment later.
-    covers = TimeSet(inside.begin, inside.end + 1) if len(inside) else inside
-    drained = TimeSet.of(covers.begin, covers.end).within(host.begin, host.begin + 1) > 0
-    blocked = TimeSet(host.begin[drained], host.end[drained]) | inside
+    blocked = _drained(host, inside) | inside
     return {
         "input": host & waits,
         "sync": (host & blocked) - waits,
@@ -98,6 +96,18 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
         "kernel_wait": queued,
         "unknown": unknown,
     }
+
+
+def _drained(host: TimeSet, calls: TimeSet) -> TimeSet:
+    """What blocking calls cost after they had drained the device: no more than the host stood in each."""
+    if not len(calls):
+        return calls
+    at = np.searchsorted(calls.begin, host.begin, side="right") - 1
+    inside = np.maximum(at, 0)
+    # Such a call returns as the device runs dry, or a moment later.
+    covered = (at >= 0) & (calls.end[inside] >= host.begin)
+    length = (calls.end - calls.begin)[inside]
+    return _some(host.begin, np.minimum(host.end, host.begin + length), covered)
 
 
 def _some(begin: Int64, end: Int64, chosen: Any) -> TimeSet:

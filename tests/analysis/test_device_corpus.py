@@ -251,5 +251,26 @@ def test_copies_from_the_host_are_those_of_plain_arithmetic() -> None:
         assert exposed == pytest.approx(found["h2d_exposed_ns"], abs=ROUNDING_NS)
 
 
+NSYS = {
+    "h100_2gpu_1s.sqlite": "nsys-h100_2gpu_1s.json",
+    "mock.sqlite": "nsys-mock.json",
+    "saxpy-mpi-cuda_perlmutter0.sqlite": "nsys-saxpy-mpi-cuda_nsys_perlmutter0.json",
+}
+
+
+@pytest.mark.parametrize("name", NSYS)
+def test_breakdown_of_nsys_exports(name: str) -> None:
+    trace = stashtrace.load(str(corpus(f"nsys/{name}")))
+    rows = {str(row["device_index"]): row for row in analyze(trace, "breakdown").rows()}
+    found = reference(NSYS[name])["devices"]
+    assert set(rows) == set(found)
+    for device, values in found.items():
+        for ours, theirs in COLUMNS.items():
+            if theirs in values:
+                assert rows[device][ours] == values[theirs], (device, ours)
+    copied = sum(row["total_bytes"] for row in analyze(trace, "copies").rows() if row["direction"] == "host_to_device")
+    assert copied == sum(values["h2d_bytes"] for values in found.values())
+
+
 def test_the_corpus_is_where_the_tests_look() -> None:
     assert all(isinstance(corpus(path), Path) for path in FILES.values())

@@ -117,6 +117,14 @@ def test_idle_by_cause() -> None:
     assert causes_of(trace) == {"kernel_wait": 3, "sync": 4, "launch": 5, "input": 4}
 
 
+def test_a_call_that_drained_the_device_costs_no_more_than_it_took() -> None:
+    trace = device_trace("""
+        rank 0 host    : A.sss.............B
+        rank 0 stream a: .AAAA..............BB
+    """)
+    assert causes_of(trace) == {"sync": 3, "host": 10, "launch": 1}
+
+
 def test_gaps_between_queued_kernels_are_not_the_loaders() -> None:
     trace = device_trace("""
         rank 0 host    : ABC...........D
