@@ -153,6 +153,7 @@ class TraceIndex:
             np.where(timed, device.partial, host.partial),
             host.link,
             np.where(timed, device.by_clock, host.by_clock),
+            np.where(timed, device.ordered, host.ordered),
         )
 
     @cached_property
