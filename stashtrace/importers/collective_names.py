@@ -26,7 +26,7 @@ _PARTS = (
     ("scatter", CollectiveOp.SCATTER),
     ("gather", CollectiveOp.GATHER),
 )
-_KERNEL = re.compile(r"\bnccl\w*kernel", re.IGNORECASE)
+_KERNEL = re.compile(r"\b(nccl|rccl|msccl)\w*kernel", re.IGNORECASE)
 _HOW = re.compile(
     r"_?(COLLNET_?DIRECT|COLLNET_?CHAIN|NVLS_?TREE|NVLS|RING|TREE|PAT)_?(LL128|LL|SIMPLE)?", re.IGNORECASE
 )
@@ -43,7 +43,7 @@ def collective_op(name: str) -> CollectiveOp:
 
 @lru_cache(maxsize=4096)
 def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel of this name is NCCL's (or RCCL's)."""
+    """Whether a kernel of this name is NCCL's, or of a library made after it (RCCL, MSCCL)."""
     return _KERNEL.search(name.partition("(")[0]) is not None
 
 

@@ -82,6 +82,25 @@ def test_corpus_matches_what_sql_says(name: str, figures: str) -> None:
     assert said(trace, "nsys.schema") == [told["export_version"]["EXPORT_SCHEMA_VERSION"]]
 
 
+@pytest.mark.parametrize(("name", "figures"), _FILES)
+def test_corpus_breakdown_is_what_sql_says(name: str, figures: str) -> None:
+    told = reference(f"{figures}.json")["devices"]
+    rows = list(stashtrace.analyze(load(corpus(f"nsys/{name}.sqlite")), "breakdown").rows())
+    assert len(rows) == len(told)
+    names = {
+        "window_ns": "window_ns",
+        "busy_ns": "busy_union_ns",
+        "idle_ns": "idle_ns",
+        "compute_ns": "comp_union_ns",
+        "communication_ns": "comm_union_ns",
+        "exposed_communication_ns": "exposed_comm_ns",
+        "memcpy_ns": "mem_union_ns",
+    }
+    for row in rows:
+        one = told[str(row["device_index"])]
+        assert {ours: row[ours] for ours in names} == {ours: one[theirs] for ours, theirs in names.items()}
+
+
 def test_corpus_launches_devices_and_budget() -> None:
     trace = load(corpus("nsys/h100_2gpu_1s.sqlite"))
     kernels = trace.kernels
