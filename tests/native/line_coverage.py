@@ -1,14 +1,15 @@
-"""Measures which lines of the native code of devices the tests of its rooms reach.
+"""Measures which lines of the recorder the tests of its rooms reach, without a GPU.
 
-Called by hand: ``python tests/native/line_coverage.py [room ...]``. Builds the recorder for gcov into build/coverage,
-runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were not reached.
-Counts are written when a process ends by itself: what a killed process did, or a child that left by _exit, is not
-seen.
+Called by hand: ``python tests/native/line_coverage.py [--write] [room ...]``. Builds the recorder for gcov into
+build/coverage, runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were
+not reached. ``--write`` keeps the figures in benchmarks/results/line_coverage.json, if all tests passed. Counts are
+written when a process ends by itself: what a killed process did, or a child that left by _exit, is not seen.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -16,15 +17,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import harness
 from native.native_build import ROOT, build, run_command
 
 ROOMS = {
     "cuda": "csrc/collectors/cuda", "device": "csrc/device", "abi": "csrc/abi", "nccl": "csrc/collectors/nccl",
-    "nvml": "csrc/collectors/nvml", "cupti": "csrc/collectors/cupti",
+    "nvml": "csrc/collectors/nvml", "cupti": "csrc/collectors/cupti", "lookup": "csrc/lookup", "hooks": "csrc/hooks",
+    "posix_io": "csrc/collectors/posix_io", "waits": "csrc/collectors/waits", "proc": "csrc/collectors/proc",
 }  # fmt: skip
-TESTS = ("cuda", "nccl", "nccl_doubles", "nvml", "cupti", "every_call")
+TESTS = ("cuda", "nccl", "nccl_doubles", "device_streams", "nvml", "cupti", "every_call", "posix_io", "waits", "proc")
+COMMAND = "python tests/native/line_coverage.py --write"
 
 #: By file and line: how often it was reached, over all places that it was compiled into.
 Lines = dict[str, dict[int, int]]
@@ -33,7 +38,7 @@ Lines = dict[str, dict[int, int]]
 def read_counts(folder: Path) -> Lines:
     """What the runs left in the object folders of a build."""
     counts: Lines = defaultdict(lambda: defaultdict(int))
-    notes = sorted(path for name in ROOMS.values() for path in folder.glob(f"CMakeFiles/stashtrace.dir/{name}/*.gcno"))
+    notes = sorted(path for name in ROOMS.values() for path in folder.glob(f"CMakeFiles/stashtrace*.dir/{name}/*.gcno"))
     for note in notes:
         command = ["gcov", "--json-format", "--stdout", str(note)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
@@ -59,8 +64,9 @@ def ranges(lines: Iterable[int]) -> str:
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
 
 
-def show(counts: Lines, wanted: Iterable[str]) -> None:
-    """Print a line per room, and what was missed of those that are wanted."""
+def show(counts: Lines, wanted: Iterable[str]) -> dict[str, float]:
+    """Print a line per room, and what was missed of those that are wanted; the figures."""
+    figures: dict[str, float] = {}
     files: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
     for path, lines in counts.items():
         room = room_of(path)
@@ -70,21 +76,31 @@ def show(counts: Lines, wanted: Iterable[str]) -> None:
         every = [count for lines in files[room].values() for count in lines.values()]
         reached = sum(count > 0 for count in every)
         print(f"{room:8} {100 * reached / max(len(every), 1):5.1f} % of {len(every)} lines")
+        figures |= {f"{room}_reached_ratio": reached / max(len(every), 1), f"{room}_lines_count": len(every)}
         if room not in wanted:
             continue
         for path, lines in sorted(files[room].items()):
             missed = [line for line, count in lines.items() if count == 0]
             if missed:
                 print(f"  {path}: {ranges(missed)}")
+    return figures
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("rooms", nargs="*", help=" ".join(ROOMS))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.rooms) - set(ROOMS):
+        parser.error(f"no room {', '.join(sorted(unknown))}; there are {', '.join(ROOMS)}")
     folder = build(ROOT / "build" / "coverage", "stashtrace_lookup", "coverage")
     for old in folder.rglob("*.gcda"):
         old.unlink()
     command, environment = run_command(folder, "coverage", [f"tests/collectors/test_{room}.py" for room in TESTS])
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
-    show(read_counts(folder), arguments)
+    figures = show(read_counts(folder), options.rooms)
+    if options.write and status == 0:
+        print(f"written to {harness.write_result('line_coverage', figures, command=COMMAND).relative_to(ROOT)}")
     return status
 
 

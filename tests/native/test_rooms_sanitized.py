@@ -21,7 +21,7 @@ KIND = os.environ.get("STASHTRACE_SANITIZE") or DEFAULT
 ROOMS = ("cuda", "nccl", "nvml", "cupti")
 #: Of each room, by words in the names of its tests.
 SHORT = {
-    "cuda": "many_threads or fork or in_flight or a_wait_knows or capture or probes_put",
+    "cuda": "many_threads or fork or in_flight or a_wait_knows_where or capture or probes_put",
     "nccl": "test_eight_threads or full_pool or fork or chained_plugin_gets or plugin_orders or calls_in_order",
     "nvml": "falls_off",
     "cupti": "forked or records_the_window",
@@ -29,7 +29,10 @@ SHORT = {
 #: These look at what no sanitizer can be in front of: a process of bare Python, the look-up hook, the cost of a call.
 APART = "not attach and not both_libraries and not lookup and not cost and not sees_no_difference"
 #: Under TSan not: torch, of which it sees nothing but the locks, and what counts on the speed of a job or of its end.
-APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_buffer and not forked_child_neither"
+APART_OF_THREADS = (
+    " and not torch and not hangs and not takes_over and not no_buffer and not forked_child_neither"
+    " and not a_wait_knows_what and not rates_are and not every_time_stamp"
+)
 
 
 def play(kind: str, folder: Path, rooms: tuple[str, ...], words: str) -> None:

@@ -132,8 +132,7 @@ class Adapter {
       pair->other = nullptr;
       if (Api::other_init(*other, &pair->other, &chain::masks.other, facts, logger) != kSuccess) pair->other = nullptr;
     }
-    chain::masks.nccl.store(mask, std::memory_order_release);
-    chain::publish_masks();
+    chain::publish_masks_to(mask);
     *context = pair;
     chained().store(other, std::memory_order_release);
     return kSuccess;

@@ -24,12 +24,12 @@ std::uint64_t closure(std::uint64_t mask) noexcept;
 
 // NCCL's mask is one word of its process that we wrote ours and the other's into; the other may change its own at any time.
 struct Masks {
-  std::atomic<int*> nccl{nullptr};
   int other = 0;  // written by the other plugin through the pointer that it was given
   std::atomic<std::uint64_t> ours{0};
 };
 extern constinit Masks masks;
-void publish_masks() noexcept;  // at init and on the drainer's tick
+void publish_masks_to(int* nccl) noexcept;  // at init, with a context taken; until the last context is freed
+void publish_masks() noexcept;              // on the drainer's tick
 
 struct ContextPair {
   std::atomic<bool> in_use;
