@@ -106,6 +106,13 @@ class IoRows:
     is_blocked: np.ndarray
 
 
+def blocked_by_guess(trace: Trace) -> frozenset[int]:
+    """Processes whose importer flagged calls as blocked by how long they took."""
+    facts = trace.metadata
+    key, value = (trace.strings.find(text) for text in ("io_blocked_from", "duration"))
+    return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
+
+
 #: Order of collectives in which equal rows are equal in all that the attribution reads.
 _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code", "peer_rank", "return_ns")
 
@@ -266,10 +273,7 @@ class TraceIndex:
     @cached_property
     def blocked_by_guess(self) -> frozenset[int]:
         """Processes whose calls are called blocked because they took long, not because they were seen off the CPU."""
-        facts = self.trace.metadata
-        key, value = (self.trace.strings.find(text) for text in ("io_blocked_from", "duration"))
-        rows = (facts["key_code"] == key) & (facts["value_code"] == value)
-        return frozenset(facts["process_id"][rows].tolist())
+        return blocked_by_guess(self.trace)
 
     def reads_by_guess(self, process: int) -> TimeSet:
         """Time inside read calls of a process of ``blocked_by_guess``: a fast one may have waited for storage too."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.batch_layers import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.trace_index import blocked_by_guess
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -47,6 +48,8 @@ def loading(trace: Trace, rank: RankFacts, steps: Table, cpu_busy_ratio: float) 
         lines.append(f"{who} spent " + ", ".join(parts) + passed)
     elif "handoff" in shares:
         lines.append("the batches were made in time: all of that is hand-over (queue, unpickling, pinning)")
+    if blocked_by_guess(trace):
+        lines.append("storage or memory: told by how long calls took, so part of it may be the other")
     if "fetch" in shares:
         lines += _slow_file(trace, made, rank.kinds["fetch"]) or _faults(made)
     crowded = _crowded(made, own)
@@ -132,17 +135,22 @@ def saving(trace: Trace, rank: RankFacts) -> list[str]:
 
 def files_overview(trace: Trace) -> list[str]:
     """What a run without training steps did with files."""
-    if not trace.io_rows_count:
+    summed = trace.io_totals
+    if not trace.io_rows_count and not len(summed):
         return ["no file was read or written by the recorded processes"]
-    moved = 0
-    spent, calls = np.zeros(len(trace.strings)), np.zeros(len(trace.strings), dtype=np.int64)
+    moved = int(summed["read_bytes"].sum() + summed["write_bytes"].sum())
+    path, size = summed["path_code"], len(trace.strings)
+    spent = np.zeros(size)
+    np.add.at(spent, path, summed["read_ns"] + summed["write_ns"] + summed["other_ns"])
+    calls = np.zeros(size, dtype=np.int64)
+    np.add.at(calls, path, summed["opens_count"] + summed["reads_count"] + summed["writes_count"])
     for io in trace.io_pieces():
         moved += int(np.maximum(io["result_bytes"], 0).sum())
         spent += np.bincount(io["path_code"], io["end_ns"] - io["begin_ns"], len(spent))
         calls += np.bincount(io["path_code"], minlength=len(calls))
     processes = len(np.unique(trace.processes["process_id"]))
     lines = [
-        f"{trace.io_rows_count:,} I/O calls of {processes} process{'' if processes == 1 else 'es'} moved"
+        f"{int(calls.sum()):,} I/O calls of {processes} process{'' if processes == 1 else 'es'} moved"
         f" {bytes_text(moved)} in {duration_text(int(spent.sum()))} of calls"
     ]
     used = np.flatnonzero(calls)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.matching import match
+from stashtrace.analysis.trace_index import blocked_by_guess
 from stashtrace.model.kinds import (
     SYNCHRONISING_OPS,
     CollectiveSource,
@@ -115,6 +116,8 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     backends = {trace.text(code) for code in np.unique(trace.groups["backend_code"])}
     # gloo tells no begin of its work; it is estimated from the entries of all ranks.
     inferred = ["begin of gloo's transfers"] if "gloo" in backends else []
+    if blocked_by_guess(trace):
+        inferred.append("which calls waited for storage")
     seen, bounded = _device_sources(trace)
     measured += seen
     inferred += bounded

@@ -19,6 +19,7 @@ from stashtrace.importers import darshan
 from stashtrace.importers.darshan_sums import Moved, sums_of
 from stashtrace.model.kinds import IoFlag, IoOp
 from stashtrace.model.trace import Trace
+from stashtrace.report.evidence import files_overview
 
 START_S = 1_600_000_000
 HEAD = b"3.41\0\0\0\0" + struct.pack("<q", 6567223) + bytes(64)
@@ -144,6 +145,7 @@ def test_counters_alone_have_sums_and_their_outline(load: Any) -> None:
     found = stashtrace.analyze(trace, "io_directories").to_pandas().iloc[0]
     assert (found["reads_count"], found["writes_count"], found["path"]) == (4, 6, "/tmp")
     assert found["sequential_ratio"] == pytest.approx(2 / 3)
+    assert files_overview(trace)[0] == "12 I/O calls of 1 process moved 460 B in 3.25 s of calls"
 
 
 def test_mpi_io_counts_only_where_posix_is_missing(load: Any) -> None:

@@ -17,6 +17,7 @@ from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import dftracer
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, Phase, ProcessRole, SpanKind
 from stashtrace.model.trace import Trace
+from stashtrace.report.text import summary
 
 PID, T0 = 4711, 1_744_611_912_000_000
 
@@ -175,6 +176,12 @@ def test_stalls_say_that_reading_is_a_guess(loop: Trace) -> None:
     assert middle.loc["prep", ["stall_ns", "low_ns", "high_ns"]].tolist() == [9_000_000, 5_000_000, 29_000_000]
     assert middle.loc["compute", ["stall_ns", "low_ns"]].tolist() == [70_000_000, 50_000_000]
     assert middle["stall_ns"].sum() == 100_000_000
+
+
+def test_summary_tells_what_is_a_guess(loop: Trace) -> None:
+    said = " ".join(summary(loop).split())
+    assert "inferred: which calls waited for storage" in said
+    assert "told by how long calls took" in said
 
 
 def test_named_phases_make_steps(tmp_path: Path) -> None:
