@@ -76,7 +76,9 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
         return np.asarray(np.bincount(at, values, minlength=len(found.first)), dtype=np.float64)
 
     total, taken = summed(size), summed(duration.astype(np.float64))
-    transferred, bus = summed(times["transfer_ns"].astype(np.float64)), summed(carried)
+    moving_ns = times["transfer_ns"].astype(np.float64)
+    # A rank that left as the last one entered, by the ranks' clocks, says nothing about the link.
+    transferred, seen, bus = summed(moving_ns), summed(np.where(moving_ns > 0, carried, 0.0)), summed(carried)
     best = np.zeros(len(found.first))
     np.maximum.at(best, at, np.where(times["transfer_ns"] > 0, carried / np.maximum(times["transfer_ns"], 1), 0.0))
     first = found.first
@@ -94,7 +96,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
             "transfer_ns": moving.median_ns,
             "algorithm_bytes_per_s": np.where(known, total / taken, 0.0) * 1e9,
             "bus_bytes_per_s": np.where(known, bus / taken, 0.0) * 1e9,
-            "transfer_bus_bytes_per_s": np.where(known, bus / np.maximum(transferred, 1), 0.0) * 1e9,
+            "transfer_bus_bytes_per_s": np.where(known, seen / np.maximum(transferred, 1), 0.0) * 1e9,
             "best_bus_bytes_per_s": np.where(known, best, 0.0) * 1e9,
         },
     )

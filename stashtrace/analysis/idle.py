@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.device_work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
-from stashtrace.analysis.kernel_layers import BLOCKING_CALLS
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.model.kinds import BLOCKING_CALLS
 from stashtrace.model.schemas import IDLE
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace

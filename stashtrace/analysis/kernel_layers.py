@@ -23,22 +23,11 @@ from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.model.kinds import (
-    SYNCHRONISING_CALLS,
+    BLOCKING_CALLS,
     CollectiveSource,
     CopyDirection,
-    DeviceCall,
     DeviceWork,
     StallKind,
-)
-
-#: Calls that can leave the device without work: it ran dry while the host stood in one.
-BLOCKING_CALLS = (
-    *SYNCHRONISING_CALLS,
-    DeviceCall.ALLOCATE,
-    DeviceCall.FREE,
-    DeviceCall.ALLOCATE_HOST,
-    DeviceCall.MODULE_LOAD,
-    DeviceCall.ALLOCATE_RETRY,
 )
 
 

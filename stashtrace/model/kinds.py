@@ -308,6 +308,17 @@ SYNCHRONISING_CALLS = (
 )
 
 
+#: Calls that can leave the device without work: it ran dry while the host stood in one.
+BLOCKING_CALLS = (
+    *SYNCHRONISING_CALLS,
+    DeviceCall.ALLOCATE,
+    DeviceCall.FREE,
+    DeviceCall.ALLOCATE_HOST,
+    DeviceCall.MODULE_LOAD,
+    DeviceCall.ALLOCATE_RETRY,
+)
+
+
 class StallKind(enum.IntEnum):
     """Where a nanosecond of a step went. The order resolves overlaps: the lowest value wins.
 
