@@ -21,7 +21,6 @@ Codes = npt.NDArray[np.int32]
 
 #: In a column of integers: the event has no such argument.
 ABSENT: int = _native.importers.ABSENT
-_CHUNK_BYTES = 1 << 20
 
 _GROUP_TEXTS = ("Collective name", "dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
 _GROUP_INTS = ("In msg nelems", "Group size", "Seq", "Src Rank", "Dst Rank", "Global rank start", "Global rank stride")
@@ -179,16 +178,11 @@ def read(source: Source) -> KinetoFile:
     rules += [("M", "", "", order["names"]), ("M", "__metadata", "", order["names"])]
     scanner = _native.importers.TraceEvents(["traceEvents"], list(TABLES.values()), rules)
     cut = False
-    with source.open() as stream:
-        while not cut:
-            try:
-                chunk = stream.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]  # what stands before a cut is given
-            except (EOFError, zlib.error):
-                cut = True
-                break
-            if not chunk:
-                break
+    try:
+        for chunk in source.chunks():
             scanner.feed(chunk)
+    except (EOFError, zlib.error):
+        cut = True  # what stands before was given
     scanner.finish()
     file = KinetoFile(scanner, cut)
     if not file.counts["events"]:

@@ -11,7 +11,7 @@ import importlib
 import io
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -20,6 +20,9 @@ from stashtrace.errors import ImporterError
 
 #: What ``sniff`` may look at.
 HEAD_BYTES = 1 << 16
+#: Pieces of ``chunks``, and what is decompressed at once: JSON shrinks to about a twentieth.
+CHUNK_BYTES = 1 << 20
+_ZIPPED_BYTES = 1 << 16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 #: Called with the compressed bytes read since the last call.
@@ -70,6 +73,25 @@ class _Unzipped(io.RawIOBase):
         super().close()
 
 
+def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
+    """Content of one or several gzip members; zero bytes after them are padding."""
+    member = zlib.decompressobj(wbits=31)
+    begun = False
+    while given := compressed.read(_ZIPPED_BYTES):
+        while given:
+            if not begun:
+                given = given.lstrip(b"\0") if member.eof else given
+                if not given:
+                    break
+                member, begun = zlib.decompressobj(wbits=31), True
+            if content := member.decompress(given):
+                yield content
+            given = member.unused_data
+            begun = not member.eof
+    if begun:
+        raise EOFError("the compressed stream ends early")
+
+
 def _ignore(count: int) -> None:
     """Nobody watches."""
 
@@ -118,6 +140,26 @@ class Source:
     def passed(self, count: int) -> None:
         """Report progress for an importer that must read the file by other means than ``open``."""
         self._advance(count)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content from its beginning in pieces, for readers that take it whole; gzip without a copy in between.
+
+        Raises
+        ------
+        EOFError
+            At the end of a compressed stream that is cut, after everything before the cut was given.
+        ImporterError
+            As :meth:`open`.
+        """
+        with self.path.open("rb") as raw:
+            zipped = raw.read(len(_GZIP)) == _GZIP
+        if zipped:
+            with _Counted(self.path, self._advance) as compressed:
+                yield from _unzipped(compressed)
+            return
+        with self.open() as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
 
     def _stream(self, advance: Advance) -> BinaryIO:
         raw = io.BufferedReader(_Counted(self.path, advance), 1 << 20)
