@@ -16,13 +16,14 @@ import numpy as np
 
 from stashtrace.align.collective_merge import GroupNotes
 from stashtrace.align.imported_clocks import ImportedClocks, imported_clocks
+from stashtrace.align.imported_jobs import note_ranks, part_by_time
 from stashtrace.align.join import join_table, join_tables
 from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.context import ImportContext, ImportedProcess
 from stashtrace.importers.registry import IMPORTERS, Importer, recognise
 from stashtrace.importers.source import Source
 from stashtrace.model.columns import STAMPS
-from stashtrace.model.kinds import ProcessRole, Severity
+from stashtrace.model.kinds import Severity
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Array, Table
@@ -148,6 +149,7 @@ class Imported:
                     part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
         _number_anew(parts, self.context.renumbered)
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
+        part_by_time(self.context, parts, self.spans_ns)
 
     # Small tables -----------------------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class Imported:
         """What importers missed, and what the files as a whole lack."""
         self.context.begin("importers", "")
         self.context.losses += [(-1, row) for row in self.clocks.losses]
-        _note_ranks(self.context)
+        note_ranks(self.context)
         return Table.concat(TABLES["losses"], [self.context.loss_table(), *parts])
 
     def metadata_table(self, parts: Sequence[Table]) -> Table:
@@ -320,25 +322,3 @@ def _choose(
             table = part.table(name)
             if len(table) and ("process_id" in table or "track_id" in table or "source_track_id" in table):
                 part._tables[name] = table.take(kept[_processes_of(table, owner)])
-
-
-def _note_ranks(context: ImportContext) -> None:
-    """Ranks that are missing, and those that two processes claim."""
-    ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK)
-    twice = sorted(rank for rank, count in ranks.items() if count > 1)
-    if twice:
-        context.lose(
-            "rank_seen_twice",
-            len(twice),
-            advice=f"two processes say that they are rank {twice[0]}: files of different runs lie here together",
-        )
-    world = max((p.world_size for p in context.processes), default=-1)
-    missing = [rank for rank in range(world) if rank not in ranks] if ranks else []
-    if missing:
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        context.lose(
-            "missing_ranks",
-            len(missing),
-            severity=Severity.ERROR,
-            advice=f"no file of rank {shown} of {world}: who was late is only known among the others",
-        )

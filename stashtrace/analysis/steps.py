@@ -158,6 +158,7 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> _RankS
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
     whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
     if len(whole):
+        whole = whole.take(np.sort(np.unique(whole["value"], return_index=True)[1]))  # of equal numbers the first
         columns = StepColumns(whole["begin_ns"], whole["end_ns"], np.full(len(whole), "marked"))
         return _RankSteps(thread, columns, _sub_steps(tokens, columns), whole["value"])
     marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]

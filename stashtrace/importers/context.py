@@ -54,6 +54,8 @@ class ImportContext:
     tracks : TrackRegistry
         ``thread(process_id, tid)``, ``stream(process_id, native_id, name)``, ``device(process_id, index, name)``,
         ``communicator(process_id, group_hash, name)``, ``counter(process_id, name, unit)``.
+    recordings : dict of int to list
+        For importers that meet several files of a process: what each file covers, as (begin_ns, end_ns, name).
     realtime : bool
         Set False by an importer whose times do not count from 1970.
     """
@@ -65,6 +67,7 @@ class ImportContext:
         self.losses: list[tuple[int, LossRow]] = []
         self.metadata: list[tuple[int, str, str]] = []
         self.realtime = True
+        self.recordings: dict[int, list[tuple[int, int, str]]] = {}
         self.bases_ns: dict[int, int | None] = {}
         self.renumbered: set[int] = set()
         self._known: dict[tuple[object, ...], int] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.errors import ImporterError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.kineto_collectives import add_collectives
 from stashtrace.importers.kineto_device import add_device_work
@@ -58,6 +59,7 @@ def load(source: Source, context: ImportContext) -> None:
     """Read one file of one rank."""
     file = read(source)
     process_id = _process(file, source.path.name, context)
+    _refuse_twins(file, source, context, process_id)
     rows = FileRows(file, context, process_id)
     _say_facts(file, context, process_id)
     work = add_device_work(rows)
@@ -85,6 +87,20 @@ def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
     relative = file.base_ns is None and _is_relative(file)
     context.count_from(process_id, None if relative else file.base_ns or 0)
     return process_id
+
+
+def _refuse_twins(file: KinetoFile, source: Source, context: ImportContext, process_id: int) -> None:
+    """The same recording under two names would count everything twice; another cycle of the profiler is welcome."""
+    work = [r for name in ("kernels", "talks", "copies", "calls", "notes") if len(r := file.rows[name])]
+    if not work:
+        return
+    begin, end = min(int(r.begin_ns.min()) for r in work), max(int(r.end_ns.max()) for r in work)
+    for first, last, name in context.recordings.setdefault(process_id, []):
+        if 2 * (min(end, last) - max(begin, first)) > min(end - begin, last - first):
+            raise ImporterError(
+                f"{source.path} holds the same time of rank {context.processes[process_id].rank} as {name}"
+            )
+    context.recordings[process_id].append((begin, end, source.path.name))
 
 
 def _is_relative(file: KinetoFile) -> bool:

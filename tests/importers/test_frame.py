@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stashtrace
-from stashtrace.align import imported
+from stashtrace.align import imported_jobs
 from stashtrace.errors import DataLossWarning, ImporterError, UsageError
 from stashtrace.importers import registry
 from stashtrace.importers.context import ImportContext
@@ -128,7 +128,7 @@ def test_rank_claimed_twice(tmp_path: Path) -> None:
     first = context.process(pid=1, rank=0)
     assert context.process(pid=1, rank=0) == first
     assert context.process(pid=2, rank=0) != first
-    imported._note_ranks(context)
+    imported_jobs.note_ranks(context)
     assert [row[1][1] for row in context.losses] == ["rank_seen_twice"]
 
 

@@ -291,3 +291,45 @@ def test_every_cut_of_a_small_file(tmp_path: Path) -> None:
         assert np.all(trace.kernels["end_ns"] >= trace.kernels["begin_ns"])
     assert counts == sorted(counts)
     assert counts[-1] == len(json.loads(whole)["traceEvents"]) // 9 * 2
+
+
+def test_same_recording_under_two_names(tmp_path: Path) -> None:
+    rank_of_two(tmp_path / "a.json", 0)
+    rank_of_two(tmp_path / "b.json.gz", 0)
+    rank_of_two(tmp_path / "c.json", 1)
+    with pytest.warns(DataLossWarning, match="unreadable_file"):
+        trace = stashtrace.load(tmp_path)
+    advice = {trace.text(r["name_code"]): trace.text(r["advice_code"]) for r in trace.losses.rows()}
+    assert "holds the same time of rank 0 as a.json" in advice["unreadable_file"]
+    assert np.bincount(trace.kernels["rank"]).tolist() == [4, 4]
+
+
+def test_two_cycles_of_one_rank(tmp_path: Path) -> None:
+    rank_of_two(tmp_path / "a.json", 0)
+    later = [step(50, 5e6, 90), launch(1, 5e6 + 10), device("k", 5e6 + 20, 9, correlation=1)]
+    write(tmp_path / "b.json", later, distributedInfo={"rank": 0, "world_size": 2})
+    steps = stashtrace.analyze(_load(tmp_path), "steps")
+    assert steps["step"].tolist() == [10, 11, 50]
+    assert (steps["end_ns"] - steps["begin_ns"]).max() < 2_000_000  # the time between belongs to none
+
+
+def test_ranks_of_different_days_are_not_matched(tmp_path: Path) -> None:
+    rank_of_two(tmp_path / "a.json", 0)
+    path = rank_of_two(tmp_path / "b.json", 1)
+    path.write_text(path.read_text().replace('"ts": 17', '"ts": 16'))
+    trace = _load(tmp_path)
+    assert _losses(trace)["ranks_of_another_time"] == 1
+    assert set(stashtrace.analyze(trace, "collectives")["last_rank"].tolist()) <= {-1, 0, 1}
+    assert int(stashtrace.analyze(trace, "stragglers")["wait_ns"].sum()) == 0
+
+
+def test_jobs_of_different_size(tmp_path: Path) -> None:
+    rank_of_two(tmp_path / "a.json", 0)
+    write(
+        tmp_path / "b.json",
+        [step(1, 0, 90), launch(1, 5), device("k", 9, 5)],
+        distributedInfo={"rank": 1, "world_size": 4},
+    )
+    losses = _losses(_load(tmp_path))
+    assert losses["jobs_of_different_size"] == 2
+    assert losses["missing_ranks"] == 2

@@ -1,0 +1,87 @@
+"""Do the files of one load belong together? Ranks that are missing or doubled, of other jobs, of another time.
+
+Used by ``imported``. What does not fit stays in the trace; it is only matched with nobody, and a loss row says so.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stashtrace.importers.context import ImportContext, ImportedProcess
+from stashtrace.model.kinds import ProcessRole, Severity
+from stashtrace.model.trace import EventTables
+from stashtrace.units import ranks_text
+
+#: Recordings further apart than this are not of the same moment, however their clocks differ.
+_APART_NS = 60_000_000_000
+_SHOWN_AT_MOST = 8
+
+
+def note_ranks(context: ImportContext) -> None:
+    """Ranks that are missing, those that two processes claim, and sizes of the job that differ."""
+    ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK)
+    twice = sorted(rank for rank, count in ranks.items() if count > 1)
+    if twice:
+        context.lose(
+            "rank_seen_twice",
+            len(twice),
+            advice=f"two processes say that they are rank {twice[0]}: files of different runs lie here together",
+        )
+    worlds = sorted({p.world_size for p in context.processes if p.world_size > 0})
+    if len(worlds) > 1:
+        context.lose(
+            "jobs_of_different_size",
+            len(worlds),
+            severity=Severity.ERROR,
+            advice=f"files say that their job has {' and '.join(map(str, worlds))} ranks: they are not of one job",
+        )
+    missing = [rank for rank in range(worlds[-1]) if rank not in ranks] if ranks and worlds else []
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN_AT_MOST])) + (", ..." if len(missing) > _SHOWN_AT_MOST else "")
+        context.lose(
+            "missing_ranks",
+            len(missing),
+            severity=Severity.ERROR,
+            advice=f"no file of rank {shown} of {worlds[-1]}: who was late is only known among the others",
+        )
+
+
+def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns: Mapping[int, tuple[int, int]]) -> None:
+    """Keep apart what was not recorded at the same time: collectives of different days have no last rank."""
+    clusters = _clusters(context.processes, spans_ns)
+    if len(clusters) < 2:
+        return
+    for place, members in enumerate(clusters[1:], 1):
+        ranks = sorted(context.processes[p].rank for p in members)
+        context.lose(
+            "ranks_of_another_time",
+            len(ranks),
+            severity=Severity.ERROR,
+            advice=f"rank {ranks_text(ranks)} was recorded over a minute apart from the others: matched with nobody",
+        )
+        for part in parts:
+            for name in ("collectives", "groups"):
+                table = part.table(name)
+                chosen = np.isin(table["process_id"], members)
+                if chosen.any():
+                    other = table["group_hash"] ^ np.uint64(place)
+                    part._tables[name] = table.replace(group_hash=np.where(chosen, other, table["group_hash"]))
+
+
+def _clusters(processes: Sequence[ImportedProcess], spans_ns: Mapping[int, tuple[int, int]]) -> list[list[int]]:
+    """Processes of ranks by the time they were recorded at, the largest cluster first."""
+    of_ranks = [p for p in spans_ns if processes[p].rank >= 0 and processes[p].role == ProcessRole.RANK]
+    clusters: list[list[int]] = []
+    latest = 0
+    for process in sorted(of_ranks, key=lambda p: spans_ns[p]):
+        begin, end = spans_ns[process]
+        if not clusters or begin > latest + _APART_NS:
+            clusters.append([])
+            latest = end
+        clusters[-1].append(process)
+        latest = max(latest, end)
+    return sorted(clusters, key=len, reverse=True)
