@@ -136,7 +136,9 @@ class Imported:
                     own = stamps[seen & (processes == process_id)]
                     firsts[process_id] = min(firsts.get(process_id, int(own.min())), int(own.min()))
                     lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
+        _number_anew(parts, self.context.renumbered)
         known = self.context.processes
+        part_by_time(self.context, parts, {p: (firsts[p], lasts[p]) for p in firsts})
         self.clocks = imported_clocks(parts, [p.clock for p in known], [p.rank for p in known], firsts, lasts)
         firsts, lasts = self.clocks.seen(firsts), self.clocks.seen(lasts)
         self.origin_ns = min(firsts.values(), default=0)
@@ -147,9 +149,7 @@ class Imported:
                     if self.clocks.offsets and any(c in STAMPS for c in table.columns):
                         table = self.clocks.moved(table, _processes_of(table, owner))
                     part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
-        _number_anew(parts, self.context.renumbered)
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
-        part_by_time(self.context, parts, self.spans_ns)
 
     # Small tables -----------------------------------------------------------------------------------
 
