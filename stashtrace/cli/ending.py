@@ -125,15 +125,22 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
     while True:  # nothing is rewritten without the turn: whoever has it is reading
         seen = _ended(directory)
         complete = launchers.all_ended(directory, outcome.job.launchers_count)
-        if not complete and not outcome.exit_code:
+        # Where nobody else has begun, the directory is most likely this host's own, and its part is merged at once.
+        in_company = len(launchers.launchers(directory)) > 1
+        if not complete and in_company and not outcome.exit_code:
             screen.say(f"stashtrace: {_who_is_left(outcome)}; the last one merges, or `stashtrace merge {shown}` does")
             return
         with launchers.merging_turn(directory) as ours:
             if not ours:
                 screen.say(f"stashtrace: another host merges; `stashtrace merge {shown}` does it again")
                 return
-            if not complete:
+            if not complete and in_company:
                 screen.say(f"stashtrace: {_who_is_left(outcome)}; merging what is there")
+            elif not complete:
+                screen.say(
+                    f"stashtrace: {shown} holds 1 of {outcome.job.launchers_count} parts of {outcome.job.name}; "
+                    f"`stashtrace merge {shown} OTHER...` brings them together"
+                )
             fold_launchers(directory)
             merge_and_report(directory, screen, shown=shown, own_host_only=not complete)
         if _ended(directory) == seen:  # else somebody ended meanwhile and left it to us

@@ -24,6 +24,8 @@ from stashtrace.units import ranks_text
 #: Parts whose recordings lie further apart than this are not of one run, whatever they are called.
 _LARGEST_GAP_HOURS = 1.5
 _HOUR_NS = 3600 * 10**9
+#: Wall clocks of hosts differ; nobody starts the next run by hand faster than this.
+_WALL_CLOCK_ERROR_NS = 2 * 10**9
 _RANKS_NAMED = 8
 
 
@@ -135,12 +137,35 @@ def refuse_strangers(runs: Sequence[RawRun]) -> None:
     hint = f"compare them instead: `stashtrace diff {names[0]} {names[-1]}`"
     if len(ids) > 1 and (any(all(place.rank < 0 for place in part) for part in told) or len(worlds) != 1):
         raise FormatError(f"{_listed(names)} are not parts of one job: ranks or world sizes do not fit", hint=hint)
+    if any(place.elastic for part in told for place in part):
+        _refuse_successors(runs, hint)
     _refuse_twins(runs, told, len(ids) == 1, hint)
     hours = _largest_gap_ns(runs) / _HOUR_NS
     if hours > _LARGEST_GAP_HOURS:
         raise FormatError(
             f"{_listed(names)} are not parts of one run: their recordings lie {hours:.0f} hours apart", hint=hint
         )
+
+
+def _refuse_successors(runs: Sequence[RawRun], hint: str) -> None:
+    """The hosts of a rendezvous end together; when one had ended well before another began, that was another day."""
+    ended = [(end, run) for run in runs if (end := _ended_well_ns(run)) is not None]
+    if not ended:
+        return
+    end, first = min(ended, key=lambda pair: pair[0])
+    for run in runs:
+        begin, _ = _span_ns(run)
+        if begin > end + _WALL_CLOCK_ERROR_NS:
+            raise FormatError(f"{first.path} and {run.path} are not parts of one run: {first.path} had ended when "
+                              f"{run.path} began", hint=hint)  # fmt: skip
+
+
+def _ended_well_ns(run: RawRun) -> int | None:
+    """When the launchers of a part had all ended without an error, None if they have not."""
+    said = [part for part in run.run.get("parts") or [] if isinstance(part, dict)] or launchers(Path(run.path))
+    ends = [part.get("end_realtime_ns") for part in said or [run.run] if part.get("exit_code") == 0]
+    known = [end for end in ends if isinstance(end, int)]
+    return max(known) if known and len(known) == len(said or [run.run]) else None
 
 
 def _refuse_twins(runs: Sequence[RawRun], told: Sequence[Sequence[Place]], same_id: bool, hint: str) -> None:

@@ -202,3 +202,45 @@ class TestMpi:
         facts = info(tmp_path, "d")
         assert (facts["ranks"], facts["missing_ranks"]) == ([0, 1, 2], [])
         assert [launcher["exit_code"] for launcher in facts["launchers"]] == [0, 0, 0]
+
+
+def slurm_nodes() -> int:
+    """Nodes of a SLURM that takes jobs from here."""
+    if shutil.which("sinfo") is None:
+        return 0
+    said = subprocess.run(["sinfo", "-hN", "-t", "idle"], capture_output=True, text=True, check=False)
+    return len(said.stdout.splitlines())
+
+
+@pytest.mark.skipif(slurm_nodes() < 2, reason="no SLURM with two idle nodes takes jobs from here")
+class TestSlurm:
+    """Two tasks that only read a file."""
+
+    TASKS = ("srun", "-N2", "-n2")
+    PROGRAM = TestMpi.PROGRAM
+
+    def test_around_srun(self, tmp_path: Path) -> None:
+        done = stashtrace("run", "--out", "d", "--", *self.TASKS, *self.PROGRAM, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert info(tmp_path, "d")["ranks"] == [0, 1]
+
+    def test_within_srun(self, tmp_path: Path) -> None:
+        launcher = [sys.executable, "-m", "stashtrace", "run", "--"]
+        done = subprocess.run(
+            [*self.TASKS, *launcher, *self.PROGRAM],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        [folder] = tmp_path.glob("stash-slurm-*")
+        assert info(tmp_path, folder.name)["ranks"] == [0, 1]
+
+    def test_a_batch_script_of_one_process_misses_no_rank(self, tmp_path: Path) -> None:
+        words = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--", sys.executable, "-S", "-c", "'1'"]
+        (tmp_path / "job.sh").write_text("#!/bin/sh\n" + " ".join(words) + "\n")
+        done = subprocess.run(
+            ["sbatch", "-W", "-N2", "-n2", "-o", "log", "job.sh"],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (tmp_path / "log").read_text()
+        facts = info(tmp_path, "d")
+        assert (facts["ranks"], facts["missing_ranks"]) == ([0], [])
