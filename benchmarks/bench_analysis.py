@@ -56,9 +56,8 @@ def main() -> None:
 
 def made(path: Path, options: argparse.Namespace) -> Any:
     """The synthetic run, loaded."""
-    import synth
-
     from stashtrace.align.align import load_trace
+    from stashtrace.experiments import synth
 
     job = synth.Job(ranks=options.ranks, steps=options.steps, calls_per_batch=options.calls_per_batch)
     synth.write(path, job)

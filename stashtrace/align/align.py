@@ -22,6 +22,8 @@ from stashtrace.model.kinds import Severity
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+from stashtrace.store.layout import is_store
+from stashtrace.store.reading import read_store
 
 Path = str | os.PathLike[str]
 
@@ -41,7 +43,7 @@ def load_trace(
     ----------
     path : path or sequence of paths
         Run directory, a single .stash file, or the directories that several hosts left of one run; or files, or a
-        folder of files, of another tool (``stashtrace.importers.registry.IMPORTERS``).
+        folder of files, of another tool (``stashtrace.importers.registry.IMPORTERS``); or a store (``export parquet``).
     tables : collection of str, optional
         Tables to load; the others stay empty. ``io`` is the one that takes memory: above some million calls it
         stays on disk until ``trace.io`` is used. Processes, tracks, losses, alignment and metadata are always there.
@@ -72,6 +74,10 @@ def load_trace(
     paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(p) for p in path]
     if paths and all(is_foreign(p) for p in paths):
         trace = load_imported(paths, tables=wanted, ranks=ranks, strict=strict, progress=progress)
+        _warn(trace)
+        return trace
+    if len(paths) == 1 and is_store(paths[0]):
+        trace = read_store(paths[0], tables=wanted, ranks=ranks)
         _warn(trace)
         return trace
     session = Session.open(paths, run_id=run_id, strict=strict, ranks=ranks)

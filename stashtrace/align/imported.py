@@ -28,6 +28,7 @@ from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Array, Table
 from stashtrace.model.trace import EventTables, Trace
+from stashtrace.store.layout import STORE_FILE
 
 #: Called with (bytes read, bytes in all, name of the file).
 Progress = Callable[[int, int, str], None]
@@ -234,7 +235,7 @@ def is_foreign(path: str) -> bool:
     """Whether a path holds no run of ours, but files: somebody else's, or nothing that is known."""
     if not os.path.isdir(path):
         return os.path.exists(path) and not path.endswith((".stash", ".ring"))
-    own = any(name.endswith((".stash", ".ring")) or name == "run.json" for name in os.listdir(path))
+    own = any(name.endswith((".stash", ".ring")) or name in ("run.json", STORE_FILE) for name in os.listdir(path))
     return not own and any(True for _ in _files([path]))
 
 

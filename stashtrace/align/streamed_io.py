@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.align.join import SORT_KEYS
 from stashtrace.align.session import Session
 from stashtrace.model.kinds import IoFlag, IoOp
+from stashtrace.model.row_order import SORT_KEYS
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Array, Table
 

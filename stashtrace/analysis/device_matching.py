@@ -79,9 +79,9 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     waits = trace.collective_waits
     key = waits["collective_key"]
     # Work.wait of a device returns once a stream waits: it says nothing of the end.
-    on_device = np.append(given, False)[np.where((key >= 0) & (key < len(table)), key, len(table))]
-    waits = waits.replace(collective_key=np.where(on_device, -1, key))
-    matched = match(trace.replace(collectives=replaced, collective_waits=waits), error if timed.any() else None)
+    waits = waits.replace(collective_key=np.where(np.isin(key, table["collective_key"][given]), -1, key))
+    by_devices = trace.replace(collectives=replaced, collective_waits=waits)
+    matched = match(by_devices, error if timed.any() else None, by_devices=True)
     matched = replace(matched, partial=matched.partial | (timed & _with_untimed(trace, given & ~timed)))
     return DeviceCollectives(begin, end, enter, given, timed, _network(trace), matched)
 

@@ -95,12 +95,15 @@ def _link(members: Int64, crosses: Int64, of_ranks: dict[int, tuple[int, int]]) 
     return MIXED if 1 < len(set(known)) < len(known) else ACROSS
 
 
-def match(trace: Trace, device_error_ns: Int64 | None = None) -> Matched:
+def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: bool = False) -> Matched:
     """Match the rows of ``trace.collectives`` across ranks.
 
-    ``device_error_ns`` is what the clock behind each row's times adds to the error of its host's clock.
+    ``device_error_ns`` is what the clock behind each row's times adds to the error of its host's clock. A trace that
+    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` tells which half.
     """
     table = trace.collectives
+    if len(trace.matched_collectives):
+        return known_matches(trace.matched_collectives, table, by_devices)
     count = len(table)
     groups = group_table(trace)
     end = _resolved_ends(trace)
@@ -124,6 +127,38 @@ def match(trace: Trace, device_error_ns: Int64 | None = None) -> Matched:
     together = doubtful & np.isin(table["op_code"], SYNCHRONISING_OPS)
     last_rank[together] = quickest[together]
     return Matched(end, last_enter, last_rank, partial, link, by_clock, ordered | ~by_clock)
+
+
+_PARTS = ("resolved_end_ns", "last_enter_ns", "last_rank", "partial", "link", "by_clock", "ordered")
+
+
+def match_columns(matched: Matched, *, by_devices: bool) -> dict[str, npt.NDArray[np.generic]]:
+    """Columns of ``matched_collectives`` that keep one half of a match."""
+    values = (
+        matched.end_ns,
+        matched.last_enter_ns,
+        matched.last_rank,
+        matched.partial,
+        matched.link,
+        matched.by_clock,
+        matched.ordered,
+    )
+    return {("device_" if by_devices else "") + name: value for name, value in zip(_PARTS, values, strict=True)}
+
+
+def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched:
+    """What ``matched_collectives`` says of these rows; a row that it does not know waits for nobody."""
+    order = np.argsort(known["collective_key"], kind="stable")
+    keys = known["collective_key"][order]
+    at = np.minimum(np.searchsorted(keys, collectives["collective_key"]), len(keys) - 1)
+    hit = keys[at] == collectives["collective_key"]
+    rows = order[at]
+    none = np.zeros(len(collectives), dtype=np.int64)
+    alone = (collectives["end_ns"], collectives["call_ns"], none - 1, none, none + INSIDE, none + 1, none + 1)
+    prefix = "device_" if by_devices else ""
+    found = [np.where(hit, known[prefix + name][rows], rest) for name, rest in zip(_PARTS, alone, strict=True)]
+    end, enter, rank, partial, link, by_clock, ordered = found
+    return Matched(end, enter, rank, partial.astype(bool), link, by_clock.astype(bool), ordered.astype(bool))
 
 
 def blocks(table: Table) -> tuple[Int64, Int64]:

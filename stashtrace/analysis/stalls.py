@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.methods import rank_layers
+from stashtrace.analysis.methods import METHODS, rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
 from stashtrace.model.kinds import StallKind
-from stashtrace.model.schemas import STALL_INTERVALS, STALL_TOTALS, STALLS
+from stashtrace.model.schemas import STALL_INTERVALS, STALL_TOTALS, STALLS, STALLS_COUNTED
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -64,10 +64,13 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
     if by not in ("step", "rank", "run"):
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
     index = TraceIndex(trace)
-    found = index.steps
-    ranks = ranks_and_steps(trace, found)
-    table = Table.concat(STALLS, [rank_table(rank_layers(index, thread), thread, own) for thread, own in ranks])
-    return table if by == "step" else _totals(table, found, by, warmup)
+    table = _per_step(index)
+    return table if by == "step" else stall_totals(_counted(table, index.steps, warmup), by)
+
+
+def _per_step(index: TraceIndex) -> Table:
+    ranks = ranks_and_steps(index.origin, index.steps)
+    return Table.concat(STALLS, [rank_table(rank_layers(index, thread), thread, own) for thread, own in ranks])
 
 
 def stall_intervals(trace: Trace) -> Table:
@@ -194,27 +197,28 @@ def _causes(made: RankLayers, windows: TimeSet, row: Int64, count: int) -> Int64
     return out
 
 
-def _totals(table: Table, steps: Table, by: str, warmup: bool) -> Table:
-    """Sums of the per-step table over steps."""
-    kept = counted_steps(steps, warmup=warmup)
-    counted = {(r, s) for r, s in zip(kept["rank"].tolist(), kept["step"].tolist(), strict=True)}
-    pairs = zip(table["rank"].tolist(), table["step"].tolist(), strict=True)
-    table = table.take(np.fromiter((p in counted for p in pairs), dtype=bool, count=len(table)))
-    rank = table["rank"] if by == "rank" else np.full(len(table), -1, dtype=np.int64)
-    names, kind = np.unique(table["kind"], return_inverse=True)
-    order_of = np.array([StallKind[n.upper()] for n in names.tolist()], dtype=np.int64)
-    key, inverse = np.unique(rank * 64 + order_of[kind], return_inverse=True)
-    sums = {n: np.zeros(len(key), dtype=np.int64) for n in ("stall_ns", "low_ns", "high_ns")}
-    for name, total in sums.items():
-        np.add.at(total, inverse, table[name])
+def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
+    """Sums of :func:`stalls` over the counted steps of each rank, apart by method and cause: what totals are made of.
+
+    Columns
+    -------
+    rank, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
+    """
+    index = TraceIndex(trace)
+    return _counted(_per_step(index), index.steps, warmup)
+
+
+def stall_totals(counted: Table, by: str) -> Table:
+    """``stalls`` by rank or run from what ``stalls_counted`` gives of all ranks."""
+    whose, at = np.unique(counted["rank"], return_index=True)
+    steps_count = dict(zip(whose.tolist(), counted["steps_count"][at].tolist(), strict=True))
+    rank = counted["rank"] if by == "rank" else np.full(len(counted), -1, dtype=np.int64)
+    key, inverse = np.unique(rank * 64 + _codes(counted["kind"]), return_inverse=True)
+    sums = {n: _summed(inverse, counted[n], len(key)) for n in ("stall_ns", "low_ns", "high_ns")}
     out_rank, out_kind = key // 64, key % 64
-    wall = np.zeros(len(key), dtype=np.int64)
     ranks, position = np.unique(out_rank, return_inverse=True)
-    per_rank = np.zeros(len(ranks), dtype=np.int64)
-    np.add.at(per_rank, position, sums["stall_ns"])
-    wall = per_rank[position]
-    count_of = RowsBy(kept["rank"])
-    counts = np.array([len(kept) if r < 0 else len(count_of.rows(r)) for r in ranks.tolist()], dtype=np.int64)
+    wall = _summed(position, sums["stall_ns"], len(ranks))[position]
+    counts = int64([steps_count[r] if r >= 0 else sum(steps_count.values()) for r in ranks.tolist()])
     return Table(
         STALL_TOTALS,
         {
@@ -222,13 +226,55 @@ def _totals(table: Table, steps: Table, by: str, warmup: bool) -> Table:
             "kind": _names(out_kind),
             "stall_ns": sums["stall_ns"],
             "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
-            "method": _methods(inverse, table["method"], len(key)),
+            "method": _methods(inverse, counted["method"], len(key)),
             "low_ns": sums["low_ns"],
             "high_ns": sums["high_ns"],
-            "cause_rank": _heaviest(inverse, table["cause_rank"], table["stall_ns"], len(key)),
+            "cause_rank": _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key)),
             "steps_count": counts[position],
         },
     )
+
+
+def _counted(table: Table, steps: Table, warmup: bool) -> Table:
+    kept = counted_steps(steps, warmup=warmup)
+    table = table.take(np.isin(_step_keys(table), _step_keys(kept)))
+    method = int64(np.select([table["method"] == name for name in METHODS], range(len(METHODS))))
+    columns = [table["rank"], _codes(table["kind"]), method, table["cause_rank"]]
+    order = np.lexsort(columns[::-1])
+    changes = [column[order][1:] != column[order][:-1] for column in columns]
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), dtype=bool), np.logical_or.reduce(changes)]))
+    groups = np.stack([column[order][first] for column in columns], axis=1)
+    row = np.empty(len(order), dtype=np.int64)
+    row[order] = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
+    by_rank = RowsBy(kept["rank"])
+    steps_count = [len(by_rank.rows(rank)) for rank in groups[:, 0].tolist()]
+    return Table(
+        STALLS_COUNTED,
+        {
+            "rank": groups[:, 0],
+            "kind": _names(groups[:, 1]),
+            "method": np.array(list(METHODS))[groups[:, 2]],
+            "cause_rank": groups[:, 3],
+            "steps_count": int64(steps_count),
+            **{n: _summed(row, table[n], len(groups)) for n in ("stall_ns", "low_ns", "high_ns")},
+        },
+    )
+
+
+def _step_keys(table: Table) -> Int64:
+    """A number for each pair of rank and step."""
+    return int64((table["rank"] << 32) + table["step"] + 1)
+
+
+def _codes(kinds: npt.NDArray[np.str_]) -> Int64:
+    # Comparing with each of few names is several times faster than sorting texts.
+    return int64(np.select([kinds == kind.name.lower() for kind in _KINDS], [int(kind) for kind in _KINDS]))
+
+
+def _summed(row: Int64, values: Int64, count: int) -> Int64:
+    out = np.zeros(count, dtype=np.int64)
+    np.add.at(out, row, values)
+    return out
 
 
 def _methods(row: Int64, method: npt.NDArray[np.str_], count: int) -> npt.NDArray[np.str_]:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,13 +24,32 @@ WARMUP_STEPS, WARMUP_FACTOR = 5, 3
 
 
 @dataclass(frozen=True, slots=True)
-class _RankSteps:
-    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread."""
+class RankSteps:
+    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread.
+
+    Attributes
+    ----------
+    columns : StepColumns
+        Begin and end on the host, and kind.
+    ordinal : int64 array
+        Number of each step among all ranks, as far as it is known.
+    begin_ns, end_ns, clock_code
+        On the device, where the rank has one.
+    thinned : int64 array
+        1 where the event budget left a step without events.
+    numbered : bool
+        Whether the steps came with their numbers.
+    """
 
     thread: StepThread
     columns: StepColumns
     sub_steps: Int64
     ordinal: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    clock_code: int
+    thinned: Int64
+    numbered: bool = False
 
 
 def steps(trace: Trace) -> Table:
@@ -58,34 +77,56 @@ def steps(trace: Trace) -> Table:
     MissingDataError
         If no rank has a step; the hint names the collectors to turn on.
     """
-    return _steps(trace, on_device=True)
+    if _are_numbered(trace):
+        return Table(STEPS, {name: trace.numbered_steps[name] for name in STEPS.names})
+    return number_steps(local_steps(trace), trace.collectives, first_recorded_step(trace))
 
 
 def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
-    return _steps(trace, on_device=False)
+    ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]
+    if not _are_numbered(trace):
+        return number_steps(ranks, trace.collectives, first_recorded_step(trace))
+    known = steps(trace)
+    begin, end = known["begin_ns"].copy(), known["end_ns"].copy()
+    rows = RowsBy(known["rank"])
+    for rank in ranks:
+        begin[rows.rows(rank.thread.rank)], end[rows.rows(rank.thread.rank)] = rank.begin_ns, rank.end_ns
+    return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
-def _steps(trace: Trace, on_device: bool) -> Table:
+def local_steps(trace: Trace) -> list[RankSteps]:
+    """Steps of each rank by its own rows alone, numbered from 0 on each unless they come with their numbers."""
     rows, devices = _Rows(trace), DeviceSteps(trace)
-    found = [_rank_steps(t, rows, devices) for t in step_threads(trace)]
-    found = found if rows.numbered else _number(found)
+    return [_rank_steps(thread, rows, devices) for thread in step_threads(trace)]
+
+
+def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
+    """Number the steps of all ranks alike: the cross-rank half of :func:`steps`.
+
+    Parameters
+    ----------
+    ranks : sequence of RankSteps
+        From :func:`local_steps`, of the whole run.
+    collectives : Table
+        Of all ranks; needs rank, group_hash, sequence, op_code, call_ns.
+    first : int
+        Number of the first step.
+    """
+    numbered = any(r.numbered for r in ranks)  # then every rank that has whole steps keeps their numbers
+    found = list(ranks) if numbered else _number(ranks)
     if not any(len(r.columns.begin) for r in found):
         raise MissingDataError(
             "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
         )
-    found, matched = _check_by_collectives(trace, found)
+    found, matched = _check_by_collectives(collectives, found)
     per_rank = [len(r.columns.begin) for r in found]
     kind = np.concatenate([r.columns.kind for r in found])
     ordinal = np.concatenate([r.ordinal for r in found])
-    there = [devices.on_device(r.thread.process_id, r.columns) for r in found]
-    placed = there if on_device else [(r.columns.begin, r.columns.end, 0) for r in found]
-    begin = np.concatenate([p[0] for p in placed])
-    end = np.concatenate([p[1] for p in placed])
-    first = first_recorded_step(trace)
-    skipped = int(ordinal.min()) if rows.numbered else first
+    begin = np.concatenate([r.begin_ns for r in found])
+    end = np.concatenate([r.end_ns for r in found])
+    skipped = int(ordinal.min()) if numbered else first
     warmup = _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - skipped))
-    thinned = [devices.thinned(r.thread.process_id, *p[:2]) for r, p in zip(found, there, strict=True)]
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
         "step": ordinal + first,
@@ -97,8 +138,8 @@ def _steps(trace: Trace, on_device: bool) -> Table:
         "kind": kind.astype("U16"),
         "warmup": warmup,
         "matched_code": matched,
-        "clock_code": np.repeat([p[2] for p in placed], per_rank),
-        "thinned": _thinned_alike(ordinal, np.concatenate(thinned), warmup),
+        "clock_code": np.repeat([r.clock_code for r in found], per_rank),
+        "thinned": _thinned_alike(ordinal, np.concatenate([r.thinned for r in found]), warmup),
     }
     return Table(STEPS, columns)
 
@@ -115,12 +156,21 @@ def counted_steps(found: Table, *, warmup: bool = False) -> Table:
 
 def first_recorded_step(trace: Trace) -> int:
     """Number of the first step that a run with ``--steps A:B`` recorded, 0 for a whole run."""
-    facts = trace.metadata.take(trace.metadata["process_id"] == -1)
-    for row in facts.rows():
-        if trace.text(row["key_code"]) == "steps":
-            first = trace.text(row["value_code"]).partition(":")[0]
-            return int(first) if first.isdecimal() else 0
-    return 0
+    first = _fact(trace, "steps").partition(":")[0]
+    return int(first) if first.isdecimal() else 0
+
+
+def _are_numbered(trace: Trace) -> bool:
+    """Whether the trace is from a store whose steps were numbered; a rank of it may have had none."""
+    return bool(len(trace.numbered_steps)) or _fact(trace, "numbered_steps") not in ("", "0")
+
+
+def _fact(trace: Trace, key: str) -> str:
+    """What the metadata of the whole run say, empty if nothing."""
+    facts = trace.metadata
+    code = trace.strings.find(key)
+    found = facts["value_code"][(facts["process_id"] == -1) & (facts["key_code"] == code)]
+    return trace.text(found[0]) if len(found) and code >= 0 else ""
 
 
 def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
@@ -146,13 +196,8 @@ class _Rows:
             RowsBy(t["track_id"]) for t in (self.phases, self.waits, self.marks, self.whole)
         )
 
-    @property
-    def numbered(self) -> bool:
-        """Whether the steps come with their numbers: every rank that has whole steps keeps them."""
-        return len(self.whole) > 0
 
-
-def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> _RankSteps:
+def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSteps:
     own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
     columns_of_phases = {n: rows.phases[n][own] for n in rows.phases.columns}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
@@ -160,19 +205,23 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> _RankS
     if len(whole):
         whole = whole.take(np.sort(np.unique(whole["value"], return_index=True)[1]))  # of equal numbers the first
         columns = StepColumns(whole["begin_ns"], whole["end_ns"], np.full(len(whole), "marked"))
-        return _RankSteps(thread, columns, _sub_steps(tokens, columns), whole["value"])
-    marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
-    columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
+    else:
+        marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
+        columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
     if not len(columns.begin):
         columns = devices.unaided(thread.process_id)
-    return _RankSteps(thread, columns, _sub_steps(tokens, columns), int64(np.arange(len(columns.begin))))
+    ordinal = whole["value"] if len(whole) else int64(np.arange(len(columns.begin)))
+    begin, end, clock = devices.on_device(thread.process_id, columns)
+    thinned = devices.thinned(thread.process_id, begin, end)
+    sub_steps = _sub_steps(tokens, columns)
+    return RankSteps(thread, columns, sub_steps, ordinal, begin, end, clock, thinned, len(whole) > 0)
 
 
 def _sub_steps(tokens: Tokens, columns: StepColumns) -> Int64:
     return micro_batches(tokens, columns) if len(columns.begin) else int64([])
 
 
-def _number(ranks: list[_RankSteps]) -> list[_RankSteps]:
+def _number(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     """Common ordinals: updates match updates; validation that only some ranks do leaves a gap on the others."""
     quiet = [r.columns.kind == "validation" for r in ranks]
     trains = max((int((~q).sum()) for q in quiet), default=0)
@@ -187,17 +236,16 @@ def _number(ranks: list[_RankSteps]) -> list[_RankSteps]:
         update_index = np.cumsum(~q) - ~q
         nth = np.cumsum(q) - q - (np.cumsum(own) - own)[update_index]
         ordinal = np.where(q, update_index + (passed - widest)[update_index] + nth, update_index + passed[update_index])
-        numbered.append(_RankSteps(rank.thread, rank.columns, rank.sub_steps, int64(ordinal)))
+        numbered.append(replace(rank, ordinal=int64(ordinal)))
     return numbered
 
 
-def _check_by_collectives(trace: Trace, ranks: list[_RankSteps]) -> tuple[list[_RankSteps], Int64]:
+def _check_by_collectives(table: Table, ranks: list[RankSteps]) -> tuple[list[RankSteps], Int64]:
     """Shift the ordinals of ranks whose collectives say so, and tell which steps agree.
 
     A collective has the same group and sequence on all its ranks, so it must lie in the same step. A rank recorded from
     a later step on is off by a constant: the most frequent difference, if more than half of the votes have it.
     """
-    table = trace.collectives
     shared = ~np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     order = np.flatnonzero(shared)
     order = order[np.lexsort([table[c][order] for c in ("call_ns", "rank", "sequence", "group_hash")])]
@@ -227,16 +275,16 @@ def _check_by_collectives(trace: Trace, ranks: list[_RankSteps]) -> tuple[list[_
             wrong = np.bincount(at[voters], difference != shift, len(matched)) > 0
             matched[at[voters]] = 1
             matched[wrong] = 0
-        shifted.append(_RankSteps(rank.thread, columns, rank.sub_steps, own_ordinal))
+        shifted.append(replace(rank, ordinal=own_ordinal))
         agreement.append(matched)
     lowest = min((int(r.ordinal.min()) for r in shifted if len(r.ordinal)), default=0)
     if lowest < 0:
-        shifted = [_RankSteps(r.thread, r.columns, r.sub_steps, r.ordinal - lowest) for r in shifted]
+        shifted = [replace(r, ordinal=r.ordinal - lowest) for r in shifted]
     # The leading rank of a group cannot vote against itself: it agrees when others do with it.
     return shifted, _leaders_agree(shifted, agreement)
 
 
-def _leaders_agree(ranks: list[_RankSteps], agreement: list[Int64]) -> Int64:
+def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
     ordinals = np.concatenate([r.ordinal for r in ranks])
     matched = np.concatenate(agreement)
     if len(ordinals) == 0 or not (matched >= 0).any():

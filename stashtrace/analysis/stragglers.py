@@ -14,7 +14,7 @@ from stashtrace.analysis.timeset import Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import SYNCHRONISING_OPS
-from stashtrace.model.schemas import STRAGGLERS
+from stashtrace.model.schemas import LAST_RANKS, STRAGGLERS
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -50,7 +50,7 @@ def stragglers(trace: Trace) -> Table:
         lengths.append(inside)
         victims.append(np.full(len(inside), thread.rank))
     cause, length, victim = (int64(np.concatenate(c)) for c in (causes, lengths, victims))
-    last = _last_counts(trace)
+    last = last_counts(last_ranks(trace))
     ranks = np.unique(np.concatenate([trace.ranks, victim, cause[cause >= 0], last[last >= 0]]))
     return Table(
         STRAGGLERS,
@@ -70,10 +70,14 @@ def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
     return out
 
 
-def _last_counts(trace: Trace) -> Int64:
-    """The last rank of each operation that needs all of its group, and that somebody else entered before.
+def last_ranks(trace: Trace) -> Table:
+    """Who entered last, of each operation that needs all of its group and for which this row's rank had to wait.
 
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank.
+
+    Columns
+    -------
+    rank, group_hash, sequence, last_rank
     """
     table, matched, devices = trace.collectives, match(trace), on_devices(trace)
     timed, there = devices.timed, devices.matched
@@ -84,7 +88,14 @@ def _last_counts(trace: Trace) -> Int64:
     ordered = np.where(timed, there.ordered, matched.ordered)
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered & (last_enter > own))
     order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
-    group, sequence = table["group_hash"][order], table["sequence"][order]
-    new = np.ones(len(order), dtype=bool)
+    columns = {name: table[name][order] for name in ("rank", "group_hash", "sequence")}
+    return Table(LAST_RANKS, {**columns, "last_rank": last_rank[order]})
+
+
+def last_counts(found: Table) -> Int64:
+    """The last rank of each operation of ``last_ranks``, once however many waited for it."""
+    found = found.sort_by("group_hash", "sequence")
+    group, sequence = found["group_hash"], found["sequence"]
+    new = np.ones(len(found), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
-    return int64(last_rank[order[new]])
+    return int64(found["last_rank"][new])

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
 
 #: Not a table but the words that `stashtrace run` ends with.
 SUMMARY = "summary"
@@ -44,6 +48,8 @@ def parser() -> Parser:
         "--orphans", choices=KEEP, help="GPU work launched before the recording: counts (default), or is left out"
     )
     parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: counts (default), or is left out")
+    parser.add_argument("--workers", metavar="N", type=int, help="threads for the ranks of a store (default: cores)")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
 
@@ -56,9 +62,6 @@ def main(argv: Sequence[str]) -> int:
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
-    from stashtrace.align.align import load_trace
-    from stashtrace.analysis.registry import analyze
-
     chosen = {name: getattr(arguments, name) for name in ("by", "orphans", "last_step", "calibration")}
     options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
     sources: list[str | list[str]] = list(paths)
@@ -68,9 +71,8 @@ def main(argv: Sequence[str]) -> int:
     columns: list[str] = []
     about = ""
     for source in sources:
-        trace = load_trace(source, run_id=arguments.run)
         try:
-            table = analyze(trace, name, **options)
+            table, strings = _analyzed(source, name, options, arguments)
         except TypeError as error:
             for option in options:
                 if f"'{option}'" in str(error):
@@ -79,13 +81,42 @@ def main(argv: Sequence[str]) -> int:
             raise
         extra = {"path": source} if len(sources) > 1 else {}
         about = table.schema.doc
-        rows += named_rows(table, trace.strings, extra)
+        rows += named_rows(table, strings, extra)
         columns = column_names(table, tuple(extra))
     screen = Screen()
     if arguments.format == "table" and screen.interactive:
         screen.say(f"{name}: {about}\n")
     write_rows(rows, columns, arguments.format, sys.stdout)
     return 0
+
+
+def _analyzed(
+    source: str | list[str], name: str, options: dict[str, Any], arguments: Namespace
+) -> tuple[Table, StringPool]:
+    """The table: of a store rank by rank where the analysis can be divided, else of everything in memory."""
+    from stashtrace.store.layout import is_store
+
+    if isinstance(source, str) and is_store(source):
+        from stashtrace.fleet import analyze as fleet
+        from stashtrace.fleet.plans import PLANS
+
+        if arguments.cluster or (name in PLANS and find_spec("dask") is not None):
+            with Screen().progress(name) as progress:
+                return fleet.analyze(
+                    source,
+                    name,
+                    cluster=arguments.cluster,
+                    workers=arguments.workers,
+                    progress=lambda done, ranks: progress.step(done / max(ranks, 1), f"{done} of {ranks} ranks"),
+                    **options,
+                )
+    elif arguments.cluster:
+        raise UsageError("--cluster works on a store", hint=f"make one: stashtrace export parquet {source} -o STORE")
+    from stashtrace.align.align import load_trace
+    from stashtrace.analysis.registry import analyze
+
+    trace = load_trace(source, run_id=arguments.run)
+    return analyze(trace, name, **options), trace.strings
 
 
 def _summary(paths: Sequence[str], run_id: str | None) -> int:

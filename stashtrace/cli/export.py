@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.parsing import Parser, existing_run
@@ -22,12 +23,14 @@ def parser() -> Parser:
         "exporter", metavar="FORMAT", choices=[n for n, _, _ in EXPORTERS], help="one of the formats below"
     )
     parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; .gz is compressed")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file or, of a store, folder to write")
     parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
     parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")
     parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
     parser.add_argument(
-        "--table", metavar="NAME", help="csv, parquet, arrow: a table of the trace or an analysis (default: stalls)"
+        "--table",
+        metavar="NAME",
+        help="a table of the trace or an analysis (csv, arrow: stalls; parquet: all tables, into a store)",
     )
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
@@ -39,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     path = str(existing_run(arguments.path))
 
     from stashtrace.align.align import load_trace
+    from stashtrace.align.imported import is_foreign
     from stashtrace.exporters.registry import export
+    from stashtrace.store.layout import is_store
 
     given = {
         "ranks": arguments.ranks,
@@ -48,9 +53,21 @@ def main(argv: Sequence[str]) -> int:
         "table": arguments.table,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    trace = load_trace(path, run_id=arguments.run)
-    written = export(trace, arguments.exporter, arguments.output, **options)
     screen = Screen()
+    name = arguments.exporter
+    if name == "parquet" and arguments.table is None:
+        name = "store"
+    if name == "store" and not is_store(path) and not is_foreign(path):
+        from stashtrace.exporters.registry import check_options
+        from stashtrace.exporters.store import export_store, store_run
+
+        check_options(name, export_store, options)
+        with screen.progress("store") as progress:
+            written = store_run(
+                path, Path(arguments.output), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
+            )
+    else:
+        written = export(load_trace(path, run_id=arguments.run), name, arguments.output, **options)
     screen.say(f"wrote {arguments.output} ({bytes_text(written.file_bytes)})")
     for note in written.notes:
         screen.say(note)

@@ -24,6 +24,11 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     ("csv", "stashtrace.exporters.table_files:export_csv", "one table or analysis as CSV"),
     ("parquet", "stashtrace.exporters.table_files:export_parquet", "one table or analysis as Parquet (needs pyarrow)"),
     (
+        "store",
+        "stashtrace.exporters.store:export_store",
+        "a folder of Parquet files: every table, partitioned by rank (needs pyarrow)",
+    ),
+    (
         "arrow",
         "stashtrace.exporters.table_files:export_arrow",
         "one table or analysis as an Arrow file (needs pyarrow)",
@@ -70,7 +75,7 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
     trace : Trace
         From :func:`stashtrace.load`.
     name : str
-        Exporter: ``perfetto``, ``csv``, ``parquet``, ``arrow``.
+        Exporter: ``perfetto``, ``csv``, ``parquet``, ``store``, ``arrow``.
     path : str or Path
         File to write; replaced only when the export succeeded.
     **options
@@ -90,12 +95,13 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
         if known == name:
             module, _, function = target.partition(":")
             call: Callable[..., Exported] = getattr(import_module(module), function)
-            _check_options(name, call, options)
+            check_options(name, call, options)
             return call(trace, Path(path), **options)
     raise UsageError(f"no exporter is called {name}", hint=f"there are: {', '.join(n for n, _, _ in exporters())}")
 
 
-def _check_options(name: str, call: Callable[..., Exported], options: dict[str, Any]) -> None:
+def check_options(name: str, call: Callable[..., Exported], options: dict[str, Any]) -> None:
+    """Raise UsageError if an exporter does not know one of these options."""
     parameters = inspect.signature(call).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return

@@ -7,7 +7,6 @@ Times stay in the file's own clock; ``align`` maps them.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +22,6 @@ from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 from stashtrace.model.trace import EventTables
 from stashtrace.model.track_registry import TrackRegistry
-
-#: A column whose text says what -1 stands for is -1 where an importer gives nothing.
-_MINUS_ONE = re.compile(r"-1 (if|untimed|when|for)")
 
 
 @dataclass(slots=True)
@@ -222,4 +218,4 @@ class ImportContext:
         if column.name in ("span_id", "collective_key") and table in ("spans", "collectives"):
             first = sum(len(t) for t in self._pieces.get(table, ()))
             return np.arange(first, first + rows, dtype=np.int64)
-        return np.full(rows, -1 if _MINUS_ONE.search(column.doc) else 0, dtype=column.dtype)
+        return np.full(rows, column.unknown, dtype=column.dtype)

@@ -3,7 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_MINUS_ONE = re.compile(r"-1 (if|untimed|when|for)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,16 @@ class Column:
     dtype: str
     unit: str
     doc: str
+
+    @property
+    def unknown(self) -> int:
+        """What stands where nobody knows: -1 if the meaning says what that stands for, else 0 (the empty text)."""
+        return -1 if _MINUS_ONE.search(self.doc) else 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds codes of texts."""
+        return self.doc.startswith("string")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from stashtrace.model.columns import INTERVAL as _INTERVAL
 from stashtrace.model.columns import Column as Column
 from stashtrace.model.columns import Schema as Schema
 from stashtrace.model.columns import schema as _schema
+from stashtrace.model.cross_rank_schemas import CROSS_RANK_TABLES
+from stashtrace.model.cross_rank_schemas import STEPS as STEPS
 from stashtrace.model.device_results import AGREEMENT as AGREEMENT
 from stashtrace.model.device_results import BANDWIDTH as BANDWIDTH
 from stashtrace.model.device_results import BREAKDOWN as BREAKDOWN
@@ -225,25 +227,11 @@ TABLES: dict[str, Schema] = {
         METADATA,
         *DEVICE_TABLES,
         *IMPORTED_TABLES,
+        *CROSS_RANK_TABLES,
     )
 }
 
 # Results of analyses (one schema each; the docstring of the analysis repeats the names).
-STEPS = _schema(
-    "steps",
-    "One row per rank and step",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal from 0, the same step on every rank"),
-    *_INTERVAL,
-    ("process_id", "i8", "", "processes.process_id"),
-    ("track_id", "i8", "", "tracks.track_id of the step thread"),
-    ("sub_steps_count", "i8", "", "micro-batches"),
-    ("kind", "U16", "", "train, skipped_update, validation or marked"),
-    ("warmup", "i8", "", "1 if left out of summaries by default"),
-    ("matched_code", "i8", "", "1 its collectives fall into the same step on other ranks, 0 some do not, -1 none"),
-    ("clock_code", "i8", "", "DeviceClock that its begin and end are from, 0 for the host's"),
-    ("thinned", "i8", "", "1 if the event budget left it without timing events: totals pass over it"),
-)
 STALLS = _schema(
     "stalls",
     "Where the time of each step of each rank went; step -1 is outside_steps",
@@ -255,6 +243,18 @@ STALLS = _schema(
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
     ("cause_rank", "i8", "", "straggler: the rank that was late most, -1 otherwise"),
+)
+STALLS_COUNTED = _schema(
+    "stalls_counted",
+    "Sums of stalls over the counted steps of a rank, apart by method and cause",
+    ("rank", "i8", "", "global rank"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("stall_ns", "i8", "ns", "time of this kind"),
+    ("method", "U16", "", "kernels, brackets or host"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this"),
+    ("cause_rank", "i8", "", "straggler: the rank that was late, -1 otherwise"),
+    ("steps_count", "i8", "", "counted steps of the rank"),
 )
 STALL_TOTALS = _schema(
     "stall_totals",
@@ -327,6 +327,14 @@ STRAGGLERS = _schema(
     ("last_count", "i8", "", "collectives that this rank entered last"),
     ("caused_wait_ns", "i8", "ns", "straggler time of the other ranks while they waited for this one"),
     ("wait_ns", "i8", "ns", "straggler time of this rank"),
+)
+LAST_RANKS = _schema(
+    "last_ranks",
+    "Who entered a collective last, one row per rank that waited for it",
+    ("rank", "i8", "", "global rank that waited"),
+    ("group_hash", "u8", "", "same on every rank of the group"),
+    ("sequence", "i8", "", "number within the group"),
+    ("last_rank", "i8", "", "the rank that was waited for"),
 )
 IO_TIMES = _schema(
     "io_times",

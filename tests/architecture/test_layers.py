@@ -25,6 +25,7 @@ FLOORS = {
     "collectors": 3,
     "importers": 3,
     "format": 2,
+    "store": 2,
     "probes": 2,
     "model": 1,
     "errors": 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -19,15 +18,13 @@ from stashtrace.analysis.host_layers import host_layers
 from stashtrace.analysis.methods import METHODS
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.trace_index import RankLayers, TraceIndex
+from stashtrace.experiments import synth
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
 from stashtrace.model.kinds import IoFlag, IoOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.evidence import files_overview
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-import synth
 
 
 @pytest.fixture

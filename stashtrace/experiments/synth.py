@@ -1,9 +1,7 @@
 """Writes runs of any size with known stalls as .stash files: the load for speed, the truth for accuracy.
 
-    python benchmarks/synth.py OUT --ranks 2 --workers 2 --steps 1000 --calls-per-batch 600
-
-Called by ``benchmarks/bench_*.py`` and by tests. Every rank trains by the same script: wait for a batch, forward,
-backward, one all-reduce that ends when the last rank has entered and the transfer is over, optimizer. A
+Called by ``stashtrace synth``, by benchmarks and by tests. Every rank trains by the same script: wait for a batch,
+forward, backward, one all-reduce that ends when the last rank has entered and the transfer is over, optimizer. A
 worker fetches a batch in open/stat/lseek/read/read/close calls of files in random order; ``fetch_ratio`` of
 its time is blocked in storage. Rank ``late_rank`` computes ``late_ns`` longer in each step.
 """
@@ -11,18 +9,13 @@ its time is blocked in storage. Rank ``late_rank`` computes ``late_ns`` longer i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-
-if __package__ in (None, ""):  # run as a script from a checkout
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stashtrace import _native
 from stashtrace.format.container import pack_head, pack_segment
@@ -37,6 +30,8 @@ REALTIME_OFFSET_NS = 1_700_000_000_000_000_000
 TICK_HZ = 2_500_000_000
 _SEGMENT_ROWS = 1 << 14
 _FILE_CALLS = 6
+#: From the end of a worker's fetch to the moment at which its batch arrives.
+HANDOFF_NS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +71,27 @@ class Job:
     @property
     def step_ns(self) -> int:
         """Wall time of a step, the same on every rank because the collective ends together."""
-        late = self.late_ns if self.late_rank >= 0 else 0
+        late = self.late_ns if 0 <= self.late_rank < self.ranks else 0
         return self.wait_ns + self.forward_ns + self.backward_ns + late + self.transfer_ns + self.optimizer_ns
 
     @property
     def io_calls(self) -> int:
         """Recorded I/O calls of the whole run."""
         return self.ranks * self.steps * self.calls_per_batch
+
+    def truth_ns(self, rank: int) -> dict[str, int]:
+        """What a step of a rank is made of; ``batch_wait`` is fetch, prep and hand-off together.
+
+        The worker of a batch is blocked in storage for ``fetch_ratio`` of its time, in calls at random moments.
+        """
+        late = self.late_ns if rank == self.late_rank else 0
+        return {
+            "batch_wait": self.wait_ns,
+            "compute": self.forward_ns + self.backward_ns + late + self.optimizer_ns,
+            "straggler": self.straggler_ns(rank),
+            "interconnect": self.transfer_ns if self.ranks > 1 else 0,
+            "handoff": HANDOFF_NS,
+        }
 
     def straggler_ns(self, rank: int) -> int:
         """Time of a step that this rank waits for the late one."""
@@ -224,7 +233,7 @@ def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[s
     file.rows("metadata", 2, ticks=ticks(0), key_id=keys[0::2], value_id=keys[1::2])
     indices = np.arange(worker, job.steps, max(job.workers, 1), dtype=np.int64)
     span = job.step_ns * max(job.workers, 1) * 9 // 10
-    done = indices * job.step_ns + job.wait_ns - 200_000
+    done = indices * job.step_ns + job.wait_ns - HANDOFF_NS
     begin = done - np.minimum(span, done)
     file.rows("batch", len(indices), begin_ticks=ticks(begin), end_ticks=ticks(done), loader_id=7 + rank,
               batch_index=indices, cpu_ns=(done - begin) // 2, runqueue_ns=0, worker_id=worker,
@@ -268,18 +277,3 @@ def _calls(job: Job, rng: np.random.Generator, begin: Int64, done: Int64, files:
     rows["result_bytes"] = np.where(position == 3, size, 0)
     rows["io_flags"] = np.where(position == 3, int(IoFlag.SAMPLED | IoFlag.BLOCKED | IoFlag.BLOCK_INPUT), 0)
     return rows.ravel()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write a made-up run with known stalls.")
-    parser.add_argument("out", type=Path)
-    for name in ("ranks", "workers", "steps", "calls-per-batch", "late-rank", "late-ns"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Job(), name.replace("-", "_")))
-    given = vars(parser.parse_args())
-    events = write(given.pop("out"), Job(**given))
-    print(f"{events} events")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""``stashtrace synth OUT``: a made-up run of any size, whose stalls are known."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from stashtrace.cli.parsing import Parser
+from stashtrace.cli.screen import Screen
+from stashtrace.errors import CaptureError, UsageError
+
+_EPILOG = """times are milliseconds of one step of one rank. OUT becomes a run directory like that
+of `stashtrace run`; OUT/truth.json says what every step of every rank is made of."""
+_TIMES = ("wait", "forward", "backward", "transfer", "optimizer", "late")
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace synth``."""
+    parser = Parser("synth", "Make up a run of many ranks whose stalls are known.", _EPILOG)
+    parser.add_argument("out", metavar="OUT", help="directory to make")
+    parser.add_argument("--ranks", type=int, metavar="N", default=8, help="ranks (default 8)")
+    parser.add_argument("--steps", type=int, metavar="N", default=100, help="steps (default 100)")
+    parser.add_argument("--workers", type=int, metavar="N", default=2, help="loader workers of a rank (default 2)")
+    parser.add_argument(
+        "--calls-per-batch", type=int, metavar="N", default=60, help="I/O calls of a worker per batch (default 60)"
+    )
+    parser.add_argument("--late-rank", type=int, metavar="R", default=-1, help="this rank is late in every step")
+    parser.add_argument(
+        "--fetch-ratio", type=float, metavar="X", default=0.3, help="of a worker's time, in storage (default 0.3)"
+    )
+    for name, default in zip(_TIMES, (20.0, 30.0, 50.0, 10.0, 5.0, 0.0), strict=True):
+        parser.add_argument(f"--{name}", type=float, metavar="MS", default=default, help=f"default {default:g} ms")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the lengths of calls")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the run and its truth."""
+    given = parser().read(argv)
+    times = {f"{name}_ns": round(getattr(given, name) * 1e6) for name in _TIMES}
+    if given.ranks < 1 or given.steps < 1 or given.workers < 0 or min(times.values()) < 0:
+        raise UsageError("a run has at least one rank and one step, and no negative time", hint="stashtrace synth -h")
+    if not 0 <= given.fetch_ratio <= 1:
+        raise UsageError(f"--fetch-ratio {given.fetch_ratio:g} is no share", hint="from 0 to 1")
+    if given.late_rank >= given.ranks:
+        raise UsageError(f"--late-rank {given.late_rank} is no rank of {given.ranks}", hint="ranks count from 0")
+    out = Path(given.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CaptureError(f"{out} is there and not empty", hint="choose another directory")
+
+    from stashtrace.experiments.synth import Job, write
+
+    job = Job(
+        ranks=given.ranks,
+        workers=given.workers,
+        steps=given.steps,
+        calls_per_batch=given.calls_per_batch,
+        late_rank=given.late_rank,
+        fetch_ratio=given.fetch_ratio,
+        seed=given.seed,
+        **times,
+    )
+    try:
+        events = write(out, job)
+        truth = {str(rank): job.truth_ns(rank) for rank in range(job.ranks)}
+        facts = {"unit": "ns per step", "step_ns": job.step_ns, "ranks": truth}
+        (out / "truth.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CaptureError(f"cannot write {out}: {error.strerror}") from error
+    Screen().say(f"wrote {out}: {job.ranks} ranks, {job.steps} steps, {events} events; the truth is in truth.json")
+    return 0

@@ -1,0 +1,242 @@
+"""A store of Parquet files, partitioned by rank, with what only all ranks together can tell beside each rank's rows.
+
+    first pass    rank by rank: rows -> STORE/<table>/rank=<r>/
+    second pass   rank by rank: a few columns -> steps numbered and collectives matched among all ranks -> partitions
+
+Called through ``registry.export`` and by ``stashtrace export parquet RUN -o DIR``. After the second pass any rank can
+be analysed alone, in its own process on its own machine, and gets what it would get within the whole run.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace import __version__
+from stashtrace.align.by_rank import RanksOfRun
+from stashtrace.analysis.device_matching import on_devices
+from stashtrace.analysis.matching import match, match_columns
+from stashtrace.analysis.steps import RankSteps, first_recorded_step, local_steps, number_steps
+from stashtrace.analysis.timeset import RowsBy
+from stashtrace.errors import MissingDataError
+from stashtrace.exporters.registry import Exported
+from stashtrace.model.kinds import DeviceWork
+from stashtrace.model.row_order import number_collectives, offset_keys
+from stashtrace.model.schemas import TABLES
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Array, Table
+from stashtrace.model.trace import EventTables, Trace
+from stashtrace.store.layout import NO_RANK
+from stashtrace.store.reading import read_partition
+from stashtrace.store.writing import StoreWriter
+
+#: Called with (share done, what is being done).
+Progress = Callable[[float, str], None]
+
+#: What local steps are made of, and what the match of collectives reads.
+_STEP_TABLES = ("phases", "batches", "spans", "device_brackets", "kernels")
+_MATCH_TABLES = ("collectives", "collective_waits", "device_clocks", "kernels")
+#: Made anew by the second pass.
+_DERIVED = ("numbered_steps", "matched_collectives")
+
+
+def export_store(trace: Trace, path: Path, *, ranks: Iterable[int] | None = None) -> Exported:
+    """Write a trace as a store.
+
+    Parameters
+    ----------
+    trace : Trace
+        Whole, or of some ranks.
+    path : Path
+        Folder to make; one that holds a store is replaced.
+    ranks : iterable of int, optional
+        Only these ranks. Steps and collectives are still numbered and matched among those written alone.
+    """
+    wanted = None if ranks is None else frozenset(ranks)
+    return _write(_Split(trace), path, trace.path, wanted, None)
+
+
+def store_run(
+    run: str | Path | Sequence[str | Path],
+    path: Path,
+    *,
+    ranks: Collection[int] | None = None,
+    run_id: str | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a run of ours as a store, one rank in memory at a time; parameters as of ``load_trace``."""
+    parts = RanksOfRun(run, run_id=run_id)
+    return _write(parts, path, parts.path, None if ranks is None else frozenset(ranks), progress)
+
+
+def _write(
+    parts: RanksOfRun | _Split, path: Path, source: str, ranks: frozenset[int] | None, progress: Progress | None
+) -> Exported:
+    say = progress or (lambda share, what: None)
+    writer = StoreWriter(path, parts.strings)
+    for done, (rank, tables) in enumerate(parts):
+        if ranks is None or rank in ranks or rank == NO_RANK:
+            writer.write(rank, {name: table for name, table in tables.items() if name not in _DERIVED})
+        say(0.7 * (done + 1) / max(len(parts), 1), f"rank {rank}")
+    rest = parts.rest()
+    rank_of, rank_of_track = _owners(rest["processes"], rest["tracks"])
+    for name, table in rest.items():
+        for rank, part in _by_rank(table, rank_of, rank_of_track):
+            if ranks is None or rank in ranks or rank == NO_RANK:
+                writer.write(rank, {name: part})
+    _settle(path, writer, rest, parts.strings, lambda share, what: say(0.7 + 0.3 * share, what))
+    writer.finish(source=os.path.basename(source.rstrip("/")), stashtrace=__version__)
+    rows = sum(count for name, count in writer.rows.items())
+    note = f"{len(writer.ranks)} ranks, {rows} rows: `stashtrace analyze NAME {path}`, or any reader of Parquet"
+    return Exported(path, writer.file_bytes, rows, (note,))
+
+
+# First pass: a trace in memory ------------------------------------------------------------------
+
+
+class _Split:
+    """A trace, one rank after the other, in the form of ``RanksOfRun``."""
+
+    _REST = ("processes", "tracks", "groups", "losses", "alignment", "metadata")
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.strings: StringPool = trace.strings
+        self._ranks = sorted({NO_RANK, *trace.processes["rank"].tolist()})
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Table]]]:
+        trace = self._trace
+        rank_of, rank_of_track = _owners(trace.processes, trace.tracks)
+        names = [n for n in TABLES if n not in self._REST and n not in _DERIVED and n != "io"]
+        tables = {n: trace.table(n) for n in names if len(trace.table(n))}
+        grouped = {n: RowsBy(_ranks(t, rank_of, rank_of_track)) for n, t in tables.items()}
+        for rank in self._ranks:
+            own = {n: t.take(grouped[n].rows(rank)) for n, t in tables.items()}
+            own |= self._io(rank, rank_of)
+            yield rank, _counted_from_0(own)
+
+    def _io(self, rank: int, rank_of: dict[int, int]) -> dict[str, Table]:
+        processes = [process for process, of in rank_of.items() if of == rank]
+        streamed = self._trace.streamed_io
+        if streamed is not None:
+            return {"io": Table.concat(TABLES["io"], list(streamed.pieces(processes)))}
+        table = self._trace.io
+        tracks = self._trace.tracks
+        mine = tracks["track_id"][np.isin(tracks["process_id"], processes)]
+        return {"io": table.take(np.isin(table["track_id"], mine))}
+
+    def rest(self) -> dict[str, Table]:
+        """Small tables of the whole trace."""
+        return {name: self._trace.table(name) for name in self._REST}
+
+
+def _counted_from_0(tables: dict[str, Table]) -> dict[str, Table]:
+    """Keys of collectives as row numbers of this partition."""
+    collectives = tables.get("collectives")
+    if collectives is not None:
+        tables.update(number_collectives(collectives, tables.get("collective_waits"), tables.get("collective_details")))
+    return tables
+
+
+def _owners(processes: Table, tracks: Table) -> tuple[dict[int, int], Array]:
+    """Rank of each process, and of each track by its number."""
+    rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
+    by_track = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, NO_RANK, dtype=np.int64)
+    by_track[tracks["track_id"]] = [rank_of.get(p, NO_RANK) for p in tracks["process_id"].tolist()]
+    return rank_of, by_track
+
+
+def _ranks(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> Array:
+    """Rank of each row: its own column, its process's, or its track's; -1 if it has none."""
+    if "rank" in table:
+        return table["rank"]
+    if "process_id" in table:
+        known, inverse = np.unique(table["process_id"], return_inverse=True)
+        return np.array([rank_of.get(p, NO_RANK) for p in known.tolist()], dtype=np.int64)[inverse]
+    track = next((c for c in ("track_id", "source_track_id") if c in table), None)
+    if track is None or not len(rank_of_track):
+        return np.full(len(table), NO_RANK, dtype=np.int64)
+    at = table[track]
+    return np.where(at >= 0, rank_of_track[np.maximum(at, 0)], NO_RANK)
+
+
+def _by_rank(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> Iterator[tuple[int, Table]]:
+    groups = RowsBy(_ranks(table, rank_of, rank_of_track))
+    for rank in groups.values.tolist():
+        yield rank, table.take(groups.rows(rank))
+
+
+# Second pass --------------------------------------------------------------------------------------
+
+
+def _settle(path: Path, writer: StoreWriter, rest: Mapping[str, Table], strings: StringPool, say: Progress) -> None:
+    """Steps and collectives among all ranks, into each rank's partition."""
+    ranks = sorted(writer.ranks)
+    steps: list[RankSteps] = []
+    thin: list[EventTables] = []
+    for done, rank in enumerate(ranks):
+        trace = read_partition(path, rank, {*_STEP_TABLES, *_MATCH_TABLES})
+        steps += _steps_of(trace)
+        thin.append(_thinned(trace))
+        say(0.9 * (done + 1) / len(ranks), f"rank {rank} among the others")
+    counts = [len(part.collectives) for part in thin]
+    offset_keys(thin)
+    joined = {name: Table.concat(TABLES[name], [part.table(name) for part in thin]) for name in _MATCH_TABLES}
+    whole = {name: rest[name] for name in ("groups", "processes", "alignment", "metadata")}
+    together = Trace(strings, {**joined, **whole})
+    for rank, part in _numbered(steps, together):
+        writer.write(rank, {"numbered_steps": part})
+    if sum(counts):
+        matched = _matched(together)
+        ends = np.cumsum(counts)
+        for rank, count, end in zip(ranks, counts, ends.tolist(), strict=True):
+            own = matched.take(slice(end - count, end))
+            key = own["collective_key"] - (end - count)
+            writer.write(rank, {"matched_collectives": own.replace(collective_key=key)})
+
+
+def _steps_of(trace: Trace) -> list[RankSteps]:
+    """Steps of one rank; none if it has none, which analyses that need them say of the whole."""
+    try:
+        return local_steps(trace)
+    except MissingDataError:
+        return []
+
+
+def _thinned(trace: Trace) -> EventTables:
+    """What a match of collectives reads of one rank: the kernels of communication alone, waits for rows without end."""
+    kernels, waits, collectives = trace.kernels, trace.collective_waits, trace.collectives
+    unended = collectives["collective_key"][collectives["end_ns"] < 0]
+    tables = {
+        "collectives": collectives,
+        "collective_waits": waits.take(np.isin(waits["collective_key"], unended)),
+        "kernels": kernels.take(kernels["work_code"] == DeviceWork.COMMUNICATION),
+        "device_clocks": trace.device_clocks,
+    }
+    return EventTables(trace.strings, tables)
+
+
+def _numbered(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple[int, Table]]:
+    """Steps of each rank as numbered among all; nothing if nobody has steps, as analyses that need them will say."""
+    if any(len(rank.columns.begin) for rank in steps):
+        found = number_steps(steps, together.collectives, first_recorded_step(together))
+        groups = RowsBy(found["rank"])
+        for rank in groups.values.tolist():
+            own = found.take(groups.rows(rank))
+            yield rank, Table(TABLES["numbered_steps"], {name: own[name] for name in own.columns})
+
+
+def _matched(together: Trace) -> Table:
+    """Both halves of the match, row by row beside the collectives of all ranks."""
+    table = together.collectives
+    columns = {name: table[name] for name in ("collective_key", "process_id", "rank")}
+    columns |= match_columns(match(together), by_devices=False)
+    columns |= match_columns(on_devices(together).matched, by_devices=True)
+    return Table(TABLES["matched_collectives"], columns)

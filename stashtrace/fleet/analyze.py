@@ -1,0 +1,204 @@
+"""``analyze`` of a store: the analysis on each rank as tasks of Dask, then a small reduction.
+
+By default on threads of this process; on any Dask cluster by its address, whose workers must see the store under the
+same path. Called by the CLI for stores, and by users as ``stashtrace.fleet.analyze.analyze``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.registry import find
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.fleet.plans import plan_of
+from stashtrace.model.schemas import Schema
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Array, Table
+from stashtrace.store.reading import load_store, store_ranks
+
+#: Called with (ranks done, ranks in all).
+Progress = Callable[[int, int], None]
+#: A table on its way between processes: schema, columns, texts behind its codes.
+_Packed = tuple[Schema, dict[str, Any], list[str]]
+
+#: Of one rank: a table per part, or why there is none.
+_Answers = list["_Packed | str"]
+
+#: Ranks of one task: a task costs a millisecond, a rank tens of them.
+_RANKS_AT_ONCE = 8
+
+
+def analyze(
+    store: str | Path,
+    name: str,
+    *,
+    cluster: str | None = None,
+    workers: int | None = None,
+    ranks: Sequence[int] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> tuple[Table, StringPool]:
+    """Run an analysis over the partitions of a store.
+
+    Parameters
+    ----------
+    store : path
+        What ``stashtrace export parquet`` made.
+    name : str
+        One of ``stashtrace.fleet.plans.PLANS``.
+    cluster : str, optional
+        Address of a Dask scheduler, e.g. ``tcp://host:8786``; threads of this process by default.
+    workers : int, optional
+        Threads; as many as there are cores by default.
+    ranks : sequence of int, optional
+        Only these ranks; the others still decide whom they waited for.
+    progress : callable, optional
+        Called with (ranks done, ranks in all).
+    **options
+        Of the analysis.
+
+    Returns
+    -------
+    Table, StringPool
+        The same rows as the analysis gives on the whole trace, and the texts behind their codes.
+
+    Raises
+    ------
+    UsageError
+        If the analysis has no plan.
+    MissingDataError
+        If no rank holds what the analysis needs.
+    StashtraceError
+        If Dask is not there, or the cluster does not answer.
+    """
+    plan = plan_of(name, options)
+    if plan is None:
+        raise UsageError(
+            f"the analysis {name} looks at all ranks at once", hint="load the store instead: stashtrace.load(store)"
+        )
+    path = Path(store)
+    chosen = list(store_ranks(path) if ranks is None else ranks)
+    chunks = [chosen[at : at + _RANKS_AT_ONCE] for at in range(0, len(chosen), _RANKS_AT_ONCE)]
+    part_options = plan.part_options(options)
+    done = 0
+
+    def finished(chunk: Sequence[int]) -> None:
+        nonlocal done
+        done += len(chunk)
+        if progress is not None:
+            progress(done, len(chosen))
+
+    found = _compute(str(path.absolute()), plan.parts, chunks, part_options, cluster, workers, finished)
+    strings = StringPool()
+    parts: list[list[Table]] = []
+    for at in range(len(plan.parts)):
+        answers = [rank[at] for chunk in found for rank in chunk]
+        parts.append([_unpacked(answer, strings) for answer in answers if not isinstance(answer, str)])
+        if not parts[at]:
+            raise MissingDataError(next((a for a in answers if isinstance(a, str)), f"{store} holds no rank"))
+    return plan.joined(parts, chosen, options), strings
+
+
+def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[str, Any]) -> list[_Answers]:
+    """Each rank's tables; the reason in place of one for which the rank holds nothing. Runs in a task."""
+    functions = [_function(name) for name in names]
+    out: list[_Answers] = []
+    for rank in ranks:
+        trace, numbers = load_store(store, ranks=[rank])
+        answers: _Answers = []
+        for at, call in enumerate(functions):
+            try:
+                answers.append(_packed(call(trace, **(options if at == 0 else {})), trace.strings, numbers))
+            except MissingDataError as error:
+                answers.append(str(error))
+        out.append(answers)
+    return out
+
+
+def _function(name: str) -> Callable[..., Table]:
+    module, colon, function = name.partition(":")
+    if not colon:
+        return find(name)
+    found: Callable[..., Table] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _compute(
+    store: str,
+    names: Sequence[str],
+    chunks: Sequence[Sequence[int]],
+    options: dict[str, Any],
+    cluster: str | None,
+    workers: int | None,
+    finished: Callable[[Sequence[int]], None],
+) -> list[list[_Answers]]:
+    if find_spec("dask") is None:
+        raise StashtraceError("analysing a store rank by rank needs Dask", hint="pip install 'stashtrace[fleet]'")
+    if cluster is not None:
+        return _on_cluster(store, names, chunks, options, cluster, finished)
+    import dask
+
+    def task(chunk: Sequence[int]) -> list[_Answers]:
+        found = part(store, names, chunk, options)
+        finished(chunk)
+        return found
+
+    delayed = [dask.delayed(task, pure=False)(chunk) for chunk in chunks]
+    results = dask.compute(*delayed, scheduler="threads", num_workers=workers or os.cpu_count() or 1)
+    return list(results)
+
+
+def _on_cluster(
+    store: str,
+    names: Sequence[str],
+    chunks: Sequence[Sequence[int]],
+    options: dict[str, Any],
+    cluster: str,
+    finished: Callable[[Sequence[int]], None],
+) -> list[list[_Answers]]:
+    if find_spec("distributed") is None:
+        raise StashtraceError("a Dask cluster needs distributed", hint="pip install 'stashtrace[fleet]'")
+    from distributed import Client, as_completed
+
+    try:
+        client = Client(cluster, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise StashtraceError(f"no Dask scheduler answers at {cluster}", hint="start one: dask scheduler") from error
+    with client:
+        futures = [client.submit(part, store, names, chunk, options, pure=False) for chunk in chunks]
+        place = {future.key: at for at, future in enumerate(futures)}
+        for future in as_completed(futures):
+            finished(chunks[place[future.key]])
+        return list(client.gather(futures))
+
+
+def _packed(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> _Packed:
+    """A result with texts beside its codes, and with the whole store's numbers of tracks and processes."""
+    columns: dict[str, Any] = {}
+    texts: list[str] = []
+    for column in table.schema.columns:
+        values = table[column.name]
+        if column.is_text:
+            codes, values = np.unique(values, return_inverse=True)
+            values = values.astype(np.int64) + len(texts)
+            texts += [strings.text(code) for code in codes.tolist()]
+        for key, known in numbers.items():
+            if column.name.endswith(key) and len(known):
+                values = np.where(values >= 0, known[np.maximum(values, 0)], values)
+        columns[column.name] = values
+    return table.schema, columns, texts
+
+
+def _unpacked(packed: _Packed, strings: StringPool) -> Table:
+    schema, columns, texts = packed
+    known = strings.codes(texts)
+    texts_of = {c.name for c in schema.columns if c.is_text}
+    return Table(schema, {n: known[v] if n in texts_of and len(v) else v for n, v in columns.items()})

@@ -1,0 +1,148 @@
+"""Where things lie in a store, and how a table looks in Arrow.
+
+    STORE/stashtrace-store.json            format, version, ranks, rows of each table
+    STORE/kernels/rank=3/part-0.parquet    rows of table ``kernels`` of rank 3, without the column ``rank``
+    STORE/losses/rank=-1/part-0.parquet    rows of no rank
+
+The folders are Hive partitions: pyarrow, DuckDB, polars and Spark read a table with its rank as a column. Texts are
+dictionaries, so each file stands alone; ``name_code`` becomes ``name``. Columns say unit and meaning in their metadata.
+Used by ``writing``, ``reading`` and nobody else. pyarrow is imported on use.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
+from stashtrace.model.columns import Column, Schema
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow
+
+STORE_FILE = "stashtrace-store.json"
+VERSION = 1
+#: Partition of what belongs to no rank.
+NO_RANK = -1
+#: Columns that refer to rows of ``tracks`` and ``processes``, by their names' ends.
+TRACK, PROCESS = "track_id", "process_id"
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a store."""
+    return os.path.isfile(os.path.join(path, STORE_FILE))
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Content of the store's own file.
+
+    Raises
+    ------
+    FormatError
+        If it is damaged, or the store was not finished.
+    UnsupportedVersionError
+        If a newer stashtrace wrote it.
+    """
+    file = path / STORE_FILE
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        version = int(facts["version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{file} is no description of a store: {error}", hint="export the run again") from error
+    if version > VERSION:
+        raise UnsupportedVersionError(f"{path} is a store of version {version}, this stashtrace reads {VERSION}")
+    return facts
+
+
+def partition(path: Path, table: str, rank: int) -> Path:
+    """File of one table of one rank."""
+    return path / table / f"rank={rank}" / "part-0.parquet"
+
+
+def require_pyarrow() -> None:
+    """Raise StashtraceError if pyarrow is not there."""
+    if find_spec("pyarrow") is None:
+        raise StashtraceError("a store of Parquet files needs pyarrow", hint="pip install 'stashtrace[arrow]'")
+
+
+def arrow_name(column: Column) -> str:
+    """Name of a column in Arrow: texts stand there as texts."""
+    return column.name.removesuffix("_code") if column.is_text else column.name
+
+
+def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
+    """Arrow form of a table, without its column ``rank``."""
+    import pyarrow
+
+    fields, arrays = [], []
+    for column in _kept(table.schema):
+        values = table[column.name]
+        if column.is_text:
+            codes, indices = np.unique(values, return_inverse=True)
+            texts = [strings.text(code) for code in codes.tolist()]
+            known = pyarrow.array(texts, pyarrow.string())
+            array = pyarrow.DictionaryArray.from_arrays(indices.astype(np.int32), known)
+        elif values.dtype.kind == "U":
+            array = pyarrow.array(values.tolist(), pyarrow.string())
+        else:
+            array = pyarrow.array(values)
+        note = {"doc": column.doc} | ({"unit": column.unit} if column.unit else {})
+        fields.append(pyarrow.field(arrow_name(column), array.type, metadata=note))
+        arrays.append(array)
+    return pyarrow.Table.from_arrays(
+        arrays, schema=pyarrow.schema(fields, metadata={"stashtrace.table": table.schema.name})
+    )
+
+
+def from_arrow(found: pyarrow.Table, schema: Schema, rank: int, strings: StringPool) -> Table:
+    """Table from its Arrow form; a column that the file lacks is unknown, one that nobody knows is left out."""
+    columns: dict[str, Any] = {}
+    for column in schema.columns:
+        name = arrow_name(column)
+        if column.name == "rank":
+            columns["rank"] = np.full(len(found), rank, dtype=column.dtype)
+        elif name not in found.column_names:
+            unknown = "" if column.dtype.startswith("U") else column.unknown
+            columns[column.name] = np.full(len(found), unknown, dtype=column.dtype)
+        elif column.is_text:
+            columns[column.name] = _codes(found.column(name), strings)
+        elif column.dtype.startswith("U"):
+            columns[column.name] = np.array(found.column(name).to_pylist(), dtype=column.dtype)
+        else:
+            columns[column.name] = found.column(name).to_numpy()
+    return Table(schema, columns)
+
+
+def parquet_options(schema: Schema) -> dict[str, Any]:
+    """How ``pyarrow.parquet.write_table`` should encode: rising times as differences, texts as dictionaries."""
+    texts = [arrow_name(c) for c in _kept(schema) if c.is_text or c.dtype.startswith("U")]
+    whole = [c.name for c in _kept(schema) if not c.is_text and c.dtype in ("i8", "i4")]
+    return {
+        "compression": "zstd",
+        "use_dictionary": texts,
+        "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
+    }
+
+
+def _kept(schema: Schema) -> list[Column]:
+    return [c for c in schema.columns if c.name != "rank"]
+
+
+def _codes(column: pyarrow.ChunkedArray, strings: StringPool) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Codes of a dictionary column, whose chunks may have dictionaries of their own."""
+    import pyarrow
+
+    parts = [np.empty(0, dtype=np.int64)]
+    for chunk in column.chunks:
+        array = chunk if isinstance(chunk, pyarrow.DictionaryArray) else chunk.dictionary_encode()
+        known = strings.codes([text or "" for text in array.dictionary.to_pylist()])
+        parts.append(known[array.indices.to_numpy(zero_copy_only=False)] if len(known) else parts[0])
+    return np.concatenate(parts)

@@ -1,0 +1,147 @@
+"""A store, or some ranks of it, as a Trace. Called by ``align.load_trace`` and by ``fleet``, one rank at a time.
+
+Numbers of tracks and processes are made dense again, and keys that each partition counts from 0 become unique, so a
+trace of a few ranks costs what these ranks cost.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace.errors import FormatError, UsageError
+from stashtrace.model.row_order import SORT_KEYS, in_order_of, number_collectives
+from stashtrace.model.schemas import TABLES
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Array, Table
+from stashtrace.model.trace import Trace
+from stashtrace.store.layout import NO_RANK, PROCESS, TRACK, from_arrow, partition, read_facts, require_pyarrow
+
+#: Tables that are there whatever was asked for.
+_ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
+#: Keys counted from 0 in each partition -> the tables that refer to them.
+_KEYED = {"collective_key": ("collectives", "collective_waits", "collective_details", "matched_collectives")}
+
+
+def store_ranks(path: str | Path) -> list[int]:
+    """Ranks of a store, ascending."""
+    return [int(rank) for rank in read_facts(Path(path)).get("ranks", [])]
+
+
+def read_store(
+    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
+) -> Trace:
+    """Load a store; parameters as in ``load_trace``.
+
+    Raises
+    ------
+    FormatError
+        If it is damaged.
+    UsageError
+        If a rank is not there.
+    """
+    return load_store(path, tables=tables, ranks=ranks)[0]
+
+
+def load_store(
+    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
+) -> tuple[Trace, dict[str, Array]]:
+    """As :func:`read_store`; and the numbers that tracks and processes have in the whole store, by the trace's."""
+    require_pyarrow()
+    folder = Path(path)
+    facts = read_facts(folder)
+    there = [int(rank) for rank in facts.get("ranks", [])]
+    missing = sorted(set(ranks or ()) - set(there))
+    if missing:
+        raise UsageError(
+            f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, there))}"
+        )
+    wanted = [NO_RANK, *(there if ranks is None else sorted(ranks))]
+    strings = StringPool()
+    joined: dict[str, Table] = {}
+    counts: list[int] = []
+    for name, schema in TABLES.items():
+        if tables is not None and name not in tables and name not in _ALWAYS:
+            continue
+        parts = [_read(folder, name, rank, strings) for rank in wanted]
+        if name == "collectives":
+            counts = [len(part) for part in parts]
+        joined[name] = Table.concat(schema, _unique(name, parts, counts))
+    numbers = _make_dense(joined)
+    steps_count = str(facts.get("rows", {}).get("numbered_steps", 0))
+    fact = (-1, strings.code("numbered_steps"), strings.code(steps_count))
+    joined["metadata"] = Table.concat(
+        TABLES["metadata"], [joined["metadata"], Table.from_rows(TABLES["metadata"], [fact])]
+    )
+    joined = {name: in_order_of(table, SORT_KEYS.get(name, ())) for name, table in joined.items()}
+    if "spans" in joined:
+        joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
+    if "collectives" in joined:
+        users = (joined.get(name) for name in _KEYED["collective_key"][1:])
+        joined.update(number_collectives(joined["collectives"], *users))
+    return Trace(strings, joined, path=str(path)), numbers
+
+
+def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
+    """One rank's rows alone, with the numbers of tracks and processes of the whole store.
+
+    Unlike :func:`read_store` it needs no finished store, and what belongs to no rank is not there.
+    """
+    strings = StringPool()
+    names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
+    return Trace(strings, {name: _read(path, name, rank, strings) for name in names}, path=str(path))
+
+
+def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = partition(folder, name, rank)
+    if not file.exists():
+        return Table.empty(TABLES[name])
+    try:
+        # One file and no data set: its path would add a second column of the rank.
+        found = pyarrow.parquet.ParquetFile(file).read(use_threads=False)
+        return from_arrow(found, TABLES[name], rank, strings)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise FormatError(f"{file} cannot be read: {error}", hint="export the run again") from error
+
+
+def _unique(name: str, parts: Sequence[Table], counts: Sequence[int]) -> list[Table]:
+    """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it."""
+    out = list(parts)
+    for key, users in _KEYED.items():
+        if name in users and counts:
+            first = 0
+            for at, part in enumerate(parts):
+                if len(part) and first:
+                    keys = part[key]
+                    out[at] = part.replace(**{key: np.where(keys >= 0, keys + first, keys)})
+                first += counts[at]
+    return out
+
+
+def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
+    """Renumber tracks and processes from 0, and everything that refers to them; gives the old numbers by the new."""
+    numbers = {}
+    for owner, key in (("processes", PROCESS), ("tracks", TRACK)):
+        rows = tables[owner].sort_by(key)
+        tables[owner], numbers[key] = rows, rows[key]
+    for name, table in tables.items():
+        changed = dict(_renumbered(table, numbers))
+        if changed:
+            tables[name] = table.replace(**changed)
+    return numbers
+
+
+def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    for column in table.columns:
+        for key, known in numbers.items():
+            if not column.endswith(key) or not len(known):
+                continue
+            values = table[column]
+            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+            yield column, np.where(known[at] == values, at, -1)

@@ -1,0 +1,50 @@
+"""``stashtrace synth`` keeps its word: the budget of what it writes is the truth that it tells."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stashtrace
+from stashtrace.cli import main
+
+
+def test_budget_is_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made"
+    assert main(["synth", str(out), "--ranks", "3", "--steps", "20", "--late-rank", "1", "--late", "4"]) == 0
+    assert "the truth is in truth.json" in capsys.readouterr().err
+    truth = json.loads((out / "truth.json").read_text())
+    table = stashtrace.analyze(stashtrace.load(out), "stalls", by="rank")
+    found: dict[int, dict[str, float]] = {}
+    for row in table.rows():
+        found.setdefault(row["rank"], {})[row["kind"]] = row["stall_ns"] / row["steps_count"]
+    for rank, wanted in truth["ranks"].items():
+        own = found[int(rank)]
+        assert sum(own.values()) == pytest.approx(truth["step_ns"], abs=1)
+        loading = sum(own.get(kind, 0) for kind in ("fetch", "prep", "handoff"))
+        assert loading == pytest.approx(wanted["batch_wait"], rel=0.01)
+        for kind in ("compute", "straggler", "interconnect", "handoff"):
+            assert own.get(kind, 0) == pytest.approx(wanted[kind], rel=0.02, abs=1e5), (rank, kind)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "0"], "at least one rank"),
+        (["--wait", "-1"], "no negative time"),
+        (["--late-rank", "8"], "is no rank of 8"),
+        (["--fetch-ratio", "2"], "is no share"),
+    ],
+)
+def test_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["synth", str(tmp_path / "x"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+    assert main(["synth", str(tmp_path)]) == 3
+    assert "not empty" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""A store gives back what went in, and each rank alone is attributed as within its whole run."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="stores are Parquet files")
+pytest.importorskip("dask", reason="ranks are shared out by Dask")
+
+from analysis.test_device_identity import traces as device_traces
+from analysis.test_stall_identity import traces as host_traces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stashtrace
+from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError, UsageError
+from stashtrace.experiments import synth
+from stashtrace.exporters.store import export_store, store_run
+from stashtrace.fleet.analyze import analyze
+from stashtrace.fleet.plans import PLANS
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+from stashtrace.store.layout import STORE_FILE, partition
+
+OPTIONS = {"stalls": ({}, {"by": "rank"}, {"by": "run"}, {"by": "run", "warmup": True})}
+
+
+def texts(table: Table, strings: StringPool) -> list[str]:
+    """Rows with texts in place of codes, in an order of their own."""
+    coded = {c.name for c in table.schema.columns if c.is_text}
+    rows = ({n: strings.text(v) if n in coded else v for n, v in row.items()} for row in table.rows())
+    return sorted(map(str, rows))
+
+
+def compare(trace: Trace, store: Path) -> int:
+    """Every analysis that has a plan, on the whole and rank by rank; how many had something to say."""
+    answered = 0
+    for name in PLANS:
+        for options in OPTIONS.get(name, ({},)):
+            try:
+                whole = stashtrace.analyze(trace, name, **options)
+            except MissingDataError:
+                continue
+            parts, strings = analyze(store, name, **options)
+            assert texts(parts, strings) == texts(whole, trace.strings), (name, options)
+            answered += 1
+    return answered
+
+
+def with_own_waits(trace: Trace) -> Trace:
+    """Without waits for what another process called, which no process can do."""
+    waits, table = trace.collective_waits, trace.collectives
+    caller = dict(zip(table["collective_key"].tolist(), table["process_id"].tolist(), strict=True))
+    own = [caller.get(key, owner) == owner for key, owner in zip(waits["collective_key"].tolist(),
+                                                                waits["process_id"].tolist(), strict=True)]  # fmt: skip
+    return trace.replace(collective_waits=waits.take(np.array(own, dtype=bool)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four ranks with two workers each; rank 2 is late by 7 ms."""
+    path = tmp_path_factory.mktemp("synth") / "run"
+    synth.write(path, synth.Job(ranks=4, steps=30, calls_per_batch=60, late_rank=2, late_ns=7_000_000))
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stores") / "run.store"
+    store_run(run, path)
+    return path
+
+
+def test_everything_comes_back(run: Path, store: Path) -> None:
+    before, after = stashtrace.load(run), stashtrace.load(store)
+    for name in ("processes", "tracks", "phases", "batches", "io", "collectives", "collective_waits", "groups",
+                 "losses", "alignment"):  # fmt: skip
+        assert texts(after.table(name), after.strings) == texts(before.table(name), before.strings), name
+    assert set(texts(before.metadata, before.strings)) < set(texts(after.metadata, after.strings))
+    assert [len(after.table(name)) for name in ("numbered_steps", "matched_collectives")] == [120, 120]
+
+
+def test_ranks_alone_are_attributed_as_within_the_run(run: Path, store: Path) -> None:
+    assert compare(stashtrace.load(run), store) == len(PLANS) + 3
+
+
+def test_whole_store_is_attributed_as_the_run(run: Path, store: Path) -> None:
+    before, after = stashtrace.load(run), stashtrace.load(store)
+    for name in ("stalls", "stragglers", "hidden", "io", "evidence"):
+        found, wanted = (stashtrace.analyze(t, name) for t in (after, before))
+        assert texts(found, after.strings) == texts(wanted, before.strings), name
+
+
+def test_truth_of_the_late_rank(store: Path) -> None:
+    table, _ = analyze(store, "stalls", by="rank")
+    late = {(r, k): v for r, k, v in zip(table["rank"], table["kind"].tolist(), table["stall_ns"], strict=True)}
+    steps = int(table["steps_count"][0])
+    assert all(abs(late[rank, "straggler"] / steps - 7e6) < 2e4 for rank in (0, 1, 3))
+    assert (2, "straggler") not in late
+    assert set(table["cause_rank"][table["kind"] == "straggler"].tolist()) == {2}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.one_of(host_traces(), device_traces()))
+def test_any_trace(trace: Trace) -> None:
+    trace = with_own_waits(trace)
+    with tempfile.TemporaryDirectory() as folder:
+        export_store(trace, Path(folder) / "any.store")
+        compare(trace, Path(folder) / "any.store")
+
+
+def test_trace_and_run_make_the_same_store(run: Path, store: Path, tmp_path: Path) -> None:
+    export_store(stashtrace.load(run), tmp_path / "again.store")
+    first, second = (json.loads((path / STORE_FILE).read_text()) for path in (store, tmp_path / "again.store"))
+    assert first["rows"] == second["rows"]
+    assert first["ranks"] == [0, 1, 2, 3]
+    compare(stashtrace.load(run), tmp_path / "again.store")
+
+
+def test_other_readers_see_ranks_and_texts(store: Path) -> None:
+    import pyarrow.dataset
+
+    table = pyarrow.dataset.dataset(store / "io", partitioning="hive").to_table()
+    assert sorted(set(table["rank"].to_pylist())) == [0, 1, 2, 3]
+    assert all(path.startswith("/data/imagenet") for path in table["path"].to_pylist())
+    assert table.schema.field("begin_ns").metadata[b"unit"] == b"ns"
+
+
+def test_some_ranks(store: Path, tmp_path: Path, run: Path) -> None:
+    trace = stashtrace.load(store, ranks=[1, 3])
+    assert trace.ranks.tolist() == [1, 3]
+    whole = stashtrace.analyze(stashtrace.load(run), "stalls")
+    part = stashtrace.analyze(trace, "stalls")
+    wanted = whole.take(np.isin(whole["rank"], [1, 3]))
+    assert texts(part, trace.strings) == texts(wanted, trace.strings)
+    with pytest.raises(UsageError, match="has no rank 9"):
+        stashtrace.load(store, ranks=[9])
+
+
+def test_a_cluster_gives_the_same(store: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        done: list[int] = []
+        table, strings = analyze(
+            store, "stalls", cluster=cluster.scheduler_address, progress=lambda n, _: done.append(n)
+        )
+    here, own = analyze(store, "stalls")
+    assert texts(table, strings) == texts(here, own)
+    assert done[-1] == 4
+
+
+def test_no_scheduler(store: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(StashtraceError, match="no Dask scheduler answers at nowhere"):
+        analyze(store, "stalls", cluster="nowhere://1")
+
+
+def test_what_a_store_refuses(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="looks at all ranks at once"):
+        analyze(store, "links")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("years of work")
+    with pytest.raises(StashtraceError, match="holds no store"):
+        export_store(stashtrace.load(store), tmp_path / "mine")
+    assert (tmp_path / "mine/thesis.tex").read_text() == "years of work"
+
+
+def test_damaged_stores(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.store"
+    store_run(run, path, ranks=[0])
+    file = partition(path, "phases", 0)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FormatError, match=r"part-0\.parquet cannot be read"):
+        stashtrace.load(path)
+    file.write_bytes(whole)
+    (path / STORE_FILE).write_text('{"version": 99, "ranks": [0]}')
+    with pytest.raises(UnsupportedVersionError, match="version 99"):
+        stashtrace.load(path)
+    (path / STORE_FILE).write_text("{")
+    with pytest.raises(FormatError, match="no description of a store"):
+        stashtrace.load(path)
+
+
+def test_an_older_store_lacks_columns(run: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    path = tmp_path / "old.store"
+    store_run(run, path, ranks=[0])
+    file = partition(path, "collectives", 0)
+    table = pyarrow.parquet.ParquetFile(file).read()
+    pyarrow.parquet.write_table(table.drop_columns(["device_begin_ns", "name"]), file)
+    found = stashtrace.load(path).collectives
+    assert set(found["device_begin_ns"].tolist()) == {-1}
+    assert set(found["name_code"].tolist()) == {0}
