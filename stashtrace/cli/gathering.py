@@ -56,8 +56,8 @@ def run_directories(path: Path) -> list[Path]:
 
 def is_one_job(paths: Sequence[Path]) -> bool:
     """Whether directories hold parts of one job, and no process twice. Of foreign files only that all are foreign."""
-    from stashtrace.store.layout import is_store
     from stashtrace.align.imported import is_foreign
+    from stashtrace.store.layout import is_store
 
     if any(is_store(path) for path in paths):
         return False
