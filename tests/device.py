@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 from traced import ROOT, TracedRun, _collect
 
-from stashtrace.launch.environment import traced_environment
+from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
 
 #: Name of a double -> the files that it brings.
 DOUBLES = {
@@ -175,7 +175,7 @@ def run_ranks(
     base |= doubles
     if traced:
         if plugin:
-            base["NCCL_PROFILER_PLUGIN"] = str(ROOT / "stashtrace/libstashtrace.so")
+            base["NCCL_PROFILER_PLUGIN"] = str(LIBRARY_PATH)
         base = traced_environment(base, run_dir=run_dir, run_id=run_id, collectors=collectors, **options)  # type: ignore[arg-type]
     base |= env or {}
     facts = {

@@ -19,9 +19,10 @@ from recorded import NATIVE
 from traced import ROOT, TracedRun
 
 from stashtrace.format.reader import open_run
+from stashtrace.launch.environment import LIBRARY_PATH
 from stashtrace.model.kinds import CollectiveOp, CommEvent, NcclFlag
 
-OURS = ROOT / "stashtrace/libstashtrace.so"
+OURS = LIBRARY_PATH
 ROOMS = ("cuda", "nccl")
 TEXTS = {"reason_id", "detail_id", "key_id", "value_id", "algorithm_id", "protocol_id", "name_id"}
 FREE = os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_bsize if Path("/dev/shm").exists() else 0

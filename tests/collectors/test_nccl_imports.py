@@ -12,8 +12,8 @@ import pytest
 from device import fake_environment, run_ranks
 from recorded import record
 from test_nccl import SOURCE, built, facts, losses, rows
-from traced import ROOT
 
+from stashtrace.launch.environment import LIBRARY_PATH
 from stashtrace.model.kinds import CommEvent
 
 CALLER = """
@@ -81,7 +81,7 @@ import ctypes, os
 assert ctypes.CDLL({str(library)!r}, mode=os.RTLD_DEEPBIND | os.RTLD_LAZY).deep(0, 1) == 0
 """
     env = fake_environment(tmp_path / "fakes", "devices 1") | {
-        "NCCL_PROFILER_PLUGIN": str(ROOT / "stashtrace/libstashtrace.so")
+        "NCCL_PROFILER_PLUGIN": str(LIBRARY_PATH)
     }
     recording = record([sys.executable, "-c", text], tmp_path / "run", collectors=("nccl", "cuda"), env=env)
     calls = rows(recording, "nccl_call")
