@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives import collective_rows
 from stashtrace.analysis.device_work import one_of
-from stashtrace.analysis.kernel_times import grouped
+from stashtrace.analysis.kernel_times import grouped, one_key
 from stashtrace.analysis.matching import group_table
 from stashtrace.analysis.timeset import Int64, int64
 from stashtrace.model.schemas import BANDWIDTH
@@ -133,8 +133,5 @@ def _size_class(size: Floats) -> Int64:
 
 def _places(keys: tuple[Int64, ...], first: Int64) -> Int64:
     """Group of each row, numbered as ``grouped`` orders the groups."""
-    codes = np.zeros(len(keys[0]), dtype=np.int64)
-    for key in keys:
-        _, place = np.unique(key, return_inverse=True)
-        codes = codes * (int(place.max(initial=0)) + 1) + place
+    codes = one_key(*keys)
     return int64(np.searchsorted(codes[first], codes))

@@ -16,6 +16,8 @@ from stashtrace.model.schemas import KERNEL_TIMES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
+#: Products of numbers below this fit into an int64.
+_CODES_AT_MOST = 2**62
 WORK_NAMES = np.array(["", *(work.name.lower() for work in DeviceWork)])
 
 
@@ -43,13 +45,11 @@ class Grouped:
 
 def grouped(lengths: Int64, *keys: Int64) -> Grouped:
     """Durations by equal keys, in the order of the keys."""
-    order = np.lexsort((lengths, *reversed(keys)))
-    lengths = lengths[order]
-    new = np.zeros(len(order), dtype=bool)
-    new[:1] = True
-    for key in keys:
-        sorted_key = key[order]
-        new[1:] |= sorted_key[1:] != sorted_key[:-1]
+    code = one_key(*keys)
+    order = _by_code_and_length(code, lengths)
+    code, lengths = code[order], lengths[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = code[1:] != code[:-1]
     starts = np.flatnonzero(new)
     counts = np.diff(np.append(starts, len(order)))
     total = np.add.reduceat(lengths, starts) if len(starts) else starts
@@ -65,6 +65,31 @@ def grouped(lengths: Int64, *keys: Int64) -> Grouped:
         median_ns=(lengths[starts + (counts - 1) // 2] + lengths[starts + counts // 2]) // 2,
         mean_square_ns2=spread / np.maximum(counts - 1, 1),
     )
+
+
+def one_key(*keys: Int64) -> Int64:
+    """A number of each row: equal for equal keys, and in their order, the first key first."""
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    if not len(code):
+        return code
+    spans = 1
+    for key in keys:
+        least, most = int(key.min()), int(key.max())
+        if spans * (most - least + 1) > _CODES_AT_MOST:
+            _, code = np.unique(code, return_inverse=True)
+            _, key = np.unique(key, return_inverse=True)
+            spans, least, most = int(code.max()) + 1, 0, int(key.max())
+        spans *= most - least + 1
+        code = code * (most - least + 1) + (key - least)
+    return code
+
+
+def _by_code_and_length(code: Int64, lengths: Int64) -> Int64:
+    """Order of the rows by code, then length."""
+    longest = int(lengths.max(initial=0)) + 1
+    if int(code.max(initial=0)) < _CODES_AT_MOST // longest and int(lengths.min(initial=0)) >= 0:
+        return np.argsort(code * longest + lengths)
+    return np.lexsort((lengths, code))
 
 
 def kernel_times(
@@ -107,7 +132,7 @@ def kernel_times(
         found = grouped(lengths, name, work)
         owner = np.full(len(found.first), -1, dtype=np.int64)
         ranks_count, slowest, slowest_ns = _over_ranks(name, work, rank, apart)
-    order = np.lexsort((found.first, -found.total_ns, owner))
+    order = np.lexsort((name[found.first], -found.total_ns, owner))
     whole = dict(zip(*_sums(owner, found.total_ns), strict=True))
     everything = np.array([whole[int(o)] for o in owner], dtype=np.int64)
     columns = {

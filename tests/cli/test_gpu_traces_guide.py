@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from device_text import device_trace
 from kineto_job import FORWARD, PARAMETERS, STEPS, UPDATE, write_job
 
 import stashtrace
@@ -79,3 +80,16 @@ def test_options_and_formats(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "knows no --last-step" in capsys.readouterr().err
     assert main(["diff", str(folder / "job"), str(folder / "slower"), "--of", "kernels", "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("name,work,before_ns,after_ns,change_ns")
+
+
+def test_diff_of_runs_without_steps_is_that_of_kernels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = iter(["rank 0 stream a: AAAA.BB", "rank 0 stream a: AAAA.CCC"])
+    monkeypatch.setattr("stashtrace.align.align.load_trace", lambda path: device_trace(next(drawn)))
+    assert main(["diff", str(folder / "job"), str(folder / "slower")]) == 0
+    printed = capsys.readouterr().out
+    assert "appeared: C +3.00 us" in printed
+    assert "vanished: B -2.00 us" in printed
+    drawn = iter(["rank 0 stream a: AAAA.BB"] * 2)
+    assert main(["diff", str(folder / "job"), str(folder / "slower"), "--of", "stalls"]) == 4
