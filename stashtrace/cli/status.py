@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.launch.directory import RUN_FILE
+from stashtrace.launch.launchers import own_place
 from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ def _headline(run: dict[str, Any], alive: int, total: int) -> str:
     if "end_realtime_ns" in run:
         return f"ended with exit code {run.get('exit_code')}{since}; {alive} of {total} processes still record"
     launcher = run.get("launcher_pid")
+    if run.get("place", own_place()) != own_place():  # process ids of another host or container mean nothing here
+        heard = "files of it were written just now" if alive else "nothing of it was heard for half a minute"
+        return f"begun on {run.get('host')}, not ended as far as its directory tells{since}; {heard}"
     gone = "" if launcher is None or os.path.exists(f"/proc/{launcher}") else "; its launcher is gone"
     state = "running" if alive or (launcher is not None and not gone) else "not running"
     return f"{state}{since}: {alive} of {total} recorded processes live{gone}"

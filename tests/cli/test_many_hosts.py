@@ -193,6 +193,14 @@ def test_variables_that_cannot_be(run: Run) -> None:
     assert run("env", "--out", "s3://bucket/x").err.startswith("error: s3://bucket/x is a URL, and processes write")
 
 
+def test_status_of_a_run_on_another_host(run: Run, tmp_path: Path) -> None:
+    """Its launcher's process id says nothing here, so it is not called gone."""
+    assert run("run", "--out", "d", "--no-merge", "--", *JOB, **task(0, 2)).code == 0
+    facts = json.loads((tmp_path / "d/run.json").read_text())
+    (tmp_path / "d/run.json").write_text(json.dumps(facts | {"host": "node7", "place": "elsewhere"}))
+    assert run("status", "d").out.startswith("begun on node7, not ended as far as its directory tells, begun ")
+
+
 class TestMerge:
     """Directories of hosts that were recorded apart, made by hand."""
 
