@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from stashtrace.analysis.device_evidence import Row, device_evidence
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.stalls import stall_intervals
 from stashtrace.analysis.step_threads import StepThread
@@ -19,7 +20,6 @@ from stashtrace.model.schemas import EVIDENCE
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
-_Row = tuple[int, str, str, str, int, int, float, float]
 #: Files named per rank.
 _FILES = 3
 
@@ -28,7 +28,9 @@ def evidence(trace: Trace) -> Table:
     """Collect what speaks for the stalls of each rank, over its steps without warm-up.
 
     ``worker_time`` divides the time of the DataLoader workers that served the rank; ``file`` names the files in which
-    they (or the step thread) were blocked longest; ``late_rank`` says what another rank did while this one waited.
+    they (or the step thread) were blocked longest; ``late_rank`` says what another rank did while this one waited. Of a
+    device: ``copy`` are its copies from and to the host with their rate, ``blocking_call`` what blocked the host on it,
+    ``collective`` the transfers once all ranks were in, with their bus bandwidth; hidden ones count as well.
 
     Parameters
     ----------
@@ -50,23 +52,24 @@ def evidence(trace: Trace) -> Table:
     counted = counted if len(counted) else counted_steps(found, warmup=True)
     kinds = stall_intervals(trace)
     by_rank = RowsBy(kinds["rank"])
-    rows: list[_Row] = []
+    rows: list[Row] = []
     for thread, own in ranks_and_steps(trace, counted):
         window = TimeSet.of(own["begin_ns"], own["end_ns"])
         rows += _worker_time(index, thread, window)
         rows += _files(index, thread, window)
         rows += _late_ranks(index, thread, window, kinds, by_rank)
+        rows += device_evidence(index, thread, window)
     return Table.from_rows(EVIDENCE, rows)
 
 
-def _shares(rank: int, kind: str, detail: str, amounts: dict[str, int], cause: int = -1) -> Iterator[_Row]:
+def _shares(rank: int, kind: str, detail: str, amounts: dict[str, int], cause: int = -1) -> Iterator[Row]:
     whole = sum(amounts.values())
     for name, amount in sorted(amounts.items(), key=lambda item: -item[1]):
         if amount > 0:
             yield rank, kind, detail, name, cause, amount, amount / whole, 0.0
 
 
-def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[_Row]:
+def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
     """Time of all workers together: blocked in storage, collating, the rest of making batches, idle."""
     fetches, collates = index.batches_of_phase(BatchPhase.FETCH), index.batches_of_phase(BatchPhase.COLLATE)
     rows = index.fetches.rows(thread.rank)
@@ -90,7 +93,7 @@ def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list
     return list(_shares(thread.rank, "prep", "worker_time", amounts))
 
 
-def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[_Row]:
+def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
     """Files whose calls blocked longest inside the making of batches of this rank."""
     trace, io = index.trace, index.io
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
@@ -105,7 +108,7 @@ def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[_Row]
     files, row = np.unique(io.path[calls], return_inverse=True)
     blocked, moved = np.bincount(row, length, len(files)), np.bincount(row, np.maximum(io.result[calls], 0), len(files))
     whole = float(length.sum())
-    found: list[_Row] = []
+    found: list[Row] = []
     for at in np.argsort(-blocked, kind="stable")[:_FILES].tolist():
         amount = int(blocked[at])
         rate = float(moved[at]) * 1e9 / max(amount, 1)
@@ -113,9 +116,7 @@ def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[_Row]
     return found
 
 
-def _late_ranks(
-    index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy
-) -> Iterator[_Row]:
+def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy) -> Iterator[Row]:
     """What each rank that this one waited for did in that time."""
     late = rank_layers(index, thread).late
     for cause in np.unique(late.tag[late.tag >= 0]).tolist():

@@ -354,13 +354,24 @@ EVIDENCE = _schema(
     "evidence",
     "What speaks for the largest stalls, over the steps without warm-up",
     ("rank", "i8", "", "global rank"),
-    ("kind", "U16", "", "stall that it explains: prep, fetch or straggler"),
-    ("detail", "U16", "", "worker_time: of its workers; file: blocked in it; late_rank: what the rank did meanwhile"),
-    ("name", "U16", "", "decode, collate, blocked or idle; path; kind of time of the late rank"),
+    ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, network or interconnect"),
+    (
+        "detail",
+        "U16",
+        "",
+        "worker_time: of its workers; file: blocked in it; late_rank: what the rank did meanwhile;"
+        " copy, blocking_call, collective: of its device",
+    ),
+    (
+        "name",
+        "U16",
+        "",
+        "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called",
+    ),
     ("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise"),
     ("amount_ns", "i8", "ns", "how long"),
     ("share_ratio", "f8", "", "of the rank's rows with the same detail"),
-    ("rate_bytes_per_s", "f8", "", "file: bytes by blocked time, 0 otherwise"),
+    ("rate_bytes_per_s", "f8", "", "file: bytes by blocked time; copy; collective: bus bandwidth; 0 otherwise"),
 )
 DIFF = _schema(
     "diff",

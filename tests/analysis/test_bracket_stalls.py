@@ -236,6 +236,8 @@ def test_queued_behind_an_earlier_collective_the_earlier_one_decides() -> None:
         20 * MS, 50 * MS, awaited=Awaited.COLLECTIVE, awaited_ns=50 * MS, awaited_id=awaited, host=(7 * MS, 8 * MS)
     )
     assert "straggler 10 <1, interconnect 20" in stall_text(build.trace()).splitlines()[0]
+    # Of the 20, the earlier one's bytes moved in ten.
+    assert analyze(build.trace(), "hidden")["queued_ns"].tolist() == [10 * MS, 0]
 
 
 @pytest.mark.parametrize("side_waits", [True, False])

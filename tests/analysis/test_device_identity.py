@@ -3,15 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import numpy as np
+from budget_identity import budget, check_intervals, check_sums, relaxed, shuffled
 from builders import TraceBuilder
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stashtrace.analysis.hidden import hidden
-from stashtrace.analysis.stalls import stall_intervals, stalls
-from stashtrace.analysis.steps import steps
-from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import (
     Awaited,
     Bracket,
@@ -103,54 +100,22 @@ def traces(draw: st.DrawFn) -> Trace:
     return build.trace()
 
 
-relaxed = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
-
-
-def budget(trace: Trace) -> list[dict]:
-    try:
-        return list(stalls(trace).rows())
-    except MissingDataError:
-        return []
-
-
 @given(traces())
-@relaxed
+@relaxed(200)
 def test_kinds_sum_to_the_wall_time_within_their_bounds(trace: Trace) -> None:
     rows = budget(trace)
     assume(rows)
-    walls = {(r["rank"], r["step"]): r["end_ns"] - r["begin_ns"] for r in steps(trace).rows()}
-    assert all(wall >= 0 for wall in walls.values())
-    sums: dict[tuple[int, int], int] = {}
-    for row in rows:
-        assert 0 <= row["low_ns"] <= row["stall_ns"] <= row["high_ns"]
-        key = row["rank"], row["step"]
-        sums[key] = sums.get(key, 0) + row["stall_ns"]
-        assert row["high_ns"] <= walls.get(key, row["high_ns"])
-    for key, wall in walls.items():
-        assert sums.get(key, 0) == wall
-    lengths: dict[tuple[int, int, str], int] = {}
-    last: dict[int, int] = {}
-    for row in stall_intervals(trace).rows():
-        assert last.setdefault(row["rank"], row["begin_ns"]) == row["begin_ns"], "a hole or an overlap"
-        last[row["rank"]] = row["end_ns"]
-        key3 = row["rank"], row["step"], row["kind"]
-        lengths[key3] = lengths.get(key3, 0) + row["end_ns"] - row["begin_ns"]
-    assert lengths == {(r["rank"], r["step"], r["kind"]): r["stall_ns"] for r in rows if r["stall_ns"]}
+    check_sums(trace, rows)
+    check_intervals(trace, rows)
     beside = hidden(trace)
-    for name in ("hidden_copy_ns", "hidden_communication_ns", "host_paced_ns", "graph_opaque_ns"):
-        assert (beside[name] >= 0).all()
-        assert (beside[name] <= beside["wall_ns"]).all()
+    names = ("hidden_copy", "hidden_communication", "host_paced", "graph_opaque", "queued", "estimated")
+    for name in names:
+        assert (beside[f"{name}_ns"] >= 0).all()
+        assert (beside[f"{name}_ns"] <= beside["wall_ns"]).all()
 
 
 @given(traces(), st.integers(0, 1000))
-@relaxed
+@relaxed(200)
 def test_row_order_does_not_matter(trace: Trace, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    tables = {}
     names = ("device_brackets", "kernels", "device_calls", "collectives", "collective_details", "streams", "groups")
-    for name in names:
-        table = trace.table(name)
-        tables[name] = table.take(random.permutation(len(table)))
-    assert budget(trace.replace(**tables)) == budget(trace)
+    assert budget(shuffled(trace, names, seed)) == budget(trace)

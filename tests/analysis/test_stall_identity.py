@@ -3,14 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import numpy as np
+from budget_identity import budget, check_intervals, check_sums, relaxed, shuffled
 from builders import TraceBuilder
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stashtrace.analysis.stalls import stall_intervals, stalls
 from stashtrace.analysis.steps import steps
-from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import CollectiveOp, IoFlag, IoOp, PhaseFlag, WaitOp
 from stashtrace.model.trace import Trace
 
@@ -94,72 +92,37 @@ def traces(draw: st.DrawFn) -> Trace:
     return build.trace()
 
 
-def shuffled(trace: Trace, seed: int) -> Trace:
-    random = np.random.default_rng(seed)
-    tables = {}
-    for name in ("tracks", "spans", "phases", "batches", "waits", "collectives", "collective_waits", "groups", "io"):
-        table = trace.table(name)
-        tables[name] = table.take(random.permutation(len(table)))
-    tables["io"] = tables["io"].sort_by("track_id", "begin_ns")
-    return trace.replace(**tables)
-
-
-relaxed = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
-
-
-def budget(trace: Trace) -> list[dict]:
-    try:
-        return list(stalls(trace).rows())
-    except MissingDataError:
-        return []
-
-
 @given(traces())
-@relaxed
+@relaxed(300)
 def test_kinds_sum_to_the_wall_time(trace: Trace) -> None:
     rows = budget(trace)
     assume(rows)
-    walls: dict[tuple[int, int], int] = {}
+    check_sums(trace, rows)
+    # So does the time outside the steps: the life of a rank, at least as long as its steps.
     lives: dict[int, tuple[int, int]] = {}
+    inside: dict[int, int] = {}
     processes = {r["process_id"]: r for r in trace.processes.rows()}
     for row in steps(trace).rows():
-        walls[row["rank"], row["step"]] = row["end_ns"] - row["begin_ns"]
         process = processes[row["process_id"]]
         low, high = lives.get(row["rank"], (process["begin_ns"], process["end_ns"]))
         lives[row["rank"]] = (min(low, row["begin_ns"]), max(high, row["end_ns"]))
+        inside[row["rank"]] = inside.get(row["rank"], 0) + row["end_ns"] - row["begin_ns"]
     for rank, (low, high) in lives.items():
-        walls[rank, -1] = high - low - sum(w for (r, _), w in walls.items() if r == rank)
-    sums: dict[tuple[int, int], int] = {}
-    for row in rows:
-        assert 0 <= row["low_ns"] <= row["stall_ns"] <= row["high_ns"]
-        key = row["rank"], row["step"]
-        sums[key] = sums.get(key, 0) + row["stall_ns"]
-        if key in walls:
-            assert row["high_ns"] <= walls[key]
-    for key, wall in walls.items():
-        assert sums.get(key, 0) == wall
+        outside = [r for r in rows if (r["rank"], r["step"]) == (rank, -1)]
+        assert sum(r["stall_ns"] for r in outside) == high - low - inside[rank]
+        assert all(r["high_ns"] <= high - low - inside[rank] for r in outside)
 
 
 @given(traces())
-@relaxed
+@relaxed(300)
 def test_intervals_tile_and_agree_with_the_sums(trace: Trace) -> None:
     rows = budget(trace)
     assume(rows)
-    table = stall_intervals(trace)
-    lengths: dict[tuple[int, int, str], int] = {}
-    last: dict[int, int] = {}
-    for row in table.rows():
-        assert row["begin_ns"] < row["end_ns"]
-        assert last.setdefault(row["rank"], row["begin_ns"]) == row["begin_ns"], "a hole or an overlap"
-        last[row["rank"]] = row["end_ns"]
-        key = row["rank"], row["step"], row["kind"]
-        lengths[key] = lengths.get(key, 0) + row["end_ns"] - row["begin_ns"]
-    assert lengths == {(r["rank"], r["step"], r["kind"]): r["stall_ns"] for r in rows if r["stall_ns"]}
+    check_intervals(trace, rows)
 
 
 @given(traces(), st.integers(0, 1000))
-@relaxed
+@relaxed(300)
 def test_row_order_does_not_matter(trace: Trace, seed: int) -> None:
-    assert budget(shuffled(trace, seed)) == budget(trace)
+    names = ("tracks", "spans", "phases", "batches", "waits", "collectives", "collective_waits", "groups", "io")
+    assert budget(shuffled(trace, names, seed)) == budget(trace)

@@ -100,6 +100,11 @@ class RankFile:
                  timed_count=channels if begin >= 0 else 0, op_code=int(op), nccl_flags=flags, device_index=0)
         return number
 
+    def channel(self, task: int, index: int, begin: float, end: float) -> None:
+        """One channel of a task on the device."""
+        self.add("nccl_channel", begin_device_ns=shown(DeviceClock.GLOBALTIMER, begin),
+                 end_device_ns=shown(DeviceClock.GLOBALTIMER, end), task_id=task, channel_index=index)
+
     def proxy(self, task: int, begin: float, end: float, *, size: int = 1000, wire: float = 0, send: int = 1) -> None:
         """One proxy operation."""
         self.add("nccl_proxy", begin_ticks=ms(begin), end_ticks=ms(end), transfer_bytes=size,

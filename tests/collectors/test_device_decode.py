@@ -167,6 +167,9 @@ def test_the_plugin_wins_and_its_stray_stamps_do_not(one: RankFile, tmp_path: Pa
     one.bracket(Bracket.COLLECTIVE, 12, 30, stream=2, correlation=call)
     task = one.task(call, 14, 29)
     one.proxy(task, 15, 20, wire=2)
+    one.channel(task, 0, 14, 29)
+    one.channel(task, 1, 15, 27)
+    one.channel(task, 2, 13, -1)
     one.proxy(task, 18, 24, send=0)
     one.proxy(task, 26, 27)
     one.proxy(999, 26, 27)
@@ -185,6 +188,10 @@ def test_the_plugin_wins_and_its_stray_stamps_do_not(one: RankFile, tmp_path: Pa
     assert detail["network_ns"] == 10_000_000, "two that overlap and one apart, united"
     assert (detail["wire_wait_ns"], detail["transfer_bytes"]) == (2_000_000, 3000)
     assert (trace.text(detail["algorithm_code"]), detail["channels_count"], detail["timed_count"]) == ("RING", 2, 2)
+    apart = {"channel_skew_ns": 1_000_000, "channel_spread_ns": 2_000_000}
+    assert {name: detail[name] for name in apart} == pytest.approx(apart, rel=1e-4), "of channels with both stamps"
+    alone = list(trace.collective_details.rows())[1]
+    assert (alone["channel_skew_ns"], alone["channel_spread_ns"]) == (-1, -1)
     found = losses(trace)
     assert (found["device_stamps_contradict"], found["proxies_of_others"]) == (1, 1)
     facts = {trace.text(r["key_code"]): trace.text(r["value_code"]) for r in trace.metadata.rows()}
