@@ -1,11 +1,12 @@
 """Makes the golden files of this format version: what a killed process left, and the same after the merge.
 
-    PYTHONPATH=. LD_PRELOAD=stashtrace/libstashtrace.so STASHTRACE_DIR=/some/folder STASHTRACE_RUN_ID=901d \
+    PYTHONPATH=. LD_PRELOAD=$PWD/stashtrace/libstashtrace.so STASHTRACE_DIR=/some/folder STASHTRACE_RUN_ID=901d \
         STASHTRACE_COLLECTORS=annotations python tests/data/make_golden.py record
     PYTHONPATH=. python tests/data/make_golden.py keep /some/folder tests/data/golden/v1
 
-Files of released versions are never made again; a new version gets a folder of its own. ``keep`` replaces
-what names the machine in the file's metadata.
+Files of released versions are never made again; a new version gets a folder of its own, and so do new records of the
+same version (``v1_devices``: the first with those of devices). ``keep`` replaces what names the machine in the file's
+metadata.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,6 +19,7 @@ import shutil
 import signal
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,12 @@ def _value(field: dict[str, Any], row: int, text: int, ticks: int) -> Any:
         return ticks
     if name.endswith("_id") and field["type"] == "u32" and name not in ("collective_id",):
         return text
-    if name.startswith("reserved"):
+    if name.startswith("reserved") or name == "device_index":
         return 0
+    if name.endswith("device_ns"):  # a device whose clocks are the host's
+        return time.monotonic_ns()
+    if name == "clock_code":
+        return 1 + row % 3
     if name.endswith("_code"):
         return 1
     return row / 4 if field["type"] == "f64" else row

@@ -26,6 +26,11 @@ def version(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+def version_has_devices(folder: Path) -> bool:
+    """Whether it has rows of devices."""
+    return "device_bracket" in json.loads((folder / "rows.json").read_text())
+
+
 def check(path: Path, folder: Path) -> None:
     """Every row as it was written; fields that later versions appended are not looked at."""
     expected: dict[str, list[list[object]]] = json.loads((folder / "rows.json").read_text())
@@ -52,3 +57,11 @@ def test_every_table_is_filled(version: Path) -> None:
     for name in ("spans", "phases", "batches", "io", "waits", "collectives", "groups", "counters", "tracks"):
         assert len(trace.table(name)), name
     assert "/data/a long path that needs two parts/" in "".join(trace.strings)
+
+
+def test_every_table_of_devices_is_filled(version: Path) -> None:
+    if not version_has_devices(version):
+        pytest.skip("made before devices were recorded")
+    trace = load_trace(version / "killed.stash")
+    for name in ("devices", "streams", "device_brackets", "device_calls", "kernels", "collective_details"):
+        assert len(trace.table(name)), name
