@@ -40,6 +40,10 @@ def test_eight_ranks_a_thousand_collectives(source: str, tmp_path: Path) -> None
         slack = 2 * int(run.trace.device_clocks["error_ns"].max()) + 1024  # each device has its own clock
         assert (end.min(axis=1) + slack >= begin.max(axis=1)).all()
         assert (end[:-1] <= begin[1:] + 512).all()
+        details = run.trace.collective_details
+        assert (details["timed_count"] == 2).all()
+        assert (details["channel_skew_ns"] >= 0).all(), "both channels have both stamps"
+        assert (details["channel_spread_ns"] >= 0).all()
 
 
 #: Before 2.27 there is no plugin; in 2.29 stamps after a broadcast are not believed; from 2.31 on they cost too much.
