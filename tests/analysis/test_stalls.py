@@ -312,12 +312,12 @@ def test_killed_worker_leaves_a_doubt() -> None:
     assert stall_text(trace_from_text(drawing)).endswith("0 1: compute 2, fetch 2, prep 4 [0..4], handoff 0 [0..4]")
 
 
-def test_unknown_worker_is_an_interval() -> None:
-    drawing = """
-        rank 0 loader : 000
-        rank 0 phase  : ...FO
-    """
-    assert stall_text(trace_from_text(drawing)) == "0 0: compute 2, fetch 0 [0..3], prep 3 [0..3], handoff 0 [0..3]"
+@pytest.mark.parametrize(("worker", "handoff"), [(0, ", handoff 0 [0..3]"), (-1, "")], ids=["a worker", "itself"])
+def test_unknown_maker_is_an_interval(worker: int, handoff: str) -> None:
+    build = TraceBuilder()
+    build.rank(0).batch_wait(0, 0, 3 * MS, worker=worker).phase("forward", 3 * MS, 4 * MS)
+    build.rank(0).phase("optimizer", 4 * MS, 5 * MS)
+    assert stall_text(build.trace()) == f"0 0: compute 2, fetch 0 [0..3], prep 3 [0..3]{handoff}"
 
 
 def test_collective_never_entered_by_a_rank() -> None:

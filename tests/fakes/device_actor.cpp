@@ -184,7 +184,7 @@ void Actor::batch_wait(const Statement& one) {
     row.loader_id = 1;
     row.batch_index = static_cast<std::int64_t>(batch);
     row.cpu_ns = row.runqueue_ns = -1;
-    row.worker_id = -1;
+    row.worker_id = 0;  // a worker that leaves no record
     row.phase_code = codes::BatchPhase::wait;
     recorder().emit(stashtrace::schema::Batch::kId, &row, sizeof row);
   }

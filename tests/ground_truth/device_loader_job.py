@@ -4,13 +4,15 @@
     device    ...............[ 10 ms ]...................[ 10 ms ]........     45 ms a batch, 10 of compute
 
 Arguments: port of a server that answers after so long (an object store), ms of CPU per batch, ms of kernels per step,
-steps. The probes are the real ones; what tells them the stream is a stand-in for CuPy.
+steps, a file for the worker's own clock: per batch when its request began and ended, and when it was made. The last
+line of output is when each batch came. The probes are the real ones; what tells them the stream is a stand-in for CuPy.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes
+import json
 import socket
 import sys
 import time
@@ -47,22 +49,26 @@ def kernel(milliseconds: float) -> None:
 class Samples(Dataset[torch.Tensor]):
     """One sample is one batch: a request over the network, then work on what came."""
 
-    def __init__(self, port: int, spin_ms: float, count: int) -> None:
-        self.port, self.spin_ms, self.count = port, spin_ms, count
+    def __init__(self, port: int, spin_ms: float, count: int, clock: str) -> None:
+        self.port, self.spin_ms, self.count, self.clock = port, spin_ms, count, clock
         self.server: socket.socket | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        asked = time.monotonic_ns()
         if self.port:
             if self.server is None:
                 self.server = socket.create_connection(("127.0.0.1", self.port))
             self.server.sendall(b"?")
             assert self.server.recv(1) == b"!"
+        answered = time.monotonic_ns()
         end = time.monotonic() + self.spin_ms / 1e3  # of the wall: other processes may want the CPU too
         while time.monotonic() < end:
             pass
+        with open(self.clock, "a", encoding="ascii") as file:
+            file.write(f"{asked} {answered} {time.monotonic_ns()}\n")
         return torch.zeros(4)
 
 
@@ -75,12 +81,15 @@ def main() -> None:
     weight = torch.zeros(4, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     weight.grad = torch.zeros(4)
-    loader = DataLoader(Samples(port, spin_ms, steps), batch_size=1, num_workers=1, prefetch_factor=1)
-    for _ in loader:
+    samples = Samples(port, spin_ms, steps, sys.argv[5])
+    came = []
+    for _ in DataLoader(samples, batch_size=1, num_workers=1, prefetch_factor=1):
+        came.append(time.monotonic_ns())
         kernel(kernel_ms)
         optimizer.step()
     assert CALLS.cudaDeviceSynchronize() == 0
     time.sleep(0.1)  # the harvester sees the last events
+    print(json.dumps(came))
 
 
 if __name__ == "__main__":
