@@ -10,6 +10,7 @@ Ticks stay what they are, so the truth is known: equal ticks are the same moment
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,16 @@ from stashtrace.format.container import ByteFile, Codec, pack_head, pack_segment
 from stashtrace.format.project import layout_of
 
 OTHER_BOOT = "07be2b00-0000-0000-0000-000000000002"
+
+
+class Found(NamedTuple):
+    """How far the other host's clock is off, and what is said of it: in the whole run, and from call to call."""
+
+    miss_ns: int
+    error_ns: int
+    touch_miss_ns: int
+    touch_error_ns: int
+    method: str
 
 
 def as_other_boot(
@@ -75,13 +86,26 @@ def as_other_boot(
     path.with_suffix(".ring").unlink(missing_ok=True)
 
 
-def true_miss_ns(path: Path, boot_id: str = OTHER_BOOT) -> tuple[int, int, str]:
-    """(how far the two hosts' times of the same ticks are apart at most, stated error, method) of a loaded run."""
+def true_miss_ns(path: Path | list[Path], boot_id: str = OTHER_BOOT) -> Found:
+    """How far the two hosts' times of the same ticks are apart in a loaded run."""
     from stashtrace.align.session import Session
 
     session = Session.open(path)
     by_boot = {clock.boot_id: clock for clock in session.clocks.values()}
     here, there = by_boot[session.reference], by_boot[boot_id]
     ticks = np.concatenate([c.map.ticks[1:-1] for c in (here, there)]).astype(np.uint64)
-    ticks = np.linspace(int(ticks.min()), int(ticks.max()), 200).astype(np.uint64)
-    return int(np.abs(there(ticks) - here(ticks)).max()), there.error_ns, there.method
+    calls = [file.load(("collective_call", "nccl_call")).records.values() for file in session.files]
+    joint = np.concatenate([records.rows["call_ticks"] for each in calls for records in each])
+    misses = []
+    for some in (ticks, joint):
+        moments = np.linspace(int(some.min()), int(some.max()), 200).astype(np.uint64)
+        misses.append(int(np.abs(there(moments) - here(moments)).max()))
+    _, _, error, touch = there.worth()
+    return Found(misses[0], error, misses[1], touch, there.method)
+
+
+def rank_of(path: Path) -> int:
+    """Rank in the environment of a recorded process, -1 if none."""
+    with ByteFile(str(path)) as source:
+        rank = (read_head(source).metadata.get("env") or {}).get("RANK", "")
+    return int(rank) if str(rank).isdecimal() else -1

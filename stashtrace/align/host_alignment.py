@@ -66,7 +66,9 @@ def align_run(scout: Session, clocks: Mapping[tuple[str, str], HostClock], refer
     for clock in clocks.values():
         offset = found.offsets.get(number[clock.boot_id])
         if offset is not None:
-            clock.correct(offset.at_ns + scout.origin_monotonic_ns, offset.offset_ns, offset.error_ns, offset.method)
+            at = offset.at_ns + scout.origin_monotonic_ns
+            error = int(offset.error_ns.max())
+            clock.correct(at, offset.offset_ns, error, offset.touch_error_ns, offset.method)
     names = {scout.clock_of(i).boot_id: str(raw.metadata.get("host", "")) for i, raw in enumerate(scout.core)}
     return [(-1, row) for row in alignment_losses(found, [names.get(boot, boot) for boot in boots])]
 

@@ -34,6 +34,7 @@ class HostClock:
         self.method = "same_clock"
         self.origin_ns = 0  # of the common clock, on the reference's monotonic clock
         self.drift_ppb = 0
+        self._touch_error_ns = 0
         self._course: TickMap | None = None  # from the first guess to the reference's monotonic clock
 
     def refer_to(self, reference: HostClock) -> None:
@@ -47,8 +48,8 @@ class HostClock:
             self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
         )
 
-    def correct(self, at_ns: Int64, offset_ns: Int64, error_ns: Int64, method: str) -> None:
-        """Improve the first guess: what is to be added to it, at knots of its own time, and the half-width there."""
+    def correct(self, at_ns: Int64, offset_ns: Int64, error_ns: int, touch_error_ns: int, method: str) -> None:
+        """Improve the first guess: what is to be added to it, at knots of its own time, and the half-widths."""
         slope = (int(offset_ns[-1]) - int(offset_ns[0])) / int(at_ns[-1] - at_ns[0])
         reach = 1 << 40
         outer = np.array([at_ns[0] - reach, at_ns[-1] + reach])
@@ -56,7 +57,7 @@ class HostClock:
         at = np.concatenate((outer[:1], at_ns, outer[1:]))
         self._course = TickMap(at, at + np.concatenate((beyond[:1], offset_ns, beyond[1:])), 0)
         self.drift_ppb = round(slope * 1e9)
-        self.error_ns = int(error_ns.max())
+        self.error_ns, self._touch_error_ns = error_ns, touch_error_ns
         self.method = method
 
     def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
@@ -68,11 +69,11 @@ class HostClock:
         out -= self.origin_ns
         return out
 
-    def worth(self) -> tuple[int, int, int]:
-        """(offset at the origin of the common clock, drift, error) for the table ``alignment``."""
+    def worth(self) -> tuple[int, int, int, int]:
+        """(offset at the origin of the common clock, drift, error, error in touch) for the table ``alignment``."""
         if self._course is None:
-            return self.offset_ns, self.drift_ppb, self.error_ns
-        return self.offset_ns + self._correction_at_origin(), self.drift_ppb, self.error_ns
+            return self.offset_ns, self.drift_ppb, self.error_ns, self.error_ns
+        return self.offset_ns + self._correction_at_origin(), self.drift_ppb, self.error_ns, self._touch_error_ns
 
     def _correction_at_origin(self) -> int:
         assert self._course is not None

@@ -34,12 +34,20 @@ class HostOffset:
         Ascending moments of the host's clock, what is to be added, half-width.
     method : str
         ``collectives``, ``ping`` or both joined by ``+``.
+    touch : (int, int)
+        First and last knot of the time in which something was done together.
     """
 
     at_ns: Int64
     offset_ns: Int64
     error_ns: Int64
     method: str
+    touch: tuple[int, int]
+
+    @property
+    def touch_error_ns(self) -> int:
+        """Largest error while something was done together."""
+        return int(self.error_ns[self.touch[0] : self.touch[1] + 1].max())
 
     def moved(self, times_ns: Int64) -> Int64:
         """Times of the host's clock on that of the reference."""
@@ -213,7 +221,7 @@ def _tree(
         near.setdefault(pair[1], []).append((pair[0], pair))
     begin, end = lifes_ns[reference].tolist()
     zero = np.zeros(2, dtype=np.int64)
-    start = HostOffset(np.array([begin, max(end, begin + 1)]), zero, zero, "")
+    start = HostOffset(np.array([begin, max(end, begin + 1)]), zero, zero, "", (0, 1))
     found: dict[int, HostOffset] = {}
     used: list[tuple[int, int]] = []
     queue: list[tuple[int, int, int, tuple[int, int] | None]] = [(0, reference, -1, None)]
@@ -224,7 +232,7 @@ def _tree(
         if way is None:
             found[host] = start
         else:
-            found[host] = _chained(_toward(edges[way], way[1] == host), found[parent], edges[way].sources)
+            found[host] = _chained(_toward(edges[way], way[1] == host), found[parent], edges[way])
             used.append(way)
         for other, edge in near.get(host, ()):
             if other not in found:
@@ -240,7 +248,7 @@ def _toward(fit: OffsetFit, is_follower: bool) -> tuple[Int64, Int64, Int64]:
     return fit.at_ns + fit.offset_ns, -fit.offset_ns, fit.error_ns
 
 
-def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, sources: frozenset[int]) -> HostOffset:
+def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit) -> HostOffset:
     """The way over a parent: errors add up."""
     at, offset, error = own
     there = at + offset
@@ -251,12 +259,13 @@ def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, sources: froze
     first = int(parent.offset_ns[0])
     change = _extended(moment, knots, (parent.offset_ns - first).astype(np.float64))
     more = np.interp(moment, knots, parent.error_ns.astype(np.float64))
-    names = {_NAMES[s] for s in sources} | set(filter(None, parent.method.split("+")))
+    names = {_NAMES[s] for s in fit.sources} | set(filter(None, parent.method.split("+")))
     return HostOffset(
         at,
         offset + first + np.rint(change).astype(np.int64),
         error + np.ceil(more).astype(np.int64),
         "+".join(sorted(names)),
+        fit.touch,
     )
 
 

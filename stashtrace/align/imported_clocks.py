@@ -76,11 +76,11 @@ class ImportedClocks:
             if found is not None:
                 at = origin_ns - int(found.offset_ns[0])
                 shift = int(found.moved(np.array([at]))[0]) - at
-                worth = (shift, found.drift_ppb, int(found.error_ns.max()), code(found.method))
+                worth = (shift, found.drift_ppb, int(found.error_ns.max()), found.touch_error_ns, code(found.method))
             elif clock and clock != self.reference:
-                worth = (0, 0, REALTIME_ERROR_NS, code("realtime"))
+                worth = (0, 0, REALTIME_ERROR_NS, REALTIME_ERROR_NS, code("realtime"))
             else:
-                worth = (0, 0, 0, code("same_clock" if clock else "assumed"))
+                worth = (0, 0, 0, 0, code("same_clock" if clock else "assumed"))
             rows.append((code(clock), code(self.reference), *worth))
         return Table.from_rows(TABLES["alignment"], rows)
 

@@ -106,7 +106,7 @@ def ends_offset(
 
     def at(moment: Floats) -> tuple[Floats, Floats]:
         outside = np.maximum(np.abs(moment - (time.min() + time.max()) / 2) / span - 0.5, 0.0)
-        return np.interp(moment, *guess) + level + shift + slope * moment, fixed + 2 * noise * outside
+        return np.interp(moment, *guess) + level + shift + slope * moment, fixed + 4 * noise * outside
 
     return at
 

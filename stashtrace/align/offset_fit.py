@@ -76,6 +76,8 @@ class OffsetFit:
         Ascending moments of the follower's clock.
     sources : frozenset of int
         What limits it.
+    touch : (int, int)
+        First and last knot of the time in which there are limits.
     rejected_count : int
         Limits that the others contradict.
     stepped : bool
@@ -86,6 +88,7 @@ class OffsetFit:
     offset_ns: Int64
     error_ns: Int64
     sources: frozenset[int]
+    touch: tuple[int, int]
     rejected_count: int = 0
     stepped: bool = False
 
@@ -117,7 +120,7 @@ def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: i
     if found is None:
         return None
     lines, kept = found
-    knots = _knots(first, last)
+    knots, touch = _knots(first, int(limits.at_ns[0]), int(limits.at_ns[-1]), last)
     at = (knots - base_at).astype(np.float64)
     low, high = _reach(lines, points, kept, at, _WANDER * reach / 4)
     middle, half = (low + high) / 2, (high - low) / 2
@@ -125,10 +128,12 @@ def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: i
         shared = ends_offset(ends, base_at, base_offset, (at, middle))
         if shared is not None:
             offset, error = shared(at)
-            if float(np.median(half)) > ends.need * float(np.median(error)):
-                middle = np.clip(offset, low, high)
-                half = np.minimum(error, np.maximum(high - middle, middle - low))
-    half = half + _WANDER * float(np.diff(knots).max()) / 2
+            # Only while there are such ends: their course tells little of what comes before and after.
+            seen = slice(touch[0], touch[1] + 1)
+            if float(np.median(half[seen])) > ends.need * float(np.median(error[seen])):
+                middle[seen] = np.clip(offset, low, high)[seen]
+                half[seen] = np.minimum(error, np.maximum(high - middle, middle - low))[seen]
+    half = half + _WANDER * float(np.diff(knots[touch[0] : touch[1] + 1]).max(initial=0)) / 2
     rejected = ~points.alive
     stepped, covered = _step(points, rejected, at, middle)
     return OffsetFit(
@@ -136,15 +141,18 @@ def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: i
         base_offset + np.rint(middle).astype(np.int64),
         np.ceil(np.maximum(half, covered)).astype(np.int64),
         frozenset(np.unique(limits.source[kept[_touching(lines, points, kept, _WANDER * reach / 4)]]).tolist()),
+        touch,
         int(rejected.sum()),
         stepped,
     )
 
 
-def _knots(first: int, last: int) -> Int64:
-    count = min(_MOST_PIECES, max(1, -(-(last - first) // _PIECE_NS)))
-    step = max(1, -(-(last - first) // count))
-    return first + step * np.arange(count + 1, dtype=np.int64)
+def _knots(first: int, begin: int, end: int, last: int) -> tuple[Int64, tuple[int, int]]:
+    """Knots from the first moment to the last, and which of them are the first and last with limits."""
+    count = min(_MOST_PIECES, max(1, -(-(end - begin) // _PIECE_NS)))
+    inside = begin + (end - begin) * np.arange(count + 1, dtype=np.int64) // count
+    knots = np.unique(np.concatenate([[first], inside, [max(last, first + 1)]]))
+    return knots, (int(np.searchsorted(knots, begin)), int(np.searchsorted(knots, end)))
 
 
 class _Points:

@@ -186,6 +186,12 @@ def _shortest(table: Table, end: Int64) -> tuple[Int64, Int64]:
     return out, who
 
 
+def contact_errors(trace: Trace) -> Int64:
+    """Error of each clock of ``alignment`` while the hosts were in touch, as they are in a collective."""
+    touch = trace.alignment["touch_error_ns"]
+    return int64(np.where(touch > 0, touch, trace.alignment["error_ns"]))
+
+
 def _trusted(
     trace: Trace, end: Int64, device_error_ns: Int64 | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -193,7 +199,7 @@ def _trusted(
     who entered last. Of one clock both are always true."""
     table, processes = trace.collectives, trace.processes
     trusted = np.ones(len(table), dtype=bool)
-    error_of = dict(zip(trace.alignment["boot_code"].tolist(), trace.alignment["error_ns"].tolist(), strict=True))
+    error_of = dict(zip(trace.alignment["boot_code"].tolist(), contact_errors(trace).tolist(), strict=True))
     if device_error_ns is None and not any(error_of.values()):
         return trusted, trusted
     boot_of = dict(zip(processes["process_id"].tolist(), processes["boot_code"].tolist(), strict=True))

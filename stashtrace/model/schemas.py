@@ -196,6 +196,7 @@ ALIGNMENT = _schema(
     ("offset_ns", "i8", "ns", "added to this domain's monotonic clock at the origin of the common clock"),
     ("drift_ppb", "i8", "ppb", "mean rate at which that changes, 1e-9"),
     ("error_ns", "i8", "ns", "half-width of the interval that holds the true offset, during the whole run"),
+    ("touch_error_ns", "i8", "ns", "the same from the first to the last thing done together, -1 if unknown"),
     ("method_code", "i8", "", "string: same_clock, realtime, collectives, ping, collectives+ping; assumed"),
 )
 METADATA = _schema(

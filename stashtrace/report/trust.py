@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.matching import match
+from stashtrace.analysis.matching import contact_errors, match
 from stashtrace.analysis.trace_index import blocked_by_guess
 from stashtrace.model.kinds import (
     SYNCHRONISING_OPS,
@@ -262,13 +262,13 @@ def _unordered(trace: Trace) -> list[str]:
     if len(alignment) < 2 or not len(trace.collectives):
         return []
     matched, table = match(trace), trace.collectives
-    error = duration_text(2 * int(alignment["error_ns"].max()))
+    error = duration_text(2 * int(contact_errors(trace).max()))
     shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
     keys = np.stack([table["group_hash"], table["sequence"].astype(np.uint64)], axis=1)
     count = len(np.unique(keys[shared], axis=0))
     doubtful = len(np.unique(keys[shared & ~matched.ordered], axis=0))
     by_duration = len(np.unique(keys[shared & ~matched.by_clock], axis=0))
-    told = f"events on different hosts closer than {error} are not ordered"
+    told = f"events that different hosts share are not ordered where closer than {error}"
     if doubtful:
         told += f": in {doubtful} of {count} collectives nobody is called last"
     if by_duration:
@@ -310,7 +310,7 @@ def _clocks(trace: Trace) -> str:
     alignment = trace.alignment
     told = "not aligned"
     if len(alignment):
-        error = duration_text(int(alignment["error_ns"].max()))
+        error = duration_text(int(contact_errors(trace).max()))
         methods = {trace.text(code) for code in alignment["method_code"].tolist()}
         if methods == {"assumed"}:
             return "of the files, taken to agree"

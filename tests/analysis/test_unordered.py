@@ -52,7 +52,7 @@ def test_summary_says_what_is_not_ordered() -> None:
     found = trust(job(50 * US), (0, 1), {})
     assert found.clocks == "2 hosts, ±50.0 us by collectives"
     assert any(
-        "closer than 100 us are not ordered: in 1 of 3 collectives nobody is called last" in s for s in found.scope
+        "not ordered where closer than 100 us: in 1 of 3 collectives nobody is called last" in s for s in found.scope
     )
 
 
