@@ -176,10 +176,10 @@ def _sound(number: Int64, order: Int64, table: Table, new: Bools) -> Bools:
     kind = np.where(op == CollectiveOp.RECEIVE, int(CollectiveOp.SEND), op)
     same = np.minimum.reduceat(kind, starts) == np.maximum.reduceat(kind, starts)
     side = table["process_id"][order] * 2 + (op == CollectiveOp.RECEIVE)
-    by_side = np.lexsort((side, number))
-    twice = (np.diff(number[by_side], prepend=-1) == 0) & (np.diff(side[by_side], prepend=-1) == 0)
+    sides = int(side.max()) + 1
+    both = np.sort(number * sides + side)
     alone = np.ones(len(starts), dtype=bool)
-    alone[number[by_side][twice]] = False
+    alone[both[1:][both[1:] == both[:-1]] // sides] = False
     return np.asarray(same & alone)
 
 
@@ -198,7 +198,9 @@ def _errors(process: Int64, source: Int64, timed: Bools, error_of: Mapping[tuple
 
 
 def _is_root(table: Table, groups: Table) -> Bools:
-    """Whether each row's own place in its group is the root's."""
+    """Whether each row's own place in its group is the root's; where no operation has a root nobody is."""
+    if not np.isin(table["op_code"], (*_FROM_ROOT, *_TO_ROOT)).any():
+        return np.zeros(len(table), dtype=bool)
     keys = np.stack([table["process_id"].astype(np.uint64), table["group_hash"]], axis=1)
     known = np.stack([groups["process_id"].astype(np.uint64), groups["group_hash"]], axis=1)
     joined, inverse = np.unique(np.concatenate([known, keys]), axis=0, return_inverse=True)
