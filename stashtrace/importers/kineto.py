@@ -21,6 +21,7 @@ from stashtrace.importers.context import ImportContext
 from stashtrace.importers.kineto_collectives import add_collectives
 from stashtrace.importers.kineto_device import add_device_work
 from stashtrace.importers.kineto_host import add_host_side
+from stashtrace.importers.kineto_host_collectives import add_host_collectives
 from stashtrace.importers.kineto_reading import KinetoFile, read
 from stashtrace.importers.kineto_rows import FileRows
 from stashtrace.importers.source import Source
@@ -65,6 +66,7 @@ def load(source: Source, context: ImportContext) -> None:
     work = add_device_work(rows)
     steps = add_host_side(rows, work)
     add_collectives(rows, work, steps)
+    add_host_collectives(rows, steps)
     _tell_losses(file, source.path.name, context, process_id)
 
 

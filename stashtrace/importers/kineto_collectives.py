@@ -51,11 +51,11 @@ _ELEMENT_BYTES = {
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 #: Collectives of a step that are numbered apart from those of the next; more than any step has.
-_PER_STEP = 1 << 20
+PER_STEP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """A process group as this file knows it."""
 
     name: str
@@ -66,6 +66,7 @@ class _Group:
 
     @property
     def hash(self) -> int:
+        """Number that stands for the group on all its ranks."""
         return int.from_bytes(hashlib.blake2b(self.key.encode(), digest_size=8).digest(), "big") or 1
 
 
@@ -138,7 +139,7 @@ def add_collectives(rows: FileRows, work: DeviceRows, steps: Steps) -> None:
     if (detail.first("Seq") == ABSENT).any():
         for group in groups:
             rows.context.number_anew(group.hash)
-    _add_groups(rows, groups)
+    add_groups(rows, groups, "nccl")
     if sum(g.guessed for g in groups) > 1:
         rows.context.lose(
             "groups_not_in_file",
@@ -197,7 +198,7 @@ class _Details:
 
     def ops(self) -> Int64:
         """CollectiveOp of each."""
-        return self._rows.coded(self._named(), _op)
+        return self._rows.coded(self._named(), op_of)
 
     def names(self) -> Int64:
         """String codes of the names as torch or NCCL calls them."""
@@ -216,7 +217,7 @@ class _Details:
         size = self._rows.coded(types, _first_type_bytes)
         return np.where(known > 0, known, np.maximum(count, 0) * size)
 
-    def groups(self, stream: Int64) -> tuple[Int64, list[_Group]]:
+    def groups(self, stream: Int64) -> tuple[Int64, list[Group]]:
         """Group of each row, as a place in the list of groups."""
         texts = [self.text(f"Process Group {what}") for what in ("Name", "Ranks", "Description")]
         numbers = [self.first(key) for key in ("Group size", "Global rank start", "Global rank stride")]
@@ -234,7 +235,7 @@ class _Details:
         used, place = np.unique(place, return_inverse=True)
         return place, [unique[at] for at in used.tolist()]
 
-    def _group(self, row: Sequence[int], streams: Sequence[int]) -> _Group:
+    def _group(self, row: Sequence[int], streams: Sequence[int]) -> Group:
         name, ranks, title, size, start, stride, stream = row
         text, top = self._rows.file.text, self._rows.file.top
         process = self._rows.context.processes[self._rows.process_id]
@@ -242,7 +243,7 @@ class _Details:
             place = streams.index(stream)
             shown = "all ranks" if len(streams) == 1 else f"all ranks, NCCL stream {place}"
             world = process.world_size
-            return _Group(shown, tuple(range(max(world, 0))), world, f"{shown} of {world}", guessed=True)
+            return Group(shown, tuple(range(max(world, 0))), world, f"{shown} of {world}", guessed=True)
         listed = _ranks(text(ranks)) or _configured(top, text(name))
         if not listed and start >= 0 and size > 0 and (stride > 0 or size == 1):
             listed = tuple(range(start, start + size * max(stride, 1), max(stride, 1)))
@@ -251,7 +252,7 @@ class _Details:
         count = len(listed) or (size if size > 0 else -1)
         called = text(title) if text(title) not in ("", "undefined") else f"group {text(name)}"
         key = f"{text(name)}|{','.join(map(str, listed)) if listed else f'{count} ranks'}"
-        return _Group(called, listed, count, key)
+        return Group(called, listed, count, key)
 
 
 def _sequences(talks: EventRows, launch: Int64, group: Int64, stream: Int64, steps: Steps, given: Int64) -> Int64:
@@ -277,11 +278,12 @@ def _sequences(talks: EventRows, launch: Int64, group: Int64, stream: Int64, ste
     # Before the first step: counted back from it, for a recording begins in the middle of a step's work.
     before = key_step < 0
     nth = np.where(before, nth - np.repeat(length, length), nth)
-    out[order] = (number[order] + 1) * _PER_STEP + nth
+    out[order] = (number[order] + 1) * PER_STEP + nth
     return out
 
 
-def _add_groups(rows: FileRows, groups: Sequence[_Group]) -> None:
+def add_groups(rows: FileRows, groups: Sequence[Group], backend: str) -> None:
+    """Fill ``groups``."""
     process = rows.context.processes[rows.process_id]
     listed = rows.file.top.get("deviceProperties") or rows.file.top.get("computeProperties") or []
     for group in groups:
@@ -291,7 +293,7 @@ def _add_groups(rows: FileRows, groups: Sequence[_Group]) -> None:
             process_id=rows.process_id,
             group_hash=np.array([group.hash], dtype=np.uint64),
             name_code=rows.context.code(group.name),
-            backend_code=rows.context.code("nccl"),
+            backend_code=rows.context.code(backend),
             members_code=rows.context.code(",".join(map(str, group.members))),
             group_rank=group.members.index(process.rank) if process.rank in group.members else -1,
             group_size=group.size,
@@ -310,7 +312,8 @@ def _locality(members: tuple[int, ...], devices: int) -> tuple[int, str]:
     return 0, f"its members fit one host of {devices} GPUs"
 
 
-def _op(name: str) -> int:
+def op_of(name: str) -> int:
+    """CollectiveOp of a name as torch, NCCL or its kernels spell it."""
     letters = re.sub(r"[^a-z]", "", name.lower())
     return next((int(code) for mark, code in _OPS if mark in letters), int(CollectiveOp.OTHER))
 

@@ -333,3 +333,24 @@ def test_jobs_of_different_size(tmp_path: Path) -> None:
     losses = _losses(_load(tmp_path))
     assert losses["jobs_of_different_size"] == 2
     assert losses["missing_ranks"] == 2
+
+
+def test_collectives_of_the_host(tmp_path: Path) -> None:
+    for rank, late in ((0, 0), (1, 300)):
+        work = [
+            host("gloo:all_reduce", 1000 * n + 200 + late, 500 - late, cat="user_annotation", tid=88) for n in range(2)
+        ]
+        info = {"backend": "gloo", "rank": rank, "world_size": 2}
+        write(tmp_path / f"{rank}.json", [step(3, 0, 990), step(4, 1000, 990), *work], distributedInfo=info)
+    trace = _load(tmp_path)
+    rows = trace.collectives
+    assert set(rows["source_code"].tolist()) == {CollectiveSource.HOST}
+    assert sorted(zip(rows["rank"].tolist(), rows["sequence"].tolist(), strict=True)) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    table = stashtrace.analyze(trace, "collectives")
+    assert table["wait_ns"][table["rank"] == 0].tolist() == [300_000, 300_000]
+    assert {trace.text(c) for c in trace.groups["backend_code"]} == {"gloo"}
