@@ -77,7 +77,7 @@ def _without_by(options: Options) -> Options:
     return {name: value for name, value in options.items() if name != "by"}
 
 
-_PER_RANK = ("steps", "stalls", "hidden", "collectives", "stall_intervals")
+_PER_RANK = ("steps", "stalls", "hidden", "collectives", "stall_intervals", "breakdown", "idle", "launches", "copies")
 
 #: Analysis -> plan. What is not here needs all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {

@@ -17,6 +17,7 @@ from analysis.test_device_identity import traces as device_traces
 from analysis.test_stall_identity import traces as host_traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kineto_job import write_job
 
 import stashtrace
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError, UsageError
@@ -88,7 +89,20 @@ def test_everything_comes_back(run: Path, store: Path) -> None:
 
 
 def test_ranks_alone_are_attributed_as_within_the_run(run: Path, store: Path) -> None:
-    assert compare(stashtrace.load(run), store) == len(PLANS) + 3
+    of_kernels = {"breakdown", "idle", "launches", "copies"}  # of which a run without devices has nothing to say
+    assert compare(stashtrace.load(run), store) == len(PLANS) - len(of_kernels) + 3
+
+
+def test_devices_of_each_rank_are_looked_at_alone(tmp_path: Path) -> None:
+    write_job(tmp_path / "job")
+    whole = stashtrace.load(str(tmp_path / "job"))
+    export_store(whole, tmp_path / "job.store")
+    for name, options in (
+        ("breakdown", {}), ("breakdown", {"by": "step", "last_step": "drop"}), ("idle", {"orphans": "drop"}),
+        ("launches", {"by": "step"}), ("copies", {}),
+    ):  # fmt: skip
+        parts, strings = analyze(tmp_path / "job.store", name, **options)
+        assert texts(parts, strings) == texts(stashtrace.analyze(whole, name, **options), whole.strings), name
 
 
 def test_whole_store_is_attributed_as_the_run(run: Path, store: Path) -> None:
