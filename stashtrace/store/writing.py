@@ -79,7 +79,7 @@ class StoreWriter:
             **facts,
         }
         try:
-            (self.path / STORE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            (self.path / STORE_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
         except OSError as error:
             raise self._refused(error) from error
 
