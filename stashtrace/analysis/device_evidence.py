@@ -8,12 +8,19 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.kernel_layers import BLOCKING_CALLS
 from stashtrace.analysis.matching import INSIDE, group_table
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import NEVER, Int64, TimeSet
 from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import Bracket, BracketFlag, CollectiveOp, CopyDirection, DeviceCall, DeviceWork
+from stashtrace.model.kinds import (
+    BLOCKING_CALLS,
+    Bracket,
+    BracketFlag,
+    CollectiveOp,
+    CopyDirection,
+    DeviceCall,
+    DeviceWork,
+)
 from stashtrace.models.alpha_beta import bus_bytes
 
 Row = tuple[int, str, str, str, int, int, float, float]
