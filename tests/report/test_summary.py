@@ -99,6 +99,13 @@ def test_straggler_names_the_late_rank_and_why() -> None:
     assert late.evidence[0] == "why: each step rank 1 computes 20.0 ms longer than rank 0"
 
 
+@pytest.mark.parametrize(("ranks", "others"), [(2, "rank 1"), (3, "the others")])
+def test_a_number_is_that_of_the_rank_hit_hardest(ranks: int, others: str) -> None:
+    found = choose(gather(job(ranks=ranks, prep={rank: 44 - 20 * (rank > 0) for rank in range(ranks)})[1]))
+    data = next(f for f in found if f.group == "data")
+    assert re.search(rf"a step \(\d+ % on rank 0, less on {others}\) waiting for batches", data.verdict), data.verdict
+
+
 def test_a_sleep_is_called_one() -> None:
     build, _ = job()
     for step, mark in enumerate([r["begin_ns"] for r in build.rows["phases"] if r["phase_code"] == 2][::2]):
