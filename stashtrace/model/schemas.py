@@ -24,6 +24,18 @@ from stashtrace.model.device_results import LAUNCHES as LAUNCHES
 from stashtrace.model.device_results import LINKS as LINKS
 from stashtrace.model.device_schemas import DEVICE_TABLES
 from stashtrace.model.imported_schemas import IMPORTED_TABLES
+from stashtrace.model.results import COLLECTIVE_TIMES as COLLECTIVE_TIMES
+from stashtrace.model.results import DIFF as DIFF
+from stashtrace.model.results import EVIDENCE as EVIDENCE
+from stashtrace.model.results import HIDDEN as HIDDEN
+from stashtrace.model.results import IO_TIMES as IO_TIMES
+from stashtrace.model.results import LAST_RANKS as LAST_RANKS
+from stashtrace.model.results import LINK_EFFICIENCY as LINK_EFFICIENCY
+from stashtrace.model.results import STALL_INTERVALS as STALL_INTERVALS
+from stashtrace.model.results import STALL_TOTALS as STALL_TOTALS
+from stashtrace.model.results import STALLS as STALLS
+from stashtrace.model.results import STALLS_COUNTED as STALLS_COUNTED
+from stashtrace.model.results import STRAGGLERS as STRAGGLERS
 
 PROCESSES = _schema(
     "processes",
@@ -231,171 +243,3 @@ TABLES: dict[str, Schema] = {
         *CROSS_RANK_TABLES,
     )
 }
-
-# Results of analyses (one schema each; the docstring of the analysis repeats the names).
-STALLS = _schema(
-    "stalls",
-    "Where the time of each step of each rank went; step -1 is outside_steps",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal; -1 for time outside steps"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("stall_ns", "i8", "ns", "time of this kind; the kinds of a step sum to its wall time"),
-    ("method", "U16", "", "kernels, brackets or host"),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was late most, -1 otherwise"),
-)
-STALLS_COUNTED = _schema(
-    "stalls_counted",
-    "Sums of stalls over the counted steps of a rank, apart by method and cause",
-    ("rank", "i8", "", "global rank"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("stall_ns", "i8", "ns", "time of this kind"),
-    ("method", "U16", "", "kernels, brackets or host"),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was late, -1 otherwise"),
-    ("steps_count", "i8", "", "counted steps of the rank"),
-)
-STALL_TOTALS = _schema(
-    "stall_totals",
-    "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
-    ("rank", "i8", "", "global rank, -1 for all"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("stall_ns", "i8", "ns", "time of this kind in all counted steps"),
-    ("share_ratio", "f8", "", "of the wall time of these steps"),
-    ("method", "U16", "", "kernels, brackets or host; mixed if not the same in all steps"),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
-    ("steps_count", "i8", "", "steps summed"),
-)
-HIDDEN = _schema(
-    "hidden",
-    "What each step did beside its stalls; nothing of it is part of the budget",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal"),
-    ("wall_ns", "i8", "ns", "length of the step"),
-    ("hidden_communication_ns", "i8", "ns", "a collective in flight while the rank was not blocked on it"),
-    ("hidden_loading_ns", "i8", "ns", "a worker made a batch while the rank waited for none"),
-    ("hidden_checkpoint_ns", "i8", "ns", "another thread wrote a checkpoint while the step thread did something else"),
-    ("cpu_contention_ns", "i8", "ns", "the step thread was runnable but not running, -1 if unknown"),
-    ("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown"),
-    ("gc_ns", "i8", "ns", "Python garbage collection on the step thread, inside compute"),
-    ("queued_ns", "i8", "ns", "waited for a collective that stood behind an earlier one, inside the link's time"),
-    ("hidden_copy_ns", "i8", "ns", "a copy between host and device while the device did something else"),
-    ("host_paced_ns", "i8", "ns", "device: no record proves it had work; the bound of launch, part of compute"),
-    ("graph_opaque_ns", "i8", "ns", "device: inside a graph launch of which nothing is known, part of compute"),
-    ("untimed_count", "i8", "", "collectives given to a device without device times"),
-    ("estimated_ns", "i8", "ns", "link time that an estimate divides between hosts and inside one"),
-)
-COLLECTIVE_TIMES = _schema(
-    "collective_times",
-    "One row per rank and collective: waiting for the last rank, then moving bytes",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal of the step it was called in, -1 outside"),
-    ("communicator", "U16", "", "name of the group"),
-    ("sequence", "i8", "", "number within the group"),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("bytes", "i8", "bytes", "payload of this rank's input"),
-    *_INTERVAL,
-    ("wait_ns", "i8", "ns", "from the own call to the call of the last rank"),
-    ("transfer_ns", "i8", "ns", "from there to the end, queueing included"),
-    ("last_rank", "i8", "", "the rank that was waited for, -1 if none"),
-    ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer"),
-)
-LINK_EFFICIENCY = _schema(
-    "link_efficiency",
-    "Transfers of collectives by size, beside what a calibration says the link can do",
-    ("rank", "i8", "", "global rank, -1 for all"),
-    ("step", "i8", "", "ordinal of the step, -1 for all and outside steps"),
-    ("communicator", "U16", "", "name of the group"),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("group_size", "i8", "", "ranks that took part"),
-    ("message_bytes", "i8", "bytes", "payload of one rank's input"),
-    ("calls_count", "i8", "", "rows of collectives summed up"),
-    ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
-    ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
-    ("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say"),
-    ("error_ns", "i8", "ns", "standard error of that, -1 if it does not say"),
-    ("efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown"),
-    ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
-)
-STRAGGLERS = _schema(
-    "stragglers",
-    "Who is late, and what it costs the others",
-    ("rank", "i8", "", "global rank"),
-    ("last_count", "i8", "", "collectives that this rank entered last"),
-    ("caused_wait_ns", "i8", "ns", "straggler time of the other ranks while they waited for this one"),
-    ("wait_ns", "i8", "ns", "straggler time of this rank"),
-)
-LAST_RANKS = _schema(
-    "last_ranks",
-    "Who entered a collective last, one row per rank that waited for it",
-    ("rank", "i8", "", "global rank that waited"),
-    ("group_hash", "u8", "", "same on every rank of the group"),
-    ("sequence", "i8", "", "number within the group"),
-    ("last_rank", "i8", "", "the rank that was waited for"),
-)
-IO_TIMES = _schema(
-    "io_times",
-    "Calls on each file or directory",
-    ("path", "U16", "", "file, or directory; empty if the path was not known"),
-    ("opens_count", "i8", "", "successful opens"),
-    ("reads_count", "i8", "", "read calls"),
-    ("writes_count", "i8", "", "write calls"),
-    ("read_bytes", "i8", "bytes", "bytes read"),
-    ("write_bytes", "i8", "bytes", "bytes written"),
-    ("call_ns", "i8", "ns", "time inside calls of all kinds, all threads added"),
-    ("blocked_ns", "i8", "ns", "of this, in calls that blocked"),
-    ("sequential_ratio", "f8", "", "reads that began where the thread's last one on the file ended, -1 if unknown"),
-    ("read_bytes_per_s", "f8", "", "bytes read by the time inside read calls, 0 if none"),
-)
-EVIDENCE = _schema(
-    "evidence",
-    "What speaks for the largest stalls, over the steps without warm-up",
-    ("rank", "i8", "", "global rank"),
-    ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, network or interconnect"),
-    (
-        "detail",
-        "U16",
-        "",
-        "worker_time: of its workers; file: blocked in it; late_rank: what the rank did meanwhile;"
-        " copy, blocking_call, collective: of its device",
-    ),
-    (
-        "name",
-        "U16",
-        "",
-        "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called",
-    ),
-    ("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise"),
-    ("amount_ns", "i8", "ns", "how long"),
-    ("share_ratio", "f8", "", "of the rank's rows with the same detail"),
-    ("rate_bytes_per_s", "f8", "", "file: bytes by blocked time; copy; collective: bus bandwidth; 0 otherwise"),
-)
-DIFF = _schema(
-    "diff",
-    "Two runs by stall kind: a typical step before and after",
-    ("kind", "U16", "", "step for the wall time, else StallKind in lower case"),
-    ("before_ns", "i8", "ns", "median over steps, mean over ranks"),
-    ("after_ns", "i8", "ns", "the same of the second run"),
-    ("change_ns", "i8", "ns", "after minus before"),
-    ("spread_before_ns", "i8", "ns", "median absolute deviation over steps, times 1.4826"),
-    ("spread_after_ns", "i8", "ns", "the same of the second run"),
-    ("noise_ns", "i8", "ns", "changes up to this are no difference"),
-    ("verdict", "U16", "", "faster, slower or no difference"),
-    ("statistic", "U16", "", "median; mean where the kind occurs in less than half of the steps of both runs"),
-    ("before_steps_count", "i8", "", "steps compared"),
-    ("after_steps_count", "i8", "", "steps compared"),
-)
-STALL_INTERVALS = _schema(
-    "stall_intervals",
-    "The attribution as intervals on the time line; those of a rank neither overlap nor leave gaps",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal; -1 for time outside steps"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    *_INTERVAL,
-    ("track_id", "i8", "", "tracks.track_id of the step thread"),
-    ("cause_rank", "i8", "", "straggler: the rank that was late as the interval began, -1 otherwise"),
-)
