@@ -55,6 +55,7 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
     clusters = _clusters(context.processes, spans_ns)
     if len(clusters) < 2:
         return
+    context.begin("importers", "")
     for place, members in enumerate(clusters[1:], 1):
         ranks = sorted(context.processes[p].rank for p in members)
         context.lose(

@@ -44,6 +44,8 @@ _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker[-_]?(\d+)", re.IGNORECASE)
 _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
 #: What is said of a file, if it says so.
 _FACTS = ("schemaVersion", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "cupti_version")
+#: Tables that say nothing alone.
+_NO_WORK = ("names", "window")
 #: Before this, times do not count from 1970 but from the file's own base.
 _FIRST_ABSOLUTE_NS = 10**17
 
@@ -59,6 +61,11 @@ def sniff(head: bytes, path: Path) -> bool:
 def load(source: Source, context: ImportContext) -> None:
     """Read one file of one rank."""
     file = read(source)
+    if not any(len(rows) for name, rows in file.rows.items() if name not in _NO_WORK):
+        raise ImporterError(
+            f"{source.path} holds no kernel, launch, step or annotation",
+            hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and call prof.step()",
+        )
     process_id = _process(file, source.path.name, context)
     _refuse_twins(file, source, context, process_id)
     rows = FileRows(file, context, process_id)

@@ -1,7 +1,6 @@
 """Every table of the event model: column names, types, units and meaning.
 
-Times are int64 nanoseconds of the run's common clock, intervals are half-open ``[begin_ns, end_ns)``.
-``*_code`` columns of texts index the trace's ``StringPool``; those of enumerations name their type.
+Times are int64 ns of one clock, intervals half-open; ``*_code`` indexes the ``StringPool`` or says its enumeration.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -354,3 +354,9 @@ def test_collectives_of_the_host(tmp_path: Path) -> None:
     table = stashtrace.analyze(trace, "collectives")
     assert table["wait_ns"][table["rank"] == 0].tolist() == [300_000, 300_000]
     assert {trace.text(c) for c in trace.groups["backend_code"]} == {"gloo"}
+
+
+def test_nothing_to_use(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", [host("aten::mm", 0, 5)])
+    with pytest.raises(ImporterError, match="holds no kernel, launch, step or annotation"):
+        stashtrace.load(path)
