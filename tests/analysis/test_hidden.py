@@ -48,6 +48,7 @@ def test_docstrings_name_the_columns(name: str) -> None:
     for way in ("transmit", "receive"):
         build.counter(0, f"net_{way}_bytes_total.eth0", {0: 0.0, 3 * MS: 1e6, 6 * MS: 2e6})
     rank.gpu(0).stream("compute", compute=True).kernel(2 * MS, 3 * MS, launch=(0, MS))
+    build.add("execution_nodes", process_id=rank.process_id, name_code=build.strings.code("aten::mm"), op_code=-1)
     assert list(analyze(build.trace(), name).columns) == columns_of(find(name))
     assert rank.rank == 0
 
@@ -126,7 +127,7 @@ def test_clocks_that_are_too_far_apart_are_not_used() -> None:
     build = TraceBuilder(hosts=("a", "b"))
     build.collective({0: (0, 9 * MS), 1: (50 * MS, 53 * MS)})
     code = build.strings.code
-    rows = [(code("boot-b"), code("boot-a"), 0, 0, 20 * MS, code("realtime"))]
+    rows = [(code("boot-b"), code("boot-a"), 0, 0, 20 * MS, -1, code("realtime"))]
     trace = build.trace().replace(alignment=Table.from_rows(ALIGNMENT, rows))
     table = analyze(trace, "collectives")
     assert table["method"].tolist() == ["duration", "duration"]
