@@ -26,7 +26,7 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     (
         "store",
         "stashtrace.exporters.store:export_store",
-        "a folder of Parquet files: every table, partitioned by rank (needs pyarrow)",
+        "every table as Parquet files, partitioned by rank (needs pyarrow)",
     ),
     (
         "arrow",
