@@ -26,7 +26,7 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     (
         "store",
         "stashtrace.exporters.store:export_store",
-        "every table as Parquet files, partitioned by rank (needs pyarrow)",
+        "all tables as Parquet files by rank (needs pyarrow)",
     ),
     (
         "arrow",
