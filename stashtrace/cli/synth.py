@@ -11,8 +11,8 @@ from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
 
-_EPILOG = """times are milliseconds of one step of one rank. OUT becomes a run directory like
-that of `stashtrace run`; OUT/truth.json says what a step of each rank is made of."""
+_EPILOG = """times are milliseconds of one step of one rank. OUT becomes a run directory;
+its truth.json says what a step of each rank is made of."""
 _TIMES = ("wait", "forward", "backward", "transfer", "optimizer", "late")
 
 
