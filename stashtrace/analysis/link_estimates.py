@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.matching import INSIDE, MIXED, group_table, places
+from stashtrace.analysis.matching import INSIDE, MIXED, group_table, known_columns, places
 from stashtrace.analysis.timeset import NEVER, Int64, int64
 from stashtrace.errors import FormatError
 from stashtrace.model.kinds import CollectiveOp, ProcessRole
@@ -34,6 +34,10 @@ _NEAR = 2.0
 _TOO_FEW_SIZES = 2
 #: Half width of the bounds in standard errors, and the scatter of normal values per width between quartiles.
 _BOUND_ERRORS, _SCATTER_PER_RANGE = 2.0, 1 / 1.349
+
+
+#: Columns of ``matched_collectives`` that keep the cuts.
+KEPT = ("network_low_ns", "network_point_ns", "network_high_ns", "network_estimated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,10 @@ def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, netw
         How long its proxies had bytes in flight, -1 if none was seen.
     """
     count = len(link)
+    if len(trace.matched_collectives):
+        unknown = dict.fromkeys(KEPT[:3], np.full(count, -1)) | {KEPT[3]: np.zeros(count, dtype=np.int64)}
+        low, point, high, told = known_columns(trace.matched_collectives, trace.collectives, unknown)
+        return NetworkCuts(low, point, high, told > 0)
     low, point, high = (np.full(count, -1, dtype=np.int64) for _ in range(3))
     mixed, whole = link == MIXED, (end_ns < NEVER) & (enter_ns < NEVER) & (end_ns >= enter_ns)
     proxied = mixed & (network_ns >= 0) & (enter_ns < NEVER)

@@ -148,17 +148,21 @@ def match_columns(matched: Matched, *, by_devices: bool) -> dict[str, npt.NDArra
 
 def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched:
     """What ``matched_collectives`` says of these rows; a row that it does not know waits for nobody."""
+    none = np.zeros(len(collectives), dtype=np.int64)
+    alone = (collectives["end_ns"], collectives["call_ns"], none - 1, none, none + INSIDE, none + 1, none + 1)
+    prefix = "device_" if by_devices else ""
+    names = {prefix + name: rest for name, rest in zip(_PARTS, alone, strict=True)}
+    end, enter, rank, partial, link, by_clock, ordered = known_columns(known, collectives, names)
+    return Matched(end, enter, rank, partial.astype(bool), link, by_clock.astype(bool), ordered.astype(bool))
+
+
+def known_columns(known: Table, collectives: Table, names: dict[str, Int64]) -> list[Int64]:
+    """Columns of ``matched_collectives`` beside these rows; the given values where it does not know a row."""
     order = np.argsort(known["collective_key"], kind="stable")
     keys = known["collective_key"][order]
     at = np.minimum(np.searchsorted(keys, collectives["collective_key"]), len(keys) - 1)
     hit = keys[at] == collectives["collective_key"]
-    rows = order[at]
-    none = np.zeros(len(collectives), dtype=np.int64)
-    alone = (collectives["end_ns"], collectives["call_ns"], none - 1, none, none + INSIDE, none + 1, none + 1)
-    prefix = "device_" if by_devices else ""
-    found = [np.where(hit, known[prefix + name][rows], rest) for name, rest in zip(_PARTS, alone, strict=True)]
-    end, enter, rank, partial, link, by_clock, ordered = found
-    return Matched(end, enter, rank, partial.astype(bool), link, by_clock.astype(bool), ordered.astype(bool))
+    return [int64(np.where(hit, known[name][order[at]], rest)) for name, rest in names.items()]
 
 
 def blocks(table: Table) -> tuple[Int64, Int64]:
@@ -326,7 +330,8 @@ def _resolved_ends(trace: Trace) -> Int64:
         at = order[np.minimum(np.searchsorted(keys[order], waits["collective_key"][known]), len(keys) - 1)]
         fits = (keys[at] == waits["collective_key"][known]) & unseen[at]
         np.minimum.at(end, at[fits], waits["end_ns"][known][fits])
-    order = np.lexsort((table["sequence"], table["group_hash"], table["process_id"]))
+    # By what the rows say to the last tie, so that no result depends on the order in which they came.
+    order = np.lexsort([table[c] for c in ("op_code", "end_ns", "call_ns", "sequence", "group_hash", "process_id")])
     group, process = table["group_hash"][order], table["process_id"][order]
     new = np.ones(len(order), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (process[1:] != process[:-1])

@@ -18,10 +18,11 @@ import numpy as np
 
 from stashtrace import __version__
 from stashtrace.align.by_rank import RanksOfRun
-from stashtrace.analysis.device_matching import on_devices
-from stashtrace.analysis.matching import match, match_columns
+from stashtrace.analysis.link_estimates import KEPT
+from stashtrace.analysis.matching import match_columns
 from stashtrace.analysis.steps import RankSteps, first_recorded_step, local_steps, number_steps
 from stashtrace.analysis.timeset import RowsBy
+from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.registry import Exported
 from stashtrace.model.kinds import DeviceWork
@@ -39,7 +40,7 @@ Progress = Callable[[float, str], None]
 
 #: What local steps are made of, and what the match of collectives reads.
 _STEP_TABLES = ("phases", "batches", "spans", "device_brackets", "kernels")
-_MATCH_TABLES = ("collectives", "collective_waits", "device_clocks", "kernels")
+_MATCH_TABLES = ("collectives", "collective_waits", "collective_details", "device_clocks", "kernels")
 #: Made anew by the second pass.
 _DERIVED = ("numbered_steps", "matched_collectives")
 
@@ -88,7 +89,7 @@ def _write(
         for rank, part in _by_rank(table, rank_of, rank_of_track):
             if ranks is None or rank in ranks or rank == NO_RANK:
                 writer.write(rank, {name: part})
-    _settle(path, writer, rest, parts.strings, lambda share, what: say(0.7 + 0.3 * share, what))
+    _settle(path, writer, rest, parts.strings, source, lambda share, what: say(0.7 + 0.3 * share, what))
     writer.finish(source=os.path.basename(source.rstrip("/")), stashtrace=__version__)
     rows = sum(count for name, count in writer.rows.items())
     note = f"{len(writer.ranks)} ranks, {rows} rows: `stashtrace analyze NAME {path}`, or any reader of Parquet"
@@ -176,7 +177,9 @@ def _by_rank(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> 
 # Second pass --------------------------------------------------------------------------------------
 
 
-def _settle(path: Path, writer: StoreWriter, rest: Mapping[str, Table], strings: StringPool, say: Progress) -> None:
+def _settle(
+    path: Path, writer: StoreWriter, rest: Mapping[str, Table], strings: StringPool, source: str, say: Progress
+) -> None:
     """Steps and collectives among all ranks, into each rank's partition."""
     ranks = sorted(writer.ranks)
     steps: list[RankSteps] = []
@@ -190,7 +193,7 @@ def _settle(path: Path, writer: StoreWriter, rest: Mapping[str, Table], strings:
     offset_keys(thin)
     joined = {name: Table.concat(TABLES[name], [part.table(name) for part in thin]) for name in _MATCH_TABLES}
     whole = {name: rest[name] for name in ("groups", "processes", "alignment", "metadata")}
-    together = Trace(strings, {**joined, **whole})
+    together = Trace(strings, {**joined, **whole}, path=source)
     for rank, part in _numbered(steps, together):
         writer.write(rank, {"numbered_steps": part})
     if sum(counts):
@@ -218,6 +221,7 @@ def _thinned(trace: Trace) -> EventTables:
         "collectives": collectives,
         "collective_waits": waits.take(np.isin(waits["collective_key"], unended)),
         "kernels": kernels.take(kernels["work_code"] == DeviceWork.COMMUNICATION),
+        "collective_details": trace.collective_details,
         "device_clocks": trace.device_clocks,
     }
     return EventTables(trace.strings, tables)
@@ -234,9 +238,11 @@ def _numbered(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple[int
 
 
 def _matched(together: Trace) -> Table:
-    """Both halves of the match, row by row beside the collectives of all ranks."""
-    table = together.collectives
+    """What all ranks together tell of each collective, in the order of the rows given."""
+    index = TraceIndex(together)
+    table, cuts = index.trace.collectives, index.network_cuts
     columns = {name: table[name] for name in ("collective_key", "process_id", "rank")}
-    columns |= match_columns(match(together), by_devices=False)
-    columns |= match_columns(on_devices(together).matched, by_devices=True)
-    return Table(TABLES["matched_collectives"], columns)
+    columns |= match_columns(index.matched, by_devices=False)
+    columns |= match_columns(index.on_devices.matched, by_devices=True)
+    columns |= dict(zip(KEPT, (cuts.low_ns, cuts.point_ns, cuts.high_ns, cuts.estimated), strict=True))
+    return Table(TABLES["matched_collectives"], columns).sort_by("collective_key")

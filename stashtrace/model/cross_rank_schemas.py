@@ -48,6 +48,10 @@ MATCHED_COLLECTIVES = _schema(
     ("device_link", "i8", "", ""),
     ("device_by_clock", "i8", "", ""),
     ("device_ordered", "i8", "", ""),
+    ("network_low_ns", "i8", "ns", "over hosts and inside them: its network part is not over before, -1 if unknown"),
+    ("network_point_ns", "i8", "ns", "when it is over, as the budget takes it, -1 if unknown"),
+    ("network_high_ns", "i8", "ns", "at the latest, -1 if unknown"),
+    ("network_estimated", "i8", "", "1 if no proxy said so"),
 )
 
 #: Part of ``schemas.TABLES``.
