@@ -62,13 +62,15 @@ def collective_rows(trace: Trace) -> Table:
     entered = np.clip(np.where(timed, there.last_enter_ns, matched.last_enter_ns), begin, end)
     last_rank = np.where(timed, there.last_rank, matched.last_rank)
     ordered = np.where(timed, there.ordered, matched.ordered) | ~np.isin(table["op_code"], SYNCHRONISING_OPS)
-    waited = (entered > begin) & (last_rank != table["rank"]) & ordered
+    # In an operation that somebody never entered, even a call at the very end of the recording waits.
+    never = np.where(timed, there.last_enter_ns, matched.last_enter_ns) == NEVER
+    waited = ((entered > begin) | never) & (last_rank != table["rank"]) & ordered
     return Table(
         COLLECTIVE_TIMES,
         {
             "rank": table["rank"],
             "step": _step_of(trace, table["rank"], begin),
-            "communicator": _communicators(trace),
+            "communicator": communicator_names(trace, table["group_hash"]),
             "sequence": table["sequence"],
             "op": np.array([op.name.lower() for op in CollectiveOp])[np.clip(table["op_code"], 0, max(CollectiveOp))],
             "bytes": table["message_bytes"],
@@ -98,9 +100,9 @@ def _step_of(trace: Trace, rank: Int64, at: Int64) -> Int64:
     return out
 
 
-def _communicators(trace: Trace) -> np.ndarray:
-    """Name of each row's group."""
-    table, groups = trace.collectives, trace.groups
+def communicator_names(trace: Trace, group_hash: np.ndarray) -> np.ndarray:
+    """Name of each of these groups."""
+    groups = trace.groups
     names = {int(h): trace.text(c) for h, c in zip(groups["group_hash"], groups["name_code"], strict=True)}
-    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
-    return np.array([names.get(h) or f"group {h:x}" for h in hashes.tolist()])[inverse]
+    hashes, inverse = np.unique(group_hash, return_inverse=True)
+    return np.array([names.get(h) or f"group {h:x}" for h in hashes.tolist()], dtype=np.str_)[inverse]

@@ -122,8 +122,10 @@ class _File:
             if text not in self._texts:
                 self._texts[text] = len(self._texts) + 1
                 data = text.encode()
-                parts += [(self._texts[text], n, len(data), data[i:i + 56])
-                          for n, i in enumerate(range(0, max(len(data), 1), 56))]
+                parts += [
+                    (self._texts[text], n, len(data), data[i : i + 56])
+                    for n, i in enumerate(range(0, max(len(data), 1), 56))
+                ]
         if parts:
             self.add("string_part", np.array(parts, dtype=current_layouts()["string_part"].dtype))
         return [self._texts[text] for text in texts]
@@ -139,12 +141,20 @@ class _File:
         tid = self.pid if tid is None else tid
         layout = current_layouts()[record]
         for at in range(0, len(array), _SEGMENT_ROWS):
-            piece = array[at:at + _SEGMENT_ROWS]
+            piece = array[at : at + _SEGMENT_ROWS]
             first = self._sequences.get((record, tid), 0)
             self._sequences[(record, tid)] = first + len(piece)
-            self._out.write(pack_segment(piece.tobytes(), record_id=layout.record_id, codec=0, tid=tid,
-                                         lane_id=layout.record_id + 1000 * (tid - self.pid), row_count=len(piece),
-                                         first_sequence=first))
+            self._out.write(
+                pack_segment(
+                    piece.tobytes(),
+                    record_id=layout.record_id,
+                    codec=0,
+                    tid=tid,
+                    lane_id=layout.record_id + 1000 * (tid - self.pid),
+                    row_count=len(piece),
+                    first_sequence=first,
+                )
+            )
 
     def close(self) -> None:
         self._out.close()
@@ -181,8 +191,14 @@ def _pid(job: Job, rank: int, worker: int = -1) -> int:
 
 def _clock(file: _File, job: Job) -> None:
     moments = np.arange(0, job.steps * job.step_ns + 1_000_000_000, 1_000_000_000, dtype=np.int64)
-    file.rows("clock_sync", len(moments), ticks=ticks(moments), monotonic_ns=START_NS + moments,
-              realtime_ns=START_NS + REALTIME_OFFSET_NS + moments, bracket_ticks=100)
+    file.rows(
+        "clock_sync",
+        len(moments),
+        ticks=ticks(moments),
+        monotonic_ns=START_NS + moments,
+        realtime_ns=START_NS + REALTIME_OFFSET_NS + moments,
+        bracket_ticks=100,
+    )
 
 
 def _write_rank(directory: Path, job: Job, rank: int, env: dict[str, str]) -> int:
@@ -200,26 +216,67 @@ def _write_rank(directory: Path, job: Job, rank: int, env: dict[str, str]) -> in
     step_end = begin + job.step_ns
     file.rows("thread_info", 1, ticks=ticks(0), tid=file.pid, name_id=main, role_code=int(ThreadRole.STEP))
     hash_ = 0xFEED
-    file.rows("group", 1, ticks=ticks(0), group_hash=hash_, name_id=group, backend_id=backend, members_id=members,
-              group_rank=rank, group_size=job.ranks)
-    file.rows("batch", n, begin_ticks=ticks(begin), end_ticks=ticks(forward), loader_id=7 + rank,
-              batch_index=np.arange(n), cpu_ns=0, runqueue_ns=0, worker_id=np.arange(n) % max(job.workers, 1),
-              phase_code=int(BatchPhase.WAIT))
+    file.rows(
+        "group",
+        1,
+        ticks=ticks(0),
+        group_hash=hash_,
+        name_id=group,
+        backend_id=backend,
+        members_id=members,
+        group_rank=rank,
+        group_size=job.ranks,
+    )
+    file.rows(
+        "batch",
+        n,
+        begin_ticks=ticks(begin),
+        end_ticks=ticks(forward),
+        loader_id=7 + rank,
+        batch_index=np.arange(n),
+        cpu_ns=0,
+        runqueue_ns=0,
+        worker_id=np.arange(n) % max(job.workers, 1),
+        phase_code=int(BatchPhase.WAIT),
+    )
     phase_begin = np.stack([forward, backward, end], axis=1).ravel()
     phase_end = np.stack([backward, end, step_end], axis=1).ravel()
     cpu = phase_begin // 2
-    file.rows("phase_span", 3 * n, begin_ticks=ticks(phase_begin), end_ticks=ticks(phase_end), begin_cpu_ns=cpu,
-              end_cpu_ns=cpu + (phase_end - phase_begin) // 2, begin_runqueue_ns=0, end_runqueue_ns=0,
-              name_id=np.tile([model, model, sgd], n),
-              phase_code=np.tile([int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER)], n),
-              phase_flags=int(PhaseFlag.TRAINING))
+    file.rows(
+        "phase_span",
+        3 * n,
+        begin_ticks=ticks(phase_begin),
+        end_ticks=ticks(phase_end),
+        begin_cpu_ns=cpu,
+        end_cpu_ns=cpu + (phase_end - phase_begin) // 2,
+        begin_runqueue_ns=0,
+        end_runqueue_ns=0,
+        name_id=np.tile([model, model, sgd], n),
+        phase_code=np.tile([int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER)], n),
+        phase_flags=int(PhaseFlag.TRAINING),
+    )
     if job.ranks > 1:
         ids = np.arange(1, n + 1)
-        file.rows("collective_call", n, call_ticks=ticks(enter), group_hash=hash_, sequence=np.arange(n),
-                  message_bytes=25 << 20, collective_id=ids, name_id=op, peer_rank=-1,
-                  op_code=int(CollectiveOp.ALL_REDUCE))
-        file.rows("collective_done", n, return_ticks=ticks(enter + 10_000), begin_ticks=ticks(enter + 10_000),
-                  end_ticks=ticks(end), collective_id=ids)
+        file.rows(
+            "collective_call",
+            n,
+            call_ticks=ticks(enter),
+            group_hash=hash_,
+            sequence=np.arange(n),
+            message_bytes=25 << 20,
+            collective_id=ids,
+            name_id=op,
+            peer_rank=-1,
+            op_code=int(CollectiveOp.ALL_REDUCE),
+        )
+        file.rows(
+            "collective_done",
+            n,
+            return_ticks=ticks(enter + 10_000),
+            begin_ticks=ticks(enter + 10_000),
+            end_ticks=ticks(end),
+            collective_id=ids,
+        )
         file.rows("collective_wait", n, begin_ticks=ticks(enter + 20_000), end_ticks=ticks(end), collective_id=ids)
     file.close()
     return n * (7 if job.ranks > 1 else 4)
@@ -235,9 +292,18 @@ def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[s
     span = job.step_ns * max(job.workers, 1) * 9 // 10
     done = indices * job.step_ns + job.wait_ns - HANDOFF_NS
     begin = done - np.minimum(span, done)
-    file.rows("batch", len(indices), begin_ticks=ticks(begin), end_ticks=ticks(done), loader_id=7 + rank,
-              batch_index=indices, cpu_ns=(done - begin) // 2, runqueue_ns=0, worker_id=worker,
-              phase_code=int(BatchPhase.FETCH))
+    file.rows(
+        "batch",
+        len(indices),
+        begin_ticks=ticks(begin),
+        end_ticks=ticks(done),
+        loader_id=7 + rank,
+        batch_index=indices,
+        cpu_ns=(done - begin) // 2,
+        runqueue_ns=0,
+        worker_id=worker,
+        phase_code=int(BatchPhase.FETCH),
+    )
     rng = np.random.default_rng((job.seed, rank, worker))
     files = job.calls_per_batch // _FILE_CALLS
     numbers = rng.permutation(min(20_000, max(files * len(indices), 1))).tolist()
@@ -251,8 +317,9 @@ def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[s
     return len(indices) + len(indices) * files * _FILE_CALLS
 
 
-def _calls(job: Job, rng: np.random.Generator, begin: Int64, done: Int64, files: int,
-           paths: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:
+def _calls(
+    job: Job, rng: np.random.Generator, begin: Int64, done: Int64, files: int, paths: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.void]:
     """Calls of some batches; each batch's calls fill its fetch, ``fetch_ratio`` of it blocked in reads."""
     count = files * _FILE_CALLS
     shape = (len(begin), count)
@@ -271,8 +338,9 @@ def _calls(job: Job, rng: np.random.Generator, begin: Int64, done: Int64, files:
     rows["begin_ticks"] = first
     rows["duration_ticks"] = ticks(start + calls) - first
     rows["path_id"] = paths[file_of]
-    rows["op_code"] = np.tile([int(o) for o in (IoOp.OPEN, IoOp.STAT, IoOp.LSEEK, IoOp.READ, IoOp.READ, IoOp.CLOSE)],
-                              files)
+    rows["op_code"] = np.tile(
+        [int(o) for o in (IoOp.OPEN, IoOp.STAT, IoOp.LSEEK, IoOp.READ, IoOp.READ, IoOp.CLOSE)], files
+    )
     rows["offset_bytes"] = np.where(np.isin(position, (3, 4)), np.where(position == 4, size, 0), -1)
     rows["result_bytes"] = np.where(position == 3, size, 0)
     rows["io_flags"] = np.where(position == 3, int(IoFlag.SAMPLED | IoFlag.BLOCKED | IoFlag.BLOCK_INPUT), 0)

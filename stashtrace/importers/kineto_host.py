@@ -1,8 +1,8 @@
 """Steps, batches, phases and annotations of the host in a Kineto file. Used by ``kineto``.
 
-    main thread      [ProfilerStep#5 .................................][ProfilerStep#6 ...      -> spans, kind STEP
-                      [enumerate(DataLoader)..__next__]  [Optimizer.step#SGD.step]              -> batches, phases
-    autograd thread                       [evaluate_function: ..] [evaluate_function: ..]       -> one backward
+main thread      [ProfilerStep#5 .................................][ProfilerStep#6 ...      -> spans, kind STEP
+                  [enumerate(DataLoader)..__next__]  [Optimizer.step#SGD.step]              -> batches, phases
+autograd thread                       [evaluate_function: ..] [evaluate_function: ..]       -> one backward
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -74,9 +74,7 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
     return steps
 
 
-def _steps(
-    rows: FileRows, notes: EventRows, track: Int64, is_step: npt.NDArray[np.bool_]
-) -> tuple[Steps, int]:
+def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: npt.NDArray[np.bool_]) -> tuple[Steps, int]:
     """Steps as torch.profiler marked them, each up to the next if that one follows, and their thread."""
     found = notes.take(is_step)
     number = rows.coded(found.name, lambda name: int(m[1]) if (m := _STEP.match(name)) else -1)

@@ -1,8 +1,8 @@
 """Rows of the tables from operations of NCCL's Inspector. Called by ``nccl_inspector`` alone.
 
-    verbose   call |-| return      start ...... stop        microseconds of the host, noticed late by a polling thread
-                              begin =============== end     the device's own duration, as late as these stamps allow
-    else                  ==1== =2= ====3==== dump          durations only: laid end to end before the line was written
+verbose   call |-| return      start ...... stop        microseconds of the host, noticed late by a polling thread
+                          begin =============== end     the device's own duration, as late as these stamps allow
+else                  ==1== =2= ====3==== dump          durations only: laid end to end before the line was written
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -144,9 +144,7 @@ def _from_ranges(
     return found
 
 
-def _launched(
-    ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64
-) -> tuple[Int64, Int64]:
+def _launched(ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64) -> tuple[Int64, Int64]:
     """Number of the group that each call was part of, 0 if none, and the kernel that carried it out, -1 if unknown.
 
     A call outside a group launches inside its own range. Inside a group the end of the outermost group launches: its

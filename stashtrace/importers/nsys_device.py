@@ -1,7 +1,7 @@
 """What ran on devices in an Nsight Systems export, and the calls that launched it. Used by ``nsys``.
 
-    RUNTIME   |launch|        |synchronize ..........|      device_calls; launch_ns and return_ns by correlationId
-    stream        #### kernel ####  ~~ copy ~~              kernels
+RUNTIME   |launch|        |synchronize ..........|      device_calls; launch_ns and return_ns by correlationId
+stream        #### kernel ####  ~~ copy ~~              kernels
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,8 +1,8 @@
 """NVTX ranges of an Nsight Systems export: annotations, steps, phases, waits for batches. Used by ``nsys``.
 
-    "step 12" "step 13"     step marks where each begins, and where the last ends
-    "forward" "backward"    phases;  "Optimizer.step#Adam.step" too, as torch's emit_nvtx names it
-    ncclAllReduce           kept for ``nsys_collectives``, with the payload if the export holds it
+"step 12" "step 13"     step marks where each begins, and where the last ends
+"forward" "backward"    phases;  "Optimizer.step#Adam.step" too, as torch's emit_nvtx names it
+ncclAllReduce           kept for ``nsys_collectives``, with the payload if the export holds it
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -56,9 +56,7 @@ class CollectiveRanges:
     payloads: list[Payload]
 
 
-def add_ranges(
-    database: Database, processes: Processes, context: ImportContext
-) -> tuple[CollectiveRanges, set[int]]:
+def add_ranges(database: Database, processes: Processes, context: ImportContext) -> tuple[CollectiveRanges, set[int]]:
     """Fill ``spans``, ``phases`` and ``batches``; give back NCCL's calls, and the processes whose steps are told."""
     rows, names, number, attached = _read(database)
     operation = rows["operation"]

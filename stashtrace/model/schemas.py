@@ -23,6 +23,9 @@ from stashtrace.model.device_results import LAUNCHES as LAUNCHES
 from stashtrace.model.device_results import LINKS as LINKS
 from stashtrace.model.device_schemas import DEVICE_TABLES
 from stashtrace.model.imported_schemas import IMPORTED_TABLES
+from stashtrace.model.late_results import LATE as LATE
+from stashtrace.model.late_results import LATE_RANKS as LATE_RANKS
+from stashtrace.model.late_results import PIPELINE as PIPELINE
 from stashtrace.model.results import COLLECTIVE_TIMES as COLLECTIVE_TIMES
 from stashtrace.model.results import DIFF as DIFF
 from stashtrace.model.results import EVIDENCE as EVIDENCE

@@ -45,6 +45,7 @@ def test_docstrings_name_the_columns(name: str) -> None:
     build = TraceBuilder()
     rank = build.rank(0).phase("forward", 0, 5 * MS).phase("optimizer", 5 * MS, 6 * MS).io(0, MS)
     build.collective({0: (1 * MS, 2 * MS)})
+    build.collective({0: (2 * MS, 3 * MS)}, op=CollectiveOp.SEND, peer_rank=0)
     for way in ("transmit", "receive"):
         build.counter(0, f"net_{way}_bytes_total.eth0", {0: 0.0, 3 * MS: 1e6, 6 * MS: 2e6})
     rank.gpu(0).stream("compute", compute=True).kernel(2 * MS, 3 * MS, launch=(0, MS))

@@ -1,0 +1,137 @@
+"""pipeline: how long each stage waited for its neighbours, from the sends and receives of its group."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collective_layers import in_flight_heads
+from stashtrace.analysis.collectives import communicator_names
+from stashtrace.analysis.matching import group_table
+from stashtrace.analysis.methods import rank_layers
+from stashtrace.analysis.step_threads import step_threads
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveOp, StallKind
+from stashtrace.model.schemas import PIPELINE
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+
+def pipeline(trace: Trace) -> Table:
+    """Sum the bubbles of pipeline stages per step.
+
+    A bubble is time in which a rank did nothing but wait for a receive whose data its neighbour had not sent yet: the
+    straggler time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send without
+    room in the buffers) is not seen: a send waits for nobody. Forward and backward of several micro-batches in flight
+    overlap; a moment counts once.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs sends and receives; steps for what is counted per step and for bubbles.
+
+    Columns
+    -------
+    step, communicator, stage_index, rank, receives_count, sends_count, wait_ns, bubble_ns, transfer_ns, step_ns,
+    bubble_ratio, from_rank
+
+    Raises
+    ------
+    MissingDataError
+        If no rank sent to or received from another.
+    """
+    ops = trace.collectives["op_code"]
+    if not np.isin(ops, (CollectiveOp.SEND, CollectiveOp.RECEIVE)).any():
+        raise MissingDataError(
+            "no send or receive was recorded",
+            hint="pipeline stages exchange data by send and receive; see `collectives`",
+        )
+    index = TraceIndex(trace)
+    try:
+        threads = {t.rank: t for t in step_threads(trace)}
+        steps = index.steps
+    except MissingDataError:
+        threads, steps = {}, None
+    table, groups = index.trace.collectives, group_table(index.trace)
+    rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
+    by_rank = RowsBy(table["rank"][rows])
+    steps_by = RowsBy(steps["rank"] if steps is not None else int64([]))
+    out: list[tuple[object, ...]] = []
+    for rank in by_rank.values.tolist():
+        own = rows[by_rank.rows(rank)]
+        begin, wait_end, end, whom = _waits(index, own)
+        alone = None
+        if rank in threads:
+            layers = rank_layers(index, threads[rank]).layers
+            painted = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+            late = np.array([x.kind for x in layers], dtype=np.int64)[painted[2]] == StallKind.STRAGGLER
+            alone = TimeSet.of(painted[0][late], painted[1][late])
+        # Moments in which several receives are pending belong to the oldest.
+        head_begin, head_end, head_row = in_flight_heads(begin, wait_end)
+        waited, bubble = (np.zeros(len(own), dtype=np.int64) for _ in range(2))
+        np.add.at(waited, head_row, head_end - head_begin)
+        if alone is not None:
+            np.add.at(bubble, head_row, alone.within(head_begin, head_end))
+        mine = steps_by.rows(rank)
+        number, length = _step_of(steps, mine, begin)
+        receives = table["op_code"][own] == CollectiveOp.RECEIVE
+        key, inverse = np.unique(
+            np.stack([number, np.unique(table["group_hash"][own], return_inverse=True)[1]]), axis=1, return_inverse=True
+        )
+        for at in range(key.shape[1]):
+            chosen = np.flatnonzero(inverse.ravel() == at)
+            value = int(table["group_hash"][own[chosen[0]]])
+            members = groups[value].members.tolist()
+            step_ns = int(length[chosen[0]])
+            lost = int(bubble[chosen].sum()) if alone is not None else -1
+            out.append(
+                (
+                    int(number[chosen[0]]),
+                    str(communicator_names(trace, np.array([value], dtype=np.uint64))[0]),
+                    members.index(rank) if rank in members else -1,
+                    rank,
+                    int(receives[chosen].sum()),
+                    int((~receives[chosen]).sum()),
+                    int(waited[chosen].sum()),
+                    lost,
+                    int((end - wait_end)[chosen][receives[chosen]].sum()),
+                    step_ns,
+                    lost / step_ns if step_ns > 0 and lost >= 0 else -1.0,
+                    _longest(whom[chosen], waited[chosen]),
+                )
+            )
+    return Table.from_rows(PIPELINE, out).sort_by("step", "communicator", "stage_index")
+
+
+def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Entry, end of the wait for the other side, end, and the other side; of what never ended until its process did."""
+    table, matched = index.trace.collectives, index.in_flight
+    begin, last, end = index.entered_ns[rows], matched.last_enter_ns[rows], matched.end_ns[rows]
+    lives = dict(zip(*(index.trace.processes[n].tolist() for n in ("process_id", "end_ns")), strict=True))
+    alive = int64([lives[p] for p in table["process_id"][rows].tolist()])
+    end = np.where(end == NEVER, np.maximum(alive, begin), end)
+    receives = table["op_code"][rows] == CollectiveOp.RECEIVE
+    wait_end = np.where(receives & (matched.last_rank[rows] >= 0), np.clip(last, begin, end), begin)
+    return begin, int64(wait_end), int64(end), matched.last_rank[rows]
+
+
+def _step_of(steps: Table | None, rows: Int64, at: Int64) -> tuple[Int64, Int64]:
+    """Number and length of the step of each moment; -1 outside."""
+    number, length = np.full(len(at), -1, dtype=np.int64), np.full(len(at), -1, dtype=np.int64)
+    if steps is not None and len(rows):
+        begin, end = steps["begin_ns"][rows], steps["end_ns"][rows]
+        position = np.searchsorted(begin, at, side="right") - 1
+        inside = (position >= 0) & (at < end[np.maximum(position, 0)])
+        found = position[inside]
+        number[inside], length[inside] = steps["step"][rows][found], (end - begin)[found]
+    return number, length
+
+
+def _longest(whom: Int64, waited: Int64) -> int:
+    """The rank that was waited for longest; of equals the lowest; -1 if none was."""
+    ranks = np.unique(whom[waited > 0])
+    sums = [int(waited[whom == r].sum()) for r in ranks.tolist()]
+    return int(ranks[int(np.argmax(sums))]) if sums else -1

@@ -1,0 +1,283 @@
+"""late, late_ranks, pipeline on injected causes: the amount lands in the right cause, the worker and file are named."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import MS, TraceBuilder
+
+from stashtrace.analysis.registry import analyze
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.model.kinds import CollectiveOp, IoOp, WaitOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+RANKS, STEPS, LATE_RANK = 8, 6, 3
+LATE_NS = 40 * MS
+
+
+def job(kind: str, *, ranks: int = RANKS, late_steps: tuple[int, ...] = tuple(range(1, STEPS))) -> Trace:
+    """Steps of batch wait 5 ms, forward 10, backward 20 with an all-reduce of 2; one rank loses 40 ms by ``kind``."""
+    build = TraceBuilder()
+    build.group(range(ranks), name="mesh_dp")
+    start, queue = 0, dict[int, int]()
+    for step in range(STEPS):
+        calls: dict[int, int] = {}
+        for number in range(ranks):
+            rank, at = build.rank(number), start
+            slow = LATE_NS if number == LATE_RANK and step in late_steps else 0
+            fetch = slow if kind in ("fetch", "prep") else 0
+            worker = rank.worker(step % 2)
+            worker.fetch(step, at - 1 * MS, at + 4 * MS + fetch)
+            worker.io(at, at + 1 * MS + (slow if kind == "fetch" else 0), path=f"/data/shard-{step:04d}", blocked=True)
+            rank.batch_wait(step, at, at + 5 * MS + fetch, worker=step % 2)
+            at += 5 * MS + fetch
+            if kind == "checkpoint" and slow:
+                rank.phase("checkpoint", at, at + slow)
+                rank.io(at + MS, at + slow, op=IoOp.WRITE, path="/out/model.pt", blocked=True)
+                at += slow
+            long = slow if kind in ("compute", "gc", "cpu_contention") else 0
+            queued = queue.get(number, 0)
+            queue[number] = queued + (slow if kind == "cpu_contention" else 0)
+            rank.phase("forward", at, at + 10 * MS + long, cpu=(at, at + 10 * MS), runqueue=(queued, queue[number]))
+            if kind == "gc" and slow:
+                rank.gc(at + 5 * MS, at + 5 * MS + slow)
+            at += 10 * MS + long
+            if kind in ("sleep", "other") and slow:
+                rank.wait(WaitOp.SLEEP if kind == "sleep" else WaitOp.POLL, at, at + slow)
+                at += slow
+            calls[number] = at + 18 * MS
+            rank.phase("backward", at, start + 35 * MS + LATE_NS + 2 * MS)
+        last = max(calls.values())
+        keys = build.collective({r: (c, last + 2 * MS) for r, c in calls.items()})
+        for number, call in calls.items():
+            rank = build.rank(number)
+            rank.collective_wait(keys[number], call, last + 2 * MS)
+            rank.phase("optimizer", start + 77 * MS, start + 80 * MS)
+        start += 80 * MS
+    return build.trace()
+
+
+def costliest(trace: Trace) -> dict[str, object]:
+    return next(iter(analyze(trace, "late").rows()))
+
+
+@pytest.mark.parametrize("kind", ["fetch", "prep", "compute", "gc", "cpu_contention", "checkpoint", "sleep", "other"])
+def test_the_injected_cause_is_named_with_its_amount(kind: str) -> None:
+    row = costliest(job(kind))
+    assert (row["late_rank"], row["waiting_ranks"], row["cause_kind"]) == (LATE_RANK, "0-2,4-7", kind)
+    assert row["cause_ns"] == pytest.approx(LATE_NS, rel=0.05)
+    assert row["wait_ns"] == pytest.approx(LATE_NS, rel=0.05)
+    assert row["total_wait_ns"] == pytest.approx(7 * LATE_NS, rel=0.05)
+    assert (row["group_kind"], row["link"], row["method"]) == ("dp", "node00", "clock")
+
+
+def test_the_worker_and_the_file_are_named() -> None:
+    trace = job("fetch", late_steps=(3,))
+    row = costliest(trace)
+    assert (row["cause_worker_id"], row["cause_name"], row["step"]) == (1, "/data/shard-0003", 3)
+    assert row["named_ns"] == 41 * MS
+    assert trace.processes["worker_id"][trace.processes["process_id"] == row["cause_process_id"]].tolist() == [1]
+
+
+def test_the_phase_that_computed_longer_is_named() -> None:
+    row = costliest(job("compute"))
+    assert (row["cause_name"], row["named_ns"]) == ("forward", LATE_NS)
+
+
+def test_what_all_ranks_do_alike_is_no_cause() -> None:
+    """The late rank waits 5 ms for each batch as all do; only the checkpoint is its own."""
+    row = costliest(job("checkpoint"))
+    assert (row["cause_kind"], row["cause_name"]) == ("checkpoint", "/out/model.pt")
+
+
+def test_a_rank_whose_own_time_was_not_recorded_has_no_cause() -> None:
+    build = TraceBuilder()
+    for step in range(3):
+        start = step * 100 * MS
+        for rank in range(2):
+            build.rank(rank)
+            if rank == 0:
+                build.rank(0).phase("forward", start, start + 10 * MS).phase(
+                    "optimizer", start + 60 * MS, start + 99 * MS
+                )
+        build.collective({0: (start + 10 * MS, start + 52 * MS), 1: (start + 50 * MS, start + 52 * MS)})
+    found = analyze(build.trace(), "late")
+    assert found["late_rank"].tolist() == [1, 1, 1]
+    assert set(found["cause_kind"].tolist()) == {"unknown"}
+    assert found["cause_ns"].tolist() == [-1, -1, -1]
+
+
+def test_buckets_in_flight_together_have_one_cause_and_cost_their_wait_once() -> None:
+    build = TraceBuilder()
+    for step in range(2):
+        start = step * 200 * MS
+        for rank in range(2):
+            slow = 50 * MS if rank == 1 else 0
+            build.rank(rank).phase("forward", start, start + 10 * MS + slow)
+            build.rank(rank).phase("backward", start + 10 * MS + slow, start + 90 * MS)
+            build.rank(rank).phase("optimizer", start + 90 * MS, start + 95 * MS)
+        for bucket in range(2):
+            at = start + (15 + bucket) * MS
+            build.collective({0: (at, start + 80 * MS + bucket), 1: (at + 50 * MS, start + 80 * MS + bucket)})
+    found = analyze(build.trace(), "late")
+    assert set(found["cause_kind"].tolist()) == {"compute"}
+    assert (found["wait_ns"] == 50 * MS).all()
+    # The second bucket was called 1 ms later and is waited for 1 ms longer.
+    assert sorted(found["total_wait_ns"].tolist()) == [MS, MS, 50 * MS, 50 * MS]
+    assert (found["cause_ns"] == 50 * MS).all()
+
+
+def test_a_late_rank_that_waited_for_another_group_passes_the_blame_on() -> None:
+    build = TraceBuilder()
+    tensor = build.group([1, 2], group=7, name="mesh_tp")
+    for step in range(2):
+        start = step * 200 * MS
+        for rank in range(3):
+            own = build.rank(rank)
+            slow = 60 * MS if rank == 2 else 0
+            own.phase("forward", start, start + 10 * MS + slow)
+            # Of the data parallel group {0, 1}, rank 1 is late because rank 2 of its other group was.
+            own.phase("backward", start + 10 * MS + slow, start + 110 * MS)
+            own.phase("optimizer", start + 110 * MS, start + 120 * MS)
+        keys = build.collective(
+            {1: (start + 12 * MS, start + 73 * MS), 2: (start + 72 * MS, start + 73 * MS)}, group=tensor
+        )
+        build.rank(1).collective_wait(keys[1], start + 12 * MS, start + 73 * MS)
+        build.collective({0: (start + 14 * MS, start + 76 * MS), 1: (start + 75 * MS, start + 76 * MS)}, group=8)
+    found = analyze(build.trace(), "late")
+    second = found.take(found["communicator"] != "mesh_tp")
+    assert set(second["late_rank"].tolist()) == {1}
+    assert set(second["cause_kind"].tolist()) == {"straggler"}
+    assert set(second["cause_name"].tolist()) == {"rank 2"}
+    assert (second["cause_ns"] == 60 * MS).all()
+    first = found.take(found["communicator"] == "mesh_tp")
+    assert set(zip(first["late_rank"].tolist(), first["cause_kind"].tolist(), strict=True)) == {(2, "compute")}
+
+
+def test_an_operation_that_one_rank_never_entered_names_it() -> None:
+    build = TraceBuilder()
+    build.group(range(3))
+    build.collective(dict.fromkeys(range(3), (10 * MS, 12 * MS)))
+    build.collective({0: (20 * MS, -1), 2: (30 * MS, -1)})
+    trace = build.trace()
+    row = costliest(trace)
+    assert (row["late_rank"], row["waiting_ranks"], row["method"], row["excess_ns"]) == (1, "0,2", "hung", -1)
+    told = analyze(trace, "collectives")
+    assert told["last_rank"][told["sequence"] == 1].tolist() == [1, 1]
+
+
+def test_clocks_that_cannot_tell_name_nobody() -> None:
+    build = TraceBuilder(hosts=["node00", "node01"])
+    for host, error in (("node00", 0), ("node01", 2 * MS)):
+        code = build.strings.code
+        build.add(
+            "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-node00"), error_ns=error,
+            method_code=code("collectives"),
+        )  # fmt: skip
+    build.collective({0: (10 * MS, 22 * MS), 1: (11 * MS, 22 * MS)})
+    row = costliest(build.trace())
+    assert (row["late_rank"], row["method"], row["cause_kind"]) == (-1, "unordered", "unknown")
+    assert len(analyze(build.trace(), "late_ranks")) == 0
+
+
+def test_the_transfer_is_held_against_the_best_of_the_run() -> None:
+    build = TraceBuilder()
+    for number in range(20):
+        start = number * 100 * MS
+        slow = 30 * MS if number == 11 else 0
+        build.collective({0: (start, start + 12 * MS + slow), 1: (start + 2 * MS, start + 12 * MS + slow)})
+    found = analyze(build.trace(), "late").sort_by("sequence")
+    assert set(found["expected_by"].tolist()) == {"run"}
+    assert (found["expected_ns"] == 10 * MS).all()
+    assert found["excess_ns"][11] == 30 * MS
+    assert found["excess_ns"].sum() == 30 * MS
+
+
+def test_a_device_that_idles_after_the_call_skews_the_launch() -> None:
+    build = TraceBuilder()
+    for rank in range(2):
+        rank_ = build.rank(rank)
+        rank_.phase("forward", 0, 5 * MS).phase("optimizer", 80 * MS, 90 * MS)
+        compute = rank_.gpu().stream("compute", compute=True)
+        compute.kernel(0, (40 if rank else 10) * MS, "gemm")
+    build.device_collective({0: (4 * MS, 5 * MS, 10 * MS, 50 * MS), 1: (4 * MS, 5 * MS, 46 * MS, 50 * MS)})
+    row = costliest(build.trace())
+    assert (row["late_rank"], row["launch_skew_ns"], row["wait_ns"]) == (1, 6 * MS, 30 * MS)
+
+
+def test_the_same_rank_again_and_again_is_told_from_chance() -> None:
+    found = analyze(job("fetch"), "late_ranks")
+    row = next(iter(found.rows()))
+    assert (row["rank"], row["last_count"], row["steps_last_count"], row["share_ratio"]) == (LATE_RANK, 5, 5, 1.0)
+    assert (row["cause_kind"], row["verdict"]) == ("fetch", "always")
+    assert (row["first_step_index"], row["last_step_index"]) == (1, 5)
+    assert row["chance_ratio"] == pytest.approx(8 * (1 / 8) ** 5)
+    assert row["total_wait_ns"] == pytest.approx(5 * 7 * LATE_NS, rel=0.05)
+    once = analyze(job("fetch", late_steps=(2,)), "late_ranks")
+    assert once["verdict"].tolist() == ["turns"]
+
+
+def test_taking_turns_is_not_always_the_same() -> None:
+    build, random = TraceBuilder(), np.random.default_rng(1)
+    for number in range(200):
+        start, slow = number * 100 * MS, int(random.integers(4))
+        build.collective({r: (start + (20 * MS if r == slow else 0), start + 30 * MS) for r in range(4)})
+    found = analyze(build.trace(), "late_ranks")
+    assert found["steps_last_count"].sum() == 200
+    assert set(found["verdict"].tolist()) == {"turns"}
+
+
+def test_bubbles_of_a_pipeline_are_what_a_stage_waits_for_its_neighbour() -> None:
+    build = TraceBuilder()
+    stages = build.group([0, 1], group=9, name="mesh_pp")
+    for step in range(2):
+        start = step * 100 * MS
+        for rank in range(2):
+            own = build.rank(rank)
+            own.phase("forward", start + rank * 30 * MS, start + (30 + rank * 30) * MS)
+            own.phase("optimizer", start + 90 * MS, start + 100 * MS)
+        sent = {"op": CollectiveOp.SEND, "group": stages, "peer_rank": 1, "sequence": step}
+        build.collective({0: (start + 30 * MS, start + 31 * MS)}, **sent)
+        keys = build.collective(
+            {1: (start + 2 * MS, start + 31 * MS)}, op=CollectiveOp.RECEIVE, group=stages, peer_rank=0, sequence=step
+        )
+        build.rank(1).collective_wait(keys[1], start + 2 * MS, start + 30 * MS)
+    build.rank(1).batch_wait(0, 0, 1 * MS)
+    found: Table = analyze(build.trace(), "pipeline")
+    second = found.take((found["rank"] == 1) & (found["step"] == 1))
+    assert (second["stage_index"].tolist(), second["from_rank"].tolist()) == ([1], [0])
+    assert second["wait_ns"].tolist() == [28 * MS]
+    assert second["bubble_ns"].tolist() == [28 * MS]
+    assert second["transfer_ns"].tolist() == [MS]
+    first = found.take((found["rank"] == 0) & (found["step"] == 1))
+    assert (first["sends_count"].tolist(), first["bubble_ns"].tolist()) == ([1], [0])
+
+
+def test_runs_without_the_data_are_refused_with_a_reason() -> None:
+    with pytest.raises(MissingDataError, match="no collective"):
+        analyze(TraceBuilder().trace(), "late")
+    with pytest.raises(MissingDataError, match="no send or receive"):
+        analyze(job("fetch"), "pipeline")
+    with pytest.raises(UsageError, match="too few"):
+        analyze(job("fetch"), "late", top=0)
+
+
+def test_more_ranks_than_are_compared_give_the_same_cause() -> None:
+    row = costliest(job("prep", ranks=40))
+    assert (row["late_rank"], row["cause_kind"], row["cause_ns"]) == (LATE_RANK, "prep", LATE_NS)
+
+
+def test_a_rank_that_began_its_step_later_is_not_blamed_for_what_it_did_since() -> None:
+    """What kept it lies before the recording; a few microseconds more of something else do not explain it."""
+    build = TraceBuilder()
+    for rank in range(4):
+        begin = 30 * MS if rank == 2 else 0
+        more = 100_000 if rank == 2 else 0
+        build.rank(rank).batch_wait(0, begin, begin + MS + more)
+        build.rank(rank).phase("forward", begin + MS + more, begin + 10 * MS).phase("optimizer", 60 * MS, 70 * MS)
+    build.collective({r: ((40 if r == 2 else 10) * MS, 50 * MS) for r in range(4)})
+    row = costliest(build.trace())
+    assert (row["late_rank"], row["cause_kind"], row["cause_ns"], row["late_by_ns"]) == (2, "before", 30 * MS, 30 * MS)
+    assert row["cause_name"] == ""
