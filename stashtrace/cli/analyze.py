@@ -48,6 +48,7 @@ def parser() -> Parser:
         "--orphans", choices=KEEP, help="GPU work launched before the recording: counts (default), or is left out"
     )
     parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: counts (default), or is left out")
+    parser.add_argument("--top", metavar="N", type=int, help="rows of late, the costliest first (default 100)")
     parser.add_argument("--workers", metavar="N", type=int, help="threads for the ranks of a store (default: cores)")
     parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
@@ -62,8 +63,8 @@ def main(argv: Sequence[str]) -> int:
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
-    chosen = {name: getattr(arguments, name) for name in ("by", "orphans", "last_step", "calibration")}
-    options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
+    chosen = {name: getattr(arguments, name) for name in ("by", "orphans", "last_step", "calibration", "top")}
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
         sources = [paths]

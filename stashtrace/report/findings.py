@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.report import device_evidence, evidence
+from stashtrace.report import device_evidence, evidence, late_evidence
 from stashtrace.report.facts import GROUPS, RankFacts, RunFacts
 from stashtrace.units import duration_text, percent_text, ranks_text
 
@@ -120,7 +120,7 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
         return Finding("late", share, verdict, ("neither is always the slower one: their steps vary",))
     part = worst.late_ns[cause] / max(sum(worst.late_ns.values()), 1)
     whom = f"rank {cause}" if part > 0.8 else f"others, mostly rank {cause} ({percent_text(part)})"
-    told = [_why_late(facts, late, worst)] if late is not None else []
+    told = _told_of_late(facts, cause, late, worst)
     link_ns = worst.per_step_ns("network", "interconnect")
     if link_ns > 0:
         told.append(f"the transfers themselves take {duration_text(link_ns)} a step")
@@ -130,6 +130,19 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
 def _main_cause(rank: RankFacts) -> int:
     """The rank that one waited for longest, -1 if unknown."""
     return max(rank.late_ns, key=lambda r: (rank.late_ns[r], -r), default=-1)
+
+
+def _told_of_late(facts: RunFacts, cause: int, late: RankFacts | None, victim: RankFacts) -> list[str]:
+    """Why by the budgets of all steps, then the worst wait and its own cause, which may be all there is to say."""
+    told = _why_late(facts, late, victim) if late is not None else ""
+    worst, known = late_evidence.worst_wait(facts.trace, cause, facts.tables["steps"])
+    if known and told == _varies(cause):
+        told = ""
+    return [text for text in (told, f"the worst: {worst}" if worst else "") if text]
+
+
+def _varies(late: int) -> str:
+    return f"no kind of time is much longer on rank {late}: it is late in some steps, early in others"
 
 
 def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
@@ -144,7 +157,7 @@ def _why_late(facts: RunFacts, late: RankFacts, victim: RankFacts) -> str:
         if later_ns >= _EXPLAINS_RATIO * victim.per_step_ns("straggler"):
             apart = f"why: rank {late.rank} begins the step {duration_text(later_ns)} after rank {victim.rank}"
             return apart + ("; what kept it lies before the recording" if facts.steps_count == 1 else "")
-        return f"no kind of time is much longer on rank {late.rank}: it is late in some steps, early in others"
+        return _varies(late.rank)
     words = _LATE_BECAUSE[group]
     if group == "other" and _sleeps(late):
         words = "sleeps {more} longer"

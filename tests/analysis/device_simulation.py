@@ -59,9 +59,7 @@ class Job:
             for rank, (enter, call, before) in zip(ranks, met, strict=True):
                 times[rank.number] = rank.joined(enter, call, before, end)
                 streams[rank.number] = rank.talks
-            build.device_collective(
-                times, streams=streams, source=self.source, bracket=False, message_bytes=10_000_000
-            )
+            build.device_collective(times, streams=streams, source=self.source, bracket=False, message_bytes=10_000_000)
         return build.trace()
 
 
@@ -162,8 +160,6 @@ class _Rank:
         if self.brackets:
             self.last_bracket = self.talks.bracket(Bracket.COLLECTIVE, before, end, host=(call, self.host))
         if self.kernels:
-            self.talks.kernel(
-                enter, end, "ncclDevKernel", work=DeviceWork.COMMUNICATION, launch=(call, call + LAUNCH)
-            )
+            self.talks.kernel(enter, end, "ncclDevKernel", work=DeviceWork.COMMUNICATION, launch=(call, call + LAUNCH))
         begin = enter if self.job.source == CollectiveSource.PLUGIN else before
         return call, self.host, begin, end

@@ -32,9 +32,7 @@ def rank_with_gpu(
     rank.lives(0, (steps_ms[-1] + 10) * MS)
     compute = rank.gpu(0).stream("compute", compute=True)
     for at, (begin, end) in enumerate(itertools.pairwise(steps_ms)):
-        rank.phase("forward", (at * 4) * MS, (at * 4 + 1) * MS).phase(
-            "optimizer", (at * 4 + 2) * MS, (at * 4 + 4) * MS
-        )
+        rank.phase("forward", (at * 4) * MS, (at * 4 + 1) * MS).phase("optimizer", (at * 4 + 2) * MS, (at * 4 + 4) * MS)
         compute.step(begin * MS, at, host_ns=at * 4 * MS)
         if loaded:
             compute.mark((end - 1) * MS, host_ns=0)
@@ -311,9 +309,7 @@ def test_a_group_across_hosts_without_proxies_is_estimated() -> None:
     for number in range(3):
         compute[number] = rank_with_gpu(build, number)
     build.device_collective(dict.fromkeys(range(3), (5 * MS, 6 * MS, 20 * MS, 60 * MS)), streams=compute)
-    assert stall_text(build.trace()).splitlines()[0] == (
-        "0 0: compute 60, network 40 [0..40], interconnect 0 [0..40]"
-    )
+    assert stall_text(build.trace()).splitlines()[0] == ("0 0: compute 60, network 40 [0..40], interconnect 0 [0..40]")
 
 
 @pytest.mark.parametrize("loaded", [True, False])

@@ -50,9 +50,7 @@ def test_the_order_of_the_kinds() -> None:
         streams={0: side, 1: theirs}, source=CollectiveSource.PLUGIN,
     )  # fmt: skip
     trace = build.trace()
-    assert stall_text(trace).splitlines()[0] == (
-        "0 0: compute 30, straggler 5 <1, interconnect 25, h2d 10, launch 30"
-    )
+    assert stall_text(trace).splitlines()[0] == ("0 0: compute 30, straggler 5 <1, interconnect 25, h2d 10, launch 30")
     assert set(stalls(trace)["method"][stalls(trace)["step"] == 0]) == {"kernels"}
     assert stall_text(trace).splitlines()[1] == "1 0: compute 35, interconnect 25, launch 40"
 

@@ -44,6 +44,8 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
   ▶ rank 1 loses 57.0 ms a step (63 %) in all-reduce waiting for rank 0, not for
     the link
       why: each step rank 0 waits 57.0 ms longer for batches than rank 1
+      the worst: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was late: its
+        worker 0 took 44.0 ms longer to make its batch
       the transfers themselves take 2.00 ms a step
 """
 

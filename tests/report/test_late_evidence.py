@@ -1,0 +1,71 @@
+"""Sentences about late ranks: what they claim is in the row."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import MS, TraceBuilder
+
+from stashtrace.analysis.late_budgets import CAUSES
+from stashtrace.analysis.registry import analyze
+from stashtrace.report.late_evidence import sentence
+
+ROW: dict[str, Any] = {
+    "waiting_ranks": "0-2,4-7", "op": "all_reduce", "sequence": 4182, "late_rank": 3, "wait_ns": 38 * MS,
+    "method": "clock", "cause_kind": "fetch", "cause_ns": 38 * MS, "cause_worker_id": 5,
+    "cause_name": "/data/shard-0117", "named_ns": 41 * MS,
+}  # fmt: skip
+
+
+def test_the_worker_and_the_file() -> None:
+    assert sentence(ROW) == (
+        "ranks 0-2,4-7 waited 38.0 ms in all-reduce 4182; rank 3 was late:"
+        " its worker 5 spent 41.0 ms reading shard-0117"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"cause_kind": "unknown"}, "rank 3 was late, why is not in the recording"),
+        (
+            {"cause_kind": "compute", "cause_name": "gemm", "named_ns": 38 * MS},
+            "rank 3 was late: it computed 38.0 ms longer in gemm",
+        ),
+        (
+            {"cause_kind": "compute", "cause_name": "between phases", "named_ns": 20 * MS},
+            "it computed 38.0 ms longer, 20.0 ms of that between phases",
+        ),
+        (
+            {"cause_kind": "checkpoint", "cause_name": "/out/model.pt", "cause_worker_id": -1},
+            "it saved a checkpoint 38.0 ms longer, writing model.pt",
+        ),
+        (
+            {"cause_kind": "straggler", "cause_name": "rank 9", "cause_worker_id": -1},
+            "it waited 38.0 ms longer for rank 9 in another group",
+        ),
+        ({"cause_kind": "other", "cause_name": ""}, "it was blocked 38.0 ms longer with no known cause"),
+        ({"late_rank": -1, "cause_kind": "unknown"}, "the clocks cannot tell for whom"),
+        (
+            {"method": "hung", "waiting_ranks": "2", "cause_kind": "unknown"},
+            "rank 2 hangs in all-reduce 4182, which rank 3 never entered",
+        ),
+    ],
+)
+def test_other_causes(change: dict[str, Any], expected: str) -> None:
+    assert expected in sentence(ROW | change)
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_every_cause_has_words(kind: str) -> None:
+    told = sentence(ROW | {"cause_kind": kind, "cause_name": ""})
+    assert "38.0 ms" in told.partition("late: ")[2]
+
+
+def test_rows_of_the_analysis_fit() -> None:
+    build = TraceBuilder()
+    build.collective({0: (0, 10 * MS), 1: (9 * MS, 10 * MS)})
+    row = next(analyze(build.trace(), "late").rows())
+    assert sentence(row) == "rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late, why is not in the recording"
