@@ -100,7 +100,23 @@ class Namer:
             process, making = late.times.thread.process_id, time
         rows = self._index.io_by_process.rows(process)
         rows = rows[io.is_storage[rows] | io.is_receive[rows]]
-        return Named(process, worker, *self._longest_path(rows, making))
+        name, blocked = self._longest_path(rows, making)
+        return Named(process, worker, name, max(blocked, self._in_file(process, name, making)))
+
+    def _in_file(self, process: int, name: str, time: TimeSet) -> int:
+        """Time inside all calls on a file, also those that found their bytes in memory.
+
+        Of a run so large that its calls are still on disk, the calls that blocked have to do.
+        """
+        trace = self._index.trace
+        table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
+        code, spent = trace.strings.find(name), [TimeSet.empty()]
+        for track in np.sort(tracks["track_id"][tracks["process_id"] == process]).tolist():
+            first, last = np.searchsorted(table["track_id"], [track, track + 1])
+            calls = slice(int(first), int(last))
+            on_file = table["path_code"][calls] == code
+            spent.append(TimeSet.of(table["begin_ns"][calls][on_file], table["end_ns"][calls][on_file]))
+        return (TimeSet.united(*spent) & time).total_ns if name else -1
 
     def _longest_path(self, rows: Int64, time: TimeSet) -> tuple[str, int]:
         io = self._index.io
