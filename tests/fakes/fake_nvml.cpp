@@ -29,6 +29,19 @@ std::int64_t time_ns(clockid_t clock) {
 
 int devices_count() { return static_cast<int>(fake::setting("devices", 1)); }
 
+// Of one moment, though the thread may lose its core between two readings.
+struct Moment {
+  std::int64_t monotonic_ns, realtime_ns;
+};
+Moment moment() {
+  constexpr std::int64_t kAtOnceNs = 5'000;
+  for (int left = 1000;; --left) {
+    const std::int64_t before = time_ns(CLOCK_MONOTONIC), realtime = time_ns(CLOCK_REALTIME);
+    const std::int64_t after = time_ns(CLOCK_MONOTONIC);
+    if (after - before < kAtOnceNs || left == 0) return {before + (after - before) / 2, realtime};
+  }
+}
+
 NvmlDevice handle(int device) { return reinterpret_cast<NvmlDevice>(static_cast<std::uintptr_t>(device + 1)); }
 int index_of(NvmlDevice device) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(device)) - 1; }
 bool is_device(NvmlDevice device) { return index_of(device) >= 0 && index_of(device) < devices_count(); }
@@ -184,8 +197,8 @@ FAKE_API NvmlReturn nvmlDeviceGetUUID(NvmlDevice device, char* uuid, unsigned by
 FAKE_API NvmlReturn nvmlDeviceGetFieldValues(NvmlDevice device, int count, NvmlFieldValue* values) {
   FAKE_CALL(nvmlDeviceGetFieldValues);
   if (!is_device(device)) return kNvmlInvalidArgument;
-  const std::int64_t now_ns = time_ns(CLOCK_MONOTONIC);
-  const std::int64_t now_us = time_ns(CLOCK_REALTIME) / 1'000;
+  const auto [now_ns, realtime_ns] = moment();
+  const std::int64_t now_us = realtime_ns / 1'000;
   for (int i = 0; i < count; ++i) {
     NvmlFieldValue& value = values[i];
     value.timestamp_us = now_us;

@@ -31,7 +31,7 @@ APART = "not attach and not both_libraries and not lookup and not cost and not s
 #: Under TSan not: torch, of which it sees nothing but the locks, and what counts on the speed of a job or of its end.
 APART_OF_THREADS = (
     " and not torch and not hangs and not takes_over and not no_buffer and not forked_child_neither"
-    " and not a_wait_knows_what and not rates_are and not every_time_stamp"
+    " and not a_wait_knows_what"
 )
 
 

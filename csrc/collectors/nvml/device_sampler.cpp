@@ -99,13 +99,13 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
   const std::uint64_t before = now_ticks();
   const abi::NvmlReturn result =
       context.nvml.field_values == nullptr ? abi::kNvmlFunctionNotFound : context.nvml.field_values(device_, count, values);
-  const std::uint64_t ticks = before + (now_ticks() - before) / 2;
-  const std::int64_t now_us = clock_ns(CLOCK_REALTIME) / 1'000;
+  const std::uint64_t middle = before + (now_ticks() - before) / 2;
+  const ClockReading now = read_clocks(2);
   bool no_link_sum = false;
   for (int i = 0; i < count; ++i) {
     const abi::NvmlReturn own = result != abi::kNvmlSuccess ? result : values[i].result;
     if (own == abi::kNvmlSuccess) {
-      take(context, *asked[i], values[i], ticks, now_us);
+      take(context, *asked[i], values[i], middle, now);
       continue;
     }
     asked[i]->off = true;
@@ -118,15 +118,17 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
   if (no_link_sum) use_nvlink5();
 }
 
+// `ticks`: of the middle of the call, for values without a time stamp of their own.
 void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value, std::uint64_t ticks,
-                         std::int64_t now_us) noexcept {
-  const std::int64_t age_us = now_us - value.timestamp_us;
+                         const ClockReading& now) noexcept {
+  const std::int64_t age_us = now.realtime_ns / 1'000 - value.timestamp_us;
   if (value.timestamp_us > 0 && age_us >= 0 && age_us < kOldestUs) {
     if (value.timestamp_us == slot.timestamp_us) return;  // not refreshed since
     slot.timestamp_us = value.timestamp_us;
-    // To the microsecond: what the library read a moment ago, not what it answered just now.
+    // To the microsecond: what the library read a moment ago, not what it answered just now. Both clocks are of one
+    // moment, else a call that took long, or a thread that lost its core, would shift the reading.
     const std::uint64_t age = static_cast<std::uint64_t>(age_us) * (context.tick_hz / 1'000) / 1'000;
-    if (age < ticks) ticks -= age;
+    if (age < now.ticks) ticks = now.ticks - age;
   }
   double plain;
   if (slot.field->cumulative) {

@@ -10,6 +10,7 @@
 #include "collectors/nvml/libraries.h"
 #include "collectors/nvml/quantities.h"
 #include "collectors/nvml/series.h"
+#include "core/clock.h"
 
 namespace stashtrace::nvml {
 
@@ -49,7 +50,7 @@ class DeviceSampler {
   void use_nvlink5() noexcept;
   void sample_fields(const SampleContext& context, unsigned paces) noexcept;
   void take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value, std::uint64_t ticks,
-            std::int64_t now_us) noexcept;
+            const ClockReading& now) noexcept;
   void sample_singles(const SampleContext& context) noexcept;
   abi::NvmlReturn ask(const SampleContext& context, Call call, double& value) noexcept;
   void begin_gpm(const SampleContext& context) noexcept;

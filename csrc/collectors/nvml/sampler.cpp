@@ -29,6 +29,9 @@ constexpr std::int64_t kGpmEvery = kSecond / 5;          // NVML wants more than
 constexpr std::int64_t kForkWait = 100'000'000;
 constexpr std::size_t kStackBytes = 1024 * 1024;
 
+// Of the thread that forks: since glibc 2.36 the handlers of two threads that fork at once run side by side.
+constinit thread_local bool t_holds_calls = false;
+
 }  // namespace
 
 void Sampler::start_thread(Context& context, void (*at_exit)()) noexcept {
@@ -71,15 +74,15 @@ void Sampler::stop(std::int64_t wait_ns) noexcept {
 
 // A fork while the thread is inside NVML would leave NVML's locks taken for ever in a child that uses NVML itself.
 void Sampler::before_fork() noexcept {
-  forking_ = state_.load(std::memory_order_acquire) == kRunning && call_lock_.lock_within(kForkWait);
+  t_holds_calls = state_.load(std::memory_order_acquire) == kRunning && call_lock_.lock_within(kForkWait);
 }
 void Sampler::after_fork_in_parent() noexcept {
-  if (forking_) call_lock_.unlock();
-  forking_ = false;
+  if (t_holds_calls) call_lock_.unlock();
+  t_holds_calls = false;
 }
 void Sampler::after_fork_in_child() noexcept {
   state_.store(kStopped, std::memory_order_relaxed);
-  forking_ = false;
+  t_holds_calls = false;
   call_lock_.reset();
   ownership_.forget();
 }

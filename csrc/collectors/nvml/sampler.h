@@ -46,7 +46,6 @@ class Sampler {
   void (*at_exit_)() = nullptr;
   std::atomic<std::uint32_t> state_{kNone};
   FutexLock call_lock_;  // not held: the thread is in no call of NVML, CUDA or the loader
-  bool forking_ = false;
   Libraries libraries_;
   Ownership ownership_;
   Told told_{};

@@ -2,9 +2,13 @@
 //
 // SMALL_CUDA_DEVICES is how many there are, CUDA_VISIBLE_DEVICES picks and orders them by number. A device is used once
 // use_device(ordinal) was called; nothing works before cuInit(0).
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -41,6 +45,20 @@ int cuInit(unsigned) {
 int use_device(int ordinal) {
   used[ordinal] = true;
   return 0;
+}
+// Children that end at once, of several threads at the same time.
+void fork_from_threads(int threads_count, int forks_count) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < threads_count; ++i)
+    threads.emplace_back([forks_count] {
+      for (int left = forks_count; left > 0; --left) {
+        const pid_t child = fork();
+        if (child == 0) _exit(0);
+        int status = 0;
+        waitpid(child, &status, 0);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
 }
 int cuDeviceGetCount(int* count) {
   if (!initialised) return kNotInitialized;
