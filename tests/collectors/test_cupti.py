@@ -275,11 +275,14 @@ print(json.dumps(held))
 
 
 def test_counts_what_found_no_buffer(libraries: Path, tmp_path: Path) -> None:
-    # Between the first enabling and the window nothing is kept, so that the flood leaves no rows.
+    # Between the first enabling and the window nothing is kept, so that the flood leaves no rows. The step that opens
+    # the window does not wait for a flush, so it comes when all is read, and long before the next flush.
     body = """
 _native.kernels_step(1)
 cupti.fake_cupti_flood(KERNEL, 1_200_000)
-time.sleep(1.5)
+cupti.fake_cupti_unread.restype = ctypes.c_uint64
+while cupti.fake_cupti_unread(): time.sleep(0.01)
+time.sleep(0.1)
 _native.kernels_step(2)
 launch("kept")
 time.sleep(0.02)

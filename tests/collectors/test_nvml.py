@@ -39,7 +39,7 @@ def test_rates_are_those_of_the_machine(plain) -> None:
 
 def test_every_time_stamp_is_the_reading_s_own(plain) -> None:
     sampled, folder = plain
-    ts, value = sampled.series("nvlink_transmit_bytes_total", 1)
+    ts, _ = sampled.series("nvlink_transmit_bytes_total", 1)
     assert np.all(np.diff(ts) > 0)
     # No answer is lost, but for the very last ones that a process may end in.
     assert 0 <= calls(folder)["nvmlDeviceGetFieldValues"] - len(ts) <= 2
@@ -225,7 +225,7 @@ def test_a_forked_child_neither_samples_nor_stops_its_parent(tmp_path: Path) -> 
     assert sampled.recording.stdout == "child 2\n"
 
 
-FORKS_AT_ONCE = USES_DEVICE + """
+FORKS_AT_ONCE = """
 cuda.fork_from_threads(4, 100)
 print(time.monotonic(), flush=True)
 time.sleep(0.5)
@@ -233,7 +233,7 @@ time.sleep(0.5)
 
 
 def test_threads_that_fork_at_once_do_not_stop_the_sampling(tmp_path: Path) -> None:
-    sampled = sample(tmp_path, RATES, program=FORKS_AT_ONCE, arguments=("0.3",))
+    sampled = sample(tmp_path, RATES, program=USES_DEVICE + FORKS_AT_ONCE, arguments=("0.3",))
     _, value = sampled.series("nvlink_transmit_bytes_total")
     # The double counts from the start of CLOCK_MONOTONIC.
     assert value[-1] / 25e9 > float(sampled.recording.stdout) + 0.25

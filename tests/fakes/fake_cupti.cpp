@@ -261,6 +261,15 @@ FAKE_API int fake_cupti_state() {
   return (s.subscribed ? 1 : 0) | (s.enabled.empty() ? 0 : 2) | (s.thread_id_type != 0 ? 4 : 0);
 }
 
+// How many bytes of records are not read yet.
+FAKE_API std::uint64_t fake_cupti_unread() {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  std::uint64_t bytes = s.current.used + (s.delivering ? 1 : 0);
+  for (const Buffer& buffer : s.full) bytes += buffer.used;
+  return bytes;
+}
+
 // A piece of work of one of the kinds; `detail` is the copy kind of a copy, the type of a synchronization.
 FAKE_API void fake_cupti_work(std::uint32_t kind_number, std::uint32_t device, std::uint32_t stream,
                               std::uint32_t correlation, std::int64_t begin_ns, std::int64_t end_ns, const char* name,
