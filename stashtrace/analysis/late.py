@@ -37,6 +37,8 @@ from stashtrace.units import ranks_text
 UNKNOWN = "unknown"
 #: Below these, one rank is not late again and again: odds of it by chance, and least share of the steps.
 _BY_CHANCE, _MOST_STEPS = 0.001, 0.5
+#: A step counts if it cost the group at least this part of the mean one.
+_MATTERS_DIVISOR = 10
 
 
 def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
@@ -53,7 +55,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     trace : Trace
         Needs collectives; steps, I/O, kernels and batches for the causes.
     top : int
-        How many rows, the costliest first.
+        How many rows: what hangs, then what cost most, then what cost most outside of the steps.
     calibration : Calibration or path, optional
         By default ``calibration.toml`` in the run directory; without one the best tenth of the run's own transfers of
         the group, operation and size is what the link is capable of.
@@ -77,7 +79,10 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     waited = np.flatnonzero((found.total_wait_ns > 0) | (found.method == METHODS.index("hung")))
     # What hangs comes first, whatever it cost until the recording ended.
     hung = found.method[waited] == METHODS.index("hung")
-    rows = waited[np.lexsort((waited, -found.total_wait_ns[waited], ~hung))[:top]]
+    step = _steps(index, found)
+    # Starting up is not training: what lies outside the steps comes last.
+    outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
+    rows = waited[np.lexsort((waited, -found.total_wait_ns[waited], outside, ~hung))[:top]]
     why = causes(index, found, rows)
     named = _names(index, why)
     transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
@@ -91,7 +96,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     return Table(
         LATE,
         {
-            "step": _steps(index, found)[rows],
+            "step": step[rows],
             "communicator": communicator_names(trace, hashes),
             "group_kind": _texts([kinds[h] for h in hashes.tolist()]),
             "sequence": table["sequence"][first],
@@ -122,8 +127,9 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
 def late_ranks(trace: Trace) -> Table:
     """Count per rank and process group who is late again and again.
 
-    A step belongs to the rank that cost the others of the group most in it. ``chance_ratio`` is the binomial
-    probability that a rank gets so many steps if all are late alike, times the number of ranks that it could have been.
+    A step belongs to the rank that cost the others of the group most in it, and counts if that is at least a tenth of
+    what the mean one cost. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all are late
+    alike, times the number of ranks that it could have been.
     ``verdict`` is ``always`` where that is below 0.001 and the rank has more than half of the steps, ``often`` where it
     has not, else ``turns``. Operations whose last rank the clocks cannot tell are left out.
 
@@ -153,8 +159,7 @@ def late_ranks(trace: Trace) -> Table:
     for value in by_group.values.tolist():
         own = by_group.rows(value)
         late_rank, cost = found.late_rank[rows[own]], found.total_wait_ns[rows[own]]
-        trial = _trials(step[own])
-        guilty = _costliest(trial, late_rank, cost)
+        guilty = _guilty(step[own], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
         per_rank = RowsBy(late_rank)
         for rank in per_rank.values.tolist():
@@ -226,24 +231,23 @@ def _steps(index: TraceIndex, found: Instances) -> Int64:
     return out
 
 
-def _trials(step: Int64) -> Int64:
-    """Number of the step of each operation; one outside of steps is a trial of its own."""
-    outside = np.flatnonzero(step < 0)
-    trial = step.copy()
-    trial[outside] = -1 - np.arange(len(outside))
-    return np.asarray(np.unique(trial, return_inverse=True)[1], dtype=np.int64)
-
-
-def _costliest(trial: Int64, rank: Int64, cost: Int64) -> Int64:
-    """Rank that cost most in each trial; of equals the lowest."""
+def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
+    """Rank that cost most in each step that cost something, of equals the lowest; without steps, in each operation."""
+    inside = step >= 0
+    if inside.any():
+        trial, rank, cost = np.unique(step[inside], return_inverse=True)[1], rank[inside], cost[inside]
+    else:
+        trial = np.arange(len(step))
     width = int(rank.max(initial=0)) + 1
     key, inverse = np.unique(trial * width + rank, return_inverse=True)
-    total = np.zeros(len(key), dtype=np.int64)
+    total, per_trial = np.zeros(len(key), dtype=np.int64), np.zeros(int(trial.max(initial=-1)) + 1, dtype=np.int64)
     np.add.at(total, inverse, cost)
-    out = np.full(int(trial.max(initial=-1)) + 1, -1, dtype=np.int64)
+    np.add.at(per_trial, trial, cost)
+    out = np.full(len(per_trial), -1, dtype=np.int64)
     order = np.lexsort((-key, total))  # the costliest comes last
     out[key[order] // width] = key[order] % width
-    return out
+    # Somebody is always last by a few microseconds; that says nothing.
+    return int64(out[per_trial * _MATTERS_DIVISOR * len(per_trial) >= per_trial.sum()])
 
 
 def _main(cause: Int64, cost: Int64) -> tuple[str, float]:

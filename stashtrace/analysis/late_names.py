@@ -17,7 +17,7 @@ from stashtrace.analysis.late_budgets import CAUSES, COMPUTE, RankTimes
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.trace_index import READ_OPS, TraceIndex
 from stashtrace.model.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
 
 BETWEEN_PHASES = "between phases"
@@ -104,7 +104,7 @@ class Namer:
         return Named(process, worker, name, max(blocked, self._in_file(process, name, making)))
 
     def _in_file(self, process: int, name: str, time: TimeSet) -> int:
-        """Time inside all calls on a file, also those that found their bytes in memory.
+        """Time inside all reads of a file, also those that found their bytes in memory.
 
         Of a run so large that its calls are still on disk, the calls that blocked have to do.
         """
@@ -114,7 +114,7 @@ class Namer:
         for track in np.sort(tracks["track_id"][tracks["process_id"] == process]).tolist():
             first, last = np.searchsorted(table["track_id"], [track, track + 1])
             calls = slice(int(first), int(last))
-            on_file = table["path_code"][calls] == code
+            on_file = (table["path_code"][calls] == code) & np.isin(table["op_code"][calls], READ_OPS)
             spent.append(TimeSet.of(table["begin_ns"][calls][on_file], table["end_ns"][calls][on_file]))
         return (TimeSet.united(*spent) & time).total_ns if name else -1
 

@@ -13,8 +13,8 @@ def chance(times: int, trials: int, choices: int) -> float:
 
     Examples
     --------
-    >>> chance(1, 1, 4), chance(0, 3, 2), round(chance(5, 8, 8), 6)
-    (0.25, 1.0, 0.001231)
+    >>> chance(1, 1, 4), chance(0, 3, 2), round(chance(5, 8, 8), 5)
+    (0.25, 1.0, 0.00123)
     """
     if times <= 0 or choices <= 1:
         return 1.0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stashtrace import _native
 from stashtrace.analysis.device_matching import DeviceCollectives, on_devices
 from stashtrace.analysis.timeset import NEVER
+from stashtrace.exporters.perfetto_late import reasons
 from stashtrace.exporters.perfetto_layers import NO_VALUE, OPS, Order
 from stashtrace.exporters.perfetto_rows import TraceRows
 from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
@@ -105,6 +106,8 @@ def collective_layer(
     moving = np.flatnonzero((end > begins) & ~untimed)
     late_codes, late_names = numbered(["wait for rank"], np.zeros(len(waiting)), late[waiting])
     wait = Piece(track[waiting], call[waiting], begins[waiting], late_codes, late_names)
+    why, why_texts = reasons(rows.trace, table)
+    wait.texts["late_because"] = (why[waiting], why_texts)
     transfer = Piece(
         track[moving], begins[moving], end[moving], np.zeros(len(moving), dtype=np.int64), Texts(["transfer"])
     )

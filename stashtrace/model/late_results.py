@@ -47,7 +47,7 @@ LATE_RANKS = schema(
     ("last_count", "i8", "", "collectives of the group that it entered last"),
     ("collectives_count", "i8", "", "collectives of the group that somebody waited in and whose last rank is known"),
     ("steps_last_count", "i8", "", "steps in which it cost the others of the group most"),
-    ("steps_count", "i8", "", "steps in which somebody waited; without steps, collectives"),
+    ("steps_count", "i8", "", "steps that cost at least a tenth of the mean one; without steps, collectives"),
     ("share_ratio", "f8", "", "the first by the second"),
     ("total_wait_ns", "i8", "ns", "waits of the others for it, as in late"),
     ("cause_kind", "U16", "", "the cause behind most of that, as in late"),

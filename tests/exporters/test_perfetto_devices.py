@@ -45,23 +45,47 @@ def two_gpus(*, deep: bool = False) -> TraceBuilder:
             rank.phase("forward", t + late, t + late + 5 * MS).phase("backward", t + late + 5 * MS, t + late + 9 * MS)
             rank.phase("optimizer", t + late + 9 * MS, t + late + 10 * MS)
             compute.batch_wait(t + MS, t + late + 100 * US, batch=i, host=(t, t + late))
-            copied = side.bracket(Bracket.COPY, t + late + 200 * US, t + late + 4 * MS, copy=1, size_bytes=64 << 20,
-                                  host=(t + late + 50 * US, t + late + 90 * US), flags=int(BracketFlag.PINNED))
-            compute.wait(t + late + 300 * US, t + late + 4 * MS, awaited=Awaited.COPY, awaited_ns=t + late + 4 * MS,
-                         awaited_id=copied, host=(t + late + 95 * US, t + late + 97 * US))
+            copied = side.bracket(
+                Bracket.COPY,
+                t + late + 200 * US,
+                t + late + 4 * MS,
+                copy=1,
+                size_bytes=64 << 20,
+                host=(t + late + 50 * US, t + late + 90 * US),
+                flags=int(BracketFlag.PINNED),
+            )
+            compute.wait(
+                t + late + 300 * US,
+                t + late + 4 * MS,
+                awaited=Awaited.COPY,
+                awaited_ns=t + late + 4 * MS,
+                awaited_id=copied,
+                host=(t + late + 95 * US, t + late + 97 * US),
+            )
             gpu.call(DeviceCall.STREAM_SYNCHRONIZE, t + 60 * MS, t + 95 * MS, stream=compute)
             compute.step(t + STEP, i + 1, host_ns=t + 59 * MS)
             compute.mark(t + 50 * MS, host_ns=t + 30 * MS)
             if deep:
                 for k in range(8):
                     begin = t + late + 4 * MS + k * 5 * MS
-                    compute.kernel(begin, begin + 4_900 * US, ("gemm", "softmax")[k % 2],
-                                   launch=(t + late + (100 + 20 * k) * US, t + late + (110 + 20 * k) * US))
+                    compute.kernel(
+                        begin,
+                        begin + 4_900 * US,
+                        ("gemm", "softmax")[k % 2],
+                        launch=(t + late + (100 + 20 * k) * US, t + late + (110 + 20 * k) * US),
+                    )
                 side.kernel(t + late + 210 * US, t + late + 3_990 * US, "memcpy", work=DeviceWork.COPY, copy=1)
     for i in range(STEPS):
         t = i * STEP
-        times = {r: (t + (21 if r == 0 else 3) * MS, t + (22 if r == 0 else 4) * MS,
-                     t + (60 if r == 0 else 42) * MS, t + 80 * MS) for r in range(2)}
+        times = {
+            r: (
+                t + (21 if r == 0 else 3) * MS,
+                t + (22 if r == 0 else 4) * MS,
+                t + (60 if r == 0 else 42) * MS,
+                t + 80 * MS,
+            )
+            for r in range(2)
+        }
         build.device_collective(times, streams=streams, bracket=True, group=0xC0, source=CollectiveSource.EVENTS)
     build.group([0, 1], group=0xC0, name="default_pg", backend="nccl")
     return build
@@ -98,10 +122,12 @@ def slices(processor: TraceProcessor, track: str, parent: str = "GPU 0 · rank 0
 
 
 def arrows(processor: TraceProcessor) -> set[tuple]:
-    return set(processor.rows(
-        "select a.name, ta.name, b.name, tb.name from flow join slice a on slice_out = a.id "
-        "join slice b on slice_in = b.id join track ta on a.track_id = ta.id join track tb on b.track_id = tb.id"
-    ))
+    return set(
+        processor.rows(
+            "select a.name, ta.name, b.name, tb.name from flow join slice a on slice_out = a.id "
+            "join slice b on slice_in = b.id join track ta on a.track_id = ta.id join track tb on b.track_id = tb.id"
+        )
+    )
 
 
 def test_a_gpu_has_its_streams_steps_waits_and_communicators(exported) -> None:
