@@ -16,7 +16,9 @@ import numpy as np
 
 from stashtrace.align.collective_merge import GroupNotes
 from stashtrace.align.imported_clocks import ImportedClocks, imported_clocks
+from stashtrace.align.imported_files import UnknownFileError, files_of, known, size_of, trouble_of, unrecognised
 from stashtrace.align.imported_jobs import note_ranks, part_by_time
+from stashtrace.align.imported_memory import HINT, Room
 from stashtrace.align.join import join_table, join_tables
 from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.context import ImportContext, ImportedProcess
@@ -35,13 +37,6 @@ Progress = Callable[[int, int, str], None]
 
 #: What lies in a folder beside traces and is nobody's loss.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
-
-
-class _UnknownFile(ImporterError):
-    """No importer recognises a file."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {_known()}")
 
 
 class Imported:
@@ -67,38 +62,56 @@ class Imported:
         ImporterError
             If no file can, or the first that cannot if ``strict``.
         """
-        files = list(_files(self.paths))
-        total = sum(file.stat().st_size for file in files)
+        files = list(files_of(self.paths))
+        total = sum(map(size_of, files))
         done, parts, troubles = 0, list[EventTables](), list[ImporterError]()
+        room = Room()
         for file in files:
             at = [done]
 
             def advance(count: int, at: list[int] = at, name: str = file.name) -> None:
                 at[0] += count
+                room.check(count, name)
                 if progress is not None:
                     progress(at[0], total, name)
 
             source = Source(file, advance)
-            found = recognise(source)
+            trouble = trouble_of(file)
+            found = recognise(source) if trouble is None else None
             if found is not None:
                 trouble = self._read_one(source, *found)
                 if trouble is not None:
                     troubles.append(trouble)
                 parts.append(self.context.take())
             elif file.suffix not in _FOREIGN_SUFFIXES:
-                troubles.append(_UnknownFile(file))
-                self._lose(file.name, "file_not_recognised", Severity.INFO, str(troubles[-1]))
-            done += file.stat().st_size
+                self._pass_over(file, trouble or unrecognised(source), troubles)
+            done += size_of(file)
         if not any(len(part.table(name)) for part in parts for name in TABLES):
             raise self._nothing(troubles)
         return parts
 
+    def _pass_over(self, file: Path, trouble: ImporterError, troubles: list[ImporterError]) -> None:
+        """Note a file that no importer was given."""
+        if self.strict and not isinstance(trouble, UnknownFileError):
+            raise trouble
+        troubles.append(trouble)
+        unknown = isinstance(trouble, UnknownFileError) or not (file.suffix or file.is_dir())
+        if unknown:
+            self._lose(file.name, "file_not_recognised", Severity.INFO, str(trouble))
+        else:
+            self._lose(file.name, "unreadable_file", Severity.DATA_LOSS, str(trouble))
+
     def _nothing(self, troubles: Sequence[ImporterError]) -> ImporterError:
-        readable = [t for t in troubles if not isinstance(t, _UnknownFile)]
-        if readable or not os.path.isdir(self.paths[0]):
-            return readable[0] if readable else _UnknownFile(Path(self.paths[0]))
+        readable = [t for t in troubles if not isinstance(t, UnknownFileError)]
+        if len(troubles) == 1:
+            return troubles[0]
+        if readable:
+            more = f"; nor can {len(troubles) - 1} more file{'s' if len(troubles) > 2 else ''} beside it be used"
+            return ImporterError(f"{readable[0]}{more}", hint=readable[0].hint)
+        if not os.path.isdir(self.paths[0]):
+            return UnknownFileError(Path(self.paths[0]))
         hint = "give the directory of `stashtrace run --out DIR -- CMD`, or files of another tool"
-        return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({_known()})" if IMPORTERS else hint)
+        return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})" if IMPORTERS else hint)
 
     def _read_one(self, source: Source, name: str, importer: Importer) -> ImporterError | None:
         self.context.begin(name, source.path.name)
@@ -108,6 +121,9 @@ class Imported:
             trouble = error
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             trouble = ImporterError(f"{source.path} cannot be read: {error}")
+        except MemoryError:
+            self.context.drop()
+            trouble = ImporterError(f"{source.path} does not fit into memory", hint=HINT)
         else:
             self.importers[name] += 1
             return None
@@ -236,22 +252,7 @@ def is_foreign(path: str) -> bool:
     if not os.path.isdir(path):
         return os.path.exists(path) and not path.endswith((".stash", ".ring"))
     own = any(name.endswith((".stash", ".ring")) or name in ("run.json", STORE_FILE) for name in os.listdir(path))
-    return not own and any(True for _ in _files([path]))
-
-
-def _files(paths: Sequence[str]) -> Iterator[Path]:
-    """Every file under the paths, in order of name; hidden ones are left out."""
-    for path in paths:
-        if not os.path.isdir(path):
-            yield Path(path)
-            continue
-        for folder, folders, names in os.walk(path):
-            folders[:] = sorted(f for f in folders if not f.startswith("."))
-            yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-
-
-def _known() -> str:
-    return ", ".join(name for name, _, _ in IMPORTERS)
+    return not own and any(True for _ in files_of([path]))
 
 
 def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, list[str]]]:

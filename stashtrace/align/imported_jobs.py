@@ -18,7 +18,7 @@ from stashtrace.units import ranks_text
 
 #: Recordings further apart than this are not of the same moment, however their clocks differ.
 _APART_NS = 60_000_000_000
-_SHOWN_AT_MOST = 8
+_SHOWN_WIDTH = 60
 
 
 def note_ranks(context: ImportContext) -> None:
@@ -41,12 +41,14 @@ def note_ranks(context: ImportContext) -> None:
         )
     missing = [rank for rank in range(worlds[-1]) if rank not in ranks] if ranks and worlds else []
     if missing:
-        shown = ", ".join(map(str, missing[:_SHOWN_AT_MOST])) + (", ..." if len(missing) > _SHOWN_AT_MOST else "")
+        shown = f"rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)}"
+        if len(shown) > _SHOWN_WIDTH:
+            shown = f"{len(missing)} ranks, {missing[0]} the first"
         context.lose(
             "missing_ranks",
             len(missing),
             severity=Severity.ERROR,
-            advice=f"no file of rank {shown} of {worlds[-1]}: who was late is only known among the others",
+            advice=f"no file of {shown} of {worlds[-1]}: who was late is only known among the others",
         )
 
 
@@ -62,7 +64,7 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
             "ranks_of_another_time",
             len(ranks),
             severity=Severity.ERROR,
-            advice=f"rank {ranks_text(ranks)} was recorded over a minute apart from the others: matched with nobody",
+            advice=f"{_named(ranks)} recorded over a minute apart from the others: matched with nobody",
         )
         for part in parts:
             for name in ("collectives", "groups"):
@@ -71,6 +73,10 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
                 if chosen.any():
                     other = table["group_hash"] ^ np.uint64(place)
                     part._tables[name] = table.replace(group_hash=np.where(chosen, other, table["group_hash"]))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
 
 
 def _clusters(processes: Sequence[ImportedProcess], spans_ns: Mapping[int, tuple[int, int]]) -> list[list[int]]:

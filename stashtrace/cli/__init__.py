@@ -103,7 +103,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        say_error(f"{where}{error.strerror or error}", "the same command with --debug shows where")
+        hint = f"see who may: ls -ld {error.filename}" if isinstance(error, PermissionError) and where else None
+        say_error(f"{where}{error.strerror or error}", hint or "the same command with --debug shows where")
+        return StashtraceError.exit_code
+    except MemoryError:
+        if debug:
+            raise
+        say_error("there is not enough memory", "give fewer files or ranks, or use a machine with more memory")
         return StashtraceError.exit_code
     except Exception as error:
         if debug:

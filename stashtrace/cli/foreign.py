@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: Metadata of the load as a whole that the lines say in other words.
 _SAID = ("origin_monotonic_ns", "origin_realtime_ns", "imported")
 _FACTS_AT_MOST = 12
+_ALIKE_AT_MOST = 3
 
 
 def describe_files(path: str) -> dict[str, Any]:
@@ -88,18 +89,31 @@ def lines(facts: dict[str, Any]) -> str:
     ]
     out = [f"{name:<12}{text}" for name, text in told]
     if facts["devices"]:
-        out += ["devices"] + [f"  {ranks:<14}{name}" for name, ranks in facts["devices"].items()]
+        width = max(map(len, facts["devices"].values())) + 2
+        out += ["devices"] + [f"  {ranks:<{width}}{name}" for name, ranks in facts["devices"].items()]
     if facts["facts"]:
         listed = list(facts["facts"].items())
         out += ["said"] + [f"  {key:<22}{value}" for key, value in listed[:_FACTS_AT_MOST]]
     out += ["records"] + [f"  {name:<22}{count:>12,}" for name, count in facts["records"].items()]
     out += ["losses" + ("" if facts["losses"] else "      none")]
-    totals: dict[tuple[str, str, str, str], int] = {}
-    for row in facts["losses"]:
-        key = (row["collector"], row["reason"], row["severity"], row["advice"])
-        totals[key] = totals.get(key, 0) + row["lost_count"]
-    out += [f"  {count:,} {tool}/{reason} ({how}): {advice}" for (tool, reason, how, advice), count in totals.items()]
-    return "\n".join(out) + "\n"
+    return "\n".join([*out, *_losses(facts["losses"])]) + "\n"
+
+
+def _losses(losses: list[dict[str, Any]]) -> list[str]:
+    """Lines of losses; of many files that lack the same, the first ones."""
+    totals: dict[tuple[str, str, str], dict[str, int]] = {}
+    for row in losses:
+        counts = totals.setdefault((row["collector"], row["reason"], row["severity"]), {})
+        counts[row["advice"]] = counts.get(row["advice"], 0) + row["lost_count"]
+    out = []
+    for (tool, reason, severity), counts in totals.items():
+        told = list(counts.items())
+        out += [f"  {n:,} {tool}/{reason} ({severity}): {advice}" for advice, n in told[:_ALIKE_AT_MOST]]
+        rest = told[_ALIKE_AT_MOST:]
+        if rest:
+            total = sum(n for _, n in rest)
+            out.append(f"  {total:,} {tool}/{reason} ({severity}) in {len(rest):,} more lines, see --format json")
+    return out
 
 
 def timeline_beside(path: Path) -> Path:

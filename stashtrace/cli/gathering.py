@@ -7,6 +7,7 @@ never moved; a part that holds nothing is said and left out, since the others ar
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ _HOUR_NS = 3600 * 10**9
 #: Wall clocks of hosts differ; nobody starts the next run by hand faster than this.
 _WALL_CLOCK_ERROR_NS = 2 * 10**9
 _RANKS_NAMED = 8
+#: Files of a folder that are looked at to tell whose it is.
+_LOOKED_AT_MOST = 20
 
 
 def is_wanted(name: str) -> bool:
@@ -48,10 +51,25 @@ def run_directories(path: Path) -> list[Path]:
         return [path]
     below = sorted(folder for folder in path.iterdir() if folder.is_dir() and trace_files(folder))
     if not below:
+        if _holds_foreign(path):
+            raise MissingDataError(
+                f"{path} holds no .stash files to merge",
+                hint="files of other tools need no merge: `stashtrace analyze summary` takes the folder of all ranks",
+            )
         raise MissingDataError(
             f"{path} holds no trace", hint="give the directories of `stashtrace run --out DIR`; they hold .stash files"
         )
     return below
+
+
+def _holds_foreign(path: Path) -> bool:
+    """Whether one of the first files is of another tool."""
+    from stashtrace.align.imported_files import files_of, trouble_of
+    from stashtrace.importers.registry import recognise
+    from stashtrace.importers.source import Source
+
+    first = itertools.islice(files_of([str(path)]), _LOOKED_AT_MOST)
+    return any(trouble_of(file) is None and recognise(Source(file)) is not None for file in first)
 
 
 def is_one_job(paths: Sequence[Path]) -> bool:

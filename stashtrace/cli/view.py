@@ -5,11 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stashtrace.cli.foreign import timeline_beside
 from stashtrace.cli.merging import TIMELINE_FILE
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from stashtrace.importers.source import Source
+
+#: How Perfetto's own files begin: the first field of a trace is a packet.
+_PERFETTO = b"\x0a"
 
 
 def parser() -> Parser:
@@ -44,12 +51,26 @@ def main(argv: Sequence[str]) -> int:
 def _holds_foreign_files(path: Path) -> bool:
     """Whether something has to be made of the path first: it is neither a run of ours nor a time line."""
     from stashtrace.align.imported import is_foreign
+    from stashtrace.align.imported_files import trouble_of, unrecognised
     from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
 
-    if not is_foreign(str(path)):
-        return False
-    return not (path / TIMELINE_FILE).exists() if path.is_dir() else recognise(Source(path)) is not None
+    if path.is_dir():
+        return is_foreign(str(path)) and not (path / TIMELINE_FILE).exists()
+    trouble = trouble_of(path)
+    source = Source(path)
+    if trouble is None and recognise(source) is not None:
+        return True
+    if trouble is None and not _is_timeline(source):
+        trouble = unrecognised(source)
+    if trouble is not None:
+        raise trouble
+    return False
+
+
+def _is_timeline(source: Source) -> bool:
+    """Whether the UI has a chance with a file: one of Perfetto's, or JSON."""
+    return source.head.startswith(_PERFETTO) or source.head.lstrip().startswith((b"{", b"["))
 
 
 def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:

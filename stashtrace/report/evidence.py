@@ -16,10 +16,12 @@ from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.facts import RankFacts
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
 #: Shares of a wait below this are left out of its sentence.
 _WORTH_NAMING = 0.05
+#: Paths are cut in their middle to fit into a line of the summary with what is said of them.
+_PATH_WIDTH = 48
 _DATA_KINDS = ("prep", "fetch", "handoff")
 _WORKER_WORDS = {"prep": "decoding, transforming and collating", "fetch": "blocked in storage"}
 #: Above this share of a worker's time in the run queue, or of busy CPUs, more workers are no cure.
@@ -156,7 +158,7 @@ def files_overview(trace: Trace) -> list[str]:
     used = np.flatnonzero(calls)
     for code in used[np.argsort(-spent[used], kind="stable")[:3]].tolist():
         name = trace.text(code) or "(path not known)"
-        lines.append(f"{duration_text(float(spent[code]))} in {calls[code]:,} calls on {name}")
+        lines.append(f"{duration_text(float(spent[code]))} in {calls[code]:,} calls on {shortened(name, _PATH_WIDTH)}")
     return lines
 
 

@@ -187,10 +187,22 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
     place = "between hosts" if between_hosts else "between ranks of one host"
     lost = f"{amount(worst, *GROUPS['link'])} a step ({_share(hit, 'link')})"
-    verdict = f"{_ranks(hit)} {'spend' if len(hit) > 1 else 'spends'} {lost} in transfers {place}, with all ranks there"
+    spend = "spend" if len(hit) > 1 else "spends"
+    verdict = f"{_ranks(hit)} {spend} {lost} in transfers {place}{_company(facts, worst)}"
     told = evidence.transfer(facts.trace, worst, facts.tables["steps"])
     told += device_evidence.bus_bandwidth(facts.trace, worst, facts.tables["steps"])
     return Finding("link", share, verdict, tuple(told))
+
+
+def _company(facts: RunFacts, rank: RankFacts) -> str:
+    """Whether the other ranks were there while a rank transferred: unknown where all of it may have been waiting."""
+    if rank.bounds_ns(*GROUPS["link"])[0] > _EXACT_RATIO * rank.per_step_ns(*GROUPS["link"]):
+        return ", with all ranks there"
+    if not facts.missing_ranks:
+        return "; part of it may be waiting for other ranks"
+    missing = ranks_text(list(facts.missing_ranks))
+    whom = f"rank{'s' if len(facts.missing_ranks) > 1 else ''} {missing}" if len(missing) < 20 else "most ranks"
+    return f"; part of it may be waiting: {whom} left no record here"
 
 
 def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:

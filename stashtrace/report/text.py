@@ -25,6 +25,8 @@ from stashtrace.units import duration_text, percent_text, ranks_text
 _ROWS_AT_MOST = 8
 _OUTLIERS_AT_MOST = 6
 _HOSTS_AT_MOST = 8
+#: A longer list of ranks is only counted.
+_RANKS_WIDTH = 40
 _LOW_CONFIDENCE_RATIO = 0.05
 _CONTENTION_RATIO = 0.05
 _STEAL_RATIO = 0.02
@@ -235,9 +237,19 @@ def _hosts(facts: RunFacts, look: Look) -> list[str]:
     hosts = facts.hosts
     if len(hosts) < 2:
         return []
-    told = [f"{host} rank{_s(len(ranks))} {ranks_text(ranks)}" for host, ranks in hosts.items()]
+    told = [f"{host or '(not named)'} {_on_host(ranks)}" for host, ranks in hosts.items()]
     more = f" and {len(told) - _HOSTS_AT_MOST} more" if len(told) > _HOSTS_AT_MOST else ""
     return look.wrap(f"hosts: {', '.join(told[:_HOSTS_AT_MOST])}{more}", _INDENT, _INDENT * 2)
+
+
+def _on_host(ranks: Sequence[int]) -> str:
+    """Who ran on a host: its ranks, and how many processes that are no rank."""
+    known = sorted({r for r in ranks if r >= 0})
+    others = sum(r < 0 for r in ranks)
+    text = ranks_text(known)
+    listed = f"{len(known)} ranks" if len(text) > _RANKS_WIDTH else f"rank{_s(len(known))} {text}"
+    beside = f"{others} {'other ' if known else ''}process{'' if others == 1 else 'es'}"
+    return " and ".join([listed] * bool(known) + [beside if known else f"{beside} without a rank"] * bool(others))
 
 
 def _hidden(facts: RunFacts, look: Look) -> list[str]:

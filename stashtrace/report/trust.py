@@ -30,6 +30,8 @@ from stashtrace.model.trace import Trace
 from stashtrace.units import duration_text
 
 _LOSSES_AT_MOST = 3
+#: Who reports that files are missing, unreadable or of different jobs.
+_WHOLE_FILES = "importers"
 _TRAINERS_AT_MOST = 3
 #: A process that was killed is last seen in a sample; ends nearer than this to each other have no order.
 _CLEARLY_BEFORE_NS = 50_000_000
@@ -149,16 +151,27 @@ def _losses(trace: Trace) -> tuple[int, tuple[str, ...]]:
     losses = trace.losses
     lost = int(losses["lost_count"][losses["severity_code"] == Severity.DATA_LOSS].sum())
     serious = losses.take(losses["severity_code"] >= Severity.ERROR)
-    totals: dict[tuple[str, str, str], int] = {}
+    totals: dict[tuple[str, str], int] = {}
+    advices: dict[tuple[str, str], dict[str, None]] = {}
     for row in serious.rows():
-        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]), trace.text(row["advice_code"]))
+        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]))
         totals[key] = totals.get(key, 0) + row["lost_count"]
-    sentences = []
-    for (collector, reason, advice), count in sorted(totals.items(), key=lambda item: -item[1])[:_LOSSES_AT_MOST]:
-        sentences.append(f"{count:,} {reason.replace('_', ' ')} ({collector})" + (f": {advice}" if advice else ""))
-    if len(totals) > _LOSSES_AT_MOST:
-        sentences.append(f"{len(totals) - _LOSSES_AT_MOST} more kinds of loss, see `stashtrace info`")
+        advices.setdefault(key, {})[trace.text(row["advice_code"])] = None
+    # What is wrong with the files as a whole comes before what single rows lack.
+    order = sorted(totals, key=lambda key: (key[0] != _WHOLE_FILES, -totals[key]))
+    sentences = [_loss(*key, totals[key], list(advices[key])) for key in order[:_LOSSES_AT_MOST]]
+    if len(order) > _LOSSES_AT_MOST:
+        more = len(order) - _LOSSES_AT_MOST
+        sentences.append(f"{more} more kind{'' if more == 1 else 's'} of loss, see `stashtrace info`")
     return lost, tuple(sentences)
+
+
+def _loss(collector: str, reason: str, count: int, advices: Sequence[str]) -> str:
+    """One kind of loss as a sentence; of many files the first stands for all."""
+    alike = f" (and {len(advices) - 1:,} more like it)" if len(advices) > 1 else ""
+    if collector == _WHOLE_FILES and advices[0]:
+        return advices[0] + alike
+    return f"{count:,} {reason.replace('_', ' ')} ({collector})" + (f": {advices[0]}" if advices[0] else "") + alike
 
 
 def _own_cost(trace: Trace) -> float:
@@ -312,9 +325,13 @@ def _clocks(trace: Trace) -> str:
     if len(alignment):
         error = duration_text(int(contact_errors(trace).max()))
         methods = {trace.text(code) for code in alignment["method_code"].tolist()}
+        agree = "of the files taken to agree"
         if methods == {"assumed"}:
-            return "of the files, taken to agree"
-        by = f" by {', '.join(sorted(methods - {'same_clock'}))}" if methods - {"same_clock"} else ""
+            return agree
+        found = sorted(methods - {"same_clock", "assumed"})
+        by = f" by {', '.join(found)}" if found else ""
+        if "assumed" in methods:
+            by += f"; those {agree} where no host is named"
         told = f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}{by}"
     if len(trace.device_clocks):
         told += f"; devices ±{duration_text(int(trace.device_clocks['error_ns'].max()))}"

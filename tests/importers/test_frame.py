@@ -82,7 +82,7 @@ def test_folder_becomes_one_trace(tmp_path: Path) -> None:
 def test_missing_ranks_are_told(tmp_path: Path) -> None:
     trace = stashtrace.load(_write(tmp_path / "a.txt", "0 1 2 k", "2 1 2 k"))
     advice = {trace.text(r["name_code"]): trace.text(r["advice_code"]) for r in trace.losses.rows()}
-    assert "no file of rank 1, 3 of 4" in advice["missing_ranks"]
+    assert "no file of ranks 1,3 of 4" in advice["missing_ranks"]
 
 
 def test_broken_file_costs_its_own_rows(tmp_path: Path) -> None:

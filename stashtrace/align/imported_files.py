@@ -1,0 +1,80 @@
+"""Which files a load of other tools' traces is to read, and why one of them cannot be. Used by ``imported``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.registry import IMPORTERS
+from stashtrace.importers.source import Source
+
+
+class UnknownFileError(ImporterError):
+    """No importer recognises a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
+
+
+def known() -> str:
+    """Names of the formats, for a hint."""
+    return ", ".join(name for name, _, _ in IMPORTERS)
+
+
+def files_of(paths: Sequence[str]) -> Iterator[Path]:
+    """Every file under the paths, in order of name; hidden ones are left out, links to folders are not followed.
+
+    A folder below a path that may not be listed stands for what is in it.
+    """
+    for path in paths:
+        if not os.path.isdir(path):
+            yield Path(path)
+            continue
+        closed: list[OSError] = []
+        for folder, folders, names in os.walk(path, onerror=closed.append):
+            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        yield from (Path(error.filename) for error in closed)
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file, 0 if that cannot be told."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def trouble_of(file: Path) -> ImporterError | None:
+    """Why a file cannot be read, before anybody looks at what is in it; None if it can.
+
+    Pipes and the like are not opened: nobody may ever write to them.
+    """
+    try:
+        mode = file.stat().st_mode
+        if stat.S_ISDIR(mode):
+            os.listdir(file)
+            return None
+        if not stat.S_ISREG(mode):
+            return ImporterError(f"{file} is no regular file", hint="give the files that the other tool wrote")
+        if not file.stat().st_size:
+            return ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
+        with file.open("rb"):
+            return None
+    except OSError as error:
+        hint = f"see who may: ls -ld {file}" if isinstance(error, PermissionError) else None
+        return ImporterError(f"{file} cannot be read: {error.strerror or error}", hint=hint)
+
+
+def unrecognised(source: Source) -> ImporterError:
+    """Why no importer takes a file that can be read."""
+    if source.size_bytes and not source.head:
+        return ImporterError(
+            f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
+        )
+    return UnknownFileError(source.path)

@@ -1,0 +1,188 @@
+"""Files of other tools that are not what they should be: one line, a hint, exit code 4; what can be used is used."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Answer, environment
+from corpus import corpus
+from kineto_job import write_job
+
+from stashtrace.align import imported_memory
+from stashtrace.errors import ImporterError
+
+Run = Callable[..., Answer]
+READING = ("analyze summary", "analyze stalls", "info", "export perfetto", "export csv", "view --no-browser")
+
+
+def words_of(command: str, path: str) -> list[str]:
+    name, *rest = command.split()
+    return [name, *rest, path, *(["-o", "out"] if name == "export" else [])]
+
+
+def refused(answer: Answer) -> str:
+    """The one line of an error, which has a hint."""
+    lines = answer.err.splitlines()
+    assert (answer.code, answer.out) == (4, "")
+    assert lines[0].startswith("error: ")
+    assert [lines[1], lines[2][:6]] == ["", "hint: "]
+    assert len(lines) == 3
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Folder of two ranks, one file each."""
+    write_job(tmp_path / "job")
+    return tmp_path / "job"
+
+
+@pytest.mark.parametrize("command", READING)
+def test_empty_file(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "rank0.json").touch()
+    assert refused(run(*words_of(command, "rank0.json"))) == "rank0.json is empty"
+
+
+@pytest.mark.parametrize("command", READING)
+def test_garbage(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "junk").mkdir()
+    noise = bytes((i * 73 + i // 7) % 251 for i in range(4000))
+    for name, begin in (("a.json", b""), ("b.json.gz", b"\x1f\x8b"), ("c.sqlite", b"SQLite format 3\0")):
+        (tmp_path / "junk" / name).write_bytes(begin + noise)
+    assert "; nor can 2 more files beside it be used" in refused(run(*words_of(command, "junk")))
+    assert "cannot be decompressed" in refused(run(*words_of(command, "junk/b.json.gz")))
+    assert "no trace that stashtrace knows" in refused(run(*words_of(command, "junk/a.json")))
+
+
+@pytest.mark.parametrize("command", ["analyze summary", "info"])
+def test_pipe_is_not_waited_for(run: Run, tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    assert refused(run(*words_of(command, "pipe.json"))) == "pipe.json is no regular file"
+
+
+def test_links_in_circles_cost_nothing(run: Run, job: Path) -> None:
+    (job / "again").symlink_to(".")
+    (job / "a.json").symlink_to("b.json")
+    (job / "b.json").symlink_to("a.json")
+    (job / "gone.json").symlink_to("nowhere.json")
+    os.mkfifo(job / "pipe.json")
+    facts = json.loads(run("info", "job", "--format", "json").out)
+    assert facts["ranks"] == [0, 1]
+    told = {Path(row["advice"].split()[0]).name: row["advice"] for row in facts["losses"]}
+    assert "Too many levels of symbolic links" in told["a.json"]
+    assert "No such file" in told["gone.json"]
+    assert "no regular file" in told["pipe.json"]
+
+
+def test_file_without_permission(job: Path) -> None:
+    first = sorted(job.iterdir())[0]
+    first.chmod(0)
+    inner = job / "inner"
+    inner.mkdir(mode=0)
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if without and shutil.which("setpriv") is None:
+        pytest.skip("root reads everything")
+    words = [*without, sys.executable, "-m", "stashtrace", "info", "--format", "json"]
+    ask = {"cwd": job.parent, "env": environment(), "capture_output": True, "text": True, "check": False}
+    try:
+        found = json.loads(subprocess.run([*words, "job"], **ask).stdout)  # type: ignore[call-overload]
+        alone = subprocess.run([*words, str(first)], **ask)  # type: ignore[call-overload]
+        closed = subprocess.run([*words, "job/inner"], **ask)  # type: ignore[call-overload]
+    finally:
+        inner.chmod(0o700)
+    assert len(found["ranks"]) == 1
+    unreadable = [row["advice"] for row in found["losses"] if row["reason"] == "unreadable_file"]
+    assert sorted(text.split()[0] for text in unreadable) == sorted([f"job/{first.name}", "job/inner"])
+    assert f"{first} cannot be read: Permission denied" in refused(Answer(alone.returncode, "", alone.stderr))
+    assert refused(Answer(closed.returncode, "", closed.stderr)) == "job/inner: Permission denied"
+
+
+def test_many_files_of_one_fault_are_one_line(run: Run, job: Path) -> None:
+    for index in range(500):
+        (job / f"more{index:03}.json").write_text("{")
+        (job / f"none{index:03}.json").touch()
+    told = " ".join(run("analyze", "summary", "job").out.split())
+    assert "! job/none000.json is empty (and 499 more like it)" in told
+    assert "500 importers/file_not_recognised" not in run("info", "job").out
+    assert "497 importers/unreadable_file (data_loss) in 497 more lines" in run("info", "job").out
+
+
+def test_path_with_spaces(run: Run, job: Path) -> None:
+    job.rename(job.parent / "my job")
+    for command in ("analyze summary", "info", "export perfetto"):
+        assert run(*words_of(command, "my job")).code == 0
+
+
+def test_merge_says_that_files_of_others_need_none(run: Run, job: Path) -> None:
+    answer = run("merge", "job")
+    assert refused(answer) == "job holds no .stash files to merge"
+    assert "analyze summary" in answer.err
+
+
+def test_ranks_of_different_runs(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mixed").mkdir()
+    for name in ("dlrm8_v100/rank0.pt.trace", "one_rank_of_many/nccl_meta_rank0_of_2"):
+        shutil.copy(corpus(f"kineto/{name}.json.gz"), tmp_path / "mixed")
+    answer = run("analyze", "summary", "mixed")
+    told = " ".join(answer.out.split())
+    assert answer.code == 0
+    assert "files say that their job has 2 and 8 ranks: they are not of one job" in told
+    assert "recorded over a minute apart from the others" in told
+
+
+def test_missing_ranks_leave_transfers_in_doubt(run: Run) -> None:
+    path = corpus("kineto/one_rank_of_many/nccl_meta_rank0_of_2.json.gz")
+    told = " ".join(run("analyze", "summary", path).out.split())
+    assert "in transfers between ranks of one host; part of it may be waiting: rank 1 left no record here" in told
+    assert "no file of rank 1 of 2: who was late is only known among the others" in told
+    assert "with all ranks there" not in told
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_cut_files(run: Run, tmp_path: Path, zipped: bool) -> None:
+    whole = corpus("kineto/dlrm8_v100/rank3.pt.trace.json.gz").read_bytes()
+    content = whole if zipped else gzip.decompress(whole)
+    path = tmp_path / f"rank3.json{'.gz' if zipped else ''}"
+    path.write_bytes(content[: len(content) * 2 // 3])
+    answer = run("info", path.name, "--format", "json")
+    facts = json.loads(answer.out)
+    assert (answer.code, facts["ranks"]) == (0, [3])
+    assert [row["advice"] for row in facts["losses"] if row["reason"] == "file_cut"]
+
+
+def test_a_load_ends_before_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = imported_memory.Room()
+    monkeypatch.setattr(imported_memory, "free_bytes", lambda: 5 << 30)
+    room.check(1 << 30, "big.json")
+    monkeypatch.setattr(imported_memory, "free_bytes", lambda: 100 << 20)
+    room.check(1 << 10, "big.json")  # not worth a look yet
+    with pytest.raises(ImporterError, match=r"big\.json does not fit into memory: .* are kept so far, 105 MB are free"):
+        room.check(1 << 30, "big.json")
+
+
+def test_memory_of_this_machine_is_known() -> None:
+    free = imported_memory.free_bytes()
+    assert free is not None
+    assert free > 1 << 20
+    assert imported_memory.held_bytes() > 1 << 20
+
+
+def test_memory_that_ends_is_an_error_of_one_line(job: Path) -> None:
+    code = (
+        "import sys; from unittest import mock; from stashtrace.cli import main\n"
+        "with mock.patch('stashtrace.importers.kineto.read', side_effect=MemoryError):\n"
+        "    sys.exit(main(['analyze', 'summary', 'job']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=job.parent, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert "does not fit into memory" in refused(Answer(done.returncode, done.stdout, done.stderr))
