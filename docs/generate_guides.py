@@ -1,7 +1,7 @@
-"""Puts the output of the commands into docs/guides/gpu-traces.md, from the made-up job of tests/kineto_job.py.
+"""Puts the output of the commands into pages of docs/guides, from made-up jobs.
 
 python docs/generate_guides.py          # write
-python docs/generate_guides.py --check  # exit 1 if the page is stale
+python docs/generate_guides.py --check  # exit 1 if a page is stale
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,12 +14,12 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from stashtrace.cli import main as stashtrace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/guides/gpu-traces.md"
 #: What a kernel takes in the job called slower; the first one takes 420.
 SLOWER_US = 610
 
@@ -34,10 +34,29 @@ def output_of(command: str) -> str:
     return printed.getvalue()
 
 
-def refreshed(text: str) -> str:
-    """The page with the output of today."""
+def gpu_traces() -> None:
+    """The jobs of the page on GPU traces, in the current directory."""
     sys.path.insert(0, str(ROOT / "tests"))
     from kineto_job import write_job
+
+    write_job(Path("job"))
+    write_job(Path("slower"), SLOWER_US)
+
+
+def late_ranks() -> None:
+    """The job of the page on late ranks: 8 ranks, of which rank 3 takes 40 ms longer in each backward."""
+    output_of("stashtrace synth made-up --ranks 8 --steps 20 --late-rank 3 --late 40")
+
+
+#: Page -> what makes the files that its commands read.
+PAGES: dict[Path, Callable[[], None]] = {
+    ROOT / "docs/guides/gpu-traces.md": gpu_traces,
+    ROOT / "docs/guides/late-ranks.md": late_ranks,
+}
+
+
+def refreshed(page: Path) -> str:
+    """A page with the output of today."""
 
     def block(found: re.Match[str]) -> str:
         commands = re.findall(r"^\$ (.*)$", found[1], re.M)
@@ -49,20 +68,20 @@ def refreshed(text: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            write_job(Path("job"))
-            write_job(Path("slower"), SLOWER_US)
-            return re.sub(r"^```\n(.*?)^```\n", block, text, flags=re.S | re.M)
+            PAGES[page]()
+            return re.sub(r"^```\w*\n(.*?)^```\n", block, page.read_text(encoding="utf-8"), flags=re.S | re.M)
         finally:
             os.chdir(before)
 
 
 def main(arguments: list[str]) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    fresh = refreshed(text)
-    if "--check" in arguments:
-        return int(text != fresh)
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    stale = 0
+    for page in PAGES:
+        fresh = refreshed(page)
+        stale += page.read_text(encoding="utf-8") != fresh
+        if "--check" not in arguments:
+            page.write_text(fresh, encoding="utf-8")
+    return int("--check" in arguments and stale > 0)
 
 
 if __name__ == "__main__":

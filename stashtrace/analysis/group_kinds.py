@@ -16,8 +16,8 @@ _WORDS = (
     ("ep", ("ep", "expert", "experts", "moe", "etp", "edp")),
     ("tp", ("tp", "tensor", "mp", "sp", "sequence")),
     ("pp", ("pp", "pipe", "pipeline", "stage")),
-    ("cp", ("cp", "context")),
     ("dp", ("dp", "data", "ddp", "replicate", "replica")),
+    ("cp", ("cp", "context")),
 )
 
 
@@ -28,6 +28,8 @@ def kind_by_name(name: str) -> str:
     --------
     >>> kind_by_name("mesh_tp"), kind_by_name("PIPELINE_MODEL_PARALLEL_GROUP"), kind_by_name("default_pg")
     ('tp', 'pp', '')
+    >>> kind_by_name("DATA_PARALLEL_GROUP_WITH_CP"), kind_by_name("mesh_cp")
+    ('dp', 'cp')
     """
     words = set(re.findall(r"[a-z]+", name.lower()))
     return next((kind for kind, known in _WORDS if words.intersection(known)), "")
