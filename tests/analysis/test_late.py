@@ -9,7 +9,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp, IoOp, WaitOp
+from stashtrace.model.kinds import CollectiveOp, CollectiveSource, CopyDirection, DeviceWork, IoOp, WaitOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -281,3 +281,44 @@ def test_a_rank_that_began_its_step_later_is_not_blamed_for_what_it_did_since() 
     row = costliest(build.trace())
     assert (row["late_rank"], row["cause_kind"], row["cause_ns"], row["late_by_ns"]) == (2, "before", 30 * MS, 30 * MS)
     assert row["cause_name"] == ""
+
+
+def device_job(kind: str) -> Trace:
+    """Three ranks of two kernels and an all-reduce on their devices; rank 2 loses 30 ms by ``kind`` in each step."""
+    build = TraceBuilder()
+    for step in range(3):
+        start = step * 100 * MS
+        times = {}
+        for number in range(3):
+            rank, slow = build.rank(number), 30 * MS if number == 2 else 0
+            stalled = slow if kind == "launch" else 0
+            rank.phase("forward", start, start + 4 * MS + stalled)
+            compute = rank.gpu().stream("compute", compute=True)
+            at = start + 2 * MS
+            launched = (start + MS, start + MS + 1000)
+            if kind == "h2d":
+                compute.kernel(
+                    at, at + MS + slow, "Memcpy HtoD", launch=launched, work=DeviceWork.COPY,
+                    copy=CopyDirection.HOST_TO_DEVICE,
+                )  # fmt: skip
+                at += MS + slow
+            compute.kernel(at, at + 5 * MS, "norm", launch=launched)
+            at += 5 * MS + stalled
+            more = slow if kind == "compute" else 0
+            then = (start + 3 * MS + stalled, start + 3 * MS + stalled + 1000)
+            compute.kernel(at, at + 20 * MS + more, "gemm", launch=then)
+            at += 20 * MS + more
+            times[number] = (start + 4 * MS + stalled, start + 4 * MS + stalled + 1000, at, start + 75 * MS)
+            rank.phase("optimizer", start + 90 * MS, start + 95 * MS)
+        build.device_collective(times, source=CollectiveSource.IMPORTED)
+    return build.trace()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("compute", "gemm"), ("h2d", ""), ("launch", "")])
+def test_what_kept_a_device_is_named(kind: str, name: str) -> None:
+    found = analyze(device_job(kind), "late")
+    assert (found["late_rank"] == 2).all()
+    assert (found["wait_ns"] + found["launch_skew_ns"] == 30 * MS).all()
+    assert set(found["cause_kind"].tolist()) == {kind}
+    assert found["cause_ns"] == pytest.approx(30 * MS, rel=0.05)
+    assert set(found["cause_name"].tolist()) == {name}

@@ -297,3 +297,13 @@ def test_damage_anywhere_costs_no_more_than_a_refusal(tmp_path: Path) -> None:
             lines = max(lines, str(error).count("\n"))
     assert used > 30
     assert lines == 0
+
+
+def test_the_rank_that_never_entered_the_last_operation_is_named(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        entries = [_entry(number) for number in range(3)] + ([_entry(3, "started")] if rank == 0 else [])
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(_dump(entries)))
+    trace = _load(tmp_path)
+    row = next(stashtrace.analyze(trace, "late").rows())
+    assert (row["late_rank"], row["waiting_ranks"], row["method"], row["cause_kind"]) == (1, "0", "hung", "unknown")
+    assert stashtrace.analyze(trace, "collectives")["last_rank"][-1] == 1
