@@ -1,22 +1,24 @@
-"""io, io_directories: what the job did to its files."""
+"""io, io_directories: what the job did to its files; io_patterns, io_sizes: how, in Darshan's counters."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.io_counters import BIN_ENDS, BIN_NAMES, SIZE_BITS, FileCounters, count_files
 from stashtrace.analysis.timeset import Int64
-from stashtrace.analysis.trace_index import IO_WAITED
-from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import IoOp
-from stashtrace.model.schemas import IO_TIMES
+from stashtrace.errors import UsageError
+from stashtrace.model.schemas import IO_PATTERNS, IO_SIZES, IO_TIMES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
-_OPENS = (IoOp.OPEN, IoOp.FOPEN)
-_READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
-_WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
+#: One row per file, per directory, or of the whole run.
+Per = Literal["file", "directory", "run"]
+_PLACES = 4
+_PATTERN_SUMS = ("empty_reads_count", "extent_bytes", "read_ns", "write_ns", "metadata_ns")
 
 
 def io(trace: Trace) -> Table:
@@ -29,16 +31,15 @@ def io(trace: Trace) -> Table:
 
     Columns
     -------
-    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, sequential_ratio,
-    read_bytes_per_s
+    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, metadata_ns,
+    sequential_ratio, read_bytes_per_s
 
     Raises
     ------
     MissingDataError
         If no call was recorded.
     """
-    names = np.asarray(list(trace.strings), dtype=object)
-    return _sums(trace, trace.io["path_code"], trace.io_totals["path_code"], names)
+    return _times(trace, "file")
 
 
 def io_directories(trace: Trace) -> Table:
@@ -51,80 +52,161 @@ def io_directories(trace: Trace) -> Table:
 
     Columns
     -------
-    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, sequential_ratio,
-    read_bytes_per_s
+    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, metadata_ns,
+    sequential_ratio, read_bytes_per_s
 
     Raises
     ------
     MissingDataError
         If no call was recorded.
     """
-    used = np.union1d(trace.io["path_code"], trace.io_totals["path_code"])
-    parents = [trace.text(code).rpartition("/")[0] or "/" * trace.text(code).startswith("/") for code in used.tolist()]
-    names, of_used = np.unique(np.array(parents, dtype=object), return_inverse=True)
-    directory = np.zeros(len(trace.strings), dtype=np.int64)
-    directory[used] = of_used
-    return _sums(trace, directory[trace.io["path_code"]], directory[trace.io_totals["path_code"]], names)
+    return _times(trace, "directory")
 
 
-def _sums(trace: Trace, key: npt.NDArray[np.integer], summed_key: Int64, names: npt.NDArray[np.object_]) -> Table:
-    table, summed = trace.io, trace.io_totals
-    if len(table) == 0 and len(summed) == 0:
-        raise MissingDataError("no I/O call was recorded", hint="run with the collector posix_io on")
-    seen = np.bincount(key, minlength=len(names)) + np.bincount(summed_key, minlength=len(names))
-    used = np.flatnonzero(seen)  # far cheaper than sorting the keys
-    place = np.zeros(len(names), dtype=np.int64)
-    place[used] = np.arange(len(used))
-    row, count = place[key], len(used)
-    op, result = table["op_code"], np.maximum(table["result_bytes"], 0)
-    length = table["end_ns"] - table["begin_ns"]
-    reads, writes, opens = (np.isin(op, ops) for ops in (_READS, _WRITES, _OPENS))
-    blocked = (table["io_flags"] & IO_WAITED) != 0
+def io_patterns(trace: Trace, *, per: Per = "file") -> Table:
+    """Count how files are read and written as Darshan does, longest in calls first.
 
-    def total(chosen: npt.NDArray[np.bool_], column: Int64) -> Int64:
-        # bincount adds floats: exact up to 2**53 ns, which is 104 days of calls.
-        weights = column[chosen].astype(np.float64)
-        return np.bincount(row[chosen], weights, count).astype(np.int64)
+    The threads of a process are one reader; sockets and pipes are left out. Times count once where threads overlap on
+    a file. Of sums that another tool recorded, times and bytes are in; their shares and sizes are not known.
 
-    def more(column: str) -> Int64:
-        out = np.zeros(count, dtype=np.int64)
-        np.add.at(out, place[summed_key], summed[column])
-        return out
+    Parameters
+    ----------
+    trace : Trace
+        Needs I/O calls.
+    per : {"file", "directory", "run"}
+        What a row is.
 
-    every = np.ones(len(table), dtype=bool)
-    read_bytes = total(reads, result) + more("read_bytes")
-    read_ns = total(reads, length) + more("read_ns")
-    followed, followers = _sequential(table, reads & (table["offset_bytes"] >= 0), row, count)
-    told = summed["consecutive_reads_count"] >= 0
-    np.add.at(followed, place[summed_key[told]], summed["consecutive_reads_count"][told])
-    np.add.at(followers, place[summed_key[told]], np.maximum(summed["reads_count"][told] - 1, 0))
-    blocked_ns = total(blocked, length)
-    out = Table(
+    Columns
+    -------
+    path, located_reads_count, sequential_reads_ratio, consecutive_reads_ratio, located_writes_count,
+    sequential_writes_ratio, consecutive_writes_ratio, empty_reads_count, extent_bytes, access1_bytes, access1_count,
+    access2_bytes, access2_count, access3_bytes, access3_count, access4_bytes, access4_count, read_ns, write_ns,
+    metadata_ns, moved_bytes_per_s
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    counters = count_files(trace)
+    names, of_path, used = groups(trace, counters, per)
+
+    def total(name: str) -> Int64:
+        return grouped(counters.sums[name][used], of_path, len(names))
+
+    columns: dict[str, npt.NDArray[Any]] = {name: total(name) for name in _PATTERN_SUMS}
+    for word in ("reads", "writes"):
+        located = total(f"located_{word}_count")
+        columns[f"located_{word}_count"] = located
+        for order in ("sequential", "consecutive"):
+            columns[f"{order}_{word}_ratio"] = _ratio(total(f"{order}_{word}_count"), located)
+    spent = columns["read_ns"] + columns["write_ns"] + columns["metadata_ns"]
+    moved = total("read_bytes") + total("write_bytes")
+    rate: npt.NDArray[np.float64] = np.where(spent > 0, moved * 1e9 / np.maximum(spent, 1), 0.0)
+    columns |= _common_sizes(counters, of_path, used, len(names))
+    table = Table(IO_PATTERNS, {"path": names, "moved_bytes_per_s": rate, **columns})
+    return table.take(np.argsort(-spent, kind="stable"))
+
+
+def io_sizes(trace: Trace, *, per: Per = "file") -> Table:
+    """Count calls by how much they moved, in Darshan's bins.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs I/O calls.
+    per : {"file", "directory", "run"}
+        What a row is.
+
+    Columns
+    -------
+    path, op, size, low_bytes, high_bytes, calls_count
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    counters = count_files(trace)
+    names, of_path, used = groups(trace, counters, per)
+    low = np.array([0, *(end + 1 for end in BIN_ENDS)])
+    high = np.array([*BIN_ENDS, -1])
+    parts = []
+    for op, bins in (("read", counters.read_bins), ("write", counters.write_bins)):
+        table = np.zeros((len(names), len(BIN_NAMES)), dtype=np.int64)
+        np.add.at(table, of_path, bins.reshape(-1, len(BIN_NAMES))[used])
+        row, place = np.nonzero(table)
+        columns = {
+            "path": names[row],
+            "op": np.full(len(row), op),
+            "size": np.array(BIN_NAMES)[place],
+            "low_bytes": low[place],
+            "high_bytes": high[place],
+            "calls_count": table[row, place],
+        }
+        parts.append(Table(IO_SIZES, columns))
+    return Table.concat(IO_SIZES, parts).sort_by("path", "op", "low_bytes")
+
+
+def groups(trace: Trace, counters: FileCounters, per: Per) -> tuple[npt.NDArray[np.str_], Int64, Int64]:
+    """(names, group of each used path, the used path codes)."""
+    used = np.flatnonzero(counters.seen)
+    if per == "run":
+        return np.array([""]), np.zeros(len(used), dtype=np.int64), used
+    paths = [trace.text(code) for code in used.tolist()]
+    if per == "file":
+        return np.array(paths, dtype=str), np.arange(len(used)), used
+    if per != "directory":
+        raise UsageError(f"rows of files cannot be per {per!r}", hint="file, directory or run")
+    parents = [path.rpartition("/")[0] or "/" * path.startswith("/") for path in paths]
+    names, of_path = np.unique(np.array(parents, dtype=object), return_inverse=True)
+    return names.astype(str), of_path.astype(np.int64), used
+
+
+def grouped(values: Int64, group: Int64, count: int) -> Int64:
+    """Sum of the values of each group."""
+    found = np.zeros(count, dtype=np.int64)
+    np.add.at(found, group, values)
+    return found
+
+
+def _times(trace: Trace, per: Per) -> Table:
+    counters = count_files(trace)
+    names, of_path, used = groups(trace, counters, per)
+    sums = {name: grouped(values[used], of_path, len(names)) for name, values in counters.sums.items()}
+    plain = ("opens_count", "reads_count", "writes_count", "read_bytes", "write_bytes", "call_ns", "blocked_ns")
+    table = Table(
         IO_TIMES,
         {
-            "path": names[used].astype(str),
-            "opens_count": np.bincount(row[opens & (table["result_bytes"] >= 0)], minlength=count)
-            + more("opens_count"),
-            "reads_count": np.bincount(row[reads], minlength=count) + more("reads_count"),
-            "writes_count": np.bincount(row[writes], minlength=count) + more("writes_count"),
-            "read_bytes": read_bytes,
-            "write_bytes": total(writes, result) + more("write_bytes"),
-            "call_ns": total(every, length) + more("read_ns") + more("write_ns") + more("other_ns"),
-            "blocked_ns": blocked_ns,
-            "sequential_ratio": np.where(followers > 0, followed / np.maximum(followers, 1), -1.0),
-            "read_bytes_per_s": read_bytes * 1e9 / np.maximum(read_ns, 1),
+            "path": names,
+            **{name: sums[name] for name in plain},
+            "metadata_ns": sums["metadata_ns"],
+            "sequential_ratio": _ratio(sums["followed_count"], sums["followers_count"]),
+            "read_bytes_per_s": sums["read_bytes"] * 1e9 / np.maximum(sums["read_call_ns"], 1),
         },
     )
-    return out.take(np.lexsort((used, -out["call_ns"], -blocked_ns)))
+    return table.take(np.lexsort((-table["call_ns"], -table["blocked_ns"])))
 
 
-def _sequential(table: Table, reads: npt.NDArray[np.bool_], row: Int64, count: int) -> tuple[Int64, Int64]:
-    """Per row of the result: reads that follow another of the same thread and file, and how many began at its end."""
-    chosen = np.flatnonzero(reads)
-    chosen = chosen[np.argsort(table["path_code"][chosen], kind="stable")]  # the table is by track, then time
-    path, track = table["path_code"][chosen], table["track_id"][chosen]
-    same = (path[1:] == path[:-1]) & (track[1:] == track[:-1])
-    end = table["offset_bytes"][chosen] + np.maximum(table["result_bytes"][chosen], 0)
-    hit = same & (table["offset_bytes"][chosen][1:] == end[:-1])
-    target = row[chosen[1:]]
-    return np.bincount(target[hit], minlength=count), np.bincount(target[same], minlength=count)
+def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = np.where(whole > 0, part / np.maximum(whole, 1), -1.0)
+    return found
+
+
+def _common_sizes(counters: FileCounters, of_path: Int64, used: Int64, count: int) -> dict[str, Int64]:
+    """The sizes that calls have most often; the smaller one of two that are as frequent."""
+    path, size, calls = counters.sizes()
+    group_of = np.zeros(counters.count, dtype=np.int64)
+    group_of[used] = of_path
+    keys, inverse = np.unique((group_of[path] << SIZE_BITS) | size, return_inverse=True)
+    group, size, calls = keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), grouped(calls, inverse, len(keys))
+    order = np.lexsort((size, -calls, group))
+    group, size, calls = group[order], size[order], calls[order]
+    place = np.arange(len(group)) - np.searchsorted(group, group, side="left")
+    found: dict[str, Int64] = {}
+    for number in range(_PLACES):
+        own = place == number
+        sizes, counts = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        sizes[group[own]], counts[group[own]] = size[own], calls[own]
+        found |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
+    return found

@@ -22,6 +22,7 @@ from stashtrace.model.table import Table
 SUMMARY = "summary"
 BY = ("step", "rank", "run")
 KEEP = ("keep", "drop")
+PER = ("file", "directory", "run")
 
 
 def parser() -> Parser:
@@ -51,8 +52,33 @@ def parser() -> Parser:
     parser.add_argument("--top", metavar="N", type=int, help="rows of late, the costliest first (default 100)")
     parser.add_argument("--workers", metavar="N", type=int, help="threads for the ranks of a store (default: cores)")
     parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
+    _add_file_options(parser)
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
+
+
+#: Options of the analyses of files.
+FILE_OPTIONS = (
+    "per",
+    "tier_size",
+    "tier_latency",
+    "tier_bandwidth",
+    "source_latency",
+    "source_bandwidth",
+    "cache_size",
+    "block",
+)
+
+
+def _add_file_options(parser: Parser) -> None:
+    files = parser.add_argument_group("analyses of files")
+    files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: rows per file (default), directory or run")
+    files.add_argument("--tier-size", metavar="SIZE", help="io_staging: room on the fast tier, as 100G")
+    for which, text in (("tier", "the fast tier"), ("source", "where the files are now (default: as measured)")):
+        files.add_argument(f"--{which}-latency", metavar="TIME", help=f"an empty read of {text}, as 80us")
+        files.add_argument(f"--{which}-bandwidth", metavar="RATE", help="its bandwidth, as 2GB/s")
+    files.add_argument("--cache-size", metavar="SIZE", help="io_cache: one size instead of a curve")
+    files.add_argument("--block", metavar="SIZE", help="io_cache, io_reuse: unit of the cache, or 'file' (1MiB)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,7 +89,8 @@ def main(argv: Sequence[str]) -> int:
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
-    chosen = {name: getattr(arguments, name) for name in ("by", "orphans", "last_step", "calibration", "top")}
+    known = ("by", "orphans", "last_step", "calibration", "top", *FILE_OPTIONS)
+    chosen = {name: getattr(arguments, name) for name in known}
     options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):

@@ -64,6 +64,7 @@ class Sums:
         "write_ns",
         "other_ns",
         "consecutive_reads_count",
+        "slowest_process_ns",
     )
     opens_count: int
     reads_count: int
@@ -74,6 +75,7 @@ class Sums:
     write_ns: int
     other_ns: int
     consecutive_reads_count: int
+    slowest_process_ns: int
     first_s: float
     last_s: float
     hulls: tuple[tuple[float, float, int], tuple[float, float, int]]
@@ -116,6 +118,7 @@ def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None
     firsts = [first for first, _ in stamps if first > 0]
     # A record that DXT has a part of no longer says which of its reads were consecutive.
     consecutive = counters.get("CONSEC_READS", -1) if not read.count else -1
+    slowest = nanoseconds("SLOWEST_RANK_TIME") if rank < 0 and times.get("SLOWEST_RANK_TIME", 0.0) > 0 else -1
     return Sums(
         opens_count=count("opens"),
         reads_count=reads,
@@ -126,6 +129,7 @@ def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None
         write_ns=write_ns,
         other_ns=other_ns,
         consecutive_reads_count=consecutive,
+        slowest_process_ns=slowest,
         first_s=min(firsts, default=0.0),
         last_s=max((last for _, last in stamps), default=0.0),
         hulls=(

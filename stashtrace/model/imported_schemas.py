@@ -22,6 +22,7 @@ IO_TOTALS = schema(
     ("write_ns", "i8", "ns", "time inside write calls"),
     ("other_ns", "i8", "ns", "time inside other calls"),
     ("consecutive_reads_count", "i8", "", "reads that began where the last one ended, -1 if unknown"),
+    ("slowest_process_ns", "i8", "ns", "a row of all processes: time of the slowest of them, -1 if unknown"),
 )
 
 EXECUTION_NODES = schema(

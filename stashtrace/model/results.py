@@ -113,20 +113,6 @@ LAST_RANKS = _schema(
     ("sequence", "i8", "", "number within the group"),
     ("last_rank", "i8", "", "the rank that was waited for"),
 )
-IO_TIMES = _schema(
-    "io_times",
-    "Calls on each file or directory",
-    ("path", "U16", "", "file, or directory; empty if the path was not known"),
-    ("opens_count", "i8", "", "successful opens"),
-    ("reads_count", "i8", "", "read calls"),
-    ("writes_count", "i8", "", "write calls"),
-    ("read_bytes", "i8", "bytes", "bytes read"),
-    ("write_bytes", "i8", "bytes", "bytes written"),
-    ("call_ns", "i8", "ns", "time inside calls of all kinds, all threads added"),
-    ("blocked_ns", "i8", "ns", "of this, in calls that blocked"),
-    ("sequential_ratio", "f8", "", "reads that began where the thread's last one on the file ended, -1 if unknown"),
-    ("read_bytes_per_s", "f8", "", "bytes read by the time inside read calls, 0 if none"),
-)
 EVIDENCE = _schema(
     "evidence",
     "What speaks for the largest stalls, over the steps without warm-up",

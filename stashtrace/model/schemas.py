@@ -23,6 +23,14 @@ from stashtrace.model.device_results import LAUNCHES as LAUNCHES
 from stashtrace.model.device_results import LINKS as LINKS
 from stashtrace.model.device_schemas import DEVICE_TABLES
 from stashtrace.model.imported_schemas import IMPORTED_TABLES
+from stashtrace.model.io_results import IO_ADVICE as IO_ADVICE
+from stashtrace.model.io_results import IO_BANDWIDTH as IO_BANDWIDTH
+from stashtrace.model.io_results import IO_CACHE as IO_CACHE
+from stashtrace.model.io_results import IO_PATTERNS as IO_PATTERNS
+from stashtrace.model.io_results import IO_REUSE as IO_REUSE
+from stashtrace.model.io_results import IO_SIZES as IO_SIZES
+from stashtrace.model.io_results import IO_STAGING as IO_STAGING
+from stashtrace.model.io_results import IO_TIMES as IO_TIMES
 from stashtrace.model.late_results import LATE as LATE
 from stashtrace.model.late_results import LATE_RANKS as LATE_RANKS
 from stashtrace.model.late_results import PIPELINE as PIPELINE
@@ -30,7 +38,6 @@ from stashtrace.model.results import COLLECTIVE_TIMES as COLLECTIVE_TIMES
 from stashtrace.model.results import DIFF as DIFF
 from stashtrace.model.results import EVIDENCE as EVIDENCE
 from stashtrace.model.results import HIDDEN as HIDDEN
-from stashtrace.model.results import IO_TIMES as IO_TIMES
 from stashtrace.model.results import LAST_RANKS as LAST_RANKS
 from stashtrace.model.results import LINK_EFFICIENCY as LINK_EFFICIENCY
 from stashtrace.model.results import STALL_INTERVALS as STALL_INTERVALS

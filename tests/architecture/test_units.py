@@ -48,6 +48,7 @@ UNITLESS = {
     "method",
     "warmup",
     "thinned",
+    "staged",
     "crosses_hosts",
     "op",
     "communicator",

@@ -1,0 +1,174 @@
+"""io_staging and io_advice: knapsacks by hand and by trying all, costs, sentences with their figures."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import MS, US, TraceBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stashtrace.analysis.io_advice import io_advice
+from stashtrace.analysis.io_staging import choose, io_staging
+from stashtrace.cli import main
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.model.kinds import IoOp
+from stashtrace.model.trace import Trace
+from stashtrace.models.alpha_beta import Fit, Piece
+from stashtrace.models.calibration import Calibration, Link, Points
+
+MB = 1_000_000
+
+
+def three_files() -> Trace:
+    """small: 2 MB, blocked 20 ms; large: 100 MB, blocked 200 ms; cached: never blocked."""
+    build = TraceBuilder()
+    rank = build.rank(0)
+    rank.io(0, 20 * MS, path="/d/small", blocked=True, offset_bytes=0, result_bytes=2 * MB)
+    rank.io(20 * MS, 220 * MS, path="/d/large", blocked=True, offset_bytes=0, result_bytes=100 * MB)
+    rank.io(220 * MS, 221 * MS, path="/d/cached", offset_bytes=0, result_bytes=MB)
+    rank.io(221 * MS, 250 * MS, op=IoOp.WRITE, path="/out", blocked=True, offset_bytes=0, result_bytes=MB)
+    rank.io(250 * MS, 270 * MS, path="/proc/self/stat", blocked=True, offset_bytes=0, result_bytes=100)
+    return build.trace()
+
+
+def test_most_time_by_byte_first() -> None:
+    table = io_staging(three_files(), tier_size="10MB", tier_latency="1ms", tier_bandwidth="1GB/s")
+    rows = {row["path"]: row for row in table.rows()}
+    assert set(rows) == {"/d/small", "/d/large", "/d/cached"}
+    assert [rows[p]["staged"] for p in ("/d/small", "/d/large", "/d/cached")] == [1, 0, 0]
+    assert rows["/d/small"]["source_ns"] == 20 * MS
+    assert rows["/d/small"]["tier_ns"] == 3 * MS
+    assert rows["/d/small"]["gain_ns"] == 17 * MS
+    # 8 of the 100 MB of the large file would fit: 8 % of its 99 ms.
+    assert rows["/d/small"]["bound_ns"] == 17 * MS + 7_920_000
+    assert rows["/d/large"]["sum_gain_ns"] == 17 * MS
+    assert rows["/d/small"]["method"] == "measured, stated"
+
+
+def test_without_a_tier_the_gain_is_all_that_was_waited() -> None:
+    table = io_staging(three_files())
+    assert int(table["gain_ns"].sum()) == 220 * MS
+    assert table["staged"].tolist() == [1, 1, 0]
+    assert set(table["method"].tolist()) == {"measured, no cost"}
+
+
+def test_stated_source_counts_every_call() -> None:
+    table = io_staging(
+        three_files(), source_latency="4ms", source_bandwidth="100MB/s", tier_latency=0, tier_bandwidth="1GB/s"
+    )
+    costs = dict(zip(table["path"].tolist(), table["source_ns"].tolist(), strict=True))
+    assert costs["/d/cached"] == 14 * MS
+    assert costs["/d/large"] == 1004 * MS
+
+
+def disk(alpha_ns: float, beta_ns_per_byte: float, op: str = "random_read") -> Calibration:
+    piece = Piece(4096, 1 << 30, alpha_ns, 0.0, beta_ns_per_byte, 0.0, 0.0, 0.0, 5, 0)
+    points = Points((4096,), (1.0,), (1.0,), (1.0,), (5,))
+    return Calibration("", "", {}, {}, (Link("disk", "posix", op, 1, Fit((piece,)), points),))
+
+
+def test_calibration_gives_the_tier() -> None:
+    table = io_staging(three_files(), calibration=disk(1e6, 1.0))
+    assert dict(zip(table["path"].tolist(), table["tier_ns"].tolist(), strict=True))["/d/small"] == 3 * MS
+    assert set(table["method"].tolist()) == {"measured, calibration"}
+    with pytest.raises(MissingDataError, match="no disk"):
+        io_staging(three_files(), calibration=disk(1e6, 1.0, op="all_reduce"))
+
+
+FILES = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40)), min_size=1, max_size=9)
+
+
+@given(files=FILES, room=st.integers(1, 90))
+def test_choice_fits_and_lies_between_half_the_best_and_the_bound(files: list[tuple[int, int]], room: int) -> None:
+    files.sort(key=lambda file: -file[1] / file[0])
+    size, gain = (np.array([file[i] for file in files], dtype=np.int64) for i in (0, 1))
+    staged, bound = choose(size, gain, room)
+    best = max(
+        sum(files[i][1] for i in chosen)
+        for count in range(len(files) + 1)
+        for chosen in combinations(range(len(files)), count)
+        if sum(files[i][0] for i in chosen) <= room
+    )
+    assert size[staged].sum() <= room
+    assert best / 2 <= gain[staged].sum() <= best <= bound
+
+
+def test_half_a_tier_is_refused() -> None:
+    with pytest.raises(UsageError, match="half of the tier"):
+        io_staging(three_files(), tier_latency="80us")
+    for wrong in ({"tier_size": "huge"}, {"tier_latency": "1h", "tier_bandwidth": "1G"}):
+        with pytest.raises(UsageError):
+            io_staging(three_files(), **wrong)  # type: ignore[arg-type]
+
+
+def reading(size: int, count: int, *, blocked: bool = False, step: int | None = None, path: str = "/d/a") -> Trace:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number in range(count):
+        offset = number * (size if step is None else step) % (1 << 40)
+        rank.io(
+            number * 10 * US, number * 10 * US + 8 * US, op=IoOp.PREAD, path=path, blocked=blocked, offset_bytes=offset,
+            result_bytes=size,
+        )  # fmt: skip
+    return build.trace()
+
+
+def sentences(trace: Trace) -> dict[str, tuple[int, str]]:
+    return {row["kind"]: (row["saving_ns"], row["advice"]) for row in io_advice(trace).rows()}
+
+
+def test_small_reads_one_after_the_other() -> None:
+    found = sentences(reading(4096, 2560))
+    saving, text = found["small_reads"]
+    assert "2,560 reads of 4.10 KB" in text
+    assert text.endswith("needs 10")
+    assert saving == 2550 * 8 * US
+    assert set(found) == {"small_reads"}
+
+
+def test_read_ahead_that_falls_behind() -> None:
+    found = sentences(reading(128 << 10, 200, blocked=True))
+    saving, text = found["read_ahead"]
+    assert saving == 200 * 8 * US
+    assert "100 % of these wait" in text
+    assert set(found) == {"read_ahead"}
+
+
+def test_random_reads_that_wait() -> None:
+    found = sentences(reading(128 << 10, 200, blocked=True, step=-(1 << 20)))
+    assert set(found) == {"random_reads"}
+
+
+def test_good_reads_need_no_advice() -> None:
+    assert not sentences(reading(1 << 20, 200))
+    assert not sentences(reading(100, 99))
+
+
+def test_many_small_files_with_empty_reads() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number in range(600):
+        at, path = number * MS, f"/d/{number % 120}"
+        rank.io(at, at + 400 * US, op=IoOp.OPEN, path=path, result_bytes=3)
+        rank.io(at + 400 * US, at + 500 * US, path=path, offset_bytes=0, result_bytes=80_000)
+        rank.io(at + 500 * US, at + 510 * US, path=path, offset_bytes=80_000, result_bytes=0)
+    found = sentences(build.trace())
+    assert set(found) == {"many_opens", "small_files", "empty_reads"}
+    assert "120 files of 80.0 KB" in found["small_files"][1]
+    assert "50 % of 1,200 reads" in found["empty_reads"][1]
+    assert found["many_opens"][0] == round(600 * 400 * US * 4 / 5)
+
+
+def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["synth", run, "--ranks", "2", "--steps", "5"]) == 0
+    capsys.readouterr()
+    assert main(["analyze", "io_patterns", run, "--per", "run", "--format", "json"]) == 0
+    assert "consecutive_reads_ratio" in capsys.readouterr().out
+    assert main(["analyze", "stalls", run, "--tier-size", "1G"]) == 2
+    assert "knows no --tier-size" in capsys.readouterr().err
