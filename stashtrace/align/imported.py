@@ -17,7 +17,7 @@ import numpy as np
 from stashtrace.align.collective_merge import GroupNotes
 from stashtrace.align.imported_clocks import ImportedClocks, imported_clocks
 from stashtrace.align.imported_files import UnknownFileError, files_of, known, size_of, trouble_of, unrecognised
-from stashtrace.align.imported_jobs import note_ranks, part_by_time
+from stashtrace.align.imported_jobs import note_ranks, note_steps, part_by_time
 from stashtrace.align.imported_memory import HINT, Room
 from stashtrace.align.join import join_table, join_tables
 from stashtrace.errors import ImporterError, UsageError
@@ -155,6 +155,7 @@ class Imported:
                     lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
         _number_anew(parts, self.context.renumbered)
         known = self.context.processes
+        note_steps(self.context, parts, owner)
         part_by_time(self.context, parts, {p: (firsts[p], lasts[p]) for p in firsts})
         self.clocks = imported_clocks(parts, [p.clock for p in known], [p.rank for p in known], firsts, lasts)
         firsts, lasts = self.clocks.seen(firsts), self.clocks.seen(lasts)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stashtrace.importers.context import ImportContext, ImportedProcess
-from stashtrace.model.kinds import ProcessRole, Severity
+from stashtrace.model.kinds import ProcessRole, Severity, SpanKind
+from stashtrace.model.table import Array
 from stashtrace.model.trace import EventTables
 from stashtrace.units import ranks_text
 
@@ -73,6 +74,46 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
                 if chosen.any():
                     other = table["group_hash"] ^ np.uint64(place)
                     part._tables[name] = table.replace(group_hash=np.where(chosen, other, table["group_hash"]))
+
+
+def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Array) -> None:
+    """Tell of ranks that recorded none of the steps that the others recorded.
+
+    Parameters
+    ----------
+    context : ImportContext
+    parts : sequence of EventTables
+    owner : array
+        Process of each track.
+    """
+    numbers: dict[int, set[int]] = {}
+    for part in parts:
+        marks = part.spans.take(part.spans["kind_code"] == SpanKind.STEP)
+        for process, number in zip(owner[marks["track_id"]].tolist(), marks["value"].tolist(), strict=True):
+            numbers.setdefault(context.processes[process].rank, set()).add(number)
+    numbers.pop(-1, None)
+    counts = Counter(number for own in numbers.values() for number in own)
+    if not counts:
+        return
+    usual = min(counts, key=lambda number: (-counts[number], number))
+    shared = set[int]().union(*(own for own in numbers.values() if usual in own))
+    ranks = {p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK}
+    apart = sorted(rank for rank in ranks if not numbers.get(rank, set()) & shared)
+    if not apart:
+        return
+    context.begin("importers", "")
+    first, theirs = sorted(numbers.get(apart[0], ())), sorted(shared)
+    context.lose(
+        "steps_of_their_own",
+        len(apart),
+        severity=Severity.ERROR,
+        advice=f"rank{'s' if len(apart) > 1 else ''} {ranks_text(apart)} recorded none of the steps of the others"
+        f" (rank {apart[0]}: {_steps_text(first)}, others: {_steps_text(theirs)}): matched with nobody by step",
+    )
+
+
+def _steps_text(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}" if numbers else "none marked"
 
 
 def _named(ranks: Sequence[int]) -> str:

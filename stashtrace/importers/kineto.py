@@ -44,6 +44,8 @@ _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker[-_]?(\d+)", re.IGNORECASE)
 _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
 #: What is said of a file, if it says so.
 _FACTS = ("schemaVersion", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "cupti_version")
+#: Of ``schemaVersion``; nobody has raised it since it was introduced.
+_NEWEST_SCHEMA = 1
 #: Tables that say nothing alone.
 _NO_WORK = ("names", "window")
 #: Before this, times do not count from 1970 but from the file's own base.
@@ -134,6 +136,14 @@ def _say_facts(file: KinetoFile, context: ImportContext, process_id: int) -> Non
     info = file.top.get("distributedInfo") or {}
     if "nccl_version" in info:
         context.say("nccl_version", str(info["nccl_version"]), process_id)
+    version = file.top.get("schemaVersion")
+    if isinstance(version, int) and version > _NEWEST_SCHEMA:
+        context.lose(
+            "newer_schema",
+            process_id=process_id,
+            severity=Severity.INFO,
+            advice=f"schemaVersion {version} is later than {_NEWEST_SCHEMA}, the last one known: read as that",
+        )
     kept = ", ".join(f"{count} {name or 'without category'}" for name, count in sorted(file.categories.items()))
     context.say("events_in_file", f"{file.counts['events']} ({kept})", process_id)
 

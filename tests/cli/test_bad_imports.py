@@ -186,3 +186,27 @@ def test_memory_that_ends_is_an_error_of_one_line(job: Path) -> None:
         [sys.executable, "-c", code], cwd=job.parent, env=environment(), capture_output=True, text=True, check=False
     )
     assert "does not fit into memory" in refused(Answer(done.returncode, done.stdout, done.stderr))
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_steps_that_do_not_match(run: Run, job: Path, marked: bool) -> None:
+    path = job / "rank1.pt.trace.json"
+    content = json.loads(path.read_text())
+    for event in content["traceEvents"]:
+        if event["name"].startswith("ProfilerStep#"):
+            event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + 70}" if marked else "train"
+    path.write_text(json.dumps(content))
+    facts = json.loads(run("info", "job", "--format", "json").out)
+    told = [row["advice"] for row in facts["losses"] if row["reason"] == "steps_of_their_own"]
+    assert len(told) == 1
+    assert told[0].startswith("rank 1 recorded none of the steps of the others (rank 1: ")
+    assert run("analyze", "stalls", "job").code == 0
+
+
+def test_newer_schema_is_told(run: Run, job: Path) -> None:
+    path = job / "rank1.pt.trace.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schemaVersion": 99}))
+    losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
+    told = [row for row in losses if "schema" in row["reason"]]
+    assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "info")]
+    assert "schemaVersion 99" in told[0]["advice"]
