@@ -322,3 +322,30 @@ def test_what_kept_a_device_is_named(kind: str, name: str) -> None:
     assert set(found["cause_kind"].tolist()) == {kind}
     assert found["cause_ns"] == pytest.approx(30 * MS, rel=0.05)
     assert set(found["cause_name"].tolist()) == {name}
+
+
+def test_clocks_too_far_apart_leave_the_lengths_to_tell() -> None:
+    """Rank 1's host is 15 ms ahead and nobody knows by how much; it computes 40 ms longer."""
+    build = TraceBuilder(hosts=["node00", "node01"])
+    for host, error in (("node00", 0), ("node01", 20 * MS)):
+        code = build.strings.code
+        build.add(
+            "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-node00"), error_ns=error,
+            method_code=code("collectives"),
+        )  # fmt: skip
+    for step in range(3):
+        call, end = {}, {}
+        for rank in range(2):
+            start = step * 100 * MS + rank * 15 * MS
+            slow = 40 * MS * rank
+            build.rank(rank).phase("forward", start, start + 10 * MS + slow)
+            build.rank(rank).phase("optimizer", start + 90 * MS, start + 99 * MS)
+            call[rank], end[rank] = start + 10 * MS + slow, start + 55 * MS
+        build.collective({rank: (call[rank], end[rank]) for rank in range(2)})
+    found = analyze(build.trace(), "late")
+    assert set(found["method"].tolist()) == {"duration"}
+    assert (found["late_rank"] == 1).all()
+    assert set(found["cause_kind"].tolist()) == {"compute"}
+    assert (found["cause_ns"] == 40 * MS).all()
+    assert (found["late_by_ns"] == 40 * MS).all()
+    assert found["link"].tolist() == ["node00, node01"] * 3
