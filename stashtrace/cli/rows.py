@@ -89,4 +89,4 @@ def _cell(name: str, value: Any) -> str:
             return "-"
         if name == "bytes" or name.endswith("_bytes"):
             return bytes_text(value) if value != -1 else "-"
-    return shortened(str(value), _NAME_WIDTH) if name == "name" else str(value)
+    return shortened(str(value), _NAME_WIDTH) if name in ("name", "path") else str(value)

@@ -42,14 +42,3 @@ def test_environment_page_names_every_variable() -> None:
             used.update(re.findall(r'"(STASHTRACE_[A-Z_]+)"', path.read_text(encoding="utf-8")))
     missing = {name for name in used if f"`{name}`" not in page}
     assert missing == set()
-
-
-def test_links_between_pages_resolve() -> None:
-    broken = []
-    for page in tracked_files():
-        if page.suffix != ".md":
-            continue
-        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
-        targets = [t for t in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in t]
-        broken.extend(f"{page.relative_to(ROOT)} -> {t}" for t in targets if not (page.parent / t).exists())
-    assert broken == []

@@ -1,0 +1,39 @@
+"""Links between the pages lead somewhere: to a file that is tracked, and to a heading that is in it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, tracked_files
+
+PAGES = [path for path in tracked_files() if path.suffix == ".md"]
+_LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def text_of(page: Path) -> str:
+    """A page without its blocks of code, in which brackets are no links."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", lambda found: found[0].replace("](", "] ("), text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of the headings as GitHub makes them."""
+    titles = re.findall(r"^#+ +(.+?) *$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_there_are_pages() -> None:
+    assert len(PAGES) > 20
+    assert sum(len(_LINK.findall(text_of(page))) for page in PAGES) > 50
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, heading in _LINK.findall(text_of(page)):
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{page.relative_to(ROOT)} links to {target}"
+        if heading:
+            assert heading in anchors(found), f"{page.relative_to(ROOT)} links to {target}#{heading}"
