@@ -138,7 +138,8 @@ def _told_of_late(facts: RunFacts, cause: int, late: RankFacts | None, victim: R
     worst, known = late_evidence.worst_wait(facts.trace, cause, facts.tables["steps"])
     if known and told == _varies(cause):
         told = ""
-    return [text for text in (told, f"the worst: {worst}" if worst else "") if text]
+    often = late_evidence.how_often(facts.tables, victim.rank, cause)
+    return [text for text in (told, often, f"the worst: {worst}" if worst else "") if text]
 
 
 def _varies(late: int) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from stashtrace.units import duration_text, shortened
 
 _NAME_WIDTH = 40
 _ALL_RATIO = 0.95
+#: Somebody is late by a few microseconds in every step: less than this part of the mean one does not count.
+_MATTERS_DIVISOR = 10
+#: Steps of which it is worth saying how many.
+_SEVERAL = 3
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
 _WORDS = {
     "prep": "{who} took {ns} longer to make its batch",
@@ -44,6 +49,19 @@ def worst_wait(trace: Trace, late_rank: int, steps: Table) -> tuple[str, bool]:
         return "", False
     row = next(mine.rows())
     return sentence(row), row["cause_kind"] not in ("unknown", "other", "before")
+
+
+def how_often(tables: Mapping[str, Table], victim: int, late_rank: int) -> str:
+    """In how many of the counted steps that cost a rank time it waited for this late rank most."""
+    steps, stalls = tables["steps"], tables["stalls"]
+    own = steps["step"][steps["rank"] == victim]
+    lost = stalls.take((stalls["rank"] == victim) & (stalls["kind"] == "straggler") & np.isin(stalls["step"], own))
+    lost = lost.take(lost["stall_ns"] * _MATTERS_DIVISOR * len(lost) >= lost["stall_ns"].sum())
+    if len(lost) < _SEVERAL:
+        return ""
+    times = np.count_nonzero(lost["cause_rank"] == late_rank)
+    of = f"{len(lost)} steps" if len(lost) == len(own) else f"the {len(lost)} steps that lose most by it"
+    return f"rank {late_rank} is the late one in {times} of {of}"
 
 
 def sentence(row: dict[str, Any]) -> str:

@@ -68,9 +68,7 @@ def job(
             if step in kernels:
                 compute[number].kernel(base, base + 90 * MS)
         end = STEPS * STEP if marks else -1
-        compute[number].bracket(
-            Bracket.STEP, end, end, host=(STEPS * STEP, STEPS * STEP), correlation=STEPS
-        )
+        compute[number].bracket(Bracket.STEP, end, end, host=(STEPS * STEP, STEPS * STEP), correlation=STEPS)
     if late_ms or transfer_ms or untimed:
         for step in range(STEPS):
             base = step * STEP
@@ -78,9 +76,7 @@ def job(
             end = 20 + late_ms + transfer_ms
             seen = {r: (-1, -1) if untimed else (base + enter[r] * MS, base + end * MS) for r in (0, 1)}
             times = {r: (base, base + MS, *seen[r]) for r in (0, 1)}
-            build.device_collective(
-                times, streams=nccl, source=CollectiveSource.PLUGIN, message_bytes=100_000_000
-            )
+            build.device_collective(times, streams=nccl, source=CollectiveSource.PLUGIN, message_bytes=100_000_000)
             for r in (0, 1) if not untimed else ():
                 compute[r].wait(
                     base + enter[r] * MS, base + (end + 1) * MS, awaited=Awaited.COLLECTIVE, awaited_ns=base + end * MS,

@@ -10,7 +10,9 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.late_budgets import CAUSES
 from stashtrace.analysis.registry import analyze
-from stashtrace.report.late_evidence import sentence
+from stashtrace.model.schemas import STALLS, STEPS
+from stashtrace.model.table import Table
+from stashtrace.report.late_evidence import how_often, sentence
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7", "op": "all_reduce", "sequence": 4182, "late_rank": 3, "wait_ns": 38 * MS,
@@ -69,3 +71,13 @@ def test_rows_of_the_analysis_fit() -> None:
     build.collective({0: (0, 10 * MS), 1: (9 * MS, 10 * MS)})
     row = next(analyze(build.trace(), "late").rows())
     assert sentence(row) == "rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late, why is not in the recording"
+
+
+def test_how_often_counts_the_steps_that_matter() -> None:
+    steps = Table.from_rows(STEPS, [(0, n, n, n + 1, 0, 0, 1, "train", 0, 1, 0, 0) for n in range(6)])
+    lost = [(0, n, "straggler", ns, "host", ns, ns, cause) for n, (ns, cause) in enumerate(
+        [(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)]
+    )]  # fmt: skip
+    tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}
+    assert how_often(tables, 0, 3) == "rank 3 is the late one in 3 of the 4 steps that lose most by it"
+    assert how_often(tables, 1, 3) == ""

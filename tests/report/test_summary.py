@@ -44,6 +44,7 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
   ▶ rank 1 loses 57.0 ms a step (63 %) in all-reduce waiting for rank 0, not for
     the link
       why: each step rank 0 waits 57.0 ms longer for batches than rank 1
+      rank 0 is the late one in 7 of 7 steps
       the worst: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was late: its
         worker 0 took 44.0 ms longer to make its batch
       the transfers themselves take 2.00 ms a step
@@ -299,10 +300,16 @@ def test_a_run_without_the_collector_of_steps_says_so() -> None:
     assert "no step can be seen: --collectors left out torch_step and annotations" in summary(build.trace("./x"))
 
 
-@pytest.mark.parametrize(("argv", "said"), [
-    ("/usr/bin/python3 -I train.py", True), ("python -BE -m train", True), ("python train.py -I", False),
-    ("python -c -I", False), ("tool -I x", False),
-])
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("/usr/bin/python3 -I train.py", True),
+        ("python -BE -m train", True),
+        ("python train.py -I", False),
+        ("python -c -I", False),
+        ("tool -I x", False),
+    ],
+)
 def test_a_python_that_loads_no_probes_says_so(argv: str, said: bool) -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)
