@@ -152,7 +152,9 @@ def _tell_losses(file: KinetoFile, name: str, context: ImportContext, process_id
     """What the scanner met."""
     counts = file.counts
     if counts["truncated"]:
-        context.lose("file_cut", process_id=process_id, advice=f"{name} ends early: what stands before is used")
+        # Kineto writes the host's events first, so that a cut takes the work on devices.
+        advice = f"{name} ends early: what stands before is used; its compute may be waits that the cut took"
+        context.lose("file_cut", process_id=process_id, advice=advice)
     for key, what in (
         ("damaged", "are no JSON and were left out"),
         ("oversized", "are larger than 64 MiB and were left out"),

@@ -9,6 +9,7 @@ from stashtrace.model.table import Table
 from stashtrace.units import duration_text, percent_text, shortened
 
 #: Kinds named as the cause of a change.
+_TIMES_RATIO = 9
 _NAMED_AT_MOST = 3
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 48
@@ -31,7 +32,10 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
     if step["verdict"] == "no difference":
         lines.append(f"no difference: a step takes {first} in {before} and {second} in {after} (noise up to {noise})")
     else:
-        change = f"{duration_text(abs(step['change_ns']))} ({percent_text(abs(step['change_ns']) / step['before_ns'])})"
+        ratio = abs(step["change_ns"]) / step["before_ns"]
+        # A step of ten times the length is another job rather than a change of so many percent.
+        share = percent_text(ratio) if ratio < _TIMES_RATIO else f"{ratio + 1:,.0f} times as long: is it the same job?"
+        change = f"{duration_text(abs(step['change_ns']))} ({share})"
         lines.append(
             f"{after} is {step['verdict']}: a step takes {second}, {change} {_than(step)} than {first} in {before}"
         )
@@ -40,7 +44,8 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
         lines.append("by kind: " + ", ".join(_change(row) for row in worst))
     fewest = min(step["before_steps_count"], step["after_steps_count"])
     if fewest < 20:
-        lines.append(f"only {fewest} steps were compared; more would tell smaller changes from noise")
+        were = "step was" if fewest == 1 else "steps were"
+        lines.append(f"only {fewest} {were} compared; more would tell smaller changes from noise")
     return lines
 
 
