@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.io_counters import BIN_ENDS, BIN_NAMES, SIZE_BITS, FileCounters, count_files
 from stashtrace.analysis.timeset import Int64
-from stashtrace.errors import UsageError
+from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.model.schemas import IO_PATTERNS, IO_SIZES, IO_TIMES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -63,7 +63,7 @@ def io_directories(trace: Trace) -> Table:
     return _times(trace, "directory")
 
 
-def io_patterns(trace: Trace, *, per: Per = "file") -> Table:
+def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) -> Table:
     """Count how files are read and written as Darshan does, longest in calls first.
 
     The threads of a process are one reader; sockets and pipes are left out. Times count once where threads overlap on
@@ -75,6 +75,8 @@ def io_patterns(trace: Trace, *, per: Per = "file") -> Table:
         Needs I/O calls.
     per : {"file", "directory", "run"}
         What a row is.
+    under : str, optional
+        Only files below this directory.
 
     Columns
     -------
@@ -89,7 +91,7 @@ def io_patterns(trace: Trace, *, per: Per = "file") -> Table:
         If no call was recorded.
     """
     counters = count_files(trace)
-    names, of_path, used = groups(trace, counters, per)
+    names, of_path, used = groups(trace, counters, per, under)
 
     def total(name: str) -> Int64:
         return grouped(counters.sums[name][used], of_path, len(names))
@@ -108,7 +110,7 @@ def io_patterns(trace: Trace, *, per: Per = "file") -> Table:
     return table.take(np.argsort(-spent, kind="stable"))
 
 
-def io_sizes(trace: Trace, *, per: Per = "file") -> Table:
+def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Table:
     """Count calls by how much they moved, in Darshan's bins.
 
     Parameters
@@ -117,6 +119,8 @@ def io_sizes(trace: Trace, *, per: Per = "file") -> Table:
         Needs I/O calls.
     per : {"file", "directory", "run"}
         What a row is.
+    under : str, optional
+        Only files below this directory.
 
     Columns
     -------
@@ -128,7 +132,7 @@ def io_sizes(trace: Trace, *, per: Per = "file") -> Table:
         If no call was recorded.
     """
     counters = count_files(trace)
-    names, of_path, used = groups(trace, counters, per)
+    names, of_path, used = groups(trace, counters, per, under)
     low = np.array([0, *(end + 1 for end in BIN_ENDS)])
     high = np.array([*BIN_ENDS, -1])
     parts = []
@@ -148,9 +152,17 @@ def io_sizes(trace: Trace, *, per: Per = "file") -> Table:
     return Table.concat(IO_SIZES, parts).sort_by("path", "op", "low_bytes")
 
 
-def groups(trace: Trace, counters: FileCounters, per: Per) -> tuple[npt.NDArray[np.str_], Int64, Int64]:
-    """(names, group of each used path, the used path codes)."""
+def groups(
+    trace: Trace, counters: FileCounters, per: Per, under: str | None = None
+) -> tuple[npt.NDArray[np.str_], Int64, Int64]:
+    """(names, group of each used path, the used path codes), of files below a directory if one is given."""
     used = np.flatnonzero(counters.seen)
+    if under is not None:
+        used = used[below(trace, used, under)]
+        if not len(used):
+            raise MissingDataError(
+                f"no call on a file below {under} was recorded", hint="`stashtrace analyze io_directories` lists them"
+            )
     if per == "run":
         return np.array([""]), np.zeros(len(used), dtype=np.int64), used
     paths = [trace.text(code) for code in used.tolist()]
@@ -161,6 +173,12 @@ def groups(trace: Trace, counters: FileCounters, per: Per) -> tuple[npt.NDArray[
     parents = [path.rpartition("/")[0] or "/" * path.startswith("/") for path in paths]
     names, of_path = np.unique(np.array(parents, dtype=object), return_inverse=True)
     return names.astype(str), of_path.astype(np.int64), used
+
+
+def below(trace: Trace, path: Int64, under: str) -> npt.NDArray[np.bool_]:
+    """Which path codes lie below a directory."""
+    prefix = under.rstrip("/") + "/"
+    return np.array([trace.text(code).startswith(prefix) for code in path.tolist()], dtype=bool)
 
 
 def grouped(values: Int64, group: Int64, count: int) -> Int64:
@@ -196,8 +214,10 @@ def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
 def _common_sizes(counters: FileCounters, of_path: Int64, used: Int64, count: int) -> dict[str, Int64]:
     """The sizes that calls have most often; the smaller one of two that are as frequent."""
     path, size, calls = counters.sizes()
-    group_of = np.zeros(counters.count, dtype=np.int64)
+    group_of = np.full(counters.count, -1, dtype=np.int64)
     group_of[used] = of_path
+    own = group_of[path] >= 0
+    path, size, calls = path[own], size[own], calls[own]
     keys, inverse = np.unique((group_of[path] << SIZE_BITS) | size, return_inverse=True)
     group, size, calls = keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), grouped(calls, inverse, len(keys))
     order = np.lexsort((size, -calls, group))

@@ -65,8 +65,10 @@ class Accesses:
 _COLUMNS = ("begin_ns", "host_code", "key", "low_bytes", "high_bytes", "moved_bytes")
 
 
-def collect_accesses(trace: Trace, block_bytes: int, *, limit: int = LIMIT) -> Accesses:
+def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = None, limit: int = LIMIT) -> Accesses:
     """All accesses if there are at most ``limit``, else those of a share of the blocks, chosen by hash.
+
+    ``wanted`` says by path code which files count; all if None.
 
     A sample of blocks keeps the pattern of reuse of each, and distances shrink by the share: see Waldspurger et al.,
     SHARDS, FAST 2015.
@@ -76,7 +78,8 @@ def collect_accesses(trace: Trace, block_bytes: int, *, limit: int = LIMIT) -> A
     host_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     for process, pieces in process_pieces(trace):
         follower = Follower(len(trace.strings))
-        for piece in pieces():
+        for whole in pieces():
+            piece = whole if wanted is None else whole.take(wanted[whole["path_code"]])
             for found in _of_piece(piece, follower, block_bytes, int(host_of.get(process, 0))):
                 kept.append(_chosen(found, threshold))
                 rows_count += len(kept[-1].key)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.io import below
 from stashtrace.analysis.io_accesses import Accesses, collect_accesses
 from stashtrace.analysis.quantities import bytes_of
 from stashtrace.analysis.stack_distances import previous_uses, stack_distances
@@ -50,7 +51,9 @@ class HostUses:
     sampled_ratio: float
 
 
-def io_cache(trace: Trace, *, cache_size: str | int | None = None, block: str | int = "1MiB") -> Table:
+def io_cache(
+    trace: Trace, *, cache_size: str | int | None = None, block: str | int = "1MiB", under: str | None = None
+) -> Table:
     """Tell what share of the bytes read a cache would have served, for each size, beginning empty.
 
     Two caches: LRU drops what was not used for longest, as a page cache roughly does; the other keeps what came first
@@ -66,6 +69,8 @@ def io_cache(trace: Trace, *, cache_size: str | int | None = None, block: str | 
         One size, as ``"100G"``; by default steps of 5 % of the data read.
     block : str or int
         Unit of the cache; ``"file"`` for whole files.
+    under : str, optional
+        Only files below this directory.
 
     Columns
     -------
@@ -79,7 +84,7 @@ def io_cache(trace: Trace, *, cache_size: str | int | None = None, block: str | 
     """
     stated = None if cache_size is None else bytes_of(cache_size, "--cache-size")
     tables = []
-    for uses in _uses(trace, block):
+    for uses in _uses(trace, block, under):
         data = round(uses.data_bytes / uses.sampled_ratio)
         steps = np.arange(1, _POINTS + 1, dtype=np.int64)
         sizes = np.array([stated], dtype=np.int64) if stated is not None else -(-data * steps // _POINTS)
@@ -108,7 +113,7 @@ def io_cache(trace: Trace, *, cache_size: str | int | None = None, block: str | 
     return Table.concat(IO_CACHE, tables)
 
 
-def io_reuse(trace: Trace, *, block: str | int = "1MiB") -> Table:
+def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = None) -> Table:
     """Count reads by how much other data was read since the last read of the same, in powers of two.
 
     Parameters
@@ -117,6 +122,8 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB") -> Table:
         Needs reads with offsets.
     block : str or int
         As of ``io_cache``.
+    under : str, optional
+        Only files below this directory.
 
     Columns
     -------
@@ -128,7 +135,7 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB") -> Table:
         If no read with an offset was recorded.
     """
     rows: list[tuple[str | int | float, ...]] = []
-    for uses in _uses(trace, block):
+    for uses in _uses(trace, block, under):
         scaled = np.where(uses.distance_bytes < 0, -1.0, uses.distance_bytes / uses.sampled_ratio)
         power = np.where(scaled < 0, -1, np.ceil(np.log2(np.maximum(scaled, 1)))).astype(np.int64)
         for exponent in np.unique(power).tolist():
@@ -167,16 +174,20 @@ def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
     return found
 
 
-def _uses(trace: Trace, block: str | int) -> list[HostUses]:
+def _uses(trace: Trace, block: str | int, under: str | None) -> list[HostUses]:
     block_bytes = 1 << 62 if block == "file" else bytes_of(block, "--block")
-    accesses = collect_accesses(trace, block_bytes)
+    accesses = collect_accesses(trace, block_bytes, wanted=_wanted(trace, under))
     if not len(accesses.key):
         raise MissingDataError(
-            "no read with a known offset was recorded",
+            "no read with a known offset was recorded" + (f" below {under}" if under else ""),
             hint="run with the collector posix_io on; mapped files have no reads",
         )
     hosts = np.unique(accesses.host_code)
     return [_host_uses(trace.text(host), accesses, accesses.host_code == host) for host in hosts.tolist()]
+
+
+def _wanted(trace: Trace, under: str | None) -> npt.NDArray[np.bool_] | None:
+    return None if under is None else below(trace, np.arange(len(trace.strings)), under)
 
 
 def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_]) -> HostUses:

@@ -33,6 +33,7 @@ def io_staging(
     tier_bandwidth: str | float | None = None,
     source_latency: str | float | None = None,
     source_bandwidth: str | float | None = None,
+    under: str | None = None,
     calibration: Calibration | str | os.PathLike[str] | None = None,
 ) -> Table:
     """Choose files for a fast tier: most time saved by byte first, as long as they fit.
@@ -60,6 +61,8 @@ def io_staging(
         Time of an empty request, as ``"80us"``, or in ns.
     tier_bandwidth, source_bandwidth : str or float, optional
         As ``"2GB/s"``.
+    under : str, optional
+        Only files below this directory.
     calibration : Calibration or path, optional
         Made on the fast tier by ``stashtrace calibrate --disk``; by default ``calibration.toml`` in the run directory.
 
@@ -82,7 +85,7 @@ def io_staging(
     if tier is None:
         tier, tier_method = _calibrated(trace, calibration)
     counters = count_files(trace)
-    names, _, used = groups(trace, counters, "file")
+    names, _, used = groups(trace, counters, "file", under)
     sums = {name: values[used] for name, values in counters.sums.items()}
     fits = (sums["read_bytes"] > 0) & (sums["write_bytes"] == 0) & (names != "")
     for prefix in _NO_FILES:

@@ -60,6 +60,7 @@ def parser() -> Parser:
 #: Options of the analyses of files.
 FILE_OPTIONS = (
     "per",
+    "under",
     "tier_size",
     "tier_latency",
     "tier_bandwidth",
@@ -73,6 +74,7 @@ FILE_OPTIONS = (
 def _add_file_options(parser: Parser) -> None:
     files = parser.add_argument_group("analyses of files")
     files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: rows per file (default), directory or run")
+    files.add_argument("--under", metavar="DIR", help="only files below DIR")
     files.add_argument("--tier-size", metavar="SIZE", help="io_staging: room on the fast tier, as 100G")
     for which, text in (("tier", "the fast tier"), ("source", "where the files are now (default: as measured)")):
         files.add_argument(f"--{which}-latency", metavar="TIME", help=f"an empty read of {text}, as 80us")

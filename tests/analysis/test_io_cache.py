@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stashtrace.analysis import io_cache as module
+from stashtrace.analysis.io import io_patterns, io_sizes
 from stashtrace.analysis.io_accesses import collect_accesses
 from stashtrace.analysis.io_cache import io_cache, io_reuse
+from stashtrace.analysis.io_staging import io_staging
 from stashtrace.analysis.stack_distances import previous_uses, stack_distances
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.model.kinds import IoOp
@@ -143,13 +145,29 @@ def test_sample_of_blocks_tells_the_curve(monkeypatch: pytest.MonkeyPatch) -> No
     random, files = np.random.default_rng(3), 6000
     trace = _wide(np.concatenate([random.permutation(files) for _ in range(3)]), files)
     exact = io_cache(trace)
-    monkeypatch.setattr(module, "collect_accesses", lambda *given: collect_accesses(*given, limit=5000))
+    monkeypatch.setattr(module, "collect_accesses", lambda *given, **more: collect_accesses(*given, **more, limit=5000))
     sampled = io_cache(trace)
     assert sampled["sampled_ratio"].tolist() == [0.25] * 20
     assert sampled["data_bytes"][0] == pytest.approx(exact["data_bytes"][0], rel=0.1)
     for share in (0.25, 0.5, 0.75):
         found = [np.interp(share, t["cached_ratio"], t["lru_hit_ratio"]) for t in (exact, sampled)]
         assert found[1] == pytest.approx(found[0], abs=0.03)
+
+
+def test_only_files_below_a_directory() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number, path in enumerate(["/d/a", "/dd/b", "/d/a"]):
+        rank.io(number * MS, (number + 1) * MS, path=path, offset_bytes=0, result_bytes=KB)
+    trace = build.trace()
+    assert io_reuse(trace, under="/d/")["high_bytes"].tolist() == [-1, 1024]
+    assert io_cache(trace, under="/d", cache_size=KB)["lru_hit_ratio"].tolist() == [0.5]
+    assert io_patterns(trace, under="/d")["path"].tolist() == ["/d/a"]
+    assert io_patterns(trace, under="/d")["access1_count"].tolist() == [2]
+    assert io_staging(trace, under="/dd")["path"].tolist() == ["/dd/b"]
+    for analysis in (io_cache, io_patterns, io_sizes, io_staging):
+        with pytest.raises(MissingDataError, match="below /nowhere"):
+            analysis(trace, under="/nowhere")
 
 
 def test_bad_input() -> None:

@@ -116,6 +116,17 @@ def test_what_dxt_has_is_not_summed_again(load: Any) -> None:
     assert found["call_ns"] == 3_250_000_000
 
 
+def test_slowest_process_of_records_of_all_ranks(load: Any) -> None:
+    shared = counters("POSIX", 1, -1, {**READ, "SLOWEST_RANK_TIME": 0.5}, OPENS=2, READS=2, BYTES_READ=1 << 20)
+    own = counters("POSIX", 2, 1, {**READ, "SLOWEST_RANK_TIME": 0.5}, OPENS=1, READS=1, BYTES_READ=1 << 20)
+    trace = load(Backend({"POSIX": [shared, own]}))
+    assert sorted(trace.io_totals["slowest_process_ns"].tolist()) == [-1, 500_000_000]
+    row = next(stashtrace.analyze(trace, "io_bandwidth").rows())
+    assert (row["shared_count"], row["shared_ns"]) == (1, 500_000_000)
+    spent_ns = row["slowest_process_ns"] + row["shared_ns"]
+    assert row["darshan_bytes_per_s"] == pytest.approx((2 << 20) / (spent_ns / 1e9))
+
+
 def test_shared_record_is_less_than_dxt_of_all_ranks(load: Any) -> None:
     record = counters("POSIX", 1, -1, READ, OPENS=2, READS=2, BYTES_READ=2000)
     dxt = [segments(1, rank, (0, 1000, 2.0, 3.0)) for rank in (0, 1)]
