@@ -44,12 +44,15 @@ class EventMap {
 
   void forget(const void* event) noexcept {
     Entry& entry = place(event);
-    if (entry.event.load(std::memory_order_relaxed) == key(event)) entry.kind.store(0, std::memory_order_relaxed);
+    if (entry.event.load(std::memory_order_relaxed) != key(event)) return;
+    entry.kind.store(0, std::memory_order_relaxed);
+    entry.event.store(kGone, std::memory_order_relaxed);
   }
 
  private:
   static constexpr std::size_t kRoom = 32768;
   static constexpr std::size_t kProbes = 8;
+  static constexpr std::uint64_t kGone = 1;  // in place of a handle
   static constexpr std::uint64_t kAwaitedBits = 0xff;
   static constexpr std::uint64_t kKnown = 0x100;
   static constexpr int kCopyShift = 9;
@@ -62,15 +65,18 @@ class EventMap {
   static std::uint64_t hash(const void* event) noexcept { return key(event) * 0x9E3779B97F4A7C15ULL; }
   static std::uint64_t tag(const void* event) noexcept { return hash(event) & ~std::uint64_t{0xffff}; }
 
-  // Its own place, else an empty one, else the first is given up.
+  // Its own place, else that of an event that is gone, else an empty one, else the first is given up.
   Entry& place(const void* event) noexcept {
     const std::size_t start = hash(event) >> 45;
+    Entry* free = nullptr;
     for (std::size_t i = 0; i < kProbes; ++i) {
       Entry& entry = entries_[(start + i) % kRoom];
       const std::uint64_t there = entry.event.load(std::memory_order_relaxed);
-      if (there == key(event) || there == 0) return entry;
+      if (there == key(event)) return entry;
+      if (free == nullptr && (there == kGone || there == 0)) free = &entry;
+      if (there == 0) break;
     }
-    return entries_[start % kRoom];
+    return free != nullptr ? *free : entries_[start % kRoom];
   }
 
   Entry entries_[kRoom];
