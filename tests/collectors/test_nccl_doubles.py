@@ -356,7 +356,8 @@ def test_chained_plugin_gets_what_it_gets_alone(release: int, static: bool, tmp_
                       env={"NCCL_PROFILER_PLUGIN": str(library)})  # fmt: skip
     env = {"STASHTRACE_NCCL_CHAIN": str(library), "STASHTRACE_NCCL_SOURCE": "plugin"}
     if static:
-        env |= {"STASHTRACE_NCCL_CHAIN": "STATIC_PLUGIN", "LD_PRELOAD": f"{OURS}:{library}"}
+        first = os.environ.get("STASHTRACE_TEST_PRELOAD", "")  # a sanitizer's own libraries
+        env |= {"STASHTRACE_NCCL_CHAIN": "STATIC_PLUGIN", "LD_PRELOAD": f"{first}:{OURS}:{library}".lstrip(":")}
     run = job(2, both, tmp_path, script, nccl_version=release, env=env)
     told = [text.splitlines()[0] for text in run.stdout]
     assert told == [text.splitlines()[0] for text in alone.stdout]
