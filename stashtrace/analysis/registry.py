@@ -39,6 +39,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("io_staging", "stashtrace.analysis.io_staging:io_staging", "which files to put on a fast tier"),
     ("io_cache", "stashtrace.analysis.io_cache:io_cache", "what a cache of each size would serve"),
     ("io_reuse", "stashtrace.analysis.io_cache:io_reuse", "how much else is read between two reads of the same"),
+    ("loader_rates", "stashtrace.analysis.loader_rates:loader_rates", "what the speed of loading depends on"),
     ("operators", "stashtrace.analysis.operators:operators", "calls and bytes of each operator of execution traces"),
     ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),
     ("agreement", "stashtrace.analysis.agreement:agreement", "stalls by brackets beside stalls by kernels"),

@@ -26,6 +26,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),
     ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
     ("diff", "stashtrace.cli.diff:main", "Compare two runs, by stalls or by kernels"),
+    ("whatif-cache", "stashtrace.cli.whatif_cache:main", "Forecast step time against the cached share of the data"),
     ("synth", "stashtrace.cli.synth:main", "Make up a run of many ranks whose stalls are known"),
     ("calibrate", "stashtrace.cli.calibrate:main", "Measure what the links of this machine can do"),
     ("doctor", "stashtrace.cli.doctor:main", "Say what can be measured on this machine, and why"),

@@ -113,6 +113,34 @@ LAST_RANKS = _schema(
     ("sequence", "i8", "", "number within the group"),
     ("last_rank", "i8", "", "the rank that was waited for"),
 )
+LOADER_RATES = _schema(
+    "loader_rates",
+    "What the speed of loading depends on, over the steps without warm-up; a quantity not seen has no row",
+    ("rank", "i8", "", "global rank, -1 for what all ranks share"),
+    ("quantity", "U16", "", "its name; the unit ends it"),
+    ("mean", "f8", "", "mean, in that unit; of a rate: all bytes by all time"),
+    ("low", "f8", "", "lower quartile of the samples"),
+    ("high", "f8", "", "upper quartile of the samples"),
+    ("error", "f8", "", "standard error of the mean, 0 if it has none"),
+    ("samples_count", "i8", "", "steps, batches or files that it is taken from"),
+    ("origin", "U16", "", "what was measured"),
+)
+CACHE_FORECAST = _schema(
+    "cache_forecast",
+    "Step time and stalls against the cached share of the data set",
+    ("cached_ratio", "f8", "", "part of the data set that is in the cache"),
+    ("hit_ratio", "f8", "", "part of the reads that the cache answers"),
+    ("step_ns", "i8", "ns", "predicted step of the slowest rank"),
+    ("low_ns", "i8", "ns", "with every input one standard error better"),
+    ("high_ns", "i8", "ns", "with every input one standard error worse"),
+    ("compute_ns", "i8", "ns", "a step whose batch is there"),
+    ("prep_ns", "i8", "ns", "what waiting for preparing adds, were all data in cache"),
+    ("fetch_ns", "i8", "ns", "what storage adds"),
+    ("simulated_ns", "i8", "ns", "step in the simulation"),
+    ("batches_per_s", "f8", "", "of all ranks"),
+    ("storage_bytes_per_s", "f8", "", "a host's storage needs this to keep fetch within 5 % of a step; 0 none, inf never"),
+    ("limited_by", "U16", "", "compute, prep or fetch"),
+)
 EVIDENCE = _schema(
     "evidence",
     "What speaks for the largest stalls, over the steps without warm-up",

@@ -1,0 +1,214 @@
+"""Training speed as a function of the cached share of the data set: hit ratios of caches, and what they do to a step.
+
+Closed forms, after DS-Analyzer's what-if, for a loader whose workers read and prepare one batch after the other and so
+cannot hide reading behind their own preparing. ``cache_simulation`` plays the same job event by event.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stashtrace.models.robust_line import Floats
+
+LRU, MINIO = "lru", "minio"
+#: ``lru``: the item that was not used for longest makes room, as in a page cache; ``minio``: what came first stays.
+POLICIES = (LRU, MINIO)
+#: What limits a step.
+COMPUTE, PREP, FETCH = "compute", "prep", "fetch"
+#: A stall below this share of the step counts as removed.
+SLACK_RATIO = 0.05
+
+
+def hit_ratio(cached: Any, policy: str) -> Floats:
+    """Share of reads that the cache answers when every item is read once per epoch, in a new random order each time.
+
+    ``minio`` answers what it holds: x. Under ``lru`` an item is found again only if fewer than the cache holds were
+    read since; with random permutations this is x + (1 - x) ln(1 - x), so half a data set in cache answers 15 %.
+
+    Parameters
+    ----------
+    cached : float or array
+        Part of the data set that fits into the cache, 0 to 1.
+    policy : str
+        One of :data:`POLICIES`.
+
+    Examples
+    --------
+    >>> [round(float(hit_ratio(0.5, policy)), 3) for policy in POLICIES]
+    [0.153, 0.5]
+    """
+    share = np.asarray(cached, dtype=np.float64)
+    if policy not in POLICIES:
+        raise ValueError(f"no cache policy is called {policy!r}")
+    if share.size and not ((share >= 0) & (share <= 1)).all():
+        raise ValueError("a cached share lies between 0 and 1")
+    if policy == MINIO:
+        return share.copy()
+    left = 1.0 - share
+    # The limit of (1 - x) ln(1 - x) at x = 1 is 0.
+    found: Floats = np.clip(share + left * np.log(np.where(left > 0, left, 1.0)), 0.0, 1.0)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the speed of loading depends on.
+
+    Attributes
+    ----------
+    compute_ns : float
+        A step whose batch is there.
+    prep_ns : float
+        One worker's time for a batch, reading left out.
+    batch_bytes : float
+        Read for one batch.
+    workers_count : int
+        Workers per rank; 0 means that the step thread loads by itself, and nothing overlaps.
+    ranks_count : int
+        Ranks on one host, which share cache and storage.
+    cached_bytes_per_s : float
+        One reader from the page cache; infinite if not known.
+    reader_bytes_per_s : float
+        One reader alone from storage.
+    storage_bytes_per_s : float
+        All readers of a host together.
+    """
+
+    compute_ns: float
+    prep_ns: float
+    batch_bytes: float
+    workers_count: int
+    ranks_count: int
+    cached_bytes_per_s: float
+    reader_bytes_per_s: float
+    storage_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        rates = (self.cached_bytes_per_s, self.reader_bytes_per_s, self.storage_bytes_per_s)
+        if min(rates) <= 0 or min(self.compute_ns, self.prep_ns, self.batch_bytes, self.workers_count) < 0:
+            raise ValueError("a job has times and sizes of 0 or more, and rates above 0")
+        if self.ranks_count < 1:
+            raise ValueError("a job has at least one rank")
+
+    def cached_ns(self, hits: Any = 1.0) -> Floats:
+        """Time in which one reader gets its part of a batch from the page cache."""
+        return np.asarray(hits, dtype=np.float64) * self.batch_bytes / self.cached_bytes_per_s * 1e9
+
+    def fetch_ns(self, hits: Any) -> Floats:
+        """Time in which one reader, alone, gets the rest of a batch from storage."""
+        return (1.0 - np.asarray(hits, dtype=np.float64)) * self.batch_bytes / self.reader_bytes_per_s * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Predicted steps, one entry per hit ratio; compute, prep and fetch add up to the step.
+
+    Attributes
+    ----------
+    step_ns, compute_ns, prep_ns, fetch_ns : float array
+        Step; a step whose batch is there; what waiting for preparing adds, were all data in cache; what storage adds.
+    """
+
+    step_ns: Floats
+    compute_ns: Floats
+    prep_ns: Floats
+    fetch_ns: Floats
+
+    def limits(self) -> list[str]:
+        """What limits each: the larger stall, or compute where both are below :data:`SLACK_RATIO`."""
+        found = []
+        for step, prep, fetch in zip(self.step_ns, self.prep_ns, self.fetch_ns, strict=True):
+            worst, what = max((fetch, FETCH), (prep, PREP))
+            found.append(what if worst > SLACK_RATIO * step else COMPUTE)
+        return found
+
+
+def predict(job: Job, hits: Any) -> Steps:
+    """Step time and stalls at these hit ratios, when the queue of prepared batches is never the limit.
+
+    A step takes as long as the slowest of three: compute; a worker's time for a batch, divided by the workers; the bytes
+    that storage has to bring for all ranks. ``prep`` and ``fetch`` are the differences that the method of DS-Analyzer
+    measures: all data in cache against none to load, and this cache against all data in cache.
+    """
+    ratio = np.atleast_1d(np.asarray(hits, dtype=np.float64))
+    if ratio.size and not ((ratio >= 0) & (ratio <= 1)).all():
+        raise ValueError("a hit ratio lies between 0 and 1")
+    step, warm = _step_ns(job, ratio), _step_ns(job, np.ones(1))[0]
+    step = np.maximum(step, warm)  # storage faster than the page cache is no gain that anybody should count on
+    compute = np.full(len(ratio), float(job.compute_ns))
+    return Steps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
+
+
+def _step_ns(job: Job, hits: Floats) -> Floats:
+    missed = (1.0 - hits) * job.batch_bytes
+    worker = job.prep_ns + job.cached_ns(hits) + job.fetch_ns(hits)
+    shared = job.ranks_count * missed / job.storage_bytes_per_s * 1e9
+    if job.workers_count == 0:
+        own = np.maximum(job.fetch_ns(hits), shared)
+        total: Floats = job.compute_ns + job.prep_ns + job.cached_ns(hits) + own
+        return total
+    slowest: Floats = np.maximum(np.maximum(job.compute_ns, worker / job.workers_count), shared)
+    return slowest
+
+
+def pipelined_rate(cached: Any, *, cached_rate: float, storage_rate: float, prep_rate: float, ingest_rate: float) -> Any:
+    """DS-Analyzer's own form, in samples per second: min(F(x), P, G) with F(x) = 1 / (x / C + (1 - x) / S).
+
+    It supposes that fetching, preparing and computing overlap fully; a worker that does one after the other is slower.
+    """
+    share = np.asarray(cached, dtype=np.float64)
+    return np.minimum(1.0 / (share / cached_rate + (1.0 - share) / storage_rate), min(prep_rate, ingest_rate))
+
+
+def workers_without_prep_stall(job: Job) -> int:
+    """Workers per rank from which preparing is hidden behind compute when all data are in cache."""
+    if job.compute_ns <= 0:
+        raise ValueError("no number of workers is enough for a step that takes no time")
+    exact = (job.prep_ns + float(job.cached_ns())) / job.compute_ns
+    return max(1, math.ceil(exact - 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class StorageNeed:
+    """How fast storage must be.
+
+    Attributes
+    ----------
+    total_bytes_per_s : float
+        All readers of a host together.
+    reader_bytes_per_s : float
+        Each reader; infinite if no storage is fast enough.
+    """
+
+    total_bytes_per_s: float
+    reader_bytes_per_s: float
+
+
+def storage_without_fetch_stall(job: Job, hits: float, *, slack: float = SLACK_RATIO) -> StorageNeed:
+    """Storage rates from which the fetch stall is at most ``slack`` of the step without it.
+
+    Not zero: where workers are the limit, reading from storage takes their time however fast it is.
+    """
+    target = float(_step_ns(job, np.ones(1))[0]) * (1.0 + slack)
+    missed = (1.0 - hits) * job.batch_bytes
+    if missed <= 0:
+        return StorageNeed(0.0, 0.0)
+    left_ns = target * max(job.workers_count, 1) - job.prep_ns - float(job.cached_ns(hits))
+    if job.workers_count == 0:
+        left_ns -= job.compute_ns
+        total_ns = left_ns
+    else:
+        total_ns = target
+    if left_ns <= 0 or total_ns <= 0:
+        return StorageNeed(math.inf, math.inf)
+    return StorageNeed(job.ranks_count * missed * 1e9 / total_ns, missed * 1e9 / left_ns)
+
+
+def with_storage(job: Job, need: StorageNeed) -> Job:
+    """The same job on storage that is as fast as needed."""
+    return replace(job, reader_bytes_per_s=need.reader_bytes_per_s, storage_bytes_per_s=need.total_bytes_per_s)

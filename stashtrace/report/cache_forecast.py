@@ -1,0 +1,156 @@
+"""The words of ``stashtrace whatif-cache``: inputs with origin and spread, the table, the three answers, the doubts."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stashtrace.analysis.cache_forecast import Inputs
+from stashtrace.model.table import Table
+from stashtrace.models.cache import MINIO, SLACK_RATIO, predict, storage_without_fetch_stall, workers_without_prep_stall
+from stashtrace.units import bytes_text, duration_text, percent_text
+
+#: Names and order of the inputs on the page; the rest of the quantities speak through the notes.
+_TITLES = {
+    "step_ns": "step",
+    "compute_ns": "compute of a step",
+    "prep_ns": "prep of a batch, one worker",
+    "batch_bytes": "bytes of a batch",
+    "files_per_batch": "files of a batch",
+    "workers_count": "workers of a rank",
+    "ranks_count": "ranks on a host",
+    "cached_bytes_per_s": "page cache, one reader",
+    "reader_bytes_per_s": "storage, one reader",
+    "storage_bytes_per_s": "storage, all readers",
+    "dataset_bytes": "data set, as far as read",
+    "hit_ratio": "answered by the cache",
+}
+#: Rates and sizes below this error are said to be right.
+_GOOD_RATIO = 0.1
+
+
+def rate_rows(rates: Table) -> list[dict[str, Any]]:
+    """Rows of ``loader_rates``, for JSON."""
+    return list(rates.rows())
+
+
+def answers(inputs: Inputs) -> dict[str, Any]:
+    """The numbers behind the sentences, for scripts."""
+    job = inputs.job
+    need = storage_without_fetch_stall(job, 0.0)
+    return {
+        "workers_without_prep_stall_count": workers_without_prep_stall(job) if job.compute_ns > 0 else None,
+        "storage_without_fetch_stall_bytes_per_s": need.total_bytes_per_s,
+        "replayed_step_ns": replayed_ns(inputs),
+        "measured_step_ns": inputs.measured_step_ns,
+        "measured_hit_ratio": inputs.measured_hit_ratio,
+        "dataset_bytes": inputs.dataset_bytes,
+    }
+
+
+def replayed_ns(inputs: Inputs) -> float:
+    """The recorded run's own step by the model, at the hit ratio that it had."""
+    return float(predict(inputs.job, inputs.measured_hit_ratio).step_ns[0])
+
+
+def forecast_lines(inputs: Inputs, rates: Table, table: Table, policy: str) -> list[str]:
+    """Everything that the command says."""
+    return [
+        *_input_lines(rates),
+        "",
+        *_table_lines(table, policy),
+        "",
+        *_answer_lines(inputs),
+        *(["", "not measured, or doubtful:"] if inputs.notes else []),
+        *(line for note in inputs.notes for line in _wrapped(note)),
+    ]
+
+
+def _input_lines(rates: Table) -> list[str]:
+    order = list(_TITLES)
+    rows = [row for row in rates.rows() if row["quantity"] in _TITLES]
+    rows.sort(key=lambda row: (order.index(row["quantity"]), row["rank"]))
+    several = len({row["rank"] for row in rows if row["rank"] >= 0}) > 1
+    cells = []
+    for row in rows:
+        title = _TITLES[row["quantity"]] + (f", rank {row['rank']}" if several and row["rank"] >= 0 else "")
+        low, high = (_text(row["quantity"], row[bound]) for bound in ("low", "high"))
+        spread = f"{low} to {high}" if row["low"] != row["high"] else ""
+        cells.append((title, _text(row["quantity"], row["mean"]), spread, f"{row['samples_count']} {row['origin']}"))
+    widths = [max(len(cell[at]) for cell in cells) for at in range(3)]
+    head = "measured in the run (mean, middle half of the samples, origin):"
+    return [head, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in cells)]
+
+
+def _text(quantity: str, value: float) -> str:
+    if quantity.endswith("_ns"):
+        return duration_text(value)
+    if quantity.endswith("_bytes_per_s"):
+        return f"{bytes_text(value)}/s"
+    if quantity.endswith("_bytes"):
+        return bytes_text(value)
+    if quantity.endswith("_ratio"):
+        return percent_text(value)
+    return f"{value:g}" if value == round(value) else f"{value:.1f}"
+
+
+def _table_lines(table: Table, policy: str) -> list[str]:
+    what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
+    head = ("cached", "hits", "step", "at least", "at most", "prep", "fetch", "simulated", "batches/s", "needs", "limit")
+    lines = [head]
+    for row in table.rows():
+        need = row["storage_bytes_per_s"]
+        lines.append((
+            percent_text(row["cached_ratio"]), percent_text(row["hit_ratio"]),
+            *(duration_text(row[name]) for name in ("step_ns", "low_ns", "high_ns", "prep_ns", "fetch_ns",
+                                                    "simulated_ns")),
+            f"{row['batches_per_s']:.1f}",
+            "-" if need == 0 else "never" if math.isinf(need) else f"{bytes_text(need)}/s", row["limited_by"],
+        ))  # fmt: skip
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return [
+        f"forecast, for a cache that {what} and an order that is new in each epoch:",
+        *(line.rstrip() for line in text),
+        f"needs: rate at which a host's storage would keep fetch within {SLACK_RATIO:.0%} of a step".replace("5%", "5 %"),
+    ]
+
+
+def _answer_lines(inputs: Inputs) -> list[str]:
+    job = inputs.job
+    warm = predict(job, 1.0)
+    lines = []
+    if job.compute_ns > 0:
+        enough = workers_without_prep_stall(job)
+        now = f"{job.workers_count} now" if job.workers_count else "the step thread loads now"
+        if warm.prep_ns[0] <= SLACK_RATIO * warm.step_ns[0]:
+            lines.append(f"prep stall: none with all data cached; {_workers(enough)} a rank would be enough ({now})")
+        else:
+            lines.append(f"prep stall: {_workers(enough)} a rank remove it ({now}), given as many free CPUs")
+    need = storage_without_fetch_stall(job, 0.0)
+    if math.isinf(need.total_bytes_per_s):
+        lines.append("fetch stall: no storage removes it while nothing is cached; workers are too few")
+    else:
+        lines.append(
+            f"fetch stall: with nothing cached, storage of {bytes_text(need.total_bytes_per_s)}/s a host"
+            f" ({bytes_text(need.reader_bytes_per_s)}/s each reader) removes it"
+        )
+    replayed, measured = replayed_ns(inputs), inputs.measured_step_ns
+    error = (replayed - measured) / measured if measured else 0.0
+    doubt = "" if abs(error) <= _GOOD_RATIO else ", so take the forecast with care"
+    lines.append(
+        f"check: the run's own step, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)} answered"
+        f" by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
+    )
+    return [line for answer in lines for line in _wrapped(answer)]
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, 96, initial_indent="  ", subsequent_indent="    ")

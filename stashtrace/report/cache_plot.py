@@ -1,0 +1,66 @@
+"""The picture of a forecast: a step against the cached share, as compute, prep and fetch. matplotlib is optional."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from stashtrace.analysis.cache_forecast import Inputs
+from stashtrace.errors import UsageError
+from stashtrace.model.table import Table
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+#: Okabe and Ito's palette, which the colour-blind can tell apart.
+_COLOURS = {"compute": "#009E73", "prep": "#E69F00", "fetch": "#0072B2"}
+
+
+def check_plot_file(path: str) -> None:
+    """Say what is wrong before anything is computed.
+
+    Raises
+    ------
+    UsageError
+        If the suffix is unknown or matplotlib is not installed.
+    """
+    if os.path.splitext(path)[1].lower() not in _SUFFIXES:
+        raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint="--plot forecast.png")
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
+
+
+def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
+    """Draw a forecast into a file; the suffix chooses the format."""
+    check_plot_file(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    share = 100 * table["cached_ratio"]
+    parts = {name: table[f"{name}_ns"] / 1e6 for name in _COLOURS}
+    if len(share) > 1:
+        axes.stackplot(share, *parts.values(), labels=list(parts), colors=list(_COLOURS.values()), alpha=0.75, lw=0)
+        axes.fill_between(share, table["low_ns"] / 1e6, table["high_ns"] / 1e6, color="#555555", alpha=0.3, lw=0)
+    else:
+        below = np.zeros(len(share))
+        for name, values in parts.items():
+            axes.bar(share, values, bottom=below, width=4, color=_COLOURS[name], label=name)
+            below = below + values
+    axes.plot(share, table["simulated_ns"] / 1e6, "o", ms=4, color="#000000", label="simulated")
+    axes.plot(100 * inputs.measured_hit_ratio, inputs.measured_step_ns / 1e6, "D", ms=6, color="#D55E00",
+              label="the run, at its hit ratio")  # fmt: skip
+    axes.set_xlim(-2, 102)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"cached share of the data set, % ({policy})")
+    axes.set_ylabel("step, ms")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(True, color="#DDDDDD", lw=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
