@@ -126,8 +126,8 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
                          " so steps with little cached are an upper bound")  # fmt: skip
     elif storage > 1.3 * reader:
         readers = mean(-1, names.READERS)
-        notes.append(f"storage: more readers got more ({readers:.1f} at once, mean); its limit was not reached, and more"
-                     " readers than that are an extrapolation")  # fmt: skip
+        notes.append(f"storage: more readers got more ({readers:.1f} at once, mean); its limit was not reached, and"
+                     " more readers than that are an extrapolation")  # fmt: skip
     storage = max(storage, reader) if storage_known else cached
     if dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
         notes.append("data set: the run reads few files twice, so it may be larger than seen; --cache-size is"
@@ -183,7 +183,7 @@ def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed
     Columns
     -------
     cached_ratio, hit_ratio, step_ns, low_ns, high_ns, compute_ns, prep_ns, fetch_ns, simulated_ns, batches_per_s,
-    storage_bytes_per_s, limited_by
+    reader_bytes_per_s, storage_bytes_per_s, limited_by
     """
     share = np.asarray(cached, dtype=np.float64)
     if not inputs.storage_known:
@@ -211,6 +211,7 @@ def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed
             "fetch_ns": np.rint(steps.fetch_ns).astype(np.int64),
             "simulated_ns": np.rint(played).astype(np.int64),
             "batches_per_s": job.ranks_count * 1e9 / steps.step_ns,
+            "reader_bytes_per_s": np.array([need.reader_bytes_per_s for need in needs]),
             "storage_bytes_per_s": np.array([need.total_bytes_per_s for need in needs]),
             "limited_by": np.array(steps.limits(), dtype=str),
         },

@@ -31,8 +31,6 @@ READERS, DATASET, EPOCHS, RANKS = "readers_count", "dataset_bytes", "epochs_coun
 _READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
 _NO_FILE = int(IoFlag.SOCKET | IoFlag.PIPE)
 _DATA_STALLS = ("fetch", "prep", "handoff", "straggler")
-#: A call is alone in storage if others were there for less than this part of it.
-_ALONE = 1.2
 #: Two readers at once for less than this part of the time that storage was busy say nothing of what it can do.
 _TOGETHER_RATIO = 0.05
 
@@ -208,10 +206,8 @@ def _shared_rows(trace: Trace, batches: list[_Batches]) -> list[Row]:
 
 
 def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
-    """Rate of one reader, and of several at once as far as that was seen; storage is a host's own."""
-    alone_bytes = alone_ns = together_bytes = together_ns = busy_ns = 0.0
-    alone_rates: list[Floats] = []
-    calls_ns = 0.0
+    """Rate of one reader as the job's own readers leave it, and of all together; storage is a host's own."""
+    together_bytes = together_ns = busy_ns = calls_ns = 0.0
     for host in {b.host for b in batches}:
         own = [b for b in batches if b.host == host]
         begin, end, amount = (
@@ -221,27 +217,13 @@ def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
         edges = np.unique(np.concatenate([begin, end]))
         readers = np.searchsorted(np.sort(begin), edges, "right") - np.searchsorted(np.sort(end), edges, "right")
         span = np.append(np.diff(edges), 0)
-        area = np.concatenate([[0], np.cumsum(readers * span)])
-        mean = (area[np.searchsorted(edges, end)] - area[np.searchsorted(edges, begin)]) / length
-        lone = mean < _ALONE
-        alone_bytes += float(amount[lone].sum())
-        alone_ns += float(length[lone].sum())
-        alone_rates.append(amount[lone] / length[lone] * 1e9)
         several = readers >= 2
         shared = TimeSet.of(edges[several], edges[several] + span[several])
         together_bytes += float((amount / length * shared.within(begin, end)).sum())
         together_ns += float(span[several].sum())
         busy_ns += float(span[readers >= 1].sum())
         calls_ns += float(length.sum())
-    enough = alone_ns > _TOGETHER_RATIO * busy_ns and alone_bytes > 0
-    if enough:
-        rate, rates = alone_bytes / alone_ns * 1e9, np.concatenate(alone_rates)
-        low, high = np.percentile(rates, [25, 75])
-        error = float(_ratio_error(rate, rates))
-        text = "files from storage while no other reader was there"
-        rows: list[Row] = [(-1, READER, rate, float(low), float(high), error, len(rates), text)]
-    else:
-        rows = [_rate(READER, size, taken, "files from storage, always with other readers: a lower bound")]
+    rows = [_rate(READER, size, taken, "files from storage: bytes by time in read calls")]
     rows.append(_plain(-1, READERS, calls_ns / max(busy_ns, 1.0), len(size), "readers in storage while one was, mean"))
     if together_ns > _TOGETHER_RATIO * busy_ns:
         rate = together_bytes / together_ns * 1e9

@@ -51,9 +51,9 @@ def help_text() -> str:
         "",
         "commands:",
     ]
-    lines += [f"  {name:<12}{text}" for name, _, text in COMMANDS]
+    lines += [f"  {name:<14}{text}" for name, _, text in COMMANDS]
     lines += ["", "options:"]
-    lines += [f"  {flags:<12}{text}" for flags, text in GLOBAL_OPTIONS]
+    lines += [f"  {flags:<14}{text}" for flags, text in GLOBAL_OPTIONS]
     lines += ["", "first steps:", "  stashtrace run -- torchrun --nproc-per-node 2 train.py", "  stashtrace doctor", ""]
     return "\n".join(lines)
 

@@ -138,7 +138,8 @@ CACHE_FORECAST = _schema(
     ("fetch_ns", "i8", "ns", "what storage adds"),
     ("simulated_ns", "i8", "ns", "step in the simulation"),
     ("batches_per_s", "f8", "", "of all ranks"),
-    ("storage_bytes_per_s", "f8", "", "a host's storage needs this to keep fetch within 5 % of a step; 0 none, inf never"),
+    ("reader_bytes_per_s", "f8", "", "storage that gives each reader this keeps fetch within 5 % of a step; inf: none"),
+    ("storage_bytes_per_s", "f8", "", "and all readers of a host together this"),
     ("limited_by", "U16", "", "compute, prep or fetch"),
 )
 EVIDENCE = _schema(

@@ -34,15 +34,15 @@ from stashtrace.model.io_results import IO_TIMES as IO_TIMES
 from stashtrace.model.late_results import LATE as LATE
 from stashtrace.model.late_results import LATE_RANKS as LATE_RANKS
 from stashtrace.model.late_results import PIPELINE as PIPELINE
+from stashtrace.model.results import CACHE_FORECAST as CACHE_FORECAST
 from stashtrace.model.results import COLLECTIVE_TIMES as COLLECTIVE_TIMES
 from stashtrace.model.results import DIFF as DIFF
 from stashtrace.model.results import EVIDENCE as EVIDENCE
 from stashtrace.model.results import HIDDEN as HIDDEN
 from stashtrace.model.results import LAST_RANKS as LAST_RANKS
 from stashtrace.model.results import LINK_EFFICIENCY as LINK_EFFICIENCY
-from stashtrace.model.results import STALL_INTERVALS as STALL_INTERVALS
-from stashtrace.model.results import CACHE_FORECAST as CACHE_FORECAST
 from stashtrace.model.results import LOADER_RATES as LOADER_RATES
+from stashtrace.model.results import STALL_INTERVALS as STALL_INTERVALS
 from stashtrace.model.results import STALL_TOTALS as STALL_TOTALS
 from stashtrace.model.results import STALLS as STALLS
 from stashtrace.model.results import STALLS_COUNTED as STALLS_COUNTED

@@ -42,13 +42,13 @@ def hit_ratio(cached: Any, policy: str) -> Floats:
     >>> [round(float(hit_ratio(0.5, policy)), 3) for policy in POLICIES]
     [0.153, 0.5]
     """
-    share = np.asarray(cached, dtype=np.float64)
+    share: Floats = np.asarray(cached, dtype=np.float64)
     if policy not in POLICIES:
         raise ValueError(f"no cache policy is called {policy!r}")
     if share.size and not ((share >= 0) & (share <= 1)).all():
         raise ValueError("a cached share lies between 0 and 1")
     if policy == MINIO:
-        return share.copy()
+        return np.array(share)
     left = 1.0 - share
     # The limit of (1 - x) ln(1 - x) at x = 1 is 0.
     found: Floats = np.clip(share + left * np.log(np.where(left > 0, left, 1.0)), 0.0, 1.0)
@@ -131,9 +131,9 @@ class Steps:
 def predict(job: Job, hits: Any) -> Steps:
     """Step time and stalls at these hit ratios, when the queue of prepared batches is never the limit.
 
-    A step takes as long as the slowest of three: compute; a worker's time for a batch, divided by the workers; the bytes
-    that storage has to bring for all ranks. ``prep`` and ``fetch`` are the differences that the method of DS-Analyzer
-    measures: all data in cache against none to load, and this cache against all data in cache.
+    A step takes as long as the slowest of three: compute; a worker's time for a batch, divided by the workers; the
+    bytes that storage has to bring for all ranks. ``prep`` and ``fetch`` are the differences that DS-Analyzer measures:
+    all data in cache against none to load, and this cache against all data in cache.
     """
     ratio = np.atleast_1d(np.asarray(hits, dtype=np.float64))
     if ratio.size and not ((ratio >= 0) & (ratio <= 1)).all():
@@ -156,13 +156,17 @@ def _step_ns(job: Job, hits: Floats) -> Floats:
     return slowest
 
 
-def pipelined_rate(cached: Any, *, cached_rate: float, storage_rate: float, prep_rate: float, ingest_rate: float) -> Any:
+def pipelined_rate(
+    cached: Any, *, cached_rate: float, storage_rate: float, prep_rate: float, ingest_rate: float
+) -> Floats:
     """DS-Analyzer's own form, in samples per second: min(F(x), P, G) with F(x) = 1 / (x / C + (1 - x) / S).
 
     It supposes that fetching, preparing and computing overlap fully; a worker that does one after the other is slower.
     """
     share = np.asarray(cached, dtype=np.float64)
-    return np.minimum(1.0 / (share / cached_rate + (1.0 - share) / storage_rate), min(prep_rate, ingest_rate))
+    fetched = 1.0 / (share / cached_rate + (1.0 - share) / storage_rate)
+    found: Floats = np.minimum(fetched, min(prep_rate, ingest_rate))
+    return found
 
 
 def workers_without_prep_stall(job: Job) -> int:
@@ -180,7 +184,7 @@ class StorageNeed:
     Attributes
     ----------
     total_bytes_per_s : float
-        All readers of a host together.
+        All readers of a host together; never less than one of them needs.
     reader_bytes_per_s : float
         Each reader; infinite if no storage is fast enough.
     """
@@ -206,7 +210,8 @@ def storage_without_fetch_stall(job: Job, hits: float, *, slack: float = SLACK_R
         total_ns = target
     if left_ns <= 0 or total_ns <= 0:
         return StorageNeed(math.inf, math.inf)
-    return StorageNeed(job.ranks_count * missed * 1e9 / total_ns, missed * 1e9 / left_ns)
+    reader = missed * 1e9 / left_ns
+    return StorageNeed(max(job.ranks_count * missed * 1e9 / total_ns, reader), reader)
 
 
 def with_storage(job: Job, need: StorageNeed) -> Job:

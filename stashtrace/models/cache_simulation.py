@@ -71,9 +71,7 @@ def simulated_hits(items: int, capacity: int, policy: str, *, epochs: int = 3, s
     return hits[1:]
 
 
-def simulate(
-    job: Job, cached: float, policy: str, *, batch_items: int = 32, steps: int = 150, seed: int = 0
-) -> Played:
+def simulate(job: Job, cached: float, policy: str, *, batch_items: int = 32, steps: int = 150, seed: int = 0) -> Played:
     """Play a job with a cache that holds this share of its data set.
 
     Parameters

@@ -97,24 +97,32 @@ def _text(quantity: str, value: float) -> str:
 
 def _table_lines(table: Table, policy: str) -> list[str]:
     what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
-    head = ("cached", "hits", "step", "at least", "at most", "prep", "fetch", "simulated", "batches/s", "needs", "limit")
-    lines = [head]
-    for row in table.rows():
-        need = row["storage_bytes_per_s"]
-        lines.append((
-            percent_text(row["cached_ratio"]), percent_text(row["hit_ratio"]),
-            *(duration_text(row[name]) for name in ("step_ns", "low_ns", "high_ns", "prep_ns", "fetch_ns",
-                                                    "simulated_ns")),
-            f"{row['batches_per_s']:.1f}",
-            "-" if need == 0 else "never" if math.isinf(need) else f"{bytes_text(need)}/s", row["limited_by"],
-        ))  # fmt: skip
+    head = ("cached", "hits", "step", "at least", "at most", "prep", "fetch", "simulated", "batches/s", "reader needs",
+            "host needs", "limit")  # fmt: skip
+    lines = [head, *(_cells(row) for row in table.rows())]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     return [
         f"forecast, for a cache that {what} and an order that is new in each epoch:",
         *(line.rstrip() for line in text),
-        f"needs: rate at which a host's storage would keep fetch within {SLACK_RATIO:.0%} of a step".replace("5%", "5 %"),
+        "needs: rate of storage for one reader, and for all of a host, that keeps fetch within"
+        f" {100 * SLACK_RATIO:.0f} % of a step",
     ]
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    times = ("step_ns", "low_ns", "high_ns", "prep_ns", "fetch_ns", "simulated_ns")
+    return (
+        *(percent_text(row[name]) for name in ("cached_ratio", "hit_ratio")),
+        *(duration_text(row[name]) for name in times),
+        f"{row['batches_per_s']:.1f}",
+        *(_need(row[name]) for name in ("reader_bytes_per_s", "storage_bytes_per_s")),
+        row["limited_by"],
+    )
+
+
+def _need(rate: float) -> str:
+    return "-" if rate == 0 else "never" if math.isinf(rate) else f"{bytes_text(rate)}/s"
 
 
 def _answer_lines(inputs: Inputs) -> list[str]:
@@ -133,8 +141,8 @@ def _answer_lines(inputs: Inputs) -> list[str]:
         lines.append("fetch stall: no storage removes it while nothing is cached; workers are too few")
     else:
         lines.append(
-            f"fetch stall: with nothing cached, storage of {bytes_text(need.total_bytes_per_s)}/s a host"
-            f" ({bytes_text(need.reader_bytes_per_s)}/s each reader) removes it"
+            f"fetch stall: with nothing cached, storage that gives one reader {bytes_text(need.reader_bytes_per_s)}/s"
+            f" and all of a host {bytes_text(need.total_bytes_per_s)}/s removes it"
         )
     replayed, measured = replayed_ns(inputs), inputs.measured_step_ns
     error = (replayed - measured) / measured if measured else 0.0

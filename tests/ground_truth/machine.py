@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy
 
 _BLKIO = Path("/sys/fs/cgroup/blkio")
+_MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 class Missing(Exception):
@@ -105,12 +106,74 @@ def slow_disk(folder: Path, bytes_per_s: int) -> Iterator[ReadLimit]:
     try:
         yield limit
     finally:
-        for _ in range(50):  # a group with members cannot be removed; the last ones may still be leaving
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                time.sleep(0.1)
+        _remove(group)
+
+
+class MemoryLimit:
+    """A cgroup (v1 memory) whose members share so much memory, page cache included, once `begin` is called."""
+
+    def __init__(self, group: Path) -> None:
+        self._group = group
+
+    def join(self) -> None:
+        """Move the calling process in; meant for `preexec_fn`."""
+        (self._group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def begin(self, cache_bytes: int) -> None:
+        """From now on what the members have, and this much page cache, is all they get."""
+        rows = (line.split() for line in (self._group / "memory.stat").read_text().splitlines())
+        stat = {name: int(value) for name, value in rows}
+        own = stat["total_rss"] + stat.get("total_shmem", 0)
+        (self._group / "memory.limit_in_bytes").write_text(str(own + cache_bytes))
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[MemoryLimit]:
+    """A group for processes whose page cache is to be small."""
+    group = _MEMORY / f"stashtrace-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(1 << 40))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        raise Missing(f"no memory cgroup: {error}") from error
+    try:
+        yield MemoryLimit(group)
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """A group with members cannot be removed; the last ones may still be leaving."""
+    for _ in range(50):
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def held(paths: list[Path]) -> Iterator[None]:
+    """Lock files into the page cache: some kernels drop pages that nobody used for a while even when memory is free."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            file = stack.enter_context(open(path, "rb"))
+            # Not writable: of a private writable mapping mlock would hold copies.
+            mapping = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            address = numpy.frombuffer(mapping, dtype=numpy.uint8).ctypes.data
+            if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping))):
+                raise Missing(f"mlock: {os.strerror(ctypes.get_errno())}")
+        yield
+
+
+def evict(path: Path) -> None:
+    """Drop a file's pages from the page cache; `resident_share` tells whether it worked."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident_share(path: Path) -> float:

@@ -1,0 +1,172 @@
+"""Closed forms of the cache model: known values, properties, and the simulation beside them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stashtrace.models.cache import (
+    LRU,
+    MINIO,
+    POLICIES,
+    SLACK_RATIO,
+    Job,
+    hit_ratio,
+    pipelined_rate,
+    predict,
+    storage_without_fetch_stall,
+    with_storage,
+    workers_without_prep_stall,
+)
+from stashtrace.models.cache_simulation import simulate, simulated_hits
+
+JOB = Job(
+    compute_ns=20e6, prep_ns=80e6, batch_bytes=2.4e6, workers_count=2, ranks_count=1,
+    cached_bytes_per_s=5e9, reader_bytes_per_s=40e6, storage_bytes_per_s=60e6,
+)  # fmt: skip
+
+
+def random_jobs(count: int) -> list[Job]:
+    random = np.random.default_rng(11)
+    jobs = []
+    for _ in range(count):
+        compute, prep, size = random.uniform(5e6, 80e6), random.uniform(1e6, 200e6), random.uniform(1e5, 2e7)
+        reader = size / random.uniform(0.002, 0.2)
+        jobs.append(Job(compute, prep, size, int(random.integers(1, 6)), int(random.integers(1, 4)),
+                        reader * random.uniform(5, 100), reader, reader * random.uniform(1, 4)))  # fmt: skip
+    return jobs
+
+
+@pytest.mark.parametrize(("share", "lru"), [(0.35, 0.070), (0.5, 0.153), (0.8, 0.478), (0.9, 0.670)])
+def test_known_hit_ratios(share: float, lru: float) -> None:
+    assert float(hit_ratio(share, LRU)) == pytest.approx(lru, abs=5e-4)
+    assert float(hit_ratio(share, MINIO)) == share
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.35, 0.5, 0.8, 0.95, 1.0])
+def test_the_simulated_cache_hits_as_often_as_the_law_says(policy: str, share: float) -> None:
+    hits = simulated_hits(4000, round(share * 4000), policy, epochs=3, seed=5)
+    assert hits.mean() == pytest.approx(float(hit_ratio(share, policy)), abs=0.01)
+
+
+def test_lru_thrashes_and_minio_never_does_worse() -> None:
+    share = np.linspace(0, 1, 101)
+    lru, minio = hit_ratio(share, LRU), hit_ratio(share, MINIO)
+    assert (lru <= minio + 1e-12).all()
+    assert (np.diff(lru) > 0).all()
+    assert (lru[0], lru[-1]) == (0.0, 1.0)
+
+
+def test_hit_ratio_refuses_what_is_no_share() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        hit_ratio(1.01, LRU)
+    with pytest.raises(ValueError, match="no cache policy"):
+        hit_ratio(0.5, "clock")
+
+
+def test_a_step_by_hand() -> None:
+    # One worker needs 80 + 0.48 ms for a cached batch, 80 + 60 ms for a cold one; two share that.
+    warm, cold = predict(JOB, [1.0, 0.0]).step_ns
+    assert warm == pytest.approx(40.24e6)
+    assert cold == pytest.approx(70e6)
+    assert predict(JOB, 0.0).fetch_ns[0] == pytest.approx(29.76e6)
+    assert predict(JOB, 0.0).prep_ns[0] == pytest.approx(20.24e6)
+    # Four ranks want 9.6 MB a step, and the host has 60 MB/s for them.
+    assert predict(replace(JOB, ranks_count=4), 0.0).step_ns[0] == pytest.approx(160e6)
+    # Without workers nothing overlaps.
+    assert predict(replace(JOB, workers_count=0), 0.0).step_ns[0] == pytest.approx(160e6)
+
+
+def test_what_limits() -> None:
+    assert predict(replace(JOB, workers_count=8, storage_bytes_per_s=1e9), [1.0]).limits() == ["compute"]
+    assert predict(JOB, [1.0]).limits() == ["prep"]
+    assert predict(replace(JOB, workers_count=8), [0.0]).limits() == ["fetch"]
+
+
+@pytest.mark.parametrize("job", random_jobs(60))
+def test_properties(job: Job) -> None:
+    hits = np.linspace(0, 1, 21)
+    found = predict(job, hits)
+    assert (np.diff(found.step_ns) <= 1e-3).all()  # more hits never hurt
+    assert found.compute_ns + found.prep_ns + found.fetch_ns == pytest.approx(found.step_ns)
+    assert (found.prep_ns >= 0).all()
+    assert (found.fetch_ns >= 0).all()
+    assert found.fetch_ns[-1] == 0
+    for change in ({"workers_count": job.workers_count + 1}, {"reader_bytes_per_s": 2 * job.reader_bytes_per_s},
+                   {"storage_bytes_per_s": 2 * job.storage_bytes_per_s}, {"prep_ns": job.prep_ns / 2}):  # fmt: skip
+        assert (predict(replace(job, **change), hits).step_ns <= found.step_ns + 1e-3).all(), change
+
+
+@pytest.mark.parametrize("job", random_jobs(30))
+def test_enough_workers_are_enough_and_one_less_is_not(job: Job) -> None:
+    enough = workers_without_prep_stall(job)
+    assert predict(replace(job, workers_count=enough), 1.0).prep_ns[0] <= 1e-3
+    if enough > 1:
+        assert predict(replace(job, workers_count=enough - 1), 1.0).prep_ns[0] > 0
+
+
+@pytest.mark.parametrize("job", random_jobs(30))
+@pytest.mark.parametrize("hits", [0.0, 0.4, 0.9])
+def test_storage_that_is_fast_enough_leaves_the_slack_and_no_more(job: Job, hits: float) -> None:
+    need = storage_without_fetch_stall(job, hits)
+    if math.isinf(need.total_bytes_per_s):
+        fastest = replace(job, reader_bytes_per_s=1e18, storage_bytes_per_s=1e18)
+        assert predict(fastest, hits).fetch_ns[0] >= 0
+        return
+    warm = predict(job, 1.0).step_ns[0]
+    assert predict(with_storage(job, need), hits).step_ns[0] <= warm * (1 + SLACK_RATIO) * (1 + 1e-9)
+    slower = with_storage(job, replace(need, total_bytes_per_s=0.8 * need.total_bytes_per_s,
+                                       reader_bytes_per_s=0.8 * need.reader_bytes_per_s))  # fmt: skip
+    if need.reader_bytes_per_s < job.cached_bytes_per_s:
+        assert predict(slower, hits).step_ns[0] > warm * (1 + SLACK_RATIO)
+
+
+def test_all_cached_needs_no_storage() -> None:
+    assert storage_without_fetch_stall(JOB, 1.0).total_bytes_per_s == 0
+
+
+def test_pipelined_form_of_ds_analyzer() -> None:
+    # F(1/2) = 1 / (0.5 / 1000 + 0.5 / 100) = 181.8 samples/s, below prep and ingestion.
+    rates = {"cached_rate": 1000.0, "storage_rate": 100.0, "prep_rate": 300.0, "ingest_rate": 500.0}
+    assert float(pipelined_rate(0.5, **rates)) == pytest.approx(181.818, abs=1e-3)
+    assert float(pipelined_rate(1.0, **rates)) == 300.0
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
+def test_simulation_agrees_where_one_thing_limits(workers: int, share: float) -> None:
+    job = replace(JOB, workers_count=workers, storage_bytes_per_s=1e12)
+    played = simulate(job, share, MINIO, seed=3)
+    assert played.step_ns == pytest.approx(predict(job, share).step_ns[0], rel=0.02)
+    assert played.hit_ratio == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_simulation_agrees_when_readers_share_storage(ranks: int) -> None:
+    job = replace(JOB, workers_count=6, ranks_count=ranks)
+    played = simulate(job, 0.0, MINIO, seed=3).step_ns
+    assert played == pytest.approx(predict(job, 0.0).step_ns[0], rel=0.05)
+
+
+@pytest.mark.parametrize("job", random_jobs(25))
+def test_simulation_is_never_much_faster_nor_half_as_slow_again(job: Job) -> None:
+    played = simulate(job, 0.5, LRU, batch_items=16, steps=80, seed=1)
+    forecast = float(predict(job, played.hit_ratio).step_ns[0])
+    # Where two limits are near each other workers get in each other's way, which the closed form leaves out.
+    assert 0.93 * forecast <= played.step_ns <= 1.5 * forecast
+
+
+def test_same_seed_same_answer() -> None:
+    assert simulate(JOB, 0.4, LRU, seed=9) == simulate(JOB, 0.4, LRU, seed=9)
+    assert simulate(JOB, 0.4, LRU, seed=9) != simulate(JOB, 0.4, LRU, seed=10)
+
+
+@pytest.mark.parametrize("change", [{"reader_bytes_per_s": 0.0}, {"prep_ns": -1.0}, {"ranks_count": 0}])
+def test_a_job_that_makes_no_sense(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="a job has"):
+        replace(JOB, **change)
