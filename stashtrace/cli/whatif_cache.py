@@ -16,8 +16,8 @@ from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
 from stashtrace.errors import UsageError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_EPILOG = """The run must hold DataLoader batches and I/O calls; recorded with part of the data
-cached it shows the rates of both storage and page cache."""
+_EPILOG = """The run must hold DataLoader batches and I/O calls. Recorded with part of the
+data cached, it shows the rates of both storage and page cache."""
 #: Rows of a range without a step of its own.
 _RANGE_STEP = 10
 _SHARES = "0:100"

@@ -17,6 +17,7 @@ SUFFIXES = (
     "_celsius",
     "_hz",
     "_count",
+    "_per_s",
     "_ticks",
     "_ppb",
     "_id",
@@ -57,6 +58,7 @@ UNITLESS = {
     "verdict",
     "name",
     "bytes",  # says its unit
+    *("mean", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit
 }
 
 
