@@ -123,7 +123,7 @@ def count_files(trace: Trace) -> FileCounters:
 
 def threads_share(pieces: Pieces, count: int) -> Bools:
     """Files that more than one thread of a process uses, by path code."""
-    users = np.zeros(count, dtype=np.int8)
+    users = np.zeros(count, dtype=np.int32)
     last_track, last_paths = -1, np.empty(0, dtype=np.int64)
     for piece in pieces():
         keys = np.unique(piece["track_id"].astype(np.int64) * count + piece["path_code"])

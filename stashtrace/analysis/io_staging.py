@@ -142,7 +142,7 @@ def choose(size: Int64, gain: Int64, room: int | None) -> tuple[npt.NDArray[np.b
     staged[:whole] = gain[:whole] > 0
     bound = int(gain[:whole].sum())
     if whole < len(size):
-        bound += -(-int(gain[whole]) * left // int(size[whole]))
+        bound += int(gain[whole]) * left // int(size[whole])  # gains are whole ns, so is the best choice
     rest = np.flatnonzero((gain > 0) & (np.arange(len(size)) > whole) & (size <= left))
     for index in rest.tolist():  # each fits into what was left, so few are looked at before it is full
         if size[index] <= left:

@@ -117,6 +117,16 @@ def test_threads_of_a_process_are_one_reader_and_overlap_once() -> None:
     assert io_bandwidth(trace)["slowest_process_ns"].tolist() == [7 * MS]
 
 
+def test_hundreds_of_threads_are_one_reader() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number in range(256):
+        rank.thread(f"reader {number}").io(
+            number * MS, (number + 1) * MS, op=IoOp.PREAD, offset_bytes=number * 10, result_bytes=10
+        )
+    assert io_patterns(build.trace())["consecutive_reads_ratio"].tolist() == [255 / 256]
+
+
 def test_sockets_are_no_files() -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS, path="tcp:1", flags=IoFlag.SOCKET).io(MS, 2 * MS, path="/d/a", offset_bytes=0)
