@@ -52,8 +52,10 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
             axes.bar(share, values, bottom=below, width=4, color=_COLOURS[name], label=name)
             below = below + values
     axes.plot(share, table["simulated_ns"] / 1e6, "o", ms=4, color="#000000", label="simulated")
-    axes.plot(100 * inputs.measured_hit_ratio, inputs.measured_step_ns / 1e6, "D", ms=6, color="#D55E00",
-              label="the run, at its hit ratio")  # fmt: skip
+    if len(share) > 1:  # a cache of which share would have answered as much as the run's did
+        at = np.interp(inputs.measured_hit_ratio, table["hit_ratio"], share)
+        step = inputs.measured_step_ns / 1e6
+        axes.plot(at, step, "D", ms=6, color="#D55E00", label="the run, by its hits")
     axes.set_xlim(-2, 102)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"cached share of the data set, % ({policy})")

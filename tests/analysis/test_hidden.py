@@ -44,6 +44,7 @@ def columns_of(function) -> list[str]:
 def test_docstrings_name_the_columns(name: str) -> None:
     build = TraceBuilder()
     rank = build.rank(0).phase("forward", 0, 5 * MS).phase("optimizer", 5 * MS, 6 * MS).io(0, MS, offset_bytes=0)
+    rank.batch_wait(0, 0, 1, worker=0).worker(0).fetch(0, 0, MS)
     build.collective({0: (1 * MS, 2 * MS)})
     build.collective({0: (2 * MS, 3 * MS)}, op=CollectiveOp.SEND, peer_rank=0)
     for way in ("transmit", "receive"):
