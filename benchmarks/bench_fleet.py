@@ -39,9 +39,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where stores are written; a temporary folder by default")
     parser.add_argument("--out", type=Path, default=harness.RESULTS)
     parser.add_argument("--measure", metavar="STORE", help=argparse.SUPPRESS)
+    parser.add_argument("--write", nargs=2, metavar=("RUN", "STORE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measured(options.measure)))
+    if options.measure or options.write:
+        print(json.dumps(measured(options.measure) if options.measure else written(*options.write)))
         return
     figures: dict[str, Any] = {"spans_per_rank_count": options.spans}
     for ranks in options.ranks:
@@ -57,33 +58,45 @@ def main() -> None:
 def one_size(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one number of ranks."""
     from stashtrace.experiments import synth
-    from stashtrace.exporters.store import store_run
 
     steps = options.spans // _ROWS_OF_A_STEP
     # Without workers: the spans are those of the rank itself, as its budget is made of them.
     job = synth.Job(ranks=ranks, workers=0, steps=steps, calls_per_batch=0, late_rank=1, late_ns=7_000_000)
     synth.write(folder / "run", job)
-    begin = time.perf_counter()
-    store_run(folder / "run", folder / "store")
-    written = time.perf_counter() - begin
+    made = child("--write", folder / "run", folder / "store")
     shutil.rmtree(folder / "run")
-    found = []
-    for _ in range(options.repeats):
-        command = [sys.executable, __file__, "--measure", str(folder / "store")]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "PYTHONPATH": str(harness.ROOT)})  # fmt: skip
-        found.append(json.loads(done.stdout))
+    found = [child("--measure", folder / "store") for _ in range(options.repeats)]
     check(found[-1]["rows"], job)
     seconds = [f["seconds"] for f in found]
     print(f"{ranks:>5} ranks: {min(seconds):7.2f} s, {found[-1]['peak_bytes'] / 1e9:.2f} GB, "
-          f"{min(seconds) / ranks * 1e3:.1f} ms a rank; store {written:.1f} s", file=sys.stderr)  # fmt: skip
+          f"{min(seconds) / ranks * 1e3:.1f} ms a rank; store {made['seconds']:.1f} s, "
+          f"{made['peak_bytes'] / 1e9:.2f} GB", file=sys.stderr)  # fmt: skip
     return {
         f"{ranks}_ranks_s": harness.summary(seconds),
         f"{ranks}_ranks_per_rank_s": harness.summary([s / ranks for s in seconds]),
         f"{ranks}_ranks_cpu_s": harness.summary([f["cpu_s"] for f in found]),
         f"{ranks}_ranks_peak_bytes": max(f["peak_bytes"] for f in found),
-        f"{ranks}_ranks_store_written_s": written,
+        f"{ranks}_ranks_store_written_s": made["seconds"],
+        f"{ranks}_ranks_store_written_peak_bytes": made["peak_bytes"],
     }
+
+
+def child(*arguments: object) -> dict[str, Any]:
+    """What a process of its own measured."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def written(run: str, store: str) -> dict[str, Any]:
+    """A store written, its time and memory."""
+    from stashtrace.exporters.store import store_run
+
+    begin = time.perf_counter()
+    store_run(run, Path(store))
+    return {"seconds": time.perf_counter() - begin, "peak_bytes": peak_bytes()}
 
 
 def measured(store: str) -> dict[str, Any]:
@@ -91,16 +104,24 @@ def measured(store: str) -> dict[str, Any]:
     begin = time.perf_counter()
     from stashtrace.fleet.analyze import analyze
 
-    table, _ = analyze(store, "stalls", by="rank")
+    table, _ = analyze(store, "stalls", by="rank", processes=True)
     seconds = time.perf_counter() - begin
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     late = table.take(table["kind"] == "straggler")
+    # Of workers the kernel tells the largest alone.
+    workers = (os.cpu_count() or 1) * others.ru_maxrss * 1024 if others.ru_utime > 1 else 0
     return {
         "seconds": seconds,
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "peak_bytes": used.ru_maxrss * 1024,
+        "cpu_s": own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime,
+        "peak_bytes": peak_bytes() + workers,
         "rows": [[int(r), int(s)] for r, s in zip(late["rank"], late["stall_ns"] // late["steps_count"], strict=True)],
     }
+
+
+def peak_bytes() -> int:
+    """Most memory of this process; not ``ru_maxrss``, which begins with that of the process it was forked from."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def check(rows: list[list[int]], job: Any) -> None:

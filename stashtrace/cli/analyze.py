@@ -50,7 +50,7 @@ def parser() -> Parser:
     )
     parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: counts (default), or is left out")
     parser.add_argument("--top", metavar="N", type=int, help="rows of late, the costliest first (default 100)")
-    parser.add_argument("--workers", metavar="N", type=int, help="threads for the ranks of a store (default: cores)")
+    parser.add_argument("--workers", metavar="N", type=int, help="threads or processes for the ranks of a store")
     parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
     _add_file_options(parser)
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
@@ -137,6 +137,7 @@ def _analyzed(
                     name,
                     cluster=arguments.cluster,
                     workers=arguments.workers,
+                    processes=True,
                     progress=lambda done, ranks: progress.step(done / max(ranks, 1), f"{done} of {ranks} ranks"),
                     **options,
                 )

@@ -1,7 +1,8 @@
 """``analyze`` of a store: the analysis on each rank as tasks of Dask, then a small reduction.
 
-By default on threads of this process; on any Dask cluster by its address, whose workers must see the store under the
-same path. Called by the CLI for stores, and by users as ``stashtrace.fleet.analyze.analyze``.
+By default on threads of this process, or on processes of their own; on any Dask cluster by its address, whose workers
+must see the store under the same path. Called by the CLI for stores, and by users as
+``stashtrace.fleet.analyze.analyze``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -34,6 +35,8 @@ _Answers = list["_Packed | str"]
 
 #: Ranks of one task: a task costs a millisecond, a rank tens of them.
 _RANKS_AT_ONCE = 8
+#: From so many tasks on, processes are faster than threads.
+_WORTH_PROCESSES = 8
 
 
 def analyze(
@@ -42,6 +45,7 @@ def analyze(
     *,
     cluster: str | None = None,
     workers: int | None = None,
+    processes: bool = False,
     ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -57,7 +61,10 @@ def analyze(
     cluster : str, optional
         Address of a Dask scheduler, e.g. ``tcp://host:8786``; threads of this process by default.
     workers : int, optional
-        Threads; as many as there are cores by default.
+        Threads or processes; as many as there are cores by default.
+    processes : bool
+        Share many ranks out to processes, not threads: twice as fast on two cores, and a script that asks for it must
+        guard its main part by ``if __name__ == "__main__"``, as all of multiprocessing needs.
     ranks : sequence of int, optional
         Only these ranks; the others still decide whom they waited for.
     progress : callable, optional
@@ -96,7 +103,7 @@ def analyze(
         if progress is not None:
             progress(done, len(chosen))
 
-    found = _compute(str(path.absolute()), plan.parts, chunks, part_options, cluster, workers, finished)
+    found = _compute(str(path.absolute()), plan.parts, chunks, part_options, cluster, workers, processes, finished)
     strings = StringPool()
     parts: list[list[Table]] = []
     for at in range(len(plan.parts)):
@@ -138,6 +145,7 @@ def _compute(
     options: dict[str, Any],
     cluster: str | None,
     workers: int | None,
+    processes: bool,
     finished: Callable[[Sequence[int]], None],
 ) -> list[list[_Answers]]:
     if find_spec("dask") is None:
@@ -145,14 +153,26 @@ def _compute(
     if cluster is not None:
         return _on_cluster(store, names, chunks, options, cluster, finished)
     import dask
+    from dask.callbacks import Callback
 
-    def task(chunk: Sequence[int]) -> list[_Answers]:
-        found = part(store, names, chunk, options)
-        finished(chunk)
-        return found
+    cores = workers or os.cpu_count() or 1
+    # Half of a part holds the interpreter's lock, so threads share little of it; new processes cost a second to start.
+    apart = processes and cores > 1 and len(chunks) >= _WORTH_PROCESSES
+    names_of_tasks = {f"part-{at}": chunk for at, chunk in enumerate(chunks)}
+    delayed = [
+        dask.delayed(part, pure=False)(store, names, chunk, options, dask_key_name=key)
+        for key, chunk in names_of_tasks.items()
+    ]
 
-    delayed = [dask.delayed(task, pure=False)(chunk) for chunk in chunks]
-    results = dask.compute(*delayed, scheduler="threads", num_workers=workers or os.cpu_count() or 1)
+    class Done(Callback):  # type: ignore[misc]
+        """Counts parts as they come back."""
+
+        def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
+            if key in names_of_tasks:
+                finished(names_of_tasks[key])
+
+    with Done():
+        results = dask.compute(*delayed, scheduler="processes" if apart else "threads", num_workers=cores)
     return list(results)
 
 

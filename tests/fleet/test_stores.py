@@ -172,6 +172,21 @@ def test_a_cluster_gives_the_same(store: Path) -> None:
     assert done[-1] == 4
 
 
+def test_many_ranks_on_processes(tmp_path: Path) -> None:
+    job = synth.Job(ranks=72, workers=0, steps=8, calls_per_batch=0, late_rank=70, late_ns=5_000_000)
+    synth.write(tmp_path / "run", job)
+    store_run(tmp_path / "run", tmp_path / "many.store")
+    done: list[int] = []
+    table, _ = analyze(
+        tmp_path / "many.store", "stalls", by="rank", processes=True, workers=2, progress=lambda n, _: done.append(n)
+    )
+    here, _ = analyze(tmp_path / "many.store", "stalls", by="rank")
+    assert texts(table, StringPool()) == texts(here, StringPool())
+    assert done == [*range(8, 73, 8)]
+    late = table.take(table["kind"] == "straggler")
+    assert (len(late), set(late["cause_rank"].tolist())) == (71, {70})
+
+
 def test_no_scheduler(store: Path) -> None:
     pytest.importorskip("distributed")
     with pytest.raises(StashtraceError, match="no Dask scheduler answers at nowhere"):
