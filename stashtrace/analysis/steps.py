@@ -175,8 +175,14 @@ def _fact(trace: Trace, key: str) -> str:
 
 def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
     """Each rank's thread and steps; its life holds its steps even where the process table says less."""
+    try:
+        threads = step_threads(trace)
+    except MissingDataError:
+        if _are_numbered(trace):  # one rank of a store: it has no loop, others have
+            return
+        raise
     by_rank = RowsBy(found["rank"])
-    for thread in step_threads(trace):
+    for thread in threads:
         own = found.take(by_rank.rows(thread.rank))
         first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
         last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])

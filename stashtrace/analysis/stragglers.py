@@ -49,7 +49,7 @@ def stragglers(trace: Trace) -> Table:
         causes.append(late.tag)
         lengths.append(inside)
         victims.append(np.full(len(inside), thread.rank))
-    cause, length, victim = (int64(np.concatenate(c)) for c in (causes, lengths, victims))
+    cause, length, victim = (int64(np.concatenate([int64([]), *c])) for c in (causes, lengths, victims))
     last = last_counts(last_ranks(trace))
     ranks = np.unique(np.concatenate([trace.ranks, victim, cause[cause >= 0], last[last >= 0]]))
     return Table(
@@ -94,7 +94,8 @@ def last_ranks(trace: Trace) -> Table:
 
 def last_counts(found: Table) -> Int64:
     """The last rank of each operation of ``last_ranks``, once however many waited for it."""
-    found = found.sort_by("group_hash", "sequence")
+    # Ranks may differ in what they saw; the lowest is believed, in whatever order the rows came.
+    found = found.sort_by("group_hash", "sequence", "rank", "last_rank")
     group, sequence = found["group_hash"], found["sequence"]
     new = np.ones(len(found), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])

@@ -106,11 +106,13 @@ def analyze(
     found = _compute(str(path.absolute()), plan.parts, chunks, part_options, cluster, workers, processes, finished)
     strings = StringPool()
     parts: list[list[Table]] = []
+    reasons: list[str] = []
     for at in range(len(plan.parts)):
         answers = [rank[at] for chunk in found for rank in chunk]
         parts.append([_unpacked(answer, strings) for answer in answers if not isinstance(answer, str)])
-        if not parts[at]:
-            raise MissingDataError(next((a for a in answers if isinstance(a, str)), f"{store} holds no rank"))
+        reasons += [answer for answer in answers if isinstance(answer, str)]
+    if not any(parts):
+        raise MissingDataError(reasons[0] if reasons else f"{store} holds no rank")
     return plan.joined(parts, chosen, options), strings
 
 
