@@ -29,3 +29,9 @@ def test_license_line(path) -> None:
     assert not head.strip() or "SPDX-License-Identifier: Apache-2.0" in head, (
         f"{path.relative_to(ROOT)} has no SPDX line"
     )
+
+
+def test_names_of_test_files_are_their_own() -> None:
+    """Pytest imports a test file by its name alone, so two of one name cannot be collected together."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
