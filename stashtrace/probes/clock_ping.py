@@ -138,7 +138,10 @@ class _Ping:
 
     def meet(self) -> None:
         """Take a number, connect to the parent, and exchange; wait for children that are sure to come."""
-        number = int(self._store.add(f"{_KEY}/count", 1)) - 1
+        taken = int(self._store.add(f"{_KEY}/count", 1)) - 1
+        # torchrun's store outlives a restart of the ranks, and what they left in it: begin anew where all took part.
+        start, number = divmod(taken, self._hosts) if self._hosts else (0, taken)
+        keys = f"{_KEY}/{start}"
         first_child = number * _CHILDREN + 1
         children = min(_CHILDREN, self._hosts - first_child) if self._hosts else 0
         if children > 0 or not self._hosts:
@@ -147,9 +150,9 @@ class _Ping:
         place = _place()
         about = {"place": place, "addresses": _addresses(), "port": port, "token": self._token.hex(),
                  "rank": self._rank}  # fmt: skip
-        self._store.set(f"{_KEY}/{number}", json.dumps(about))
+        self._store.set(f"{keys}/{number}", json.dumps(about))
         if number:
-            self._connect((number - 1) // _CHILDREN, place)
+            self._connect(f"{keys}/{(number - 1) // _CHILDREN}", place)
         self.exchange(False)
         deadline = time.monotonic() + _PATIENCE_S
         for _ in range(children):
@@ -178,10 +181,9 @@ class _Ping:
 
     # The child's side ---------------------------------------------------------------------------
 
-    def _connect(self, number: int, place: str) -> None:
+    def _connect(self, key: str, place: str) -> None:
         from datetime import timedelta
 
-        key = f"{_KEY}/{number}"
         self._store.wait([key], timedelta(seconds=_PATIENCE_S))
         parent = json.loads(self._store.get(key))
         if not parent["port"]:

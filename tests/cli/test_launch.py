@@ -61,7 +61,9 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     script = (
         "import signal, sys, time\n"
         "for s in (1, 2, 3, 10, 15): signal.signal(s, lambda n, f: (print('got', n, flush=True), sys.exit(40 + n)))\n"
-        "print('ready', flush=True)\ntime.sleep(30)\n"
+        "print('ready', flush=True)\n"
+        # Many short sleeps: a signal that comes between a look for signals and one sleep is only seen after it.
+        "for _ in range(600): time.sleep(.05)\n"
     )
     process = subprocess.Popen(
         [*RUN, tmp_path / "o", "--no-merge", "--", sys.executable, "-S", "-c", script],

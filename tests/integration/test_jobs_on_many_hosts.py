@@ -45,11 +45,14 @@ def torchrun(members: Sequence[Host], *script: object, restarts: int = 0) -> lis
 class Job:
     """One `stashtrace run` on each host; `out` and `more` may name the host in braces."""
 
-    def __init__(self, folder: Path, members: Sequence[Host], command: Sequence[str], out: str, *more: str) -> None:
+    def __init__(
+        self, folder: Path, members: Sequence[Host], command: Sequence[str], out: str, *more: str, **variables: str
+    ) -> None:
         environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "LC_ALL": "C.UTF-8"}
+        environment |= variables
         self.members = members
         self.folder = folder
-        self.launchers = []
+        self.launchers: list[subprocess.Popen[bytes]] = []
         for host in members:
             options = [word.format(host.name) for word in ("--out", out, *more)]
             words = [sys.executable, "-m", "stashtrace", "run", *options, "--", *command]
@@ -62,8 +65,13 @@ class Job:
         return (self.folder / f"{host.name}.log").read_text()
 
     def codes(self) -> list[int]:
-        codes = [launcher.wait(timeout=300) for launcher in self.launchers]
-        return codes
+        deadline = time.monotonic() + 150
+        try:
+            return [launcher.wait(timeout=max(0.1, deadline - time.monotonic())) for launcher in self.launchers]
+        except subprocess.TimeoutExpired:
+            for host in self.members:
+                host.lose_power()
+            pytest.fail("the job stands still: " + "\n".join(map(self.said, self.members)))
 
     def await_words(self, host: Host, words: str) -> None:
         deadline = time.monotonic() + 200
@@ -132,7 +140,10 @@ class TestTorchrun:
 
     def test_a_restart_on_two_hosts_with_directories_of_their_own(self, four: list[Host], tmp_path: Path) -> None:
         pair = four[2:]
-        job = Job(tmp_path, pair, torchrun(pair, STEPS, 1, 10, restarts=1), "{}-run")
+        # By default torchrun's store outlives a restart, and a rank may read there where its peer was before; then the
+        # job stands still, with us or without: https://github.com/pytorch/pytorch/issues/135712
+        command = torchrun(pair, STEPS, 1, 10, restarts=1)
+        job = Job(tmp_path, pair, command, "{}-run", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         assert job.codes() == [0, 0], [job.said(host) for host in pair]
         alone = info(tmp_path, "node2-run")
         assert len(alone["missing_ranks"]) == 1

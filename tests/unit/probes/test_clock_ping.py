@@ -43,9 +43,11 @@ class Store:
 Rows = list[tuple[int, int, int]]
 
 
-def meet(monkeypatch: pytest.MonkeyPatch, places: list[str]) -> tuple[list[clock_ping._Ping], list[Rows]]:
+def meet(
+    monkeypatch: pytest.MonkeyPatch, places: list[str], store: Store | None = None
+) -> tuple[list[clock_ping._Ping], list[Rows]]:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    store, rows = Store(), [Rows() for _ in places]
+    store, rows = store or Store(), [Rows() for _ in places]
     local = threading.local()
     monkeypatch.setattr(clock_ping, "_place", lambda: local.place)
     pings = [clock_ping._Ping(store, rank, len(places)) for rank in range(len(places))]
@@ -97,6 +99,16 @@ def test_a_parent_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert len(child) == clock_ping._KEPT
     for ping in pings:
         ping.close()
+
+
+def test_ranks_that_are_started_again_do_not_look_for_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun keeps its store over a restart: what the ranks before left there is none of theirs."""
+    store = Store()
+    for _ in range(3):
+        pings, (parent, child) = meet(monkeypatch, ["a", "b"], store)
+        assert len(child) == len(parent) == clock_ping._KEPT
+        for ping in pings:
+            ping.close()
 
 
 def test_a_stranger_without_the_token_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
