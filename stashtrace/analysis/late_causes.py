@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.late_budgets import BEFORE, CAUSES, RankTimes, medians, rank_times
-from stashtrace.analysis.late_instances import DURATION, HUNG, UNORDERED, Instances
+from stashtrace.analysis.late_instances import HUNG, UNORDERED, Instances
 from stashtrace.analysis.matching import group_table
 from stashtrace.analysis.step_threads import step_threads
 from stashtrace.analysis.timeset import Int64, RowsBy, int64
@@ -83,7 +83,7 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
         amounts[own] = out.times[value].within(begin[own], end[own])
 
     # Where the ranks' clocks are too far apart, only lengths can be compared.
-    origin = np.where(found.method[chosen[at]] == DURATION, begin, 0)
+    origin = np.where(found.by_clock[chosen[at]], 0, begin)
     amounts[:, BEFORE] = begin - origin
     others = np.flatnonzero(~is_late)
     typical = medians(np.column_stack([amounts, end - origin])[others], at[others], count)

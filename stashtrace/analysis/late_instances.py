@@ -43,6 +43,8 @@ class Instances:
         -1 if nobody is known to have been late.
     anchor
         Instance of the same group that all had left before anybody entered this one, -1 if there is none.
+    by_clock
+        Whether times of its ranks can be compared; else only lengths can.
     """
 
     row: Int64
@@ -61,6 +63,7 @@ class Instances:
     total_wait_ns: Int64
     method: Int64
     anchor: Int64
+    by_clock: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -99,7 +102,8 @@ def instances(index: TraceIndex) -> Instances | None:
 
     late = np.maximum.reduceat(np.where(waited & ordered, who, -1), starts)
     method = np.full(len(starts), CLOCK, dtype=np.int64)
-    method[~np.logical_and.reduceat(matched.by_clock[rows], starts)] = DURATION
+    by_clock = np.logical_and.reduceat(matched.by_clock[rows], starts)
+    method[~by_clock] = DURATION
     method[np.logical_or.reduceat(matched.partial[rows], starts)] = PARTIAL
     method[(late < 0) & np.logical_or.reduceat(waited, starts)] = UNORDERED
     method[np.logical_or.reduceat(hung, starts)] = HUNG
@@ -122,6 +126,7 @@ def instances(index: TraceIndex) -> Instances | None:
         total_wait_ns=np.add.reduceat(cost, starts),
         method=method,
         anchor=_anchors(group[starts], firsts, np.maximum.reduceat(np.where(hung, NEVER, end), starts)),
+        by_clock=by_clock,
     )
     found.late_row[:] = found.rows_of(np.arange(len(found)), found.late_rank)
     known = found.late_row >= 0

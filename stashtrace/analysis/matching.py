@@ -105,7 +105,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     if len(trace.matched_collectives):
         return known_matches(trace.matched_collectives, table, by_devices)
     count = len(table)
-    groups = group_table(trace)
+    groups, recorded = group_table(trace), int64(sorted(places(trace)))
     end = _resolved_ends(trace)
     last_enter = table["call_ns"].copy()
     last_rank = np.full(count, -1, dtype=np.int64)
@@ -118,7 +118,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
         op = table["op_code"][rows]
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
         _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank)
-        _match_blocks(table, rows[~pairs], groups[value].members, last_enter, last_rank, partial)
+        _match_blocks(table, rows[~pairs], groups[value].members, recorded, last_enter, last_rank, partial)
     by_clock, ordered = _trusted(trace, end, device_error_ns)
     shortest, quickest = _shortest(table, end)
     doubtful = ~by_clock & (last_rank >= 0) & (last_enter < NEVER)
@@ -242,6 +242,7 @@ def _match_blocks(
     table: Table,
     rows: Int64,
     members: Int64,
+    recorded: Int64,
     last_enter: Int64,
     last_rank: Int64,
     partial: npt.NDArray[np.bool_],
@@ -264,7 +265,9 @@ def _match_blocks(
     hanging = np.flatnonzero(incomplete & ~ended)
     for at in hanging.tolist():  # at most a few: a group hangs once
         late_ns[at] = NEVER
-        late_rank[at] = np.setdiff1d(members, rank[rows[starts[at] : final[at] + 1]])[0]
+        missing = np.setdiff1d(members, rank[rows[starts[at] : final[at] + 1]])
+        # Of a rank that left no record nobody knows whether it entered.
+        late_rank[at] = np.append(missing[np.isin(missing, recorded)], -1)[0]
     op, root = table["op_code"][rows], table["peer_rank"][rows]
     root_global = np.where((root >= 0) & (root < len(members)), members[np.clip(root, 0, len(members) - 1)], -1)
     is_root = rank[rows] == root_global

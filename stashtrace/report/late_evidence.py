@@ -69,6 +69,9 @@ def sentence(row: dict[str, Any]) -> str:
     several = "," in row["waiting_ranks"] or "-" in row["waiting_ranks"]
     whom = f"rank{'s' if several else ''} {row['waiting_ranks']}"
     where = f"{row['op'].replace('_', '-')} {row['sequence']}"
+    if row["late_rank"] < 0 and row["method"] == "hung":
+        verb = "hang" if several else "hangs"
+        return f"{whom} {verb} in {where}; ranks that left no record here may never have entered it"
     if row["late_rank"] < 0:
         return f"{whom} waited {duration_text(row['wait_ns'])} in {where}; the clocks cannot tell for whom"
     if row["method"] == "hung":
