@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from stashtrace._native import intervals
@@ -26,7 +28,8 @@ def pipeline(trace: Trace) -> Table:
     A bubble is time in which a rank did nothing but wait for a receive whose data its neighbour had not sent yet: the
     straggler time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send without
     room in the buffers) is not seen: a send waits for nobody. Forward and backward of several micro-batches in flight
-    overlap; a moment counts once.
+    overlap; a moment counts once, in the step in which it lies. A receive counts in the step in which its data were
+    there to be sent.
 
     Parameters
     ----------
@@ -69,38 +72,43 @@ def pipeline(trace: Trace) -> Table:
             painted = intervals.paint([(x.time.begin, x.time.end) for x in layers])
             late = np.array([x.kind for x in layers], dtype=np.int64)[painted[2]] == StallKind.STRAGGLER
             alone = TimeSet.of(painted[0][late], painted[1][late])
-        # Moments in which several receives are pending belong to the oldest.
-        head_begin, head_end, head_row = in_flight_heads(begin, wait_end)
-        waited, bubble = (np.zeros(len(own), dtype=np.int64) for _ in range(2))
-        np.add.at(waited, head_row, head_end - head_begin)
-        if alone is not None:
-            np.add.at(bubble, head_row, alone.within(head_begin, head_end))
         mine = steps_by.rows(rank)
-        number, length = _step_of(steps, mine, begin)
+        spent = _spent(steps, mine, begin, wait_end)
+        bubble = alone.within(spent.begin, spent.end) if alone is not None else np.zeros(len(spent), dtype=np.int64)
+        # A receive may be posted a step before its data are sent.
+        number, length = _step_of(steps, mine, wait_end)
         receives = table["op_code"][own] == CollectiveOp.RECEIVE
+        groups_of = np.unique(table["group_hash"][own], return_inverse=True)[1]
         key, inverse = np.unique(
-            np.stack([number, np.unique(table["group_hash"][own], return_inverse=True)[1]]), axis=1, return_inverse=True
+            np.concatenate([[number, groups_of], [spent.step, groups_of[spent.row]]], axis=1),
+            axis=1,
+            return_inverse=True,
         )
+        at_row, at_piece = np.split(inverse.ravel(), [len(own)])
+        lengths = dict(zip(number.tolist(), length.tolist(), strict=True))
+        lengths |= dict(zip(spent.step.tolist(), spent.step_ns.tolist(), strict=True))
+        hashes = np.unique(table["group_hash"][own])
         for at in range(key.shape[1]):
-            chosen = np.flatnonzero(inverse.ravel() == at)
-            value = int(table["group_hash"][own[chosen[0]]])
+            chosen, pieces = np.flatnonzero(at_row == at), np.flatnonzero(at_piece == at)
+            step, value = int(key[0, at]), int(hashes[key[1, at]])
             members = groups[value].members.tolist()
-            step_ns = int(length[chosen[0]])
-            lost = int(bubble[chosen].sum()) if alone is not None else -1
+            step_ns = lengths[step]
+            waited = (spent.end - spent.begin)[pieces]
+            lost = int(bubble[pieces].sum()) if alone is not None else -1
             out.append(
                 (
-                    int(number[chosen[0]]),
+                    step,
                     str(communicator_names(trace, np.array([value], dtype=np.uint64))[0]),
                     members.index(rank) if rank in members else -1,
                     rank,
                     int(receives[chosen].sum()),
                     int((~receives[chosen]).sum()),
-                    int(waited[chosen].sum()),
+                    int(waited.sum()),
                     lost,
                     int((end - wait_end)[chosen][receives[chosen]].sum()),
                     step_ns,
                     lost / step_ns if step_ns > 0 and lost >= 0 else -1.0,
-                    _longest(whom[chosen], waited[chosen]),
+                    _longest(whom[spent.row[pieces]], waited),
                 )
             )
     return Table.from_rows(PIPELINE, out).sort_by("step", "communicator", "stage_index")
@@ -116,6 +124,30 @@ def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:
     receives = table["op_code"][rows] == CollectiveOp.RECEIVE
     wait_end = np.where(receives & (matched.last_rank[rows] >= 0), np.clip(last, begin, end), begin)
     return begin, int64(wait_end), int64(end), matched.last_rank[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Pieces of a rank's time in which it had receives pending, cut at the borders of its steps."""
+
+    begin: Int64
+    end: Int64
+    row: Int64
+    step: Int64
+    step_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+def _spent(steps: Table | None, mine: Int64, begin: Int64, wait_end: Int64) -> _Spent:
+    """Moments in which several receives are pending belong to the oldest."""
+    head_begin, head_end, head_row = in_flight_heads(begin, wait_end)
+    borders = np.concatenate([steps[c][mine] for c in ("begin_ns", "end_ns")]) if steps is not None else begin[:0]
+    edges = np.unique(np.concatenate([head_begin, head_end, borders]))
+    piece_begin, piece_end, head, _ = intervals.join(head_begin, head_end, edges[:-1], edges[1:])
+    number, length = _step_of(steps, mine, piece_begin)
+    return _Spent(piece_begin, piece_end, int64(head_row[head]), number, length)
 
 
 def _step_of(steps: Table | None, rows: Int64, at: Int64) -> tuple[Int64, Int64]:

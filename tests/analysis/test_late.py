@@ -255,6 +255,32 @@ def test_bubbles_of_a_pipeline_are_what_a_stage_waits_for_its_neighbour() -> Non
     assert (first["sends_count"].tolist(), first["bubble_ns"].tolist()) == ([1], [0])
 
 
+def test_a_receive_posted_a_step_ahead_costs_the_step_in_which_the_stage_stood() -> None:
+    """Stage 1 posts its receives 80 ms before each step; stage 0 sends 30 ms into it."""
+    build = TraceBuilder()
+    messages = build.group([0, 1], group=77, name="pp 0 to 1")
+    for step in range(4):
+        start = step * 100 * MS
+        build.rank(0).phase("forward", start, start + 30 * MS).phase("optimizer", start + 60 * MS, start + 100 * MS)
+        build.rank(1).phase("forward", start + 31 * MS, start + 50 * MS)
+        build.rank(1).phase("optimizer", start + 60 * MS, start + 100 * MS)
+        done = start + 31 * MS
+        build.collective({0: (start + 30 * MS, done)}, op=CollectiveOp.SEND, peer_rank=1, group=messages, sequence=step)
+        keys = build.collective({1: (start - 80 * MS if step else 0, done)}, op=CollectiveOp.RECEIVE, peer_rank=0,
+                                group=messages, sequence=step)  # fmt: skip
+        build.rank(1).collective_wait(keys[1], start, done)
+    trace = build.trace()
+    found = analyze(trace, "pipeline")
+    stage = found.take((found["rank"] == 1) & (found["step"] > 0)).sort_by("step")
+    assert stage["bubble_ns"].tolist() == [30 * MS] * 3
+    assert stage["receives_count"].tolist() == [1] * 3
+    # The last step posts nothing; before that a receive is pending all the time but while its data move.
+    assert stage["wait_ns"].tolist() == [100 * MS, 100 * MS, 30 * MS]
+    stalls = analyze(trace, "stalls")
+    late = stalls.take((stalls["rank"] == 1) & (stalls["step"] > 0) & (stalls["kind"] == "straggler"))
+    assert late.sort_by("step")["stall_ns"].tolist() == stage["bubble_ns"].tolist()
+
+
 def test_runs_without_the_data_are_refused_with_a_reason() -> None:
     with pytest.raises(MissingDataError, match="no collective"):
         analyze(TraceBuilder().trace(), "late")
