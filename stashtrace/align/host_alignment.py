@@ -16,6 +16,7 @@ import numpy as np
 from stashtrace.align.host_clocks import HostClock, start_ticks
 from stashtrace.align.host_graph import Alignment, align_hosts
 from stashtrace.align.meetings import Meetings, meetings_of
+from stashtrace.align.offset_fit import STRAIGHT, Bend
 from stashtrace.align.pings import pings_of
 from stashtrace.collectors.context import Int64
 from stashtrace.model.kinds import CollectiveSource, DeviceClock, Severity
@@ -47,8 +48,10 @@ def align_run(scout: Session, clocks: Mapping[tuple[str, str], HostClock], refer
     number = {boot: i for i, boot in enumerate(boots)}
     host_of = np.array([number[scout.clock_of(i).boot_id] for i in range(len(scout))], dtype=np.int64)
     own_error = np.zeros(len(boots), dtype=np.int64)
+    bends = [STRAIGHT] * len(boots)
     for clock in clocks.values():
         own_error[number[clock.boot_id]] = max(own_error[number[clock.boot_id]], clock.map.error_ns)
+        bends[number[clock.boot_id]] = max(bends[number[clock.boot_id]], clock.bend(), key=lambda bend: bend.bow_ns)
     parts = [scout.decode(i, NEEDED) for i in range(len(scout))]
     collectives, groups = (
         Table.concat(TABLES[name], [p.table(name) for p in parts]) for name in ("collectives", "groups")
@@ -62,7 +65,7 @@ def align_run(scout: Session, clocks: Mapping[tuple[str, str], HostClock], refer
     begins = [int(clock(start_ticks(raw.metadata))[0]) for clock, raw in zip(own_clocks, scout.core, strict=True)]
     pings = pings_of(scout.core, own_clocks, host_of, own_error)
     lifes = lifes_of(host_of, begins, scout.ends_ns)
-    found = align_tables(collectives, groups, host_of, own_error, lifes, error_of, pings)
+    found = align_tables(collectives, groups, host_of, own_error, lifes, error_of, pings, bends)
     for clock in clocks.values():
         offset = found.offsets.get(number[clock.boot_id])
         if offset is not None:
@@ -81,6 +84,7 @@ def align_tables(
     lifes_ns: Int64,
     error_of: Mapping[tuple[int, int], int] | None = None,
     pings: Meetings | None = None,
+    bends: Sequence[Bend] = (),
 ) -> Alignment:
     """Align hosts by tables that hold each process's times on its host's clock; host 0 is the reference.
 
@@ -96,9 +100,11 @@ def align_tables(
     error_of : mapping, optional
         (process_id, source_code) -> error of the device clock behind its times.
     pings : Meetings, optional
+    bends : sequence of Bend
+        How straight each host's clock was; without them all are.
     """
     meetings = meetings_of(collectives, groups, host_of, own_error_ns, error_of or {})
-    return align_hosts(meetings if pings is None else Meetings.concat([meetings, pings]), lifes_ns, 0)
+    return align_hosts(meetings if pings is None else Meetings.concat([meetings, pings]), lifes_ns, 0, bends)
 
 
 def lifes_of(host_of: Int64, begins: Sequence[int], ends: Sequence[int]) -> Int64:

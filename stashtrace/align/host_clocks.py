@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
+from stashtrace.align.offset_fit import STRAIGHT, Bend
 from stashtrace.collectors.context import Int64
 from stashtrace.errors import FormatError
 from stashtrace.format.reader import RawRun
@@ -36,6 +37,16 @@ class HostClock:
         self.drift_ppb = 0
         self._touch_error_ns = 0
         self._course: TickMap | None = None  # from the first guess to the reference's monotonic clock
+
+    def bend(self) -> Bend:
+        """How far the kernel bent the clock against the counter, which is quartz, beyond what readings are off by."""
+        ticks, ns = self.map.ticks[1:-1], self.map.ns[1:-1]
+        if len(ticks) < 3:
+            return STRAIGHT
+        x, y = (ticks - ticks[0]).astype(np.float64), (ns - ns[0]).astype(np.float64)
+        mean = y[-1] / x[-1]
+        bow = float(np.ptp(y - mean * x)) / 2 - self.map.error_ns
+        return Bend(bow, float(np.abs(np.diff(y) / np.diff(x) / mean - 1).max())) if bow > 0 else STRAIGHT
 
     def refer_to(self, reference: HostClock) -> None:
         """Map to another boot by the wall clock, as a first guess."""

@@ -9,6 +9,7 @@ Used by ``host_alignment``; pure.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from stashtrace.align.meetings import NONE, Meetings
 from stashtrace.align.offset_ends import CommonEnds
-from stashtrace.align.offset_fit import COLLECTIVES, PING, Limits, OffsetFit, fit_offset
+from stashtrace.align.offset_fit import COLLECTIVES, PING, STRAIGHT, Bend, Limits, OffsetFit, fit_offset
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -83,7 +84,7 @@ class Alignment:
     stepped: tuple[int, ...] = ()
 
 
-def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int) -> Alignment:
+def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequence[Bend] = ()) -> Alignment:
     """Align all hosts to one.
 
     Parameters
@@ -93,12 +94,15 @@ def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int) -> Alignmen
         Begin and end of what is known of each host, on its clock.
     reference : int
         Host to align to.
+    bends : sequence of Bend
+        Of each host's clock; without them all are straight.
     """
     edges: dict[tuple[int, int], OffsetFit] = {}
     rejected = meetings.dropped_count
     for (leader, follower), rows in _pairs(meetings, len(lifes_ns), reference).items():
         limits, ends = rows
-        fit = fit_offset(limits, ends, *lifes_ns[follower].tolist())
+        bend = bends[leader] + bends[follower] if bends else STRAIGHT
+        fit = fit_offset(limits, ends, *lifes_ns[follower].tolist(), bend=bend)
         if fit is not None:
             edges[leader, follower] = fit
             rejected += fit.rejected_count

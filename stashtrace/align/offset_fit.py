@@ -67,6 +67,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Bend:
+    """How far from a straight line a clock, or two together, was seen to go: one that NTP slews is not quartz.
+
+    Attributes
+    ----------
+    bow_ns : float
+        Half-width around the line that fits best.
+    rate_ratio : float
+        Largest difference of the rate from the mean one.
+    """
+
+    bow_ns: float = 0.0
+    rate_ratio: float = 0.0
+
+    def __add__(self, other: Bend) -> Bend:
+        return Bend(self.bow_ns + other.bow_ns, self.rate_ratio + other.rate_ratio)
+
+
+STRAIGHT = Bend()
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetFit:
     """What is to be added to the follower's clock, at knots; linear between them.
 
@@ -93,7 +115,9 @@ class OffsetFit:
     stepped: bool = False
 
 
-def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: int) -> OffsetFit | None:
+def fit_offset(
+    limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: int, bend: Bend = STRAIGHT
+) -> OffsetFit | None:
     """Fit one pair of hosts; None if only one side is limited, or the limits have nothing in common.
 
     Parameters
@@ -103,6 +127,8 @@ def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: i
         Ends of the same small operations on both hosts.
     begin_ns, end_ns : int
         Time of the follower in which the fit is needed.
+    bend : Bend
+        Of the two clocks.
     """
     upper = limits.upper
     if not upper.any() or upper.all():
@@ -116,31 +142,34 @@ def fit_offset(limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: i
     first, last = min(begin_ns, int(limits.at_ns[0])), max(end_ns, int(limits.at_ns[-1]))
     reach = float(limits.at_ns[-1] - limits.at_ns[0])
     points = _Points(time, value, limits.upper)
-    found = points.settle(min(_MOST_PIECES, max(_PIECES, int(reach // _PIECE_NS))), _WANDER * reach / 4)
+    bow = _WANDER * reach / 4 + bend.bow_ns
+    found = points.settle(min(_MOST_PIECES, max(_PIECES, int(reach // _PIECE_NS))), bow)
     if found is None:
         return None
     lines, kept = found
     knots, touch = _knots(first, int(limits.at_ns[0]), int(limits.at_ns[-1]), last)
     at = (knots - base_at).astype(np.float64)
-    low, high = _reach(lines, points, kept, at, _WANDER * reach / 4)
+    low, high = _reach(lines, points, kept, at, bow, bend.rate_ratio)
     middle, half = (low + high) / 2, (high - low) / 2
     if ends is not None:
         shared = ends_offset(ends, base_at, base_offset, (at, middle))
         if shared is not None:
             offset, error = shared(at)
+            error = error + 2 * bend.bow_ns
             # Only while there are such ends: their course tells little of what comes before and after.
             seen = slice(touch[0], touch[1] + 1)
             if float(np.median(half[seen])) > ends.need * float(np.median(error[seen])):
                 middle[seen] = np.clip(offset, low, high)[seen]
                 half[seen] = np.minimum(error, np.maximum(high - middle, middle - low))[seen]
-    half = half + _WANDER * float(np.diff(knots[touch[0] : touch[1] + 1]).max(initial=0)) / 2
+    apart = float(np.diff(knots[touch[0] : touch[1] + 1]).max(initial=0))
+    half = half + _WANDER * apart / 2 + min(bend.rate_ratio * apart / 2, 2 * bend.bow_ns)
     rejected = ~points.alive
     stepped, covered = _step(points, rejected, at, middle)
     return OffsetFit(
         knots,
         base_offset + np.rint(middle).astype(np.int64),
         np.ceil(np.maximum(half, covered)).astype(np.int64),
-        frozenset(np.unique(limits.source[kept[_touching(lines, points, kept, _WANDER * reach / 4)]]).tolist()),
+        frozenset(np.unique(limits.source[kept[_touching(lines, points, kept, bow)]]).tolist()),
         touch,
         int(rejected.sum()),
         stepped,
@@ -174,7 +203,7 @@ class _Points:
     def settle(self, pieces: int, slack: float) -> tuple[Band, npt.NDArray[np.int64]] | None:
         """The lines between the limits, and which limits they were told by; contradictions are taken out."""
         level, slope, width = self.rough
-        most = _GROSS_RATIO * width + _GROSS_NS
+        most = _GROSS_RATIO * width + _GROSS_NS + 2 * slack
         violation = self.violation(level, slope)
         for attempt in range(_MOST_ROUNDS):
             if attempt % _PATIENCE == 0:
@@ -250,7 +279,9 @@ def _modest(count: Int64) -> Int64:
     return np.minimum(count - 1, np.maximum(count // 8, np.where(count > 3, 1, 0)))
 
 
-def _reach(lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float) -> tuple[Floats, Floats]:
+def _reach(
+    lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float, more_rate: float
+) -> tuple[Floats, Floats]:
     """Lowest and highest offset at each moment.
 
     Two bounds hold, and the narrower counts: a line and how far a wandering clock may bow from it, and each limit by
@@ -258,7 +289,7 @@ def _reach(lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats
     """
     high, low = lines.high(at) + bow, lines.low(at) - bow
     slope = (lines.slope[0] + lines.slope[-1]) / 2
-    rate = 2 * _WANDER + (lines.slope[-1] - lines.slope[0]) / 2
+    rate = 2 * _WANDER + more_rate + (lines.slope[-1] - lines.slope[0]) / 2
     upper = points.upper[kept]
     rest = points.value[kept] - slope * points.time[kept]
     away = rate * np.abs(np.subtract.outer(at, points.time[kept]))

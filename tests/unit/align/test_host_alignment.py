@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from host_simulation import MS, US, Hosts, Job, S
 
+from stashtrace.align.clocks import Readings, tick_map
 from stashtrace.align.host_alignment import align_tables
+from stashtrace.align.host_clocks import HostClock
 from stashtrace.align.host_graph import Alignment
 from stashtrace.align.meetings import Meetings
-from stashtrace.align.offset_fit import PING
+from stashtrace.align.offset_fit import PING, STRAIGHT, Bend
 from stashtrace.model.kinds import CollectiveOp
 
 OWN_ERROR_NS = 50
@@ -24,9 +26,9 @@ def job_of(hosts: Hosts, rng: np.random.Generator, per_host: int = 1) -> Job:
     return Job(hosts, np.repeat(np.arange(len(hosts.offset_ns)), per_host), rng)
 
 
-def align(job: Job, end_ns: float, pings: Meetings | None = None) -> Alignment:
-    own = np.full(len(job.hosts.offset_ns), OWN_ERROR_NS)
-    return align_tables(job.collectives(), job.group_table(), job.host_of, own, job.lifes(0, end_ns), pings=pings)
+def align(job: Job, end_ns: float, pings: Meetings | None = None, bends: tuple[Bend, ...] = ()) -> Alignment:
+    own, lifes = np.full(len(job.hosts.offset_ns), OWN_ERROR_NS), job.lifes(0, end_ns)
+    return align_tables(job.collectives(), job.group_table(), job.host_of, own, lifes, pings=pings, bends=bends)
 
 
 def inside(job: Job, found: Alignment, end_ns: float) -> list[bool]:
@@ -146,6 +148,38 @@ def test_a_wandering_clock_is_followed_over_hours() -> None:
     miss, error = worst(job, found, 1, 300 * S, 7000 * S)
     assert miss < 30 * US
     assert error < 150 * US
+
+
+def slewed(true_ns: np.ndarray) -> np.ndarray:
+    """NTP changes the rate by 10 ppm after half a minute."""
+    return np.asarray(np.maximum(true_ns - 30 * S, 0.0) * 10e-6)
+
+
+def clock_of(course_ns: np.ndarray, noise_ns: float = 8.0) -> HostClock:
+    """A host whose clock goes so against its counter, which was read once a second."""
+    at = 10 * S + np.arange(len(course_ns), dtype=np.int64) * S
+    off = course_ns + np.random.default_rng(0).uniform(-noise_ns, noise_ns, len(at))
+    shown = at + np.rint(off).astype(np.int64)
+    return HostClock("boot", tick_map(Readings(at * 2, shown, shown, np.full(len(at), 40)), 2e9), 0, 0)
+
+
+@pytest.mark.parametrize(("latency_ns", "on_device"), [(60 * US, False), (20 * US, True)])
+def test_a_clock_that_ntp_slews_is_seen_to_bend_and_lies_inside_the_error(latency_ns: float, on_device: bool) -> None:
+    rng = np.random.default_rng(1)
+    bend = clock_of(slewed(np.arange(61) * float(S))).bend()
+    assert bend.bow_ns == pytest.approx(75 * US, rel=0.02)
+    assert bend.rate_ratio == pytest.approx(5e-6, rel=0.05)
+    job = Job(Hosts(np.array([0.0, 3e6]), np.array([0.0, 20e-6]), wander=slewed), np.array([0, 0, 1, 1]), rng)
+    job.operate(np.sort(rng.uniform(0, 60 * S, 2000)), np.arange(4), latency_ns=latency_ns, on_device=on_device)
+    found = align(job, 60 * S, bends=(STRAIGHT, bend))
+    assert all(inside(job, found, 60 * S))
+    assert not found.stepped
+    assert worst(job, found, 1, 0, 60 * S)[1] < 200 * US
+
+
+def test_readings_of_a_straight_clock_do_not_bend_it() -> None:
+    assert clock_of(np.arange(61) * 5_000.0).bend() == STRAIGHT
+    assert clock_of(np.zeros(2)).bend() == STRAIGHT
 
 
 def test_a_rank_that_is_never_last_has_a_wide_error_and_is_inside_it() -> None:
