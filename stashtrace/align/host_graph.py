@@ -102,7 +102,8 @@ def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequ
     for (leader, follower), rows in _pairs(meetings, len(lifes_ns), reference).items():
         limits, ends = rows
         bend = bends[leader] + bends[follower] if bends else STRAIGHT
-        fit = fit_offset(limits, ends, *lifes_ns[follower].tolist(), bend=bend)
+        begin, end = lifes_ns[follower].tolist()
+        fit = fit_offset(limits, ends, begin, end, bend)
         if fit is not None:
             edges[leader, follower] = fit
             rejected += fit.rejected_count
