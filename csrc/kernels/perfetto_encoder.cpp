@@ -29,6 +29,8 @@ constexpr std::uint32_t kSequenceFlags = 13;
 constexpr std::uint32_t kPacketDefaults = 59;
 constexpr std::uint32_t kTrackDescriptor = 60;
 constexpr std::uint32_t kUiState = 78;
+// TrackDescriptor.
+constexpr std::uint32_t kProcessOrdering = 19;
 // TrackEvent.
 constexpr std::uint32_t kAnnotation = 4;
 constexpr std::uint32_t kType = 9;
@@ -112,7 +114,20 @@ void Encoder::send_if_full() {
   if (buffer_.size() >= chunk_bytes_) flush();
 }
 
+// Without it viewers put processes in order by the number of their slices, not by their rank among siblings.
+void Encoder::keep_order_of_processes() {
+  if (processes_ordered_) return;
+  processes_ordered_ = true;
+  const std::size_t packet = buffer_.begin_message(kTracePacket);
+  const std::size_t descriptor = buffer_.begin_message(kTrackDescriptor);
+  buffer_.varint_field(1, 0);             // the root, above all processes
+  buffer_.varint_field(kProcessOrdering, 1);
+  buffer_.end_message(descriptor);
+  buffer_.end_message(packet);
+}
+
 void Encoder::track(const TrackDescription& track) {
+  if (track.is_process) keep_order_of_processes();
   const std::size_t packet = buffer_.begin_message(kTracePacket);
   const std::size_t descriptor = buffer_.begin_message(kTrackDescriptor);
   buffer_.varint_field(1, track.uuid);

@@ -137,6 +137,7 @@ class Encoder {
     std::uint64_t track;
   };
 
+  void keep_order_of_processes();
   Sequence& sequence(std::uint32_t id, std::int64_t first_ns);
   Prepared prepare(Sequence& seq, const SliceBatch& batch);
   void write_begin(Sequence& seq, const Prepared& prepared, std::size_t row, std::int64_t begin_ns);
@@ -152,6 +153,7 @@ class Encoder {
   std::map<std::uint32_t, std::unique_ptr<Sequence>> sequences_;
   std::uint64_t slice_count_ = 0;
   std::uint64_t byte_count_ = 0;
+  bool processes_ordered_ = false;
 };
 
 // Lane of each slice within its track so that slices of one (track, lane) nest properly: partial overlaps go to the

@@ -58,7 +58,9 @@ def io_advice(trace: Trace) -> Table:
     counters = count_files(trace)
     names, of_path, used = groups(trace, counters, "directory")
     sums = {name: grouped(values[used], of_path, len(names)) for name, values in counters.sums.items()}
-    sums["files_count"] = grouped((counters.sums["read_bytes"][used] > 0).astype(np.int64), of_path, len(names))
+    read, written = counters.sums["read_bytes"][used] > 0, counters.sums["write_bytes"][used] > 0
+    sums["read_files_count"] = grouped(read.astype(np.int64), of_path, len(names))
+    sums["files_count"] = grouped((read | written).astype(np.int64), of_path, len(names))
     spent = sums["read_ns"] + sums["write_ns"] + sums["metadata_ns"]
     calls = sums["opens_count"] + sums["reads_count"]
     worth = np.flatnonzero((calls >= MIN_CALLS) & (spent >= MIN_RATIO_OF_TIME * spent.sum()))
@@ -80,7 +82,7 @@ def _small_reads(sums: _Sums) -> _Found:
     share = _ratio(sums["consecutive_reads_count"], sums["located_reads_count"])
     if share < CONSECUTIVE_FROM:
         return None
-    needed = max(-(-sums["read_bytes"] // GOOD_READ_BYTES), sums["files_count"], 1)
+    needed = max(-(-sums["read_bytes"] // GOOD_READ_BYTES), sums["read_files_count"], 1)
     if needed >= full:
         return None
     # What a read takes that did not wait: the price of the call itself, and its part that fewer calls do away with.

@@ -91,7 +91,9 @@ def io_staging(
     for prefix in _NO_FILES:
         fits &= ~np.char.startswith(names, prefix)
     if not fits.any():
-        raise MissingDataError("no file was only read", hint="run with the collector posix_io on")
+        raise MissingDataError(
+            "no file was only read", hint="record a run with its data in place: what it writes is left out"
+        )
     names, sums = names[fits], {name: values[fits] for name, values in sums.items()}
     if source is None:
         requests, moved, source_ns = sums["blocked_count"], sums["blocked_read_bytes"], sums["blocked_read_ns"]

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.report.calibration import calibration_lines
 
     if arguments.plot:
-        from stashtrace.report.calibration_plot import check_plot_file
+        from stashtrace.report.plot_file import check_plot_file
 
         check_plot_file(arguments.plot)
     out = _checked_out(arguments.out)

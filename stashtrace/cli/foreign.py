@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import Severity
 from stashtrace.units import bytes_text, duration_text, ranks_text
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ def describe_files(path: str) -> dict[str, Any]:
     from stashtrace.analysis.registry import analyze
     from stashtrace.errors import DataLossWarning
     from stashtrace.model.schemas import TABLES
+    from stashtrace.report.facts import losses_of
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the losses are part of the answer
@@ -61,16 +61,7 @@ def describe_files(path: str) -> dict[str, Any]:
         "devices": _devices(trace),
         "facts": {key: value for key, value in said.items() if key not in _SAID},
         "records": {name: len(trace.table(name)) for name in TABLES if name not in hidden and len(trace.table(name))},
-        "losses": [
-            {
-                "collector": trace.text(row["collector_code"]),
-                "reason": trace.text(row["name_code"]),
-                "severity": Severity(row["severity_code"]).name.lower(),
-                "lost_count": row["lost_count"],
-                "advice": trace.text(row["advice_code"]),
-            }
-            for row in trace.losses.rows()
-        ],
+        "losses": losses_of(trace),
     }
 
 

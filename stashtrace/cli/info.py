@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.errors import MissingDataError
 from stashtrace.launch.launchers import launchers
-from stashtrace.model.kinds import DeviceClock, Severity
+from stashtrace.model.kinds import DeviceClock
 from stashtrace.units import bytes_text, duration_text, ranks_text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
     from stashtrace.format.reader import open_run
-    from stashtrace.report.facts import ranks_of_hosts
+    from stashtrace.report.facts import losses_of, ranks_of_hosts
 
     raw = open_run(path, run_id=run_id)
     records: Counter[str] = Counter()
@@ -93,16 +93,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
         "steps": len(ordinals),
         "devices": _devices(trace),
         "records": dict(sorted(records.items())),
-        "losses": [
-            {
-                "collector": trace.text(row["collector_code"]),
-                "reason": trace.text(row["name_code"]),
-                "severity": Severity(row["severity_code"]).name.lower(),
-                "lost_count": row["lost_count"],
-                "advice": trace.text(row["advice_code"]),
-            }
-            for row in trace.losses.rows()
-        ],
+        "losses": losses_of(trace),
     }
 
 

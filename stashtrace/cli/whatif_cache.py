@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if dataset == 0:
         raise UsageError("--dataset-size 0 leaves nothing to cache", hint="for example --dataset-size 140G")
     if arguments.plot:
-        from stashtrace.report.cache_plot import check_plot_file
+        from stashtrace.report.plot_file import check_plot_file
 
         check_plot_file(arguments.plot)
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None

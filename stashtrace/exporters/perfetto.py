@@ -161,12 +161,11 @@ def _process(tree: TrackTree, own: RankRows, order: int) -> int:
 
 
 def _name(trace: Trace, rank: int) -> str:
-    """Zero padded, because viewers sort by text."""
-    if rank == UNRANKED:
-        return "without rank"
+    """Zero padded, because some viewers sort by text; the host last, because they put a number of their own behind."""
     mine = trace.processes.take(trace.processes["rank"] == rank)
     hosts = sorted({trace.text(code) for code in mine["host_code"].tolist()})
-    return f"rank {rank:03d} · {'+'.join(hosts)}"
+    where = "+".join(hosts) if len(hosts) < 3 else f"{len(hosts)} hosts"
+    return f"{'without rank' if rank == UNRANKED else f'rank {rank:03d}'} · {where}"
 
 
 def _device_bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> tuple[Bins | None, int]:

@@ -41,6 +41,18 @@ _SHOWN = {
 }
 _PLACE = {name: place for place, name in enumerate(_SHOWN)}
 _OURS = ("process_", "thread_", "host_", "net_", "rdma_", "nvml_")
+#: Unit of a cumulative sample -> unit of its rate, and what a step of one in a nanosecond is in it.
+_RATES = {"ns": ("%", 100.0), "bytes": ("B/s", 1e9), "count": ("/s", 1e9), "joules": ("W", 1e9)}
+#: Unit of any other sample -> unit and factor of what is shown.
+_VALUES = {
+    "ns": ("ms", 1e-6),
+    "bytes": ("B", 1.0),
+    "count": ("", 1.0),
+    "ratio": ("%", 100.0),
+    "watts": ("W", 1.0),
+    "hz": ("Hz", 1.0),
+    "celsius": ("°C", 1.0),
+}
 #: Names of what is sampled from a device, which is named after the dot.
 _DEVICE = "gpu_"
 #: Below the streams and communicators of a device.
@@ -86,7 +98,8 @@ def counter_layer(
         Line(
             "counters",
             Order.COUNTERS,
-            "Samples of /proc. A rate holds until the next sample; lines that stay at 0 are left out.",
+            "Samples of /proc. A rate holds until the next sample; lines that stay at 0 are left out. A wait for a CPU "
+            "counts when it ends, so one longer than a period shows as more than 100 %.",
         ),
     )
     for order, (_, title, unit, ts_ns, values) in enumerate(found):
@@ -141,10 +154,9 @@ def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, 
 
 def reading(name: str, unit: str, ts_ns: Ints, value: Doubles) -> tuple[str, Ints, Doubles]:
     """Unit, times and values that a person can read: rates of what is cumulative. Viewers add the K, M and G."""
-    cumulative = name.endswith("_total")
-    if cumulative:
-        step = np.maximum(np.diff(ts_ns), 1)
-        value, ts_ns = np.maximum(np.diff(value), 0) / step, ts_ns[:-1]
-    scales = {"ns": ("%", 100.0, "ms", 1e-6), "bytes": ("B/s", 1e9, "B", 1.0), "count": ("/s", 1e9, "", 1.0)}
-    rate_unit, rate, plain_unit, plain = scales.get(unit, (f"{unit}/s", 1e9, unit, 1.0))
-    return (rate_unit, ts_ns, value * rate) if cumulative else (plain_unit, ts_ns, value * plain)
+    if not name.endswith("_total"):
+        shown, factor = _VALUES.get(unit, (unit, 1.0))
+        return shown, ts_ns, value * factor
+    step = np.maximum(np.diff(ts_ns), 1)
+    shown, factor = _RATES.get(unit, (f"{unit}/s", 1e9))
+    return shown, ts_ns[:-1], np.maximum(np.diff(value), 0) / step * factor

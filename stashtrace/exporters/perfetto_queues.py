@@ -36,7 +36,7 @@ def device_queues(rows: RankRows, process: int, device: int) -> Iterator[Series]
     bytes_moved = _bytes_under_way(rows, process, device)
     if bytes_moved is not None:
         about = "Payload of the collectives that were called and had not ended on the device"
-        yield "communication bytes under way", "B", about, *_thinned(*bytes_moved)
+        yield "bytes under way", "B", about, *_thinned(*bytes_moved)
 
 
 def _bytes_under_way(rows: RankRows, process: int, device: int) -> tuple[Ints, Ints] | None:

@@ -3,43 +3,20 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from stashtrace.analysis.cache_forecast import Inputs
-from stashtrace.errors import UsageError
 from stashtrace.model.table import Table
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 #: Okabe and Ito's palette, which the colour-blind can tell apart.
 _COLOURS = {"compute": "#009E73", "prep": "#E69F00", "fetch": "#0072B2"}
-
-
-def check_plot_file(path: str) -> None:
-    """Say what is wrong before anything is computed.
-
-    Raises
-    ------
-    UsageError
-        If the suffix is unknown or matplotlib is not installed.
-    """
-    if os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint="--plot forecast.png")
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
 
 
 def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
     """Draw a forecast into a file; the suffix chooses the format."""
     check_plot_file(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.2, 4.4)
     axes = figure.subplots()
     share = 100 * table["cached_ratio"]
     parts = {name: table[f"{name}_ns"] / 1e6 for name in _COLOURS}
@@ -61,8 +38,5 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
     axes.set_xlabel(f"cached share of the data set, % ({policy})")
     axes.set_ylabel("step, ms")
     axes.legend(frameon=False, fontsize=8)
-    axes.grid(True, color="#DDDDDD", lw=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes)
     figure.savefig(path, dpi=150)

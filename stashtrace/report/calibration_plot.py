@@ -6,48 +6,25 @@ matplotlib is an optional package and is imported by the functions that need it.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-from stashtrace.errors import UsageError
 from stashtrace.models.calibration import Calibration, Link
 from stashtrace.report.calibration import bandwidth_text, latency_text
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
 from stashtrace.units import bytes_text, duration_text
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 #: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X")
-_GRID = "#DDDDDD"
-
-
-def check_plot_file(path: str) -> None:
-    """Say what is wrong before anything is measured.
-
-    Raises
-    ------
-    UsageError
-        If the suffix is unknown or matplotlib is not installed.
-    """
-    if os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint="--plot calibration.png")
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
 
 
 def plot_calibration(calibration: Calibration, path: str) -> None:
     """Draw a calibration into a file; the suffix chooses the format."""
     check_plot_file(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     heads = list(dict.fromkeys((link.kind, link.backend, link.ranks_count) for link in calibration.links))
-    figure = Figure(figsize=(7.2 * len(heads), 7.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.2 * len(heads), 7.0)
     axes = figure.subplots(2, len(heads), squeeze=False, sharex="col", height_ratios=(3, 1))
     for column, head in enumerate(heads):
         own = [link for link in calibration.links if (link.kind, link.backend, link.ranks_count) == head]
@@ -90,10 +67,7 @@ def _draw(above: Any, below: Any, links: list[Link]) -> None:
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
     for axes in (above, below):
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.grid(True, color=_GRID, lw=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        plain_axes(axes)
 
 
 def _limit_residuals(axes: Any, links: list[Link]) -> None:

@@ -8,6 +8,7 @@ outside steps left out), so the kinds of a rank add up to its step time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import ProcessRole, WaitOp
+from stashtrace.model.kinds import ProcessRole, Severity, WaitOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.trust import Trust, trust
@@ -153,6 +154,20 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
     for rank, host in zip(rows["rank"].tolist(), rows["host_code"].tolist(), strict=True):
         found.setdefault(trace.text(host), []).append(rank)
     return found
+
+
+def losses_of(trace: Trace) -> list[dict[str, Any]]:
+    """Rows of the losses table with their texts, JSON-ready."""
+    return [
+        {
+            "collector": trace.text(row["collector_code"]),
+            "reason": trace.text(row["name_code"]),
+            "severity": Severity(row["severity_code"]).name.lower(),
+            "lost_count": row["lost_count"],
+            "advice": trace.text(row["advice_code"]),
+        }
+        for row in trace.losses.rows()
+    ]
 
 
 def gather(trace: Trace) -> RunFacts:

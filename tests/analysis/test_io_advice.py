@@ -98,6 +98,14 @@ def test_choice_fits_and_lies_between_half_the_best_and_the_bound(files: list[tu
     assert best / 2 <= gain[staged].sum() <= best <= bound
 
 
+def test_only_files_that_the_job_wrote() -> None:
+    build = TraceBuilder()
+    build.rank(0).io(0, MS, op=IoOp.WRITE, path="/out", offset_bytes=0, result_bytes=MB)
+    with pytest.raises(MissingDataError, match="no file was only read") as caught:
+        io_staging(build.trace())
+    assert "what it writes is left out" in str(caught.value.hint)
+
+
 def test_half_a_tier_is_refused() -> None:
     with pytest.raises(UsageError, match="half of the tier"):
         io_staging(three_files(), tier_latency="80us")
@@ -162,6 +170,19 @@ def test_many_small_files_with_empty_reads() -> None:
     assert "120 files of 80.0 KB" in found["small_files"][1]
     assert "50 % of 1,200 reads" in found["empty_reads"][1]
     assert found["many_opens"][0] == round(600 * 400 * US * 4 / 5)
+
+
+def test_files_that_the_job_wrote_count_as_files_too() -> None:
+    """A data set of 120 files of which a job that made it reads only half: 80 KB each, not 160."""
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number in range(300):
+        at, path = number * MS, f"/d/{number % 120 if number < 120 else 60 + number % 60}"
+        op = IoOp.WRITE if number < 120 else IoOp.READ
+        rank.io(at, at + 400 * US, op=IoOp.OPEN, path=path, result_bytes=3)
+        rank.io(at + 400 * US, at + 500 * US, op=op, path=path, offset_bytes=0, result_bytes=80_000)
+    found = sentences(build.trace())
+    assert "120 files of 80.0 KB" in found["small_files"][1]
 
 
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,14 +168,20 @@ def test_an_operation_that_one_rank_never_entered_names_it() -> None:
     assert told["last_rank"][told["sequence"] == 1].tolist() == [1, 1]
 
 
-def test_clocks_that_cannot_tell_name_nobody() -> None:
+def two_hosts(error_ns: int) -> TraceBuilder:
+    """A rank on each, and how far the second one's clock may be off."""
     build = TraceBuilder(hosts=["node00", "node01"])
-    for host, error in (("node00", 0), ("node01", 2 * MS)):
-        code = build.strings.code
+    code = build.strings.code
+    for host, error in (("node00", 0), ("node01", error_ns)):
         build.add(
             "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-node00"), error_ns=error,
             method_code=code("collectives"),
         )  # fmt: skip
+    return build
+
+
+def test_clocks_that_cannot_tell_name_nobody() -> None:
+    build = two_hosts(2 * MS)
     build.collective({0: (10 * MS, 22 * MS), 1: (11 * MS, 22 * MS)})
     row = costliest(build.trace())
     assert (row["late_rank"], row["method"], row["cause_kind"]) == (-1, "unordered", "unknown")
@@ -352,13 +358,7 @@ def test_what_kept_a_device_is_named(kind: str, name: str) -> None:
 
 def test_clocks_too_far_apart_leave_the_lengths_to_tell() -> None:
     """Rank 1's host is 15 ms ahead and nobody knows by how much; it computes 40 ms longer."""
-    build = TraceBuilder(hosts=["node00", "node01"])
-    for host, error in (("node00", 0), ("node01", 20 * MS)):
-        code = build.strings.code
-        build.add(
-            "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-node00"), error_ns=error,
-            method_code=code("collectives"),
-        )  # fmt: skip
+    build = two_hosts(20 * MS)
     for step in range(3):
         call, end = {}, {}
         for rank in range(2):

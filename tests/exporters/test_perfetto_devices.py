@@ -163,7 +163,7 @@ def test_launches_that_wait_and_bytes_under_way_are_counters(exported) -> None:
 
     assert counted("launches waiting") == [(0, 1), (1 * US, 2), (2 * US, 1), (9 * US, 0)]
     under_way = [(3 * US, 1000), (6 * US, 1500), (20 * US, 500), (30 * US, 0)]
-    assert counted("communication bytes under way") == under_way
+    assert counted("bytes under way") == under_way
 
 
 def test_collectives_run_from_where_the_device_entered_them(exported) -> None:
@@ -202,6 +202,8 @@ def test_counters_stand_below_their_device(exported) -> None:
     uuid = build.strings.text(build.rows["devices"][0]["uuid_code"])
     build.counter(0, f"gpu_power_watts.{uuid}", {10 * MS: 300.0, 20 * MS: 350.0}, "watts")
     build.counter(0, f"gpu_nvlink_transmit_bytes_total.{uuid}:3", {10 * MS: 0.0, 20 * MS: 1e6}, "bytes")
+    build.counter(0, f"gpu_busy_ratio.{uuid}", {10 * MS: 0.9}, "ratio")
+    build.counter(0, f"gpu_energy_joules_total.{uuid}", {10 * MS: 0.0, 20 * MS: 3.0}, "joules")
     build.counter(0, "gpu_power_watts.GPU-elsewhere", {10 * MS: 100.0}, "watts")
     processor = exported(build.trace())
     found = {name for name, _, _ in below(processor, "GPU 0 · rank 000")}
@@ -214,6 +216,11 @@ def test_counters_stand_below_their_device(exported) -> None:
         "select value from counter join track on track_id = track.id where track.name glob 'nvlink*' limit 1"
     )
     assert rate == pytest.approx(1e8)
+    shown = processor.rows(
+        "select name, unit, value from counter join counter_track on track_id = counter_track.id "
+        "where name in ('busy ratio', 'energy joules', 'power watts') order by ts, name"
+    )
+    assert shown[:3] == [("busy ratio", "%", 90.0), ("energy joules", "W", 300.0), ("power watts", "W", 300.0)]
     assert {name for name, _, _ in below(processor, "counters")} == {"power watts · GPU-elsewhere"}
 
 

@@ -11,7 +11,7 @@ import pytest
 import trace_processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_processor import TraceProcessor
+from trace_processor import TraceProcessor, fields
 
 from stashtrace._native import perfetto
 
@@ -53,6 +53,19 @@ def write_one_track(*intervals):
         encoder.slices(1, [one_track(*intervals)])
 
     return write
+
+
+def test_processes_keep_their_order_whatever_is_on_them() -> None:
+    """Viewers heed the rank among siblings of a process only if the root says so; else most slices come first."""
+
+    def write(encoder):
+        for place in range(2):
+            encoder.process(place + 1, place + 1, f"rank 00{place}", [], place)
+
+    descriptors = [dict(fields(dict(fields(packet)).get(60, b""))) for _, packet in fields(encode(write))]
+    assert [each for each in descriptors if each.get(1) == 0] == [{1: 0, 19: 1}]
+    assert [each[12] for each in descriptors if 3 in each] == [0, 1]
+    load(write)
 
 
 SLICES = "select name, ts, dur, depth from slice order by name"

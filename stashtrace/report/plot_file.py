@@ -1,0 +1,46 @@
+"""What all pictures of reports share: the file they go to and the look of their axes. matplotlib is optional."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stashtrace.errors import UsageError
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_plot_file(path: str) -> None:
+    """Say what is wrong before anything is measured or computed.
+
+    Raises
+    ------
+    UsageError
+        If the suffix is unknown or matplotlib is not installed.
+    """
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint=f"--plot {stem or 'plot'}.png")
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Figure of this size in inches that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain_axes(axes: Any) -> None:
+    """A light grid behind the data, no frame above and to the right."""
+    axes.grid(True, color="#DDDDDD", lw=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
