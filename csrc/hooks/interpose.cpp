@@ -66,12 +66,12 @@ R by_system_call(A... arguments) {
   return (R)result;
 }
 
-// What real::fn points to at first. Slot is the pointer itself, name(...) tells how to find its target.
+// What real::fn points to at first. Slot is real::fn itself, name(...) tells how to find its target.
 template <auto& Slot, class Name, long number, class R, class... A>
 struct Stub {
   static void resolve() {
-    if (void* found = find_next(Name::text)) Slot = reinterpret_cast<R (*)(A...)>(found);
-    else Slot = &missing<R, A...>;
+    void* found = find_next(Name::text);
+    Slot.set(found != nullptr ? reinterpret_cast<R (*)(A...)>(found) : &missing<R, A...>);
   }
   static R call(A... arguments) {
     if (resolving) {
@@ -96,7 +96,7 @@ struct Stub {
   struct StubOf_##name<R(A...)> : Stub<name, Name_##name, system_call, R, A...> {}; \
   using Of_##name = StubOf_##name<Result(__VA_ARGS__)>;                          \
   }                                                                              \
-  constinit decltype(name) name = &Of_##name::call;
+  constinit decltype(name) name{&Of_##name::call};
 #include "hooks/real_functions.def"
 #undef REAL
 
@@ -111,7 +111,7 @@ bool in_front() noexcept {
 
 void resolve_all() noexcept {
 #define REAL(Result, name, system_call, ...) \
-  if (name == &Of_##name::call) Of_##name::resolve();
+  if (name.get() == &Of_##name::call) Of_##name::resolve();
 #include "hooks/real_functions.def"
 #undef REAL
 }

@@ -29,6 +29,8 @@
 #include <cstdio>
 #include <ctime>
 
+#include "hooks/behind.h"
+
 #if !defined(__x86_64__)
 #error "hooks know the x86-64 calling convention and its system calls only"
 #endif
@@ -40,7 +42,7 @@ namespace stashtrace::real {
 // Without this each call would look the pointer up in the global offset table: -fvisibility=hidden leaves out
 // declarations.
 #pragma GCC visibility push(hidden)
-#define REAL(Result, name, system_call, ...) extern Result (*name)(__VA_ARGS__);
+#define REAL(Result, name, system_call, ...) extern Behind<Result(__VA_ARGS__)> name;
 #include "hooks/real_functions.def"
 #undef REAL
 #pragma GCC visibility pop

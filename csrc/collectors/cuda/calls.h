@@ -4,13 +4,13 @@
 // CUDA makes on behalf of one that is recorded already passes through: Inside. Job threads only.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "abi/cuda_abi.h"
 #include "core/clock.h"
 #include "device/timeline.h"
+#include "hooks/behind.h"
 #include "runtime/emit.h"
 
 namespace stashtrace::cuda {
@@ -18,21 +18,6 @@ namespace stashtrace::cuda {
 #pragma GCC visibility push(hidden)
 
 namespace rt {
-
-template <class F>
-class Behind;
-// One of libcudart's functions. Threads that call it first at once may each find it: hence atomic, a plain load here.
-template <class... A>
-class Behind<Result(A...)> {
- public:
-  using Function = Result (*)(A...);
-  constexpr explicit Behind(Function function) noexcept : function_(function) {}
-  Result operator()(A... arguments) const { return function_.load(std::memory_order_relaxed)(arguments...); }
-  void set(Function function) noexcept { function_.store(function, std::memory_order_relaxed); }
-
- private:
-  std::atomic<Function> function_;
-};
 
 #define CUDART(name, ...) extern Behind<Result(__VA_ARGS__)> name;
 #include "collectors/cuda/runtime_calls.def"

@@ -115,7 +115,7 @@ extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_futex_hoo
 }
 
 namespace stashtrace::waits {
-// The assembler below reads the pointer under this name.
+// The assembler below reads the pointer under this name; it is all there is in the object.
 extern decltype(&real::syscall) const real_syscall_slot
     __asm__("stashtrace_real_syscall_slot") __attribute__((visibility("hidden")));
 [[gnu::used]] constinit decltype(&real::syscall) const real_syscall_slot = &real::syscall;
