@@ -10,6 +10,7 @@
 #include "core/text_buffer.h"
 #include "device/driver.h"
 #include "runtime/emit.h"
+#include "runtime/runtime.h"
 
 namespace stashtrace::device {
 
@@ -25,6 +26,7 @@ constinit std::atomic<int> g_blocking{0};
 constinit std::atomic<bool> g_told_full{false};
 constinit FutexLock g_lock;
 constinit thread_local std::uint32_t t_tid = 0;
+constinit thread_local std::uint32_t t_own = 0;  // place + 1 of the latest of this thread's default streams, one per context
 
 std::size_t hash_of(std::uint64_t key) noexcept { return (key * 0x9E3779B97F4A7C15ULL) >> 40; }
 
@@ -190,6 +192,11 @@ StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context)
     }
     g_lock.unlock();
   }
+  if (fresh && seen.flags == schema::codes::StreamFlag::per_thread) {
+    stream->next_own = t_own;
+    t_own = static_cast<std::uint32_t>(stream - g_streams) + 1;
+    watch_thread_end();
+  }
   if (fresh) write_stream(*stream);
   if (stream == nullptr && !g_told_full.exchange(true))
     report("too_many_streams", 1, "streams that found no place in the table are not recorded",
@@ -228,6 +235,15 @@ void forget_stream(cuda::Stream stream) noexcept {
   g_lock.lock();
   if (StreamState* known = look_up(reinterpret_cast<std::uint64_t>(stream))) retire(*known);
   g_lock.unlock();
+}
+
+// No lock: nobody else gives these places back, and none is taken anew before its brackets are harvested.
+void forget_own_streams() noexcept {
+  while (t_own != 0) {
+    StreamState& stream = g_streams[t_own - 1];
+    t_own = stream.next_own;
+    retire(stream);
+  }
 }
 
 void set_carries_compute(StreamState& stream) noexcept {

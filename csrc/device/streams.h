@@ -50,6 +50,7 @@ struct StreamState {
   std::atomic<bool> blocking;          // joins the legacy stream
   std::atomic<std::uint64_t> last;     // LastWork, packed
   std::atomic<std::uint32_t> open;     // brackets not harvested yet
+  std::uint32_t next_own;              // place + 1 of the owning thread's next default stream, 0: none
 
   // Harvester alone: brackets in the order in which their last events were recorded
   std::uint32_t first, end;
@@ -76,6 +77,7 @@ StreamState* find_stream(cuda::Stream stream) noexcept;     // null: no context,
 StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking the driver for more than the context
 StreamState& stream_at(std::size_t i) noexcept;
 void forget_stream(cuda::Stream stream) noexcept;
+void forget_own_streams() noexcept;  // the calling thread ends, and its default streams with it
 void set_carries_compute(StreamState& stream) noexcept;
 bool blocking_stream_exists() noexcept;
 

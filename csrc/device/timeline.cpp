@@ -9,6 +9,7 @@
 #include "device/slots.h"
 #include "device/streams.h"
 #include "runtime/emit.h"
+#include "runtime/runtime.h"
 
 namespace stashtrace::device {
 
@@ -151,6 +152,7 @@ void use(stashtrace::Context& context) noexcept {
   settings.forced = context.config().force_events;
   settings.event_budget = context.config().event_budget;
   settings.context = &context;
+  tell_thread_end(&forget_own_streams);
 }
 
 void stop() noexcept {

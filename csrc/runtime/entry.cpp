@@ -4,6 +4,8 @@
 // makes one page of memory. Hooks may be called before it; they then see a process that is not traced.
 #include <pthread.h>
 
+#include <atomic>
+
 #include "runtime/emit.h"
 #include "runtime/runtime.h"
 
@@ -17,9 +19,12 @@ constexpr pthread_key_t kKeysWithoutAllocation = 32;
 
 constinit bool g_has_key = false;
 constinit pthread_key_t g_key = 0;
+constinit std::atomic<void (*)() noexcept> g_thread_end_listener{nullptr};
 
 void at_thread_end(void*) noexcept {
-  if (detail::state_page.word.load(std::memory_order_relaxed) != detail::kForked) runtime().thread_ends();
+  if (detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked) return;
+  if (auto* listener = g_thread_end_listener.load(std::memory_order_acquire)) listener();
+  runtime().thread_ends();
 }
 
 void at_fork_in_child() noexcept {
@@ -41,6 +46,10 @@ __attribute__((destructor)) void at_exit() noexcept { runtime().finish(); }
 
 bool watch_thread_end() noexcept {
   return g_has_key && g_key < kKeysWithoutAllocation && pthread_setspecific(g_key, &g_key) == 0;
+}
+
+void tell_thread_end(void (*listener)() noexcept) noexcept {
+  g_thread_end_listener.store(listener, std::memory_order_release);
 }
 
 }  // namespace stashtrace

@@ -99,6 +99,9 @@ void write_thread_info(std::uint16_t role, const char* name, std::size_t name_by
 
 // Asks that thread_ends() be called when the calling thread ends; false if that cannot be had.
 bool watch_thread_end() noexcept;
+// Whom to call, before thread_ends(), on a thread that ends and was watched; one listener, set while rooms start. The child of a fork
+// inherits it.
+void tell_thread_end(void (*listener)() noexcept) noexcept;
 
 // The rooms that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).
 struct Room {

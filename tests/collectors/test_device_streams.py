@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from device import calls, fake_environment, run_ranks
-from recorded import record
+from recorded import Recording, record
 from test_nccl import needs_shared_memory, rows
 
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import Bracket, StreamFlag
+from stashtrace.model.kinds import Bracket, BracketFlag, StreamFlag
 
 PER_THREAD = """
 #include <cstddef>
@@ -37,17 +37,57 @@ int main() {
 }
 """
 
+MANY_THREADS = """
+#include <cstddef>
+#include <thread>
+#include <vector>
+extern "C" {
+int cudaSetDevice(int); int cudaMalloc(void**, std::size_t); int cudaHostAlloc(void**, std::size_t, unsigned);
+int cudaMemcpyAsync_ptsz(void*, const void*, std::size_t, int, void*); int cudaDeviceSynchronize();
+}
+int main() {
+  void *device, *host;
+  int failed = cudaSetDevice(0) | cudaMalloc(&device, 1 << 20) | cudaHostAlloc(&host, 1 << 20, 0);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i)
+      threads.emplace_back([=] {  // ends with its copy still to come
+        cudaSetDevice(0);
+        cudaMemcpyAsync_ptsz(device, host, 1000, 1, nullptr);
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+  return failed | cudaDeviceSynchronize();
+}
+"""
 
-def test_stream_zero_of_per_thread_code_is_the_threads_own(tmp_path: Path) -> None:
+
+def traced(text: str, folder: Path) -> Recording:
+    """Build a program against the doubles and run it under the recorder."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    env = fake_environment(tmp_path / "fakes", "devices 1")
-    source, program = tmp_path / "program.cpp", tmp_path / "program"
-    source.write_text(PER_THREAD, encoding="utf-8")
-    command = [compiler, "-w", "-o", program, source, f"{env['LD_LIBRARY_PATH']}/libcudart.so.13"]
+    env = fake_environment(folder / "fakes", "devices 1")
+    source, program = folder / "program.cpp", folder / "program"
+    source.write_text(text, encoding="utf-8")
+    command = [compiler, "-w", "-pthread", "-o", program, source, f"{env['LD_LIBRARY_PATH']}/libcudart.so.13"]
     subprocess.run([str(c) for c in command], check=True)
-    recording = record([program], tmp_path / "run", collectors=("cuda",), env=env)
+    return record([program], folder / "run", collectors=("cuda",), env=env)
+
+
+def test_threads_that_end_give_their_default_streams_back(tmp_path: Path) -> None:
+    recording = traced(MANY_THREADS, tmp_path)
+    streams = [r for r in rows(recording, "stream_info") if r["stream_flags"] & StreamFlag.PER_THREAD]
+    copies = [b for b in rows(recording, "device_bracket") if b["bracket_code"] == Bracket.COPY]
+    assert len(copies) == len({b["stream_key"] for b in copies}) == 2400
+    assert {b["stream_key"] for b in copies} == {r["stream_key"] for r in streams}
+    assert not any(b["bracket_flags"] & BracketFlag.UNTIMED for b in copies)
+    trace = recording.trace
+    assert "too_many_streams" not in {trace.text(r["name_code"]) for r in trace.losses.rows()}
+
+
+def test_stream_zero_of_per_thread_code_is_the_threads_own(tmp_path: Path) -> None:
+    recording = traced(PER_THREAD, tmp_path)
     flags = {r["stream_key"]: r["stream_flags"] for r in rows(recording, "stream_info")}
     brackets = rows(recording, "device_bracket")
     copies = {b["size_bytes"]: flags[b["stream_key"]] for b in brackets if b["bracket_code"] == Bracket.COPY}

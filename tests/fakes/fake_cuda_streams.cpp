@@ -95,14 +95,28 @@ Stream* make_stream(Context* context, unsigned flags, int priority) {
   return stream;
 }
 
+namespace {
+// A thread's default streams end with it; what is queued still runs. The map stays, for calls that come later yet.
+struct OwnStreams {
+  std::map<Context*, Stream*>* streams = new std::map<Context*, Stream*>;
+  ~OwnStreams() {
+    const std::lock_guard lock(state().mutex);
+    for (const auto& [context, stream] : *streams) {
+      stream->dead = true;
+      stream->wake.notify_one();
+    }
+  }
+};
+}  // namespace
+
 Stream* find_stream(void* handle) {
   Context* context = current_context();
   const auto number = reinterpret_cast<std::uintptr_t>(handle);
   if (number <= 1) return context == nullptr ? nullptr : context->legacy;
   if (number == 2) {
     if (context == nullptr) return nullptr;
-    thread_local std::map<Context*, Stream*> own;
-    Stream*& stream = own[context];
+    thread_local OwnStreams own;
+    Stream*& stream = (*own.streams)[context];
     if (stream == nullptr) {
       stream = make_stream(context, 0, 0);
       stream->per_thread = true;
