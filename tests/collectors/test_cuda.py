@@ -240,6 +240,21 @@ def test_allocator_retries_are_seen(tmp_path: Path) -> None:
     assert sorted(row["status_code"] for row in allocated) == [0, 2]
 
 
+def test_the_row_of_a_retry_holds_no_code_of_the_job(tmp_path: Path) -> None:
+    run = play("second_try", tmp_path, script=["fail cudaMalloc 2 at 3", "delay cudaMalloc 2ms"])
+    rows = [row for row in run.trace.device_calls.rows() if row["size_bytes"] == 3 * MEGA]
+    failed, again = sorted(rows, key=lambda row: row["begin_ns"])
+    assert (failed["call_code"], again["call_code"]) == (DeviceCall.ALLOCATE, DeviceCall.ALLOCATE_RETRY)
+    assert again["begin_ns"] - failed["end_ns"] > 50 * MEGA  # what the job did in between is in neither
+    assert 2 * MEGA <= again["end_ns"] - again["begin_ns"] < 40 * MEGA
+
+
+def test_a_smaller_allocation_is_no_retry(tmp_path: Path) -> None:
+    run = play("smaller_try", tmp_path, script=["fail cudaMalloc 2 at 3"])
+    found = [row["call_code"] for row in run.trace.device_calls.rows() if row["size_bytes"] in (MEGA, 2 * MEGA, 3 * MEGA)]
+    assert found == [DeviceCall.ALLOCATE] * 3
+
+
 def test_slow_launches_are_seen(tmp_path: Path) -> None:
     run = play("waits", tmp_path, script=["delay cudaLaunchKernel 2ms"])
     assert calls(run)[DeviceCall.LAUNCH] == 2

@@ -12,7 +12,7 @@ constinit bool room_is_on = false;
 namespace {
 
 constexpr const char* kRuntimes[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"};
-constinit thread_local std::uint64_t t_failed_begin = 0;  // of the allocation that failed last on this thread
+constinit thread_local std::size_t t_failed_bytes = 0;  // of the allocation that failed last on this thread
 
 // What rt::name points to at first: finds its target, then leaves the way to it.
 template <auto& Slot, class Name, class... A>
@@ -95,14 +95,12 @@ void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has
       .status_code = static_cast<std::uint16_t>(result)});
 }
 
-// The row of a retry begins with the failed call: what lies between is the allocator giving memory back.
+// A caching allocator asks for the same size again when it has given memory back; a job that goes on with a smaller batch does
+// not. The row is of this call alone: the failed one, and the synchronisations and frees in between, have their own.
 void write_allocation(std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes, Result result) noexcept {
-  if (result == kSuccess && t_failed_begin != 0)
-    write_call(call_code::allocate_retry, t_failed_begin, stream, has_stream, bytes, result);
-  else
-    write_call(call_code::allocate, begin, stream, has_stream, bytes, result);
-  if (result == kSuccess) t_failed_begin = 0;
-  else if (t_failed_begin == 0) t_failed_begin = begin;
+  const bool again = result == kSuccess && bytes != 0 && bytes == t_failed_bytes;
+  write_call(again ? call_code::allocate_retry : call_code::allocate, begin, stream, has_stream, bytes, result);
+  t_failed_bytes = result == kSuccess ? 0 : bytes;
 }
 
 void write_slow_launch(std::uint64_t begin, std::uint64_t end, Stream stream, Result result) noexcept {

@@ -221,6 +221,22 @@ void threads(Memory& memory) {
   for (auto& thread : all) thread.join();
 }
 
+// A job that catches the failure, and tries again when it has done something else.
+void second_try(Memory&) {
+  void* memory = nullptr;
+  cudaMalloc(&memory, 3 * kMega);
+  usleep(60'000);
+  cudaMalloc(&memory, 3 * kMega);
+}
+
+// ... or goes on with less, and comes back to the size later.
+void smaller_try(Memory&) {
+  void* memory = nullptr;
+  cudaMalloc(&memory, 3 * kMega);
+  cudaMalloc(&memory, 2 * kMega);
+  cudaMalloc(&memory, kMega);
+}
+
 void probes(Memory&) {
   Stream stream = side_stream();
   auto begin = recorder<std::uint64_t (*)(std::uint32_t, std::uint64_t, std::uint64_t)>("stashtrace_device_bracket_begin");
@@ -251,6 +267,8 @@ int main(int count, char** arguments) {
     if (scene == "steps") many_steps(memory);
     if (scene == "threads") threads(memory);
     if (scene == "probes") probes(memory);
+    if (scene == "second_try") second_try(memory);
+    if (scene == "smaller_try") smaller_try(memory);
     if (scene == "in_flight") {
       Stream stream = side_stream();
       compute(stream, 3'000'000'000);
