@@ -12,6 +12,7 @@
 //   unsupported 138 139     field numbers that answer "not supported"; `gpm 0`: no GPM on this device
 //   sm 80  occupancy 40  tensor 30  dram 50      what GPM tells, in percent
 // GPM samples less than 100 ms apart give no data, as the documentation threatens.
+#include <algorithm>
 #include <cmath>
 
 #include "abi/nvml_abi.h"
@@ -27,7 +28,56 @@ std::int64_t time_ns(clockid_t clock) {
   return time.tv_sec * 1'000'000'000LL + time.tv_nsec;
 }
 
-int devices_count() { return static_cast<int>(fake::setting("devices", 1)); }
+// What the script says of one device, in numbers: read once, so that what a sampler costs is not the cost of the script.
+struct Plan {
+  double nvlink_tx, nvlink_rx, pcie_tx, pcie_rx, reset_ns, burst_ns = 0, burst_period_ns = 0;
+  double power, sm_clock, memory_clock, temperature, memory_used, busy, throttle;
+  std::uint32_t links;
+  int pcie_bits;
+  bool nvlink5, gpm;
+  std::vector<std::uint32_t> unsupported;
+  std::map<std::uint32_t, std::string> typed;
+  std::string uuid;
+
+  explicit Plan(int device) {
+    const auto number = [=](const char* key, double otherwise) { return fake::device_setting(device, key, otherwise); };
+    nvlink_tx = number("nvlink_tx", 0), nvlink_rx = number("nvlink_rx", 0);
+    pcie_tx = number("pcie_tx", 0), pcie_rx = number("pcie_rx", 0);
+    reset_ns = number("reset", 0);
+    power = number("power", 300), busy = number("busy", 90), throttle = number("throttle", 0);
+    sm_clock = number("sm_clock", 1980), memory_clock = number("memory_clock", 2619);
+    temperature = number("temperature", 55), memory_used = number("memory_used", 10e9);
+    links = static_cast<std::uint32_t>(number("links", 18));
+    pcie_bits = static_cast<int>(number("pcie_bits", 64));
+    nvlink5 = number("nvlink5", 0) != 0, gpm = number("gpm", 1) != 0;
+    std::istringstream burst(fake::device_text(device, "burst", ""));
+    std::string on, period;
+    if (burst >> on >> period) burst_ns = fake::number_of(on, 1), burst_period_ns = fake::number_of(period, 1);
+    std::istringstream fields(fake::device_text(device, "unsupported", ""));
+    for (std::uint32_t field; fields >> field;) unsupported.push_back(field);
+    std::istringstream types(fake::device_text(device, "typed", ""));
+    for (std::string word; types >> word;) {
+      const std::size_t colon = word.find(':');
+      if (colon != word.npos) typed[static_cast<std::uint32_t>(std::stoul(word))] = word.substr(colon + 1);
+    }
+    char text[64];
+    snprintf(text, sizeof text, "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae%02x", static_cast<unsigned>(device));
+    uuid = fake::device_text(device, "uuid", text);
+  }
+};
+
+// Never destroyed: a sampler may outlive main.
+const std::vector<Plan>& plans() {
+  static const std::vector<Plan>& all = *[] {
+    auto* made = new std::vector<Plan>;
+    const int count = static_cast<int>(fake::setting("devices", 1));
+    for (int device = 0; device < count; ++device) made->emplace_back(device);
+    return made;
+  }();
+  return all;
+}
+
+int devices_count() { return static_cast<int>(plans().size()); }
 
 // Of one moment, though the thread may lose its core between two readings.
 struct Moment {
@@ -45,32 +95,25 @@ Moment moment() {
 NvmlDevice handle(int device) { return reinterpret_cast<NvmlDevice>(static_cast<std::uintptr_t>(device + 1)); }
 int index_of(NvmlDevice device) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(device)) - 1; }
 bool is_device(NvmlDevice device) { return index_of(device) >= 0 && index_of(device) < devices_count(); }
+const Plan& plan_of(NvmlDevice device) { return plans().at(static_cast<std::size_t>(index_of(device))); }
 
 // Seconds during which traffic flowed since the machine began.
-double busy_seconds(int device, std::int64_t now_ns) {
-  const std::string burst = fake::device_text(device, "burst", "");
-  if (burst.empty()) return static_cast<double>(now_ns) * 1e-9;
-  std::istringstream words(burst);
-  std::string on_text, period_text;
-  words >> on_text >> period_text;
-  const double on = fake::number_of(on_text, 1), period = fake::number_of(period_text, 1);
-  const double whole = std::floor(static_cast<double>(now_ns) / period);
-  return (whole * on + std::fmin(static_cast<double>(now_ns) - whole * period, on)) * 1e-9;
+double busy_seconds(const Plan& plan, std::int64_t now_ns) {
+  const auto now = static_cast<double>(now_ns), period = plan.burst_period_ns;
+  if (period <= 0) return now * 1e-9;
+  const double whole = std::floor(now / period);
+  return (whole * plan.burst_ns + std::fmin(now - whole * period, plan.burst_ns)) * 1e-9;
 }
 
-std::uint64_t moved_bytes(int device, const char* key, std::int64_t now_ns) {
+std::uint64_t moved_bytes(const Plan& plan, double rate, std::int64_t now_ns) {
   static const std::int64_t first_ns = now_ns;
-  const double reset_ns = fake::device_setting(device, "reset", 0);
-  if (reset_ns > 0 && static_cast<double>(now_ns - first_ns) > reset_ns)
-    now_ns -= first_ns + static_cast<std::int64_t>(reset_ns);
-  return static_cast<std::uint64_t>(fake::device_setting(device, key, 0) * busy_seconds(device, now_ns));
+  if (plan.reset_ns > 0 && static_cast<double>(now_ns - first_ns) > plan.reset_ns)
+    now_ns -= first_ns + static_cast<std::int64_t>(plan.reset_ns);
+  return static_cast<std::uint64_t>(rate * busy_seconds(plan, now_ns));
 }
 
-bool is_unsupported(int device, std::uint32_t field) {
-  std::istringstream words(fake::device_text(device, "unsupported", ""));
-  for (std::string word; words >> word;)
-    if (word == std::to_string(field)) return true;
-  return false;
+bool is_unsupported(const Plan& plan, std::uint32_t field) {
+  return std::find(plan.unsupported.begin(), plan.unsupported.end(), field) != plan.unsupported.end();
 }
 
 void put(NvmlFieldValue& value, std::uint64_t number, int bits = 64) {
@@ -83,37 +126,35 @@ void put(NvmlFieldValue& value, std::uint64_t number, int bits = 64) {
   }
 }
 
-NvmlReturn link_bytes(int device, const char* key, std::int64_t now_ns, std::uint32_t scope, std::uint64_t& bytes) {
-  const auto links = static_cast<std::uint32_t>(fake::device_setting(device, "links", 18));
-  if (links == 0) return kNvmlNotSupported;
-  bytes = moved_bytes(device, key, now_ns);
+NvmlReturn link_bytes(const Plan& plan, double rate, std::int64_t now_ns, std::uint32_t scope, std::uint64_t& bytes) {
+  if (plan.links == 0) return kNvmlNotSupported;
+  bytes = moved_bytes(plan, rate, now_ns);
   if (scope == kNvmlAllLinks) return kNvmlSuccess;
-  bytes /= links;
-  return scope < links ? kNvmlSuccess : kNvmlInvalidArgument;
+  bytes /= plan.links;
+  return scope < plan.links ? kNvmlSuccess : kNvmlInvalidArgument;
 }
 
-NvmlReturn fill(int device, NvmlFieldValue& value, std::int64_t now_ns) {
+NvmlReturn fill(const Plan& plan, NvmlFieldValue& value, std::int64_t now_ns) {
   std::uint64_t bytes = 0;
   NvmlReturn result = kNvmlSuccess;
-  const int pcie_bits = static_cast<int>(fake::device_setting(device, "pcie_bits", 64));
   switch (value.field_id) {
     case kNvmlNvlinkDataTx:
     case kNvmlNvlinkDataRx:
-      result = link_bytes(device, value.field_id == kNvmlNvlinkDataTx ? "nvlink_tx" : "nvlink_rx", now_ns,
+      result = link_bytes(plan, value.field_id == kNvmlNvlinkDataTx ? plan.nvlink_tx : plan.nvlink_rx, now_ns,
                           value.scope_id, bytes);
       put(value, bytes / 1024);
       return result;
     case kNvmlNvlinkXmitBytes:
     case kNvmlNvlinkRcvBytes:
-      if (fake::device_setting(device, "nvlink5", 0) == 0 || value.scope_id == kNvmlAllLinks) return kNvmlNotSupported;
-      result = link_bytes(device, value.field_id == kNvmlNvlinkXmitBytes ? "nvlink_tx" : "nvlink_rx", now_ns,
+      if (!plan.nvlink5 || value.scope_id == kNvmlAllLinks) return kNvmlNotSupported;
+      result = link_bytes(plan, value.field_id == kNvmlNvlinkXmitBytes ? plan.nvlink_tx : plan.nvlink_rx, now_ns,
                           value.scope_id, bytes);
       put(value, bytes);
       return result;
-    case kNvmlPcieTxBytes: put(value, moved_bytes(device, "pcie_tx", now_ns), pcie_bits); return kNvmlSuccess;
-    case kNvmlPcieRxBytes: put(value, moved_bytes(device, "pcie_rx", now_ns), pcie_bits); return kNvmlSuccess;
+    case kNvmlPcieTxBytes: put(value, moved_bytes(plan, plan.pcie_tx, now_ns), plan.pcie_bits); return kNvmlSuccess;
+    case kNvmlPcieRxBytes: put(value, moved_bytes(plan, plan.pcie_rx, now_ns), plan.pcie_bits); return kNvmlSuccess;
     case kNvmlTotalEnergy:
-      put(value, static_cast<std::uint64_t>(fake::device_setting(device, "power", 300) * static_cast<double>(now_ns) * 1e-6));
+      put(value, static_cast<std::uint64_t>(plan.power * static_cast<double>(now_ns) * 1e-6));
       return kNvmlSuccess;
     case kNvmlMemoryTemperature: put(value, 65, 32); return kNvmlSuccess;
     case kNvmlThrottlePowerNs:
@@ -130,33 +171,36 @@ NvmlReturn fill(int device, NvmlFieldValue& value, std::int64_t now_ns) {
 }
 
 // Drivers differ in the type that they tell a field as.
-void retype(int device, NvmlFieldValue& value) {
-  std::istringstream words(fake::device_text(device, "typed", ""));
-  for (std::string word; words >> word;) {
-    const std::size_t colon = word.find(':');
-    if (word.substr(0, colon) != std::to_string(value.field_id)) continue;
-    const std::uint64_t number =
-        value.value_type == kNvmlUnsignedInt ? value.value.as_uint32 : value.value.as_uint64;
-    const std::string type = word.substr(colon + 1);
-    value.value = {};
-    if (type == "double") {
-      value.value_type = kNvmlDouble;
-      value.value.as_double = static_cast<double>(number);
-    } else if (type == "int") {
-      value.value_type = kNvmlSignedInt;
-      value.value.as_int32 = static_cast<std::int32_t>(number);
-    } else if (type == "long") {
-      value.value_type = kNvmlSignedLongLong;
-      value.value.as_int64 = static_cast<std::int64_t>(number);
-    } else {
-      value.value_type = kNvmlUnsignedShort;
-      value.value.as_uint16 = static_cast<std::uint16_t>(number);
-    }
+void retype(const Plan& plan, NvmlFieldValue& value) {
+  const auto found = plan.typed.find(value.field_id);
+  if (found == plan.typed.end()) return;
+  const std::string& type = found->second;
+  const std::uint64_t number = value.value_type == kNvmlUnsignedInt ? value.value.as_uint32 : value.value.as_uint64;
+  value.value = {};
+  if (type == "double") {
+    value.value_type = kNvmlDouble;
+    value.value.as_double = static_cast<double>(number);
+  } else if (type == "int") {
+    value.value_type = kNvmlSignedInt;
+    value.value.as_int32 = static_cast<std::int32_t>(number);
+  } else if (type == "long") {
+    value.value_type = kNvmlSignedLongLong;
+    value.value.as_int64 = static_cast<std::int64_t>(number);
+  } else {
+    value.value_type = kNvmlUnsignedShort;
+    value.value.as_uint16 = static_cast<std::uint16_t>(number);
   }
 }
 
 struct Sample {
   std::int64_t taken_ns;
+};
+
+// What GPM tells, the same for all devices.
+struct Gpm {
+  double sm = fake::setting("sm", 80), occupancy = fake::setting("occupancy", 40), tensor = fake::setting("tensor", 30);
+  double dram = fake::setting("dram", 50), pcie_tx = fake::setting("pcie_tx", 0), pcie_rx = fake::setting("pcie_rx", 0);
+  double nvlink_tx = fake::setting("nvlink_tx", 0), nvlink_rx = fake::setting("nvlink_rx", 0);
 };
 
 }  // namespace
@@ -189,68 +233,65 @@ FAKE_API NvmlReturn nvmlDeviceGetHandleByIndex_v2(unsigned index, NvmlDevice* de
 FAKE_API NvmlReturn nvmlDeviceGetUUID(NvmlDevice device, char* uuid, unsigned bytes) {
   FAKE_CALL(nvmlDeviceGetUUID);
   if (!is_device(device)) return kNvmlInvalidArgument;
-  char text[64];
-  snprintf(text, sizeof text, "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae%02x", static_cast<unsigned>(index_of(device)));
-  snprintf(uuid, bytes, "%s", fake::device_text(index_of(device), "uuid", text).c_str());
+  snprintf(uuid, bytes, "%s", plan_of(device).uuid.c_str());
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetFieldValues(NvmlDevice device, int count, NvmlFieldValue* values) {
   FAKE_CALL(nvmlDeviceGetFieldValues);
   if (!is_device(device)) return kNvmlInvalidArgument;
+  const Plan& plan = plan_of(device);
   const auto [now_ns, realtime_ns] = moment();
   const std::int64_t now_us = realtime_ns / 1'000;
   for (int i = 0; i < count; ++i) {
     NvmlFieldValue& value = values[i];
     value.timestamp_us = now_us;
     value.latency_us = 0;
-    value.result = is_unsupported(index_of(device), value.field_id) ? kNvmlNotSupported
-                                                                     : fill(index_of(device), value, now_ns);
-    if (value.result == kNvmlSuccess) retype(index_of(device), value);
+    value.result = is_unsupported(plan, value.field_id) ? kNvmlNotSupported : fill(plan, value, now_ns);
+    if (value.result == kNvmlSuccess) retype(plan, value);
   }
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetPowerUsage(NvmlDevice device, unsigned* milliwatts) {
   FAKE_CALL(nvmlDeviceGetPowerUsage);
-  *milliwatts = static_cast<unsigned>(fake::device_setting(index_of(device), "power", 300) * 1e3);
+  *milliwatts = static_cast<unsigned>(plan_of(device).power * 1e3);
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetClockInfo(NvmlDevice device, int clock, unsigned* megahertz) {
   FAKE_CALL(nvmlDeviceGetClockInfo);
-  const bool memory = clock == kNvmlClockMemory;
-  *megahertz = static_cast<unsigned>(
-      fake::device_setting(index_of(device), memory ? "memory_clock" : "sm_clock", memory ? 2619 : 1980));
+  const Plan& plan = plan_of(device);
+  *megahertz = static_cast<unsigned>(clock == kNvmlClockMemory ? plan.memory_clock : plan.sm_clock);
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetTemperature(NvmlDevice device, int, unsigned* celsius) {
   FAKE_CALL(nvmlDeviceGetTemperature);
-  *celsius = static_cast<unsigned>(fake::device_setting(index_of(device), "temperature", 55));
+  *celsius = static_cast<unsigned>(plan_of(device).temperature);
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetMemoryInfo(NvmlDevice device, NvmlMemory* memory) {
   FAKE_CALL(nvmlDeviceGetMemoryInfo);
-  const auto used = static_cast<std::uint64_t>(fake::device_setting(index_of(device), "memory_used", 10e9));
+  const auto used = static_cast<std::uint64_t>(plan_of(device).memory_used);
   *memory = {150'000'000'000, 150'000'000'000 - used, used};
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetUtilizationRates(NvmlDevice device, NvmlUtilization* rates) {
   FAKE_CALL(nvmlDeviceGetUtilizationRates);
-  *rates = {static_cast<std::uint32_t>(fake::device_setting(index_of(device), "busy", 90)), 40};
+  *rates = {static_cast<std::uint32_t>(plan_of(device).busy), 40};
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetCurrentClocksEventReasons(NvmlDevice device, unsigned long long* reasons) {
   FAKE_CALL(nvmlDeviceGetCurrentClocksEventReasons);
-  *reasons = static_cast<unsigned long long>(fake::device_setting(index_of(device), "throttle", 0));
+  *reasons = static_cast<unsigned long long>(plan_of(device).throttle);
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlDeviceGetCurrentClocksThrottleReasons(NvmlDevice device, unsigned long long* reasons) {
   FAKE_CALL(nvmlDeviceGetCurrentClocksThrottleReasons);
-  *reasons = static_cast<unsigned long long>(fake::device_setting(index_of(device), "throttle", 0));
+  *reasons = static_cast<unsigned long long>(plan_of(device).throttle);
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlGpmQueryDeviceSupport(NvmlDevice device, NvmlGpmSupport* support) {
   FAKE_CALL(nvmlGpmQueryDeviceSupport);
   if (support->version != kGpmSupportVersion) return 25;  // NVML_ERROR_ARGUMENT_VERSION_MISMATCH
-  support->is_supported = fake::device_setting(index_of(device), "gpm", 1) != 0;
+  support->is_supported = plan_of(device).gpm;
   return kNvmlSuccess;
 }
 FAKE_API NvmlReturn nvmlGpmSampleAlloc(NvmlGpmSample* sample) {
@@ -271,20 +312,21 @@ FAKE_API NvmlReturn nvmlGpmSampleGet(NvmlDevice, NvmlGpmSample sample) {
 FAKE_API NvmlReturn nvmlGpmMetricsGet(NvmlGpmMetrics* metrics) {
   FAKE_CALL(nvmlGpmMetricsGet);
   if (metrics->version != kGpmMetricsVersion) return 25;
+  static const Gpm gpm;
   const std::int64_t apart_ns = reinterpret_cast<Sample*>(metrics->second)->taken_ns -
                                 reinterpret_cast<Sample*>(metrics->first)->taken_ns;
   for (unsigned i = 0; i < metrics->metrics_count; ++i) {
     NvmlGpmMetric& metric = metrics->metrics[i];
     metric.result = apart_ns < 100'000'000 ? 21 : kNvmlSuccess;  // NVML_ERROR_NO_DATA
     switch (metric.metric_id) {
-      case kGpmSmUtilization: metric.value = fake::setting("sm", 80); break;
-      case kGpmSmOccupancy: metric.value = fake::setting("occupancy", 40); break;
-      case kGpmAnyTensor: metric.value = fake::setting("tensor", 30); break;
-      case kGpmDramBandwidth: metric.value = fake::setting("dram", 50); break;
-      case kGpmPcieTx: metric.value = fake::setting("pcie_tx", 0) / 1048576; break;
-      case kGpmPcieRx: metric.value = fake::setting("pcie_rx", 0) / 1048576; break;
-      case kGpmNvlinkTx: metric.value = fake::setting("nvlink_tx", 0) / 1048576; break;
-      case kGpmNvlinkRx: metric.value = fake::setting("nvlink_rx", 0) / 1048576; break;
+      case kGpmSmUtilization: metric.value = gpm.sm; break;
+      case kGpmSmOccupancy: metric.value = gpm.occupancy; break;
+      case kGpmAnyTensor: metric.value = gpm.tensor; break;
+      case kGpmDramBandwidth: metric.value = gpm.dram; break;
+      case kGpmPcieTx: metric.value = gpm.pcie_tx / 1048576; break;
+      case kGpmPcieRx: metric.value = gpm.pcie_rx / 1048576; break;
+      case kGpmNvlinkTx: metric.value = gpm.nvlink_tx / 1048576; break;
+      case kGpmNvlinkRx: metric.value = gpm.nvlink_rx / 1048576; break;
       default: metric.result = kNvmlInvalidArgument;
     }
   }
