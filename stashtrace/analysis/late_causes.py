@@ -134,6 +134,10 @@ def _windows(
     end = np.where(row >= 0, found.enter_ns[row], np.where(never, last, -1))
     anchor = found.anchor[instance]
     before = found.rows_of(anchor, rank)
+    # A rank that was recorded later lacks it: then all are compared since the step began.
+    shared = np.ones(len(found), dtype=bool)
+    shared[instance[(before < 0) & (end >= 0)]] = False
+    before = np.where(shared[instance], before, -1)
     begin = np.where(before >= 0, found.end_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
     steps = index.steps

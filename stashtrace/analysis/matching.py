@@ -287,7 +287,10 @@ def _match_blocks(
 
 
 def _match_pairs(table: Table, rows: Int64, members: Int64, last_enter: Int64, last_rank: Int64) -> None:
-    """Point to point: the n-th receive of a pair of ranks belongs to its n-th send."""
+    """Point to point: the n-th receive of a pair of ranks belongs to its n-th send.
+
+    A pair with a group of its own may number its messages alike on both sides, also those that were not recorded.
+    """
     rows = rows[np.lexsort((table["call_ns"][rows], table["sequence"][rows]))]
     peer = table["peer_rank"][rows]
     known = (peer >= 0) & (peer < len(members))
@@ -305,13 +308,26 @@ def _match_pairs(table: Table, rows: Int64, members: Int64, last_enter: Int64, l
     for begin, end in zip(starts.tolist(), np.append(starts[1:], len(rows)).tolist(), strict=True):
         sent = rows[begin:end][sends[begin:end]]
         received = rows[begin:end][~sends[begin:end]]
-        both = min(len(sent), len(received))
-        last_enter[received[:both]] = table["call_ns"][sent[:both]]
-        last_rank[received[:both]] = source[begin]
-        missing = received[both:]
+        fits, awaited = _pairs_by_number(table["sequence"], sent, received) if len(starts) == 1 else (None, None)
+        if fits is None or awaited is None:
+            both = min(len(sent), len(received))
+            fits, awaited = received[:both], sent[:both]
+        last_enter[fits] = table["call_ns"][awaited]
+        last_rank[fits] = source[begin]
+        missing = received[~np.isin(received, fits)]
         never = missing[table["end_ns"][missing] < 0]
         last_enter[never] = NEVER
         last_rank[never] = source[begin]
+
+
+def _pairs_by_number(number: Int64, sent: Int64, received: Int64) -> tuple[Int64 | None, Int64 | None]:
+    """Receives and the sends that they belong to; None where the sides do not number alike."""
+    if any(len(np.unique(number[side])) < len(side) for side in (sent, received)):
+        return None, None
+    _, at_sent, at_received = np.intersect1d(number[sent], number[received], assume_unique=True, return_indices=True)
+    if 2 * len(at_sent) < min(len(sent), len(received)):
+        return None, None
+    return received[at_received], sent[at_sent]
 
 
 def _resolved_ends(trace: Trace) -> Int64:

@@ -210,7 +210,9 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSt
     whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
     if len(whole):
         whole = whole.take(np.sort(np.unique(whole["value"], return_index=True)[1]))  # of equal numbers the first
-        columns = StepColumns(whole["begin_ns"], whole["end_ns"], np.full(len(whole), "marked"))
+        # Rounded to microseconds, a step may seem to end after the next one begins.
+        ends = np.minimum(whole["end_ns"], np.append(whole["begin_ns"][1:], whole["end_ns"][-1]))
+        columns = StepColumns(whole["begin_ns"], ends, np.full(len(whole), "marked"))
     else:
         marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
         columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)

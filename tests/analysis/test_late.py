@@ -287,6 +287,42 @@ def test_a_receive_posted_a_step_ahead_costs_the_step_in_which_the_stage_stood()
     assert late.sort_by("step")["stall_ns"].tolist() == stage["bubble_ns"].tolist()
 
 
+def test_messages_are_matched_by_number_where_one_side_was_recorded_later() -> None:
+    """The recording of rank 0 begins after its first send; every receive is waited for 5 ms."""
+    build = TraceBuilder()
+    messages = build.group([0, 1], group=77, name="pp 0 to 1")
+    for number in range(4):
+        at = number * 100 * MS
+        build.rank(0).phase("forward", at, at + 25 * MS).phase("optimizer", at + 60 * MS, at + 100 * MS)
+        build.rank(1).phase("forward", at, at + 20 * MS).phase("optimizer", at + 60 * MS, at + 100 * MS)
+        if number:
+            build.collective({0: (at + 25 * MS, at + 26 * MS)}, op=CollectiveOp.SEND, peer_rank=1, group=messages,
+                             sequence=number)  # fmt: skip
+        build.collective({1: (at + 20 * MS, at + 27 * MS)}, op=CollectiveOp.RECEIVE, peer_rank=0, group=messages,
+                         sequence=number)  # fmt: skip
+    found = analyze(build.trace(), "collectives")
+    received = found.take(found["op"] == "receive").sort_by("sequence")
+    assert received["wait_ns"].tolist() == [0, 5 * MS, 5 * MS, 5 * MS]
+    assert received["last_rank"].tolist() == [-1, 0, 0, 0]
+
+
+def test_ranks_recorded_from_different_steps_on_are_compared_over_the_same_time() -> None:
+    """Ranks 2 and 3 lack the first step; in the second, rank 2 computes 10 ms longer."""
+    build = TraceBuilder()
+    build.group(range(4))
+    for step in range(3):
+        start, calls = step * 100 * MS, {}
+        for rank in range(4):
+            slow = 10 * MS if (rank, step) == (2, 1) else 0
+            if step or rank < 2:
+                build.rank(rank).phase("forward", start, start + 20 * MS + slow)
+                build.rank(rank).phase("optimizer", start + 50 * MS, start + 100 * MS)
+                calls[rank] = start + 20 * MS + slow, start + 40 * MS
+        build.collective(calls, sequence=step)
+    row = costliest(build.trace())
+    assert (row["late_rank"], row["cause_kind"], row["cause_ns"], row["late_by_ns"]) == (2, "compute", 10 * MS, 10 * MS)
+
+
 def test_runs_without_the_data_are_refused_with_a_reason() -> None:
     with pytest.raises(MissingDataError, match="no collective"):
         analyze(TraceBuilder().trace(), "late")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import TraceBuilder, trace_from_text
+from budget_identity import budget, check_intervals, check_sums
+from builders import MS, US, TraceBuilder, trace_from_text
 from table_text import expected, step_text
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import PhaseFlag
+from stashtrace.model.kinds import PhaseFlag, SpanKind
 from stashtrace.model.schemas import METADATA
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
@@ -304,3 +305,16 @@ def test_a_window_of_steps_keeps_its_numbers(window: str, numbers: range, left_o
     found = analyze(only_steps(window, [10] * 12), "steps")
     assert found["step"].tolist() == list(numbers)
     assert found["warmup"].tolist() == [1] * left_out + [0] * (12 - left_out)
+
+
+def test_whole_steps_that_overlap_by_rounding_are_cut_where_the_next_begins() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).phase("forward", 10 * MS, 50 * MS)
+    for number, (begin, end) in enumerate([(0, 100 * MS + US), (100 * MS, 200 * MS), (190 * MS, 300 * MS)]):
+        build.add("spans", begin_ns=begin, end_ns=end, track_id=rank.track_id, kind_code=int(SpanKind.STEP),
+                  value=number, parent_id=-1)  # fmt: skip
+    trace = build.trace()
+    assert analyze(trace, "steps")["end_ns"].tolist() == [100 * MS, 190 * MS, 300 * MS]
+    rows = budget(trace)
+    check_sums(trace, rows)
+    check_intervals(trace, rows)
