@@ -22,7 +22,8 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
     parts = {name: table[f"{name}_ns"] / 1e6 for name in _COLOURS}
     if len(share) > 1:
         axes.stackplot(share, *parts.values(), labels=list(parts), colors=list(_COLOURS.values()), alpha=0.75, lw=0)
-        axes.fill_between(share, table["low_ns"] / 1e6, table["high_ns"] / 1e6, color="#555555", alpha=0.3, lw=0)
+        low, high = table["low_ns"] / 1e6, table["high_ns"] / 1e6
+        axes.fill_between(share, low, high, color="#555555", alpha=0.3, lw=0, label="at least, at most")
     else:
         below = np.zeros(len(share))
         for name, values in parts.items():
@@ -37,6 +38,7 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"cached share of the data set, % ({policy})")
     axes.set_ylabel("step, ms")
-    axes.legend(frameon=False, fontsize=8)
+    # Above the axes: the areas below the step leave no room.
+    axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, columnspacing=1.2)
     plain_axes(axes)
     figure.savefig(path, dpi=150)

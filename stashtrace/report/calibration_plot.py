@@ -78,4 +78,4 @@ def _limit_residuals(axes: Any, links: list[Link]) -> None:
     beyond = int(np.count_nonzero(100 * off > limit))
     if beyond:
         text = f"{beyond} point{'' if beyond == 1 else 's'} beyond"
-        axes.text(0.99, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=8, color="#555555")
+        axes.text(1, 1.02, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, color="#555555")
