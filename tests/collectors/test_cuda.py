@@ -251,7 +251,8 @@ def test_the_row_of_a_retry_holds_no_code_of_the_job(tmp_path: Path) -> None:
 
 def test_a_smaller_allocation_is_no_retry(tmp_path: Path) -> None:
     run = play("smaller_try", tmp_path, script=["fail cudaMalloc 2 at 3"])
-    found = [row["call_code"] for row in run.trace.device_calls.rows() if row["size_bytes"] in (MEGA, 2 * MEGA, 3 * MEGA)]
+    sizes = (MEGA, 2 * MEGA, 3 * MEGA)
+    found = [row["call_code"] for row in run.trace.device_calls.rows() if row["size_bytes"] in sizes]
     assert found == [DeviceCall.ALLOCATE] * 3
 
 
