@@ -139,7 +139,7 @@ class _Json:
     def _head(self, text: str) -> None:
         pid, schema = (re.search(rf'"{name}"\s*:\s*"?([^",\s]+)', text) for name in ("pid", "schema"))
         self.schema = schema[1] if schema else ""
-        self.pid = int(pid[1]) if pid and pid[1].isdigit() else 0
+        self.pid = int(pid[1]) if pid and pid[1].isdecimal() and len(pid[1]) < 19 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +157,23 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(node, dict) or not isinstance(node.get("id"), int) or not isinstance(node.get("name"), str):
         return None
     listed = node.get("attrs")
-    attrs = {a["name"]: a.get("value") for a in listed if isinstance(a, dict) and "name" in a} if listed else node
+    attrs: Mapping[str, Any] = node
+    if isinstance(listed, list) and listed:
+        attrs = {a["name"]: a.get("value") for a in listed if isinstance(a, dict) and isinstance(a.get("name"), str)}
     inputs, outputs = _values(node.get("inputs")), _values(node.get("outputs"))
     comm = _communication(inputs, attrs) if node["name"] == "record_param_comms" else _Communication()
     given = attrs.get("comm_bytes")
-    if isinstance(given, int):  # protobuf: the size alone, and the kind as a name
+    if isinstance(given, int) and "comm_name" in attrs:  # protobuf: the size alone, and the kind as a name
         comm = _Communication(str(attrs["comm_name"]), -1, str(attrs.get("pg_name", "")))
     return {
-        "node_id": node["id"],
+        "node_id": _number(node["id"]),
         "parent_node_id": _number(node.get("ctrl_deps", node.get("parent"))),
         "record_function_id": _number(attrs.get("rf_id")),
         "sequence_id": _number(attrs.get("seq_id")),
         "native_thread_id": _number(attrs.get("tid")),
         "duration_ns": _number(node.get("duration_ns")),
-        "input_bytes": given if isinstance(given, int) else _bytes(inputs),
-        "output_bytes": _bytes(outputs),
+        "input_bytes": _size(given if isinstance(given, int) else _bytes(inputs)),
+        "output_bytes": _size(_bytes(outputs)),
         "name": node["name"],
         "op_code": int(collective_op(comm.name)) if comm.name and comm.name not in _NOT_COLLECTIVES else -1,
         "collective_sequence": comm.sequence,
@@ -184,6 +186,11 @@ def _number(value: Any) -> int:
     if isinstance(value, list) and value:
         value = value[0]
     return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else -1
+
+
+def _size(count: int) -> int:
+    """Bytes; 0 for what no tensors can have."""
+    return count if 0 <= count < 1 << 62 else 0
 
 
 def _values(given: Any) -> Sequence[Any]:
@@ -211,7 +218,10 @@ def _communication(values: Sequence[Any], attrs: Mapping[str, Any]) -> _Communic
     if len(rest) < 4 or not isinstance(rest[3], str):
         return _Communication(str(attrs.get("collective_name", "")))
     group = rest[1]
-    name = ":".join(str(part) for part in group if part) if isinstance(group, list) else f"{group:#x}" if group else ""
+    if isinstance(group, list):
+        name = ":".join(str(part) for part in group if part)
+    else:
+        name = f"{group:#x}" if isinstance(group, int) and group else str(group or "")
     size = attrs.get("pg_size", rest[8] if len(rest) > 8 else -1)
     return _Communication(rest[3], _number(rest[0]), name, _number(size))
 

@@ -34,6 +34,9 @@ from stashtrace.model.kinds import IoFlag, ProcessRole, Severity, SpanKind
 _PIECE_BYTES = 1 << 22
 #: ``trace-3-of-8.pfw``: rank 3 of 8, as DLIO names its files.
 _RANK_IN_NAME = re.compile(r"-(\d+)-of-(\d+)")
+#: Numbers from here on are damage; in microseconds, what fits 64 bits of nanoseconds.
+_HIGHEST = 1 << 62
+_LATEST_US = _HIGHEST // 1000
 #: Between two files of one hash.
 _EITHER = " or "
 _SIGNATURE = re.compile(rb'"cat"\s*:\s*"(dftracer|dlio_profiler)"')
@@ -90,7 +93,8 @@ class _Events:
     started: dict[int, dict[str, Any]] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     forks: dict[int, int] = field(default_factory=dict)
-    counts: list[tuple[int, int, str, float]] = field(default_factory=list)
+    #: Process -> name of a counter -> its times and values.
+    counts: dict[int, dict[str, tuple[array[int], array[float]]]] = field(default_factory=dict)
     unreadable: int = 0
     skipped: int = 0
     ambiguous: int = 0
@@ -141,7 +145,9 @@ class _Events:
             self.unreadable += 1
 
     def _call(self, event: dict[str, Any]) -> None:
-        name, category, args = event["name"], event["cat"], event.get("args") or {}
+        name, category, args = str(event["name"]), str(event["cat"]), event.get("args") or {}
+        if not isinstance(args, dict):
+            raise TypeError("arguments without names")
         pid, tid, begin, length = int(event["pid"]), int(event["tid"]), int(event["ts"]), int(event.get("dur", 0))
         if "hhash" in args or "hostname" in args:
             self.host_of.setdefault(pid, ("HH", args["hhash"]) if "hhash" in args else ("", args["hostname"]))
@@ -153,16 +159,17 @@ class _Events:
         if is_io(category, name):
             path = ("FH", args["fhash"]) if "fhash" in args else ("", args.get("fname", ""))
             file = self.files.setdefault(path, len(self.files))
-            offset = int(args.get("offset", -1))
-            result = int(args.get("ret") or 0)
+            offset, result = _signed(int(args.get("offset", -1))), _signed(int(args.get("ret") or 0))
             if result > 0:
                 result = result * int(args.get("size", 1)) if name in MOVES_BYTES else 0
         elif name in ("fork", "vfork", "clone") and int(args.get("ret") or 0) > 0:
             self.forks[int(args["ret"])] = pid
+        if not 0 <= begin < _LATEST_US > length or max(pid, tid, offset, result) >= _HIGHEST or min(pid, tid) < 0:
+            raise ValueError("a number that no call has")
         self.function.append(self.functions.setdefault((category, name), len(self.functions)))
         for column, value in zip(
             (self.begin_us, self.length_us, self.pid, self.tid, self.file, self.offset, self.result),
-            (begin, max(length, 0), pid, tid, file, offset, result),
+            (begin, max(length, 0), pid, tid, file, max(offset, -1), max(result, -1)),
             strict=True,
         ):
             column.append(value)
@@ -183,9 +190,21 @@ class _Events:
         return str(key[1]) if not key[0] else self.texts.get(key, "")
 
     def _count(self, event: dict[str, Any]) -> None:
-        for key, value in (event.get("args") or {}).items():
+        pid, when_us, args = int(event["pid"]), int(event["ts"]), event.get("args") or {}
+        if not isinstance(args, dict) or not 0 <= when_us < _LATEST_US or not 0 <= pid < _HIGHEST:
+            raise ValueError("a number that no counter has")
+        for key, value in args.items():
             if isinstance(value, int | float) and key != "hhash":
-                self.counts.append((int(event["pid"]), int(event["ts"]), f"{event['name']} {key}", float(value)))
+                times_us, values = self.counts.setdefault(pid, {}).setdefault(
+                    f"{event['name']} {key}", (array("q"), array("d"))
+                )
+                values.append(float(value))
+                times_us.append(when_us)
+
+
+def _signed(number: int) -> int:
+    """What a program meant that wrote -1 as a number without a sign."""
+    return number - (1 << 64) if 1 << 63 <= number < 1 << 64 else number
 
 
 def _place(events: _Events, source: Source, context: ImportContext) -> None:
@@ -201,7 +220,7 @@ def _place(events: _Events, source: Source, context: ImportContext) -> None:
     ops = np.array([IO_OPS.get(name, 0) for _, name in names], dtype=np.int64)
     stdio = np.array([category in STDIO_CATEGORIES for category, _ in names], dtype=bool)
     elsewhere = np.array([has_own_rows(category, name) for category, name in names], dtype=bool)
-    pids = list(dict.fromkeys([*columns["pid"].tolist(), *(pid for pid, *_ in events.counts)]))
+    pids = list(dict.fromkeys([*columns["pid"].tolist(), *events.counts]))
     for pid in pids:
         own = {name: column[columns["pid"] == pid] for name, column in columns.items()}
         loop = loop_of(Functions.of(own, names))
@@ -225,10 +244,9 @@ def _place(events: _Events, source: Source, context: ImportContext) -> None:
             name_code=codes[rest["function"]],
         )
         loop.place(context, process_id, tracks)
-        for owner, when_us, name, value in events.counts:
-            if owner == pid:
-                track = context.tracks.counter(process_id, name, "")
-                context.add("counters", ts_ns=when_us * 1000, track_id=track, value=value)
+        for name, (times_us, values) in events.counts.get(pid, {}).items():
+            track = context.tracks.counter(process_id, name, "")
+            context.add("counters", ts_ns=np.array(times_us) * 1000, track_id=track, value=np.array(values))
 
 
 def _add_calls(own: dict[str, Any], ops: Any, stdio: Any, paths: Any, context: ImportContext) -> None:

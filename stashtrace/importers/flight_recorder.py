@@ -34,6 +34,7 @@ _ITEM_BYTES = {
 }  # fmt: skip
 #: A damaged or hostile dump may name any number of tensors.
 _MOST_TENSORS = 4096
+_MOST_RANKS = 1 << 20
 _KNOWN_MAJORS = ("1.", "2.")
 #: Unfinished operations that are told one by one.
 _TOLD = 8
@@ -120,7 +121,8 @@ def _groups(dump: Mapping[Any, Any]) -> dict[str, Group]:
     for name, row in config.items() if isinstance(config, dict) else ():
         if not isinstance(row, dict):
             continue
-        members = tuple(int(rank) for rank in re.findall(r"\d+", str(row.get("ranks", "")))[: 1 << 20])
+        listed = [int(rank) for rank in re.findall(r"\d+", str(row.get("ranks", "")))[:_MOST_RANKS]]
+        members = tuple(listed) if all(rank < _MOST_RANKS for rank in listed) else ()
         if str(name) or members:
             found[str(name)] = Group(str(name), str(row.get("desc", "")), members)
     return found

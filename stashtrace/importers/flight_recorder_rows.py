@@ -185,7 +185,7 @@ def _ends(entries: Sequence[Entry]) -> Int64:
     ends = []
     for each in reversed(entries):
         if each.ended_ns:
-            ends.append(max(each.ended_ns, each.called_ns))
+            ends.append(max(each.ended_ns, each.started_ns, each.called_ns))
         else:
             ends.append(following.get(each.group, latest) if each.finished else -1)
         following[each.group] = each.called_ns

@@ -22,7 +22,7 @@ from stashtrace.importers.kineto_collectives import add_collectives
 from stashtrace.importers.kineto_device import add_device_work
 from stashtrace.importers.kineto_host import add_host_side
 from stashtrace.importers.kineto_host_collectives import add_host_collectives
-from stashtrace.importers.kineto_reading import KinetoFile, read
+from stashtrace.importers.kineto_reading import KinetoFile, is_rank, read
 from stashtrace.importers.kineto_rows import FileRows
 from stashtrace.importers.source import Source
 from stashtrace.model.kinds import Severity
@@ -84,20 +84,24 @@ def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
     info: dict[str, Any] = file.top.get("distributedInfo") or {}
     pid = _host_pid(file)
     in_name = _RANK_IN_NAME.search(name)
-    rank = info.get("rank")
-    if not isinstance(rank, int):
-        rank = int(in_name[1] or in_name[2]) if in_name else 0
-    world = info.get("world_size")
+    rank = _count(info.get("rank"))
+    if rank < 0:
+        rank = _count(int(in_name[1] or in_name[2])) if in_name else 0
     host = _HOST_IN_NAME.match(name)
     process_id = context.process(
         pid=pid,
         rank=rank,
         host=host["host"] if host and int(host["pid"]) == pid else "",
-        world_size=world if isinstance(world, int) else -1,
+        world_size=_count(info.get("world_size")),
     )
     relative = file.base_ns is None and _is_relative(file)
     context.count_from(process_id, None if relative else file.base_ns or 0)
     return process_id
+
+
+def _count(value: object) -> int:
+    """A rank, or a number of them; -1 for what is none."""
+    return value if isinstance(value, int) and is_rank(value) else -1
 
 
 def _refuse_twins(file: KinetoFile, source: Source, context: ImportContext, process_id: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from stashtrace.importers.kineto_device import DeviceRows
 from stashtrace.importers.kineto_host import Steps
-from stashtrace.importers.kineto_reading import ABSENT, Codes, EventRows, Int64
+from stashtrace.importers.kineto_reading import ABSENT, Codes, EventRows, Int64, is_rank
 from stashtrace.importers.kineto_rows import FileRows
 from stashtrace.model.kinds import CollectiveOp, CollectiveSource, Severity
 
@@ -245,8 +245,10 @@ class _Details:
             world = process.world_size
             return Group(shown, tuple(range(max(world, 0))), world, f"{shown} of {world}", guessed=True)
         listed = _ranks(text(ranks)) or _configured(top, text(name))
-        if not listed and start >= 0 and size > 0 and (stride > 0 or size == 1):
-            listed = tuple(range(start, start + size * max(stride, 1), max(stride, 1)))
+        size = size if is_rank(size) else -1
+        if not listed and is_rank(start) and size > 0 and (is_rank(stride) and stride > 0 or size == 1):
+            apart = stride if is_rank(stride) and stride > 0 else 1
+            listed = tuple(range(start, start + size * apart, apart))
         if size > 0 and len(listed) != size:
             listed = ()
         count = len(listed) or (size if size > 0 else -1)
@@ -325,7 +327,8 @@ def _type(name: str) -> str:
 def _ranks(text: str) -> tuple[int, ...]:
     """Ranks of ``[0, 1, 2]``; none of a list that torch cut short."""
     parts = text.strip().strip("[]").split(",")
-    return tuple(int(p) for p in parts) if all(p.strip().isdecimal() for p in parts) else ()
+    ranks = tuple(int(p) for p in parts) if all(p.strip().isdecimal() and len(p) < 20 for p in parts) else ()
+    return ranks if all(map(is_rank, ranks)) else ()
 
 
 def _configured(top: dict[str, Any], name: str) -> tuple[int, ...]:
@@ -334,7 +337,7 @@ def _configured(top: dict[str, Any], name: str) -> tuple[int, ...]:
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict) and str(entry.get("pg_name")) == name:
             ranks = entry.get("ranks")
-            if isinstance(ranks, list) and all(isinstance(r, int) for r in ranks):
+            if isinstance(ranks, list) and all(map(is_rank, ranks)):
                 return tuple(ranks)
     return ()
 

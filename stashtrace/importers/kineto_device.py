@@ -188,7 +188,7 @@ def _add_streams(rows: FileRows, seen: dict[int, tuple[int, bool]]) -> None:
 def _add_devices(rows: FileRows, used: set[int]) -> None:
     """Devices that did something, with what the file says of them."""
     listed = rows.file.top.get("deviceProperties") or rows.file.top.get("computeProperties") or []
-    known = {d.get("id"): d for d in listed if isinstance(d, dict)}
+    known = {d["id"]: d for d in listed if isinstance(d, dict) and isinstance(d.get("id"), int)}
     for index in sorted(used):
         device = known.get(index, {})
         name = str(device.get("name", ""))
@@ -253,4 +253,4 @@ def _call(name: str) -> int:
 
 
 def _whole(value: object, default: int) -> int:
-    return value if isinstance(value, int) else default
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else default

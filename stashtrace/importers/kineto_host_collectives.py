@@ -13,7 +13,7 @@ import numpy as np
 
 from stashtrace.importers.kineto_collectives import PER_STEP, Group, add_groups, op_of
 from stashtrace.importers.kineto_host import Steps
-from stashtrace.importers.kineto_reading import ABSENT
+from stashtrace.importers.kineto_reading import ABSENT, is_rank
 from stashtrace.importers.kineto_rows import FileRows
 from stashtrace.model.kinds import CollectiveSource
 
@@ -56,6 +56,6 @@ def _group(rows: FileRows) -> Group:
     only = listed[0] if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], dict) else {}
     world = rows.context.processes[rows.process_id].world_size
     ranks = only.get("ranks")
-    members = tuple(ranks) if isinstance(ranks, list) and ranks else tuple(range(max(world, 0)))
+    members = tuple(ranks) if isinstance(ranks, list) and ranks and all(map(is_rank, ranks)) else tuple(range(max(world, 0)))
     name = str(only.get("pg_desc") or "all ranks")
     return Group(name, members, len(members) or -1, f"host {name} of {world}")

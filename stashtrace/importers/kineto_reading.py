@@ -38,6 +38,11 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "window": ((), ()),
     "names": ((), ("name", "labels")),
 }
+#: What a top-level value must be to mean what its key says.
+_SHAPES: dict[str, type] = {"distributedInfo": dict, "deviceProperties": list, "computeProperties": list}
+#: Two such times add up to one that fits 64 bits; the year 2116.
+_LATEST_NS = 1 << 62
+_MOST_RANKS = 1 << 20
 #: Beginnings of the names of kernels that move bytes between ranks.
 _TALKING = (
     "nccl",
@@ -135,9 +140,10 @@ class KinetoFile:
 
     def _rows(self, columns: dict[str, Any], ints: tuple[str, ...], texts: tuple[str, ...]) -> EventRows:
         begin, duration = columns["begin_ns"], columns["duration_ns"]
-        timed = begin != ABSENT
+        timed = (begin > -_LATEST_NS) & (begin < _LATEST_NS)
         begin = np.where(timed, begin + (self.base_ns or 0), ABSENT)
-        end = np.where(timed, begin + np.maximum(duration, 0), ABSENT)
+        longest = np.iinfo(np.int64).max - np.maximum(begin, 0)
+        end = np.where(timed, begin + np.clip(duration, 0, longest), ABSENT)
         return EventRows(
             begin,
             end,
@@ -192,19 +198,26 @@ def read(source: Source) -> KinetoFile:
     return file
 
 
+def is_rank(value: object) -> bool:
+    """Whether it can be a rank, or a number of them; all else is damage."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_RANKS
+
+
 def _parsed(top: dict[str, str]) -> dict[str, Any]:
     out = {}
     for key, text in top.items():
         try:
-            out[key] = json.loads(text, strict=False)
-        except ValueError:  # damaged, or cut: nobody depends on it
+            value = json.loads(text, strict=False)
+        except (ValueError, RecursionError):  # damaged, or cut: nobody depends on it
             continue
+        if isinstance(value, _SHAPES.get(key, object)):
+            out[key] = value
     return out
 
 
 def _base_ns(top: dict[str, Any]) -> int | None:
     base = top.get("baseTimeNanoseconds")
-    return base if isinstance(base, int) else None
+    return base if isinstance(base, int) and 0 <= base < _LATEST_NS else None
 
 
 def _integer_in(text: str, default: int) -> int:

@@ -302,10 +302,15 @@ class _Adder:
                 uuid_code=self._context.code(str(gpu.get("uuid") or "")),
                 name_code=self._context.code(name),
                 bus_code=self._context.code(str(gpu.get("busLocation") or "")),
-                memory_bytes=int(gpu.get("totalMemory") or -1),
-                multiprocessors_count=int(gpu.get("smCount") or -1),
-                capability_code=10 * int(gpu.get("computeMajor") or 0) + int(gpu.get("computeMinor") or 0),
+                memory_bytes=_whole(gpu.get("totalMemory"), -1),
+                multiprocessors_count=_whole(gpu.get("smCount"), -1),
+                capability_code=10 * _whole(gpu.get("computeMajor"), 0) + _whole(gpu.get("computeMinor"), 0),
             )
+
+
+def _whole(value: object, default: int) -> int:
+    """A number of a cell, which may hold anything."""
+    return value if isinstance(value, int) and 0 < value < 1 << 58 else default
 
 
 def _gpus(database: Database) -> dict[int, dict[str, Any]]:
