@@ -64,7 +64,7 @@ def step_threads(trace: Trace) -> list[StepThread]:
     if not best:
         raise MissingDataError(
             "no rank has a step: no optimizer update, forward or batch wait was recorded",
-            hint=_how_to_get_steps(trace),
+            hint=how_to_get_steps(trace),
         )
     lives = dict(
         zip(
@@ -83,7 +83,7 @@ def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weigh
         score += weight * np.bincount(track_ids, minlength=len(score))[: len(score)]
 
 
-def _how_to_get_steps(trace: Trace) -> str:
+def how_to_get_steps(trace: Trace) -> str:
     """What to do where there are none: record more, or, where the files of another tool have no times, say so."""
     key = trace.strings.find("no_times")
     reasons = trace.metadata["value_code"][trace.metadata["key_code"] == key]

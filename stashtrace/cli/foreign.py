@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stashtrace.model.trace import Trace
 
 #: Metadata of the load as a whole that the lines say in other words.
-_SAID = ("origin_monotonic_ns", "origin_realtime_ns", "imported")
+_SAID = ("origin_monotonic_ns", "origin_realtime_ns", "imported", "numbered_steps")
 _FACTS_AT_MOST = 12
 _ALIKE_AT_MOST = 3
 
@@ -33,6 +33,7 @@ def describe_files(path: str) -> dict[str, Any]:
     from stashtrace.errors import DataLossWarning
     from stashtrace.model.schemas import TABLES
     from stashtrace.report.facts import losses_of
+    from stashtrace.store.layout import is_store
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the losses are part of the answer
@@ -46,10 +47,10 @@ def describe_files(path: str) -> dict[str, Any]:
     ranks = [int(r) for r in trace.ranks]
     world = max((int(w) for w in trace.processes["world_size"]), default=-1)
     begin = said.get("origin_realtime_ns")
-    hidden = ("processes", "tracks", "losses", "alignment", "metadata")
+    hidden = ("processes", "tracks", "losses", "alignment", "metadata", "numbered_steps", "matched_collectives")
     return {
         "path": path,
-        "importers": said.get("imported", ""),
+        "importers": "store of " * is_store(path) + said.get("imported", "a run" if is_store(path) else ""),
         "size_bytes": _size_bytes(path),
         "begin_realtime_ns": int(begin) if begin else None,
         "duration_ns": int(trace.processes["end_ns"].max()) if len(trace.processes) else 0,
@@ -84,8 +85,8 @@ def lines(facts: dict[str, Any]) -> str:
         out += ["devices"] + [f"  {ranks:<{width}}{name}" for name, ranks in facts["devices"].items()]
     if facts["facts"]:
         listed = list(facts["facts"].items())
-        out += ["said"] + [f"  {key:<22}{value}" for key, value in listed[:_FACTS_AT_MOST]]
-    out += ["records"] + [f"  {name:<22}{count:>12,}" for name, count in facts["records"].items()]
+        out += ["said"] + [f"  {key:<22} {value}" for key, value in listed[:_FACTS_AT_MOST]]
+    out += ["records"] + [f"  {name:<22} {count:>11,}" for name, count in facts["records"].items()]
     out += ["losses" + ("" if facts["losses"] else "      none")]
     return "\n".join([*out, *_losses(facts["losses"])]) + "\n"
 
@@ -129,14 +130,20 @@ def _said(trace: Trace) -> dict[str, str]:
         key, value = trace.text(row["key_code"]), trace.text(row["value_code"])
         values.setdefault(key, {}).setdefault(value, []).append(row["process_id"])
     rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
-    out = {}
+    told: dict[str, list[str]] = {}
     for key, by_value in values.items():
-        if len(by_value) == 1:
-            out[key] = next(iter(by_value))
-            continue
         for value, processes in by_value.items():
-            out[f"{key} of {ranks_text(sorted(rank_of.get(p, -1) for p in processes))}"] = value
-    return out
+            whose = _whose([rank_of.get(p, -1) for p in processes if p >= 0]) if len(by_value) > 1 else ""
+            told.setdefault(f"{key} of {whose}" if whose else key, []).append(value)
+    return {key: "; ".join(listed) for key, listed in told.items()}
+
+
+def _whose(ranks: list[int]) -> str:
+    """Ranks, and how many processes serve none."""
+    parts = [ranks_text(known)] if (known := sorted({r for r in ranks if r >= 0})) else []
+    if others := ranks.count(-1):
+        parts.append(f"{others} process{'es' if others > 1 else ''} without a rank")
+    return " and ".join(parts)
 
 
 def _devices(trace: Trace) -> dict[str, str]:

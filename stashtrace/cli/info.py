@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.align.imported import is_foreign
     from stashtrace.cli import foreign
 
-    outside = is_foreign(path)
+    from stashtrace.store.layout import is_store
+
+    outside = is_foreign(path) or is_store(path)
     facts = foreign.describe_files(path) if outside else describe(path, arguments.run)
     if arguments.format == "json":
         sys.stdout.write(json.dumps(facts, indent=1) + "\n")

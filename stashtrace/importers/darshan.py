@@ -178,10 +178,15 @@ class _Log:
         return self.context.process(
             pid=int(named[1]) if named else 0,
             rank=-1 if shared else rank,
-            host=self.hosts.get(rank, ""),
+            host=self._host(rank),
             role=ProcessRole.OTHER if shared else ProcessRole.RANK,
             name=name,
         )
+
+    def _host(self, rank: int) -> str:
+        """Host of a rank, as far as DXT told it; of a row of all ranks, where they had only one."""
+        only = set(self.hosts.values()) if rank < 0 else ()
+        return next(iter(only)) if len(only) == 1 else self.hosts.get(rank, "")
 
     def _file(self, record_id: int) -> tuple[int, int]:
         """Code of a file's path, and the flags of its calls."""

@@ -186,7 +186,8 @@ def _sleeps(rank: RankFacts) -> bool:
 def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("link")
     between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
-    place = "between hosts" if between_hosts else "between ranks of one host"
+    place_known = any(facts.hosts) or bool((facts.trace.groups["crosses_hosts"] == 0).any())
+    place = "between hosts" if between_hosts else "between ranks of one host" if place_known else "between ranks"
     lost = f"{amount(worst, *GROUPS['link'])} a step ({_share(hit, 'link')})"
     spend = "spend" if len(hit) > 1 else "spends"
     verdict = f"{_ranks(hit)} {spend} {lost} in transfers {place}{_company(facts, worst)}"

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.matching import contact_errors, match
+from stashtrace.analysis.step_threads import how_to_get_steps
 from stashtrace.analysis.trace_index import blocked_by_guess
 from stashtrace.model.kinds import (
     SYNCHRONISING_OPS,
@@ -291,6 +292,8 @@ def _unordered(trace: Trace) -> list[str]:
 
 def without_steps(trace: Trace) -> str:
     """Why a run may show no steps."""
+    if "no_times" in _run_facts(trace) or "imported" in _run_facts(trace):
+        return how_to_get_steps(trace)
     collectors = _run_facts(trace).get("collectors", "").split()
     if collectors and "torch_step" not in collectors and "annotations" not in collectors:
         return "no step can be seen: --collectors left out torch_step and annotations"
