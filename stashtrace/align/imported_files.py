@@ -3,8 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -74,6 +76,9 @@ def trouble_of(file: Path) -> ImporterError | None:
 def unrecognised(source: Source) -> ImporterError:
     """Why no importer takes a file that can be read."""
     if source.size_bytes and not source.head:
+        with contextlib.suppress(OSError, EOFError, zlib.error, ImporterError), source.open() as stream:
+            if not stream.read(1):
+                return ImporterError(f"{source.path} holds nothing, compressed", hint="record again")
         return ImporterError(
             f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
         )

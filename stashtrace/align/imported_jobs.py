@@ -42,14 +42,11 @@ def note_ranks(context: ImportContext) -> None:
         )
     missing = [rank for rank in range(worlds[-1]) if rank not in ranks] if ranks and worlds else []
     if missing:
-        shown = f"rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)}"
-        if len(shown) > _SHOWN_WIDTH:
-            shown = f"{len(missing)} ranks, {missing[0]} the first"
         context.lose(
             "missing_ranks",
             len(missing),
             severity=Severity.ERROR,
-            advice=f"no file of {shown} of {worlds[-1]}: who was late is only known among the others",
+            advice=f"no file of {_listed(missing)} of {worlds[-1]}: who was late is only known among the others",
         )
 
 
@@ -107,7 +104,7 @@ def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Arra
         "steps_of_their_own",
         len(apart),
         severity=Severity.ERROR,
-        advice=f"rank{'s' if len(apart) > 1 else ''} {ranks_text(apart)} recorded none of the steps of the others"
+        advice=f"{_listed(apart)} recorded none of the steps of the others"
         f" (rank {apart[0]}: {_steps_text(first)}, others: {_steps_text(theirs)}): matched with nobody by step",
     )
 
@@ -117,7 +114,13 @@ def _steps_text(numbers: Sequence[int]) -> str:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
+    return f"{_listed(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Ranks in few words."""
+    shown = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    return shown if len(shown) <= _SHOWN_WIDTH else f"{len(ranks)} ranks, {ranks[0]} the first,"
 
 
 def _clusters(processes: Sequence[ImportedProcess], spans_ns: Mapping[int, tuple[int, int]]) -> list[list[int]]:

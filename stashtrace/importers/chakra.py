@@ -10,6 +10,7 @@ newer Kineto trace of the same process. The page ``docs/importers/chakra.md`` sa
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import zlib
@@ -39,6 +40,8 @@ _RANKS_IN_NAME = (
     re.compile(r"\.(\d+)\.et$"),
 )
 _PIECE_BYTES = 1 << 20
+#: Characters of which no node has more.
+_LARGEST_NODE = 16 << 20
 #: Nodes are handed over in pieces of this many.
 _PIECE_NODES = 1 << 15
 _NOT_COLLECTIVES = frozenset(("wait", "init", "end", "coalesced"))
@@ -108,14 +111,14 @@ class _Json:
 
     def nodes(self) -> Iterator[Mapping[str, Any]]:
         """Objects of the list ``nodes``; raises ValueError where the text ends in the middle."""
-        decoder = json.JSONDecoder()
+        decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
         with self.source.open() as stream:
             text, at = "", -1
             while at < 0:
                 piece = stream.read1(_PIECE_BYTES)  # type: ignore[attr-defined]
                 if not piece:
                     raise ValueError("no list of nodes")
-                text += piece.decode(errors="replace")
+                text += utf8.decode(piece)
                 found = re.search(r'"nodes"\s*:\s*\[', text)
                 at = found.end() if found else -1
             self._head(text[:at])
@@ -128,11 +131,11 @@ class _Json:
                 try:
                     node, at = decoder.raw_decode(text, at)
                 except ValueError:
-                    if ended:
-                        raise ValueError("the list of nodes is not closed") from None
+                    if ended or len(text) - at > _LARGEST_NODE:
+                        raise ValueError("a node is damaged, or the list of nodes is not closed") from None
                     piece = stream.read1(_PIECE_BYTES)  # type: ignore[attr-defined]
                     ended = not piece
-                    text, at = text[at:] + piece.decode(errors="replace"), 0
+                    text, at = text[at:] + utf8.decode(piece), 0
                     continue
                 yield node
 

@@ -98,16 +98,17 @@ class _Calls:
         if not len(self._sorted) or not len(wanted):
             none = np.full(len(wanted), -1, dtype=np.int64)
             return Launches(none, none, none, none)
-        at = np.searchsorted(self._sorted, wanted, side="right") - 1
+        first = np.searchsorted(self._sorted, wanted, side="left")
+        after = np.where(wanted > 0, np.searchsorted(self._sorted, wanted, side="right"), first)
+        hit = after > first
         # Numbers are used again in long recordings: an earlier call of the same number may be the one.
-        while True:
-            early = (at > 0) & (self._sorted[at] == wanted) & (self._begin[at] > work.begin_ns)
-            early &= self._sorted[np.maximum(at - 1, 0)] == wanted
-            if not early.any():
-                break
-            at[early] -= 1
-        hit = (at >= 0) & (self._sorted[np.maximum(at, 0)] == wanted) & (wanted > 0)
-        row = np.where(hit, self._order[np.maximum(at, 0)], -1)
+        low, high = first + 1, after
+        while (searched := np.flatnonzero(low < high)).size:
+            middle = (low[searched] + high[searched]) // 2
+            early = self._begin[middle] <= work.begin_ns[searched]
+            low[searched] = np.where(early, middle + 1, low[searched])
+            high[searched] = np.where(early, high[searched], middle)
+        row = np.where(hit, self._order[np.where(hit, low - 1, 0)], -1)
         return Launches(
             row,
             np.where(hit, self.rows.begin_ns[row], -1),

@@ -80,7 +80,8 @@ def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
     while given := compressed.read(_ZIPPED_BYTES):
         while given:
             if not begun:
-                given = given.lstrip(b"\0") if member.eof else given
+                if member.eof and not (given := given.lstrip(b"\0")).startswith(_GZIP[: len(given)]):
+                    return  # as gzip does: what follows the last member is none of it
                 if not given:
                     break
                 member, begun = zlib.decompressobj(wbits=31), True

@@ -25,7 +25,7 @@ class StringPool:
         found = self._codes.get(text)
         if found is None:
             found = self._codes[text] = len(self._texts)
-            self._texts.append(text)
+            self._texts.append(text if text.isascii() else _writable(text))
         return found
 
     def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
@@ -54,6 +54,11 @@ class StringPool:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
+
+
+def _writable(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON may hold and no file or terminal takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def ranks_of(text: str) -> list[int]:
