@@ -80,6 +80,10 @@ def load_trace(
         trace = read_store(paths[0], tables=wanted, ranks=ranks)
         _warn(trace)
         return trace
+    odd = [p for p in paths if is_store(p) or is_foreign(p)] if len(paths) > 1 else []
+    if odd:
+        kind = "a store" if is_store(odd[0]) else "of another tool"
+        raise UsageError(f"{odd[0]} is {kind}, and goes together with its like only", hint="ask for each apart")
     session = Session.open(paths, run_id=run_id, strict=strict, ranks=ranks)
     parts = [session.decode(index, wanted) for index in range(len(session))]
     # Before the other tables are joined: what is found in the rows goes into processes and losses.

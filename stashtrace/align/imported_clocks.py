@@ -48,10 +48,13 @@ class ImportedClocks:
     def moved(self, table: Table, processes: Array) -> Table:
         """A table with its moments on the reference's clock; ``processes`` is that of each row."""
         columns = {name: table[name] for name in table.columns if name in STAMPS}
-        for clock, offset in self.offsets.items():
-            own = [index for index, name in enumerate(self.clock_of) if name == clock]
-            chosen = np.isin(processes, own)
-            if chosen.any():
+        own: dict[str, list[int]] = {}
+        for process in np.unique(processes[processes >= 0]).tolist():  # of one file, mostly: few of all
+            own.setdefault(self.clock_of[process], []).append(process)
+        for clock, listed in own.items():
+            offset = self.offsets.get(clock)
+            if offset is not None:
+                chosen = np.isin(processes, listed)
                 columns = {
                     name: np.where(chosen & (values >= 0), offset.moved(values), values)
                     for name, values in columns.items()

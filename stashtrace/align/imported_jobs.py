@@ -117,7 +117,7 @@ def _named(ranks: Sequence[int]) -> str:
     return f"{_listed(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _listed(ranks: list[int]) -> str:
     """Ranks in few words."""
     shown = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
     return shown if len(shown) <= _SHOWN_WIDTH else f"{len(ranks)} ranks, {ranks[0]} the first,"

@@ -38,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.align.imported import is_foreign
     from stashtrace.cli import foreign
-
     from stashtrace.store.layout import is_store
 
     outside = is_foreign(path) or is_store(path)

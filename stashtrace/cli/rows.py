@@ -52,7 +52,7 @@ def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     every = [[_cell(name, row[name]) for name in columns] for row in rows]
     told = [at for at in range(len(columns)) if any(line[at] != "-" for line in every)]
     columns, cells = [columns[at] for at in told], [[line[at] for at in told] for line in every]
-    titles = [name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_bytes_per_s") for name in columns]
+    titles = [_title(name) for name in columns]
     right = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
     widths = [max(len(titles[i]), *(len(line[i]) for line in cells)) for i in range(len(columns))]
 
@@ -61,6 +61,16 @@ def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
         return "  ".join(padded).rstrip() + "\n"
 
     return line(titles) + "".join(line(c) for c in cells)
+
+
+def _title(name: str) -> str:
+    """Name above a column, without the unit where each cell has it."""
+    return name if _is_moment(name) else name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_bytes_per_s")
+
+
+def _is_moment(name: str) -> bool:
+    """Whether a column holds moments: they are compared digit by digit, while lengths of time are compared by size."""
+    return name.endswith("_ns") and name.startswith(("begin", "end", "ts_"))
 
 
 def column_names(table: Table, extra: Sequence[str] = ()) -> list[str]:
@@ -82,8 +92,7 @@ def _cell(name: str, value: Any) -> str:
             return "-"
         return f"{value:.3f}" if value == value else "-"
     if isinstance(value, int):
-        # Moments are compared digit by digit; lengths of time are compared by size.
-        if name.endswith("_ns") and not name.startswith(("begin", "end", "ts_")):
+        if name.endswith("_ns") and not _is_moment(name):
             return duration_text(value) if value != -1 else "-"
         if value == -1 and (name == "step" or name.endswith("rank")):
             return "-"

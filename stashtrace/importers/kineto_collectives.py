@@ -246,7 +246,7 @@ class _Details:
             return Group(shown, tuple(range(max(world, 0))), world, f"{shown} of {world}", guessed=True)
         listed = _ranks(text(ranks)) or _configured(top, text(name))
         size = size if is_rank(size) else -1
-        if not listed and is_rank(start) and size > 0 and (is_rank(stride) and stride > 0 or size == 1):
+        if not listed and is_rank(start) and size > 0 and ((is_rank(stride) and stride > 0) or size == 1):
             apart = stride if is_rank(stride) and stride > 0 else 1
             listed = tuple(range(start, start + size * apart, apart))
         if size > 0 and len(listed) != size:

@@ -56,6 +56,7 @@ def _group(rows: FileRows) -> Group:
     only = listed[0] if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], dict) else {}
     world = rows.context.processes[rows.process_id].world_size
     ranks = only.get("ranks")
-    members = tuple(ranks) if isinstance(ranks, list) and ranks and all(map(is_rank, ranks)) else tuple(range(max(world, 0)))
+    known = ranks if isinstance(ranks, list) and all(map(is_rank, ranks)) else []
+    members = tuple(known or range(max(world, 0)))
     name = str(only.get("pg_desc") or "all ranks")
     return Group(name, members, len(members) or -1, f"host {name} of {world}")

@@ -6,7 +6,6 @@ Made by ``align.imported``; an importer reads ``open()`` front to back, so that 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import gzip
 import importlib
 import io
 import os
@@ -51,28 +50,6 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-class _Unzipped(io.RawIOBase):
-    """A gzip stream in pieces: a plain ``GzipFile`` fills each request, and loses all of one that meets a cut."""
-
-    def __init__(self, compressed: BinaryIO) -> None:
-        super().__init__()
-        self._compressed, self._file = compressed, gzip.GzipFile(fileobj=compressed)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        piece = self._file.read1(len(view))
-        view[: len(piece)] = piece
-        return len(piece)
-
-    def close(self) -> None:
-        self._file.close()
-        self._compressed.close()
-        super().close()
-
-
 def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
     """Content of one or several gzip members; zero bytes after them are padding."""
     member = zlib.decompressobj(wbits=31)
@@ -91,6 +68,30 @@ def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
             begun = not member.eof
     if begun:
         raise EOFError("the compressed stream ends early")
+
+
+class _Unzipped(io.RawIOBase):
+    """A gzip stream in pieces: a plain ``GzipFile`` fills each request, and loses all of one that meets a cut."""
+
+    def __init__(self, compressed: io.RawIOBase) -> None:
+        super().__init__()
+        self._compressed, self._pieces, self._piece = compressed, _unzipped(compressed), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
+        count = min(len(view), len(self._piece))
+        view[:count] = self._piece[:count]
+        self._piece = self._piece[count:]
+        return count
+
+    def close(self) -> None:
+        self._compressed.close()
+        super().close()
 
 
 def _ignore(count: int) -> None:
@@ -166,7 +167,7 @@ class Source:
         raw = io.BufferedReader(_Counted(self.path, advance), 1 << 20)
         first = raw.peek(4)[:4]
         if first.startswith(_GZIP):
-            return cast(BinaryIO, io.BufferedReader(_Unzipped(cast(BinaryIO, raw)), 1 << 20))
+            return cast(BinaryIO, io.BufferedReader(_Unzipped(cast(io.RawIOBase, raw)), 1 << 20))
         if first == _ZSTD:
             try:
                 zstandard = importlib.import_module("zstandard")
@@ -180,7 +181,8 @@ class Source:
     def _torn_head(self) -> bytes:
         """What can be had of the beginning of a compressed file that is shorter than a head and cut."""
         try:
-            compressed = self.path.open("rb").read(HEAD_BYTES)
+            with self.path.open("rb") as stream:
+                compressed = stream.read(HEAD_BYTES)
             return zlib.decompressobj(wbits=31).decompress(compressed, HEAD_BYTES)
         except (OSError, zlib.error):
             return b""

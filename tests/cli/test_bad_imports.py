@@ -210,3 +210,43 @@ def test_newer_schema_is_told(run: Run, job: Path) -> None:
     told = [row for row in losses if "schema" in row["reason"]]
     assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "info")]
     assert "schemaVersion 99" in told[0]["advice"]
+
+
+def test_half_a_surrogate_pair_ends_nothing(run: Run, tmp_path: Path) -> None:
+    call = {"id": 0, "name": "read", "cat": "POSIX", "pid": 7, "tid": 7, "ph": "X", "ts": 17 * 10**14, "dur": 9}
+    line = json.dumps(call | {"args": {"fname": "/data/\ud800.h5", "ret": 5}})
+    (tmp_path / "a.pfw").write_text(f"[\n{line}\n", encoding="utf-8")
+    for command in ("analyze summary", "export perfetto -o a.pftrace", "export parquet -o a.store"):
+        answer = run(*command.split(), str(tmp_path / "a.pfw"))
+        assert answer.code == 0, (command, answer.err)
+
+
+def test_info_keeps_all_that_a_rank_said(run: Run, tmp_path: Path) -> None:
+    """Several facts of one name, and processes that serve no rank."""
+    begun = {"time_created_ns": 1_700_000_000 * 10**9}
+    entry = {"profiling_name": "gloo:all_reduce", "process_group": ["0", "world"], **begun}
+    entries = [{**entry, "record_id": n, "collective_seq_id": n, "state": "scheduled"} for n in (1, 2, 3)]
+    dump = {"version": "2.4", "pg_config": {"0": {"desc": "world", "ranks": "[0]"}}, "entries": entries}
+    (tmp_path / "nccl_trace_rank_0.json").write_text(json.dumps(dump))
+    answer = run("info", str(tmp_path), "--format", "json")
+    told = json.loads(answer.out)["facts"]["flight_recorder.unfinished_operation of 0"].split("; ")
+    assert [text.split(" of ")[0] for text in told] == ["all_reduce 1", "all_reduce 2", "all_reduce 3"]
+    lines = run("info", str(tmp_path)).out.splitlines()
+    assert any(line.startswith("  flight_recorder.unfinished_operation of 0 all_reduce 1") for line in lines)
+
+
+def test_a_trace_without_times_says_so(run: Run) -> None:
+    answer = run("analyze", "summary", str(corpus("et")))
+    assert "no times" in answer.out
+    assert "optimizer" not in answer.out
+    assert "no file was read" not in answer.out
+
+
+def test_hosts_that_no_file_names_are_not_one(run: Run) -> None:
+    answer = run("analyze", "summary", str(corpus("kineto/sampled_128")))
+    assert "transfers between ranks;" in " ".join(answer.out.split())
+
+
+def test_a_moment_has_its_unit_in_its_title(run: Run, job: Path) -> None:
+    titles = run("analyze", "collectives", str(job)).out.splitlines()[0].split()
+    assert {"begin_ns", "end_ns", "wait", "transfer"} <= set(titles)

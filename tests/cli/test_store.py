@@ -52,3 +52,16 @@ def test_complaints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--cluster works on a store" in capsys.readouterr().err
     assert main(["export", "store", str(run), "-o", str(tmp_path / "s"), "--steps", "1:2"]) == 2
     assert "takes no steps" in capsys.readouterr().err
+
+
+def test_info_and_errors_know_a_store(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "run.store"
+    assert main(["export", "parquet", str(run), "-o", str(store)]) == 0
+    capsys.readouterr()
+    assert main(["info", str(store)]) == 0
+    told = capsys.readouterr().out
+    assert "store of a run" in told
+    assert "ranks       0,1" in told
+    assert "numbered_steps" not in told
+    assert main(["analyze", "summary", str(run), str(store)]) == 2
+    assert "run.store is a store" in capsys.readouterr().err
