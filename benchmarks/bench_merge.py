@@ -104,8 +104,9 @@ def repeat(calls: int, folder: Path) -> dict[str, float]:
     # An installed package is compiled; a checkout might not be.
     subprocess.run([sys.executable, "-m", "compileall", "-q", ROOT / "stashtrace"], check=True, env=environment)
     steps = max(calls // (2 * 600), 10)
-    subprocess.run([sys.executable, "-m", "stashtrace", "synth", run, "--ranks", "2", "--calls-per-batch", "600", "--steps",
-                    str(steps), "--late-rank", "1", "--late", "7"], check=True, env=environment, stderr=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "stashtrace", "synth", run, "--ranks", "2", "--calls-per-batch", "600",
+                    "--steps", str(steps), "--late-rank", "1", "--late", "7"], check=True, env=environment,
+                   stderr=subprocess.DEVNULL)
     done = subprocess.run([sys.executable, __file__, "--measure", run], check=True, env=environment,
                           stdout=subprocess.PIPE, text=True)
     shutil.rmtree(run)
