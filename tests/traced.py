@@ -110,6 +110,7 @@ def run_traced(
     collectors: Sequence[str] | None = None,
     steps: str | None = None,
     kernels_steps: str | None = None,
+    synthetic_batches: int = 0,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 240,
     python: Sequence[str] = (PYTHON,),
@@ -145,8 +146,9 @@ def run_traced(
     }  # fmt: skip
     if traced:
         base = traced_environment(
-            base, run_dir=run_dir, run_id=run_id, collectors=collectors, steps=steps, kernels_steps=kernels_steps
-        )
+            base, run_dir=run_dir, run_id=run_id, collectors=collectors, steps=steps, kernels_steps=kernels_steps,
+            synthetic_batches=synthetic_batches,
+        )  # fmt: skip
         (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     port = free_port()
     processes = []

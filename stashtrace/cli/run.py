@@ -38,6 +38,13 @@ def parser() -> Parser:
     )  # fmt: skip
     recording_options(parser)
     parser.add_argument(
+        "--until-step", metavar="K", type=int, help="end the command when its ranks have made K steps; exit code 0"
+    )
+    parser.add_argument("--staged", metavar="LIST", help="open copies of files: a list that `stashtrace stage` wrote")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="let DataLoaders return their first batch again and again"
+    )
+    parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
     parser.add_argument(
@@ -98,9 +105,13 @@ def main(argv: Sequence[str]) -> int:
         run_id=arguments.run_id,
         scratch=arguments.scratch,
         **recording_arguments(arguments),
+        until_step=arguments.until_step,
+        synthetic_batches=int(arguments.synthetic),
+        staged=arguments.staged,
         grace_s=arguments.grace,
         version=_version(),
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
+        on_changed=lambda count, names: screen.say(_changed_text(count, names)),
     )
     _say_how_it_ended(screen, outcome)
     conclude(outcome, screen, merge=not arguments.no_merge and outcome.interrupts_count < 2, debug=arguments.debug,
@@ -115,12 +126,21 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv[:at], argv[at + 1 :]
     takes_value = {
         "--out", "--scratch", "--run-id", "--steps", "--kernels-steps", "--collectors", "--nvml-hz",
-        "--event-budget", "--nccl-source", "--grace",
+        "--event-budget", "--nccl-source", "--grace", "--until-step", "--staged",
     }  # fmt: skip
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 2 if argv[at] in takes_value else 1
     return argv[:at], argv[at:]
+
+
+def _changed_text(count: int, names: Sequence[str]) -> str:
+    """Of staged files that changed since they were copied."""
+    which = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    return (
+        f"stashtrace: {which} changed since the copying, or the copy is gone: read where it is; {count} copies are used"
+        " (`stashtrace stage` copies again)"
+    )
 
 
 def _version() -> str:
@@ -130,7 +150,9 @@ def _version() -> str:
 
 
 def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
-    if outcome.signal_number:
+    if outcome.goal_reached:
+        screen.say(f"stashtrace: ended the command at step {outcome.facts['until_step']}, as told")
+    elif outcome.signal_number:
         try:
             name = signal.Signals(outcome.signal_number).name
         except ValueError:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
+from stashtrace.launch.staged_list import check_staged_list
 
 #: Collectors that a run turns on unless told otherwise; names as in ``csrc/schema/records.def``.
 COLLECTORS = (
@@ -48,6 +49,7 @@ def traced_environment(
     run_id: str,
     collectors: Sequence[str] | None = None,
     steps: str | tuple[int | None, int | None] | None = None,
+    until_step: int | None = None,
     wait_threshold_ns: int | None = None,
     sample_ms: int | None = None,
     nvml_hz: int | None = None,
@@ -59,6 +61,8 @@ def traced_environment(
     event_budget: int | None = None,
     lookup_hook: bool = False,
     nccl_source: str | None = None,
+    synthetic_batches: int = 0,
+    staged: str | None = None,
     library: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
@@ -75,6 +79,8 @@ def traced_environment(
         Subset of :data:`COLLECTORS`; all by default.
     steps : str or (first, last), optional
         ``"A:B"``: record probes and hooks for these steps alone.
+    until_step : int, optional
+        STASHTRACE_UNTIL_STEP: ranks tell when they have made so many steps.
     wait_threshold_ns, sample_ms, nvml_hz, drainer, log_level : optional
         STASHTRACE_WAIT_THRESHOLD_NS, STASHTRACE_SAMPLE_MS, STASHTRACE_NVML_HZ, STASHTRACE_DRAINER and
         STASHTRACE_LOG; None keeps what ``base`` says.
@@ -91,6 +97,10 @@ def traced_environment(
     nccl_source : {"auto", "plugin", "events"}, optional
         STASHTRACE_NCCL_SOURCE: where device times of NCCL's operations come from. A profiler plugin of NCCL that
         ``base`` names stays in use, behind ours.
+    synthetic_batches : int
+        Batches that each DataLoader keeps and returns again and again; 0: real data.
+    staged : str, optional
+        STASHTRACE_STAGED: list of files of which copies are opened in their place.
     library : path, optional
         Runtime library to preload, the package's own by default.
 
@@ -122,8 +132,20 @@ def traced_environment(
         raise UsageError(f"{nvml_hz} samples a second are out of range", hint=f"--nvml-hz 0 to {_MOST_NVML_HZ}")
     deep = bool(kernels) or kernels_steps is not None
     environment["STASHTRACE_COLLECTORS"] = ",".join(_known_collectors(collectors, deep))
-    for inherited in ("STASHTRACE_STEPS", "STASHTRACE_KERNELS", "STASHTRACE_KERNELS_STEPS"):
-        environment.pop(inherited, None)
+    if until_step is not None and until_step < 1:
+        raise UsageError(f"a run until step {until_step} would record nothing", hint="for example --until-step 60")
+    if staged is not None and not Path(staged).is_file():
+        raise UsageError(f"no list of staged files at {staged}", hint="`stashtrace stage RUN --to DIR` writes one")
+    if staged is not None and "posix_io" not in environment["STASHTRACE_COLLECTORS"].split(","):
+        raise UsageError("--staged needs the collector posix_io", hint="it leads the opens to the copies")
+    if staged is not None:
+        check_staged_list(Path(staged))
+    for inherited in ("STEPS", "UNTIL_STEP", "KERNELS", "KERNELS_STEPS", "SYNTHETIC", "STAGED"):
+        environment.pop(f"STASHTRACE_{inherited}", None)
+    if staged is not None:
+        environment["STASHTRACE_STAGED"] = str(Path(staged).absolute())
+    if synthetic_batches > 0:
+        environment["STASHTRACE_SYNTHETIC"] = str(synthetic_batches)
     if deep:
         environment["STASHTRACE_KERNELS"] = kernels if isinstance(kernels, str) else "1"
         environment["STASHTRACE_KERNELS_STEPS"] = _step_range(kernels_steps or KERNEL_STEPS, "--kernels-steps 10:13")
@@ -131,6 +153,7 @@ def traced_environment(
     if steps is not None:
         environment["STASHTRACE_STEPS"] = _step_range(steps)
     for name, value in (
+        ("STASHTRACE_UNTIL_STEP", until_step),
         ("STASHTRACE_WAIT_THRESHOLD_NS", wait_threshold_ns),
         ("STASHTRACE_SAMPLE_MS", sample_ms),
         ("STASHTRACE_NVML_HZ", nvml_hz),

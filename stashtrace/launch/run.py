@@ -10,24 +10,25 @@ Ctrl-Z) reaches it by the kernel, what somebody sends to us alone is passed on. 
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import os
-import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import CaptureError, UsageError
+from stashtrace.errors import CaptureError
 from stashtrace.launch.directory import claim_run_file, prepare_directory, write_run_file
 from stashtrace.launch.environment import traced_environment
 from stashtrace.launch.job import Job, job_of
 from stashtrace.launch.launchers import announce, own_place
+from stashtrace.launch.program import find_program, spawn
 from stashtrace.launch.remote import is_url
 from stashtrace.launch.scratch import make_scratch
+from stashtrace.launch.staged_list import list_for_run
+from stashtrace.launch.step_goal import StepGoal
 
 FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
@@ -68,6 +69,8 @@ class Outcome:
         Processes of the job that still ran when the grace time was over.
     complaint : str
         Why ``run.json`` could not be finished, empty if it was.
+    goal_reached : bool
+        Whether it was ended by us, at the step that was asked for; the exit code is 0 then.
     """
 
     directory: Path
@@ -81,6 +84,7 @@ class Outcome:
     interrupts_count: int
     survivors: tuple[int, ...]
     complaint: str
+    goal_reached: bool = False
 
 
 @dataclass(slots=True)
@@ -102,6 +106,9 @@ def run_command(
     scratch: str | None = None,
     collectors: Sequence[str] | None = None,
     steps: str | None = None,
+    until_step: int | None = None,
+    synthetic_batches: int = 0,
+    staged: str | None = None,
     nvml_hz: int | None = None,
     nvml_links: bool = False,
     kernels: bool | str = False,
@@ -113,6 +120,7 @@ def run_command(
     version: str = "",
     library: str | None = None,
     on_wait: Callable[[Sequence[int]], None] | None = None,
+    on_changed: Callable[[int, Sequence[str]], None] | None = None,
 ) -> Outcome:
     """Run ``command`` with tracing on and wait for it and what it leaves running.
 
@@ -129,6 +137,12 @@ def run_command(
         the caller's business, as are the words in ``launch_file`` that say so.
     collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook, nccl_source : optional
         As in :func:`traced_environment`.
+    until_step : int, optional
+        End the command when all its ranks on this host have made so many steps.
+    synthetic_batches : int
+        Let DataLoaders return their first batches again and again in place of new ones.
+    staged : str, optional
+        List of files of which copies are opened in their place.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
     version : str
@@ -137,6 +151,8 @@ def run_command(
         Runtime library, the package's own by default.
     on_wait : callable, optional
         Told once which processes are being waited for after the command has ended.
+    on_changed : callable, optional
+        Told how many staged files have a copy that is used, and which do not: they changed since they were copied.
 
     Raises
     ------
@@ -149,14 +165,19 @@ def run_command(
     job = job_of(command, os.environ, run_id)
     # Refuses unknown collectors and a missing library before a directory is made.
     traced = functools.partial(
-        traced_environment, run_id=job.run_id, collectors=collectors, steps=steps, nvml_hz=nvml_hz,
-        nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
+        traced_environment, run_id=job.run_id, collectors=collectors, steps=steps, until_step=until_step,
+        synthetic_batches=synthetic_batches, staged=staged,
+        nvml_hz=nvml_hz, nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
         event_budget=event_budget, lookup_hook=lookup_hook, nccl_source=nccl_source, library=library,
     )  # fmt: skip
     environment = traced(os.environ, run_dir=".")
     content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
     if steps:
         content["steps"] = steps
+    if synthetic_batches:
+        content["synthetic_batches"] = synthetic_batches
+    if staged:
+        content["staged"] = str(Path(staged).absolute())
     if "STASHTRACE_KERNELS_STEPS" in environment:
         content["kernels_steps"] = environment["STASHTRACE_KERNELS_STEPS"]
     url = out if out is not None and is_url(out) else ""
@@ -168,6 +189,12 @@ def run_command(
     elif records != directory:
         write_run_file(records, content)  # so that it can be merged where it is, should it never come home
     environment["STASHTRACE_DIR"] = str(records)
+    own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
+    if staged:
+        usable = list_for_run(Path(staged), own_list)
+        environment["STASHTRACE_STAGED"] = str(own_list)
+        if usable[1] and on_changed is not None:
+            on_changed(*usable)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have left it ignored: no exit status then
@@ -176,16 +203,26 @@ def run_command(
     signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:
         _adopt_orphans()
-        watch = _Watch(_spawn(program, command, environment, old_mask))
-        _wait_for_command(watch, taken)
+        watch = _Watch(spawn(program, command, environment, old_mask))
+        goal = StepGoal(records) if until_step is not None else None
+        _wait_for_command(watch, taken, goal)
         ended = time.time_ns(), time.monotonic_ns()
+        if goal is not None and goal.reached:
+            goal.end_rest(lambda: [pid for pid in living_processes(records) if _is_below_us(pid)])
         survivors = _wait_for_stragglers(watch, records, taken, grace_s, on_wait, alone=launch_file is None)
         while (late := signal.sigtimedwait(taken, 0)) is not None:
             _take(watch, late)  # else it would strike when the mask is lifted, and the outcome were lost
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        own_list.unlink(missing_ok=True)
+    reached = goal is not None and goal.reached
     number = os.WTERMSIG(watch.status) if watch.status is not None and os.WIFSIGNALED(watch.status) else 0
     code = 128 + number if number else os.waitstatus_to_exitcode(watch.status or 0)
+    if goal is not None:
+        goal.clear()
+    if reached:  # however the command took it: we ended it, as we were told to
+        number = code = 0
+        content["until_step"] = until_step
     content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
     complaint = ""
     try:
@@ -197,7 +234,7 @@ def run_command(
         complaint = str(error)
     return Outcome(
         directory, records, url, job, content, launch_file, code, number, watch.interrupts_count, tuple(survivors),
-        complaint,
+        complaint, reached,
     )  # fmt: skip
 
 
@@ -213,45 +250,6 @@ def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) ->
     return None if first and not job.name else announce(directory, content)
 
 
-def find_program(command: Sequence[str]) -> str:
-    """Path of the program that ``command`` names.
-
-    Raises
-    ------
-    UsageError
-        If nothing is named, or nothing of that name exists.
-    CaptureError
-        If it exists and cannot be executed.
-    """
-    if not command:
-        raise UsageError("no command to run", hint="put it after two dashes: `stashtrace run -- python train.py`")
-    name = command[0]
-    script_hint = f"did you mean `stashtrace run -- python {' '.join(command)}`?"
-    if "/" in name:
-        path = Path(name)
-        if not path.exists():
-            raise UsageError(f"command not found: {name}")
-        if path.is_dir():
-            raise CaptureError(f"{name} is a directory, not a command")
-        if not os.access(path, os.X_OK):
-            raise CaptureError(
-                f"{name} is not executable", hint=script_hint if name.endswith(".py") else f"`chmod +x {name}`"
-            )
-        return name
-    found = shutil.which(name)
-    if found is None:
-        here = Path(name).exists()
-        raise UsageError(
-            f"command not found: {name}",
-            hint=script_hint
-            if here and name.endswith(".py")
-            else f"`stashtrace run -- ./{name}`, if it is the file here"
-            if here
-            else None,
-        )
-    return found
-
-
 def living_processes(directory: Path) -> list[int]:
     """Processes of this host that have a ring of the run open now."""
     pids = []
@@ -264,20 +262,6 @@ def living_processes(directory: Path) -> list[int]:
         except OSError:
             continue  # it is gone, or not ours to look at
     return pids
-
-
-def _spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:
-    # Python ignores these two for itself; the command gets them as any shell would give them.
-    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
-    try:
-        return os.posix_spawn(program, list(command), dict(environment), setsigmask=mask, setsigdef=defaults)
-    except OSError as error:
-        hint = None
-        if error.errno == errno.ENOEXEC:
-            hint = "a script needs a first line such as #!/bin/sh"
-        elif error.errno == errno.E2BIG:
-            hint = "arguments and environment together are too long for the kernel"
-        raise CaptureError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}", hint=hint) from error
 
 
 def _adopt_orphans() -> None:
@@ -319,10 +303,14 @@ def _take(watch: _Watch, info: signal.struct_siginfo) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees the job stopped, as it would without us
 
 
-def _wait_for_command(watch: _Watch, taken: Sequence[int]) -> None:
+def _wait_for_command(watch: _Watch, taken: Sequence[int], goal: StepGoal | None) -> None:
     _reap(watch)
     while watch.status is None:
-        _take(watch, signal.sigwaitinfo(taken))
+        info = signal.sigwaitinfo(taken) if goal is None else signal.sigtimedwait(taken, _POLL_S)
+        if info is not None:
+            _take(watch, info)
+        elif goal is not None and (number := goal.signal_now()):
+            os.kill(watch.child, number)  # not reaped yet, so the number is still the command's
         _reap(watch)
 
 
@@ -375,6 +363,7 @@ def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], versi
         "run_id": job.run_id,
         **({"job": job.name, "launchers_count": job.launchers_count} if job.name else {}),
         "command": list(command),
+        "working_directory": os.getcwd(),
         "begin_realtime_ns": time.time_ns(),
         "begin_monotonic_ns": time.monotonic_ns(),
         "host": os.uname().nodename,

@@ -34,6 +34,12 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch_profiler:install"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),
 }
+if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
+    # Whatever is recorded, the data must be what was asked for; below what torch_dataloader wraps.
+    PROBES["torch.utils.data.dataloader"] = (
+        ("core", "stashtrace.probes.torch_replay:install"),
+        *PROBES["torch.utils.data.dataloader"],
+    )
 
 _process: _Process | None = None
 
@@ -106,6 +112,10 @@ def install() -> None:
     if _process is not None:
         return
     _process = _Process()
+    if "STASHTRACE_CPU_SHARES" in os.environ:
+        from stashtrace.probes import cpu_share
+
+        cpu_share.apply()
     hook = ImportHook(tuple(PROBES), _imported)
     for name in tuple(PROBES):
         if name in sys.modules:  # the user's own sitecustomize was faster

@@ -13,7 +13,8 @@ from typing import Any
 
 from stashtrace.probes import recorder
 
-_MARK = "__stashtrace_original__"
+#: Attribute of a wrapper that holds what it wraps.
+MARK = "__stashtrace_original__"
 
 
 def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *, needed: bool = True) -> bool:
@@ -43,13 +44,13 @@ def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *
         if needed:
             recorder.unavailable(collector, "not_patched", f"this torch has no {label}")
         return False
-    if hasattr(original, _MARK):
+    if hasattr(original, MARK):
         return True
     try:
         wrapper = make(original)
         if not isinstance(original, (staticmethod, classmethod)):
             functools.update_wrapper(look_like(wrapper, original), original)
-        setattr(wrapper, _MARK, original)
+        setattr(wrapper, MARK, original)
         setattr(owner, name, wrapper)
     except Exception as error:
         recorder.unavailable(collector, "not_patched", f"{label}: {error!r}")

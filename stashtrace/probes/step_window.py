@@ -7,6 +7,8 @@ user marks a step; the first mark by the user makes those the only boundaries.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+
 from stashtrace import _native
 
 
@@ -35,6 +37,8 @@ class StepWindow:
         self._updated = False
         self.marked_by_user = False
         self._told = -1
+        goal = os.environ.get("STASHTRACE_UNTIL_STEP", "")
+        self._goal = int(goal) if goal.isdecimal() else None
         self.step = 0
         self.open = True
         self._apply()
@@ -75,6 +79,20 @@ class StepWindow:
         """Let deep mode know where its own window of steps begins and ends."""
         self._told = self.step
         _native.kernels_step(self.step)
+        if self._goal is not None and self.step >= self._goal:
+            self._goal = None
+            self._leave_word()
+
+    def _leave_word(self) -> None:
+        """STASHTRACE_UNTIL_STEP: the launcher waits for a file of each rank, and ends the job then."""
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        name = f"{os.uname().nodename}.{os.getpid()}.{ranks if ranks.isdecimal() else 1}.reached"
+        try:
+            os.close(os.open(os.path.join(os.environ["STASHTRACE_DIR"], name), os.O_CREAT | os.O_WRONLY, 0o644))
+        except (OSError, KeyError) as error:
+            from stashtrace.probes import recorder
+
+            recorder.failed("torch_step", "until_step", error)
 
 
 window = StepWindow(_native.config().get("steps") or "")

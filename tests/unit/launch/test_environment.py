@@ -37,11 +37,13 @@ def test_says_where_and_what_to_record(library: Path, monkeypatch: pytest.Monkey
 
 
 def test_twice_is_once(library: Path) -> None:
-    once = traced_environment({}, run_dir="/x", run_id="1", steps="1:2", library=library)
+    once = traced_environment({}, run_dir="/x", run_id="1", steps="1:2", synthetic_batches=2, library=library)
+    assert once["STASHTRACE_SYNTHETIC"] == "2"
     twice = traced_environment(once, run_dir="/y", run_id="2", library=library)
     assert twice["LD_PRELOAD"] == str(library)
     assert twice["PYTHONPATH"] == str(INJECT_PATH)
     assert "STASHTRACE_STEPS" not in twice, "a nested run must not inherit the outer window"
+    assert "STASHTRACE_SYNTHETIC" not in twice
     assert twice["STASHTRACE_COLLECTORS"].split(",") == list(COLLECTORS)
 
 

@@ -1,0 +1,50 @@
+"""`stashtrace run --until-step`: the job is ended there, whatever started it, and what it recorded is whole."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from example_job import ROOT, stashtrace
+
+pytestmark = pytest.mark.torch
+SCRIPT = ROOT / "tests" / "ground_truth" / "small_ddp.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("shell", [False, True])
+def test_a_job_of_two_ranks_ends_there(tmp_path: Path, shell: bool) -> None:
+    pytest.importorskip("torch")
+    command = [*TORCHRUN, str(SCRIPT), "100000"]
+    if shell:  # passes no signal on
+        command = ["sh", "-c", " ".join(command) + "; exit 3"]
+    begin = time.monotonic()
+    done = stashtrace("run", "--out", "run", "--until-step", "30", "--no-merge", "--", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended the command at step 30, as told" in done.stderr
+    assert time.monotonic() - begin < 60
+    facts = json.loads(stashtrace("info", "run", "--format", "json", cwd=tmp_path).stdout)
+    assert facts["ranks"] == [0, 1]
+    assert 29 <= facts["steps"] <= 33
+    assert not list((tmp_path / "run").glob("*.reached"))
+    assert json.loads((tmp_path / "run/run.json").read_text())["until_step"] == 30
+
+
+def test_a_job_that_ends_before(tmp_path: Path) -> None:
+    """It ends as it would, and nothing says that the step was reached."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", "import torch, sys; sys.exit(7)"]
+    done = stashtrace("run", "--out", "run", "--until-step", "30", "--no-merge", "--", *command, cwd=tmp_path)
+    assert done.returncode == 7
+    assert "as told" not in done.stderr
+    assert "until_step" not in json.loads((tmp_path / "run/run.json").read_text())
+
+
+def test_no_step_at_all_is_refused(tmp_path: Path) -> None:
+    done = stashtrace("run", "--until-step", "0", "--", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "until step 0" in done.stderr
