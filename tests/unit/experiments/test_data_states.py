@@ -1,0 +1,56 @@
+"""Whether a warm data set stayed so, by what the kernel says of files on a disk."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stashtrace.experiments import data_states
+from stashtrace.experiments.data_states import COLD, KEPT_RATIO, WARM, DataStates
+from stashtrace.experiments.job_files import file_set
+from stashtrace.experiments.page_cache import CacheState
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> DataStates:
+    for number in range(3):
+        (tmp_path / f"{number}.bin").write_bytes(b"x" * 8192)
+    files = file_set([tmp_path])
+    return DataStates(files, files, drop_caches=False)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, state: CacheState, share: float) -> None:
+    now = CacheState(state.state, state.method, state.files, 0, 0, share, False, "cachestat", (), "")
+    monkeypatch.setattr(data_states, "check", lambda _: now)
+
+
+def test_a_little_may_be_taken_back(states: DataStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = states.prepare(WARM)
+    assert state.verified
+    assert states.after(state) == ""
+    found(monkeypatch, state, KEPT_RATIO)
+    assert states.after(state) == ""
+    found(monkeypatch, state, 0.9)
+    assert states.after(state) == "the data set did not stay in memory: after the run cachestat finds 90 % resident"
+    found(monkeypatch, state, float("nan"))
+    assert states.after(state), "what nothing tells is no warm data set"
+
+
+def test_a_cold_data_set_is_read_into_memory(states: DataStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = states.prepare(COLD)
+    found(monkeypatch, state, 1.0)
+    assert states.after(state) == ""
+
+
+def test_data_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"x" * 8192)
+    monkeypatch.setattr(data_states, "memory_room", lambda: 10_000)
+    states = DataStates(file_set([tmp_path]), file_set([tmp_path / "a"]), drop_caches=False)
+    assert states.prepare(WARM).files.bytes == 8192
+    assert states.notes == [
+        "the data set (16.4 KB) does not fit into the 10.0 KB of memory that are free for it:"
+        " step 4 has the 8.19 KB in memory that the job was seen to read"
+    ]
