@@ -67,6 +67,7 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   if (!config.active) return;
   copy(config.run_id, variable(environment, "STASHTRACE_RUN_ID"));
   copy(config.steps, variable(environment, "STASHTRACE_STEPS"));
+  copy(config.staged, variable(environment, "STASHTRACE_STAGED"));
   const std::string_view collectors = variable(environment, "STASHTRACE_COLLECTORS");
   if (!collectors.empty()) config.collectors = collector_bits(collectors);
   std::int64_t value = 0;

@@ -99,6 +99,11 @@ def _chosen(accesses: Accesses, threshold: int) -> Accesses:
     return Accesses(**{name: getattr(accesses, name)[own] for name in _COLUMNS})
 
 
+def path_codes(key: Int64) -> Int64:
+    """String codes of the files of keys."""
+    return key >> _BLOCK_BITS
+
+
 def _hashed(key: Int64) -> npt.NDArray[np.uint64]:
     """Mix the bits (the finaliser of splitmix64)."""
     mixed = key.astype(np.uint64)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.importance import Importance, most_important_first, ranks_of
 from stashtrace.analysis.io import below
-from stashtrace.analysis.io_accesses import Accesses, collect_accesses
+from stashtrace.analysis.io_accesses import Accesses, collect_accesses, path_codes
 from stashtrace.analysis.quantities import bytes_of
 from stashtrace.analysis.stack_distances import previous_uses, stack_distances
 from stashtrace.analysis.timeset import Int64
@@ -37,6 +38,8 @@ class HostUses:
         What was used since the last access to the block, itself included; -1 for the first.
     kept_bytes : int64 array
         What was read for the first time up to the block's first access, itself included.
+    important_bytes : int64 array or None
+        The block, and all that are more important.
     data_bytes : int
         Of all blocks.
     sampled_ratio : float
@@ -47,19 +50,27 @@ class HostUses:
     moved_bytes: Int64
     distance_bytes: Int64
     kept_bytes: Int64
+    important_bytes: Int64 | None
     data_bytes: int
     sampled_ratio: float
 
 
 def io_cache(
-    trace: Trace, *, cache_size: str | int | None = None, block: str | int = "1MiB", under: str | None = None
+    trace: Trace,
+    *,
+    cache_size: str | int | None = None,
+    block: str | int = "1MiB",
+    under: str | None = None,
+    importance: Importance | None = None,
 ) -> Table:
     """Tell what share of the bytes read a cache would have served, for each size, beginning empty.
 
     Two caches: LRU drops what was not used for longest, as a page cache roughly does; the other keeps what came first
     and drops nothing, as MinIO of CoorDL. Both are computed from the order in which the processes of a host read
     blocks. A run of reads that each begin where the last one ended is one access to each block it touches, so that
-    small reads do not look like hits. Beyond 4,000,000 accesses a share of blocks, chosen by hash, stands for all.
+    small reads do not look like hits. A third, if the importance of the samples is given, keeps the most important
+    ones (SHADE's order, with weights that stay); what it serves of others until it is full is not counted. Beyond
+    4,000,000 accesses a share of blocks, chosen by hash, stands for all.
 
     Parameters
     ----------
@@ -71,11 +82,13 @@ def io_cache(
         Unit of the cache; ``"file"`` for whole files.
     under : str, optional
         Only files below this directory.
+    importance : mapping or path, optional
+        Weight of each sample by its path, or a file with a line ``path,weight`` for each.
 
     Columns
     -------
     host, cache_bytes, cached_ratio, data_bytes, read_bytes, reread_ratio, lru_hit_ratio, kept_hit_ratio,
-    shuffled_lru_hit_ratio, sampled_ratio
+    important_hit_ratio, shuffled_lru_hit_ratio, sampled_ratio
 
     Raises
     ------
@@ -84,7 +97,8 @@ def io_cache(
     """
     stated = None if cache_size is None else bytes_of(cache_size, "--cache-size")
     tables = []
-    for uses in _uses(trace, block, under):
+    weights = None if importance is None else ranks_of(trace, importance)
+    for uses in _uses(trace, block, under, weights):
         data = round(uses.data_bytes / uses.sampled_ratio)
         steps = np.arange(1, _POINTS + 1, dtype=np.int64)
         sizes = np.array([stated], dtype=np.int64) if stated is not None else -(-data * steps // _POINTS)
@@ -105,6 +119,9 @@ def io_cache(
                     "reread_ratio": np.full(len(sizes), reread),
                     "lru_hit_ratio": _served(uses.distance_bytes[again], uses.moved_bytes[again], inside) / read,
                     "kept_hit_ratio": _served(uses.kept_bytes[again], uses.moved_bytes[again], inside) / read,
+                    "important_hit_ratio": np.full(len(sizes), np.nan)
+                    if uses.important_bytes is None
+                    else _served(uses.important_bytes[again], uses.moved_bytes[again], inside) / read,
                     "shuffled_lru_hit_ratio": reread * shuffled_lru_hits(cached),
                     "sampled_ratio": np.full(len(sizes), uses.sampled_ratio),
                 },
@@ -174,7 +191,7 @@ def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
     return found
 
 
-def _uses(trace: Trace, block: str | int, under: str | None) -> list[HostUses]:
+def _uses(trace: Trace, block: str | int, under: str | None, weights: Floats | None = None) -> list[HostUses]:
     block_bytes = 1 << 62 if block == "file" else bytes_of(block, "--block")
     accesses = collect_accesses(trace, block_bytes, wanted=_wanted(trace, under))
     if not len(accesses.key):
@@ -183,17 +200,17 @@ def _uses(trace: Trace, block: str | int, under: str | None) -> list[HostUses]:
             hint="run with the collector posix_io on; mapped files have no reads",
         )
     hosts = np.unique(accesses.host_code)
-    return [_host_uses(trace.text(host), accesses, accesses.host_code == host) for host in hosts.tolist()]
+    return [_host_uses(trace.text(host), accesses, accesses.host_code == host, weights) for host in hosts.tolist()]
 
 
 def _wanted(trace: Trace, under: str | None) -> npt.NDArray[np.bool_] | None:
     return None if under is None else below(trace, np.arange(len(trace.strings)), under)
 
 
-def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_]) -> HostUses:
+def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:
     rows = np.flatnonzero(own)
     rows = rows[np.argsort(accesses.begin_ns[rows], kind="stable")]
-    _, first, item = np.unique(accesses.key[rows], return_index=True, return_inverse=True)
+    keys, first, item = np.unique(accesses.key[rows], return_index=True, return_inverse=True)
     low, high = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), dtype=np.int64)
     np.minimum.at(low, item, accesses.low_bytes[rows])
     np.maximum.at(high, item, accesses.high_bytes[rows])
@@ -201,11 +218,13 @@ def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_]) -> Hos
     in_order = np.argsort(first)
     kept = np.empty(len(first), dtype=np.int64)
     kept[in_order] = np.cumsum(size[in_order])
+    important = None if weights is None else most_important_first(weights[path_codes(keys)], first, size)
     return HostUses(
         host,
         accesses.moved_bytes[rows],
         stack_distances(previous_uses(item), size[item]),
         kept[item],
+        None if important is None else important[item],
         int(size.sum()),
         accesses.sampled_ratio,
     )

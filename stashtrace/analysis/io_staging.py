@@ -100,7 +100,9 @@ def io_staging(
     else:
         requests, moved = sums["opens_count"] + sums["reads_count"], sums["read_bytes"]
         source_ns = _cost(requests, moved, source)
-    size = np.where(sums["extent_bytes"] > 0, sums["extent_bytes"], sums["read_bytes"])
+    # Streams have no offsets: what is read from one opening to the next is about the file.
+    by_open = -(-sums["read_bytes"] // np.maximum(sums["opens_count"], 1))
+    size = np.where(sums["extent_bytes"] > 0, sums["extent_bytes"], by_open)
     tier_ns = _cost(requests, moved, tier)
     gain = np.maximum(source_ns - tier_ns, 0)
     order = np.lexsort((size, -(gain / size)))

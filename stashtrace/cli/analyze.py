@@ -68,6 +68,7 @@ FILE_OPTIONS = (
     "source_bandwidth",
     "cache_size",
     "block",
+    "importance",
 )
 
 
@@ -81,6 +82,7 @@ def _add_file_options(parser: Parser) -> None:
         files.add_argument(f"--{which}-bandwidth", metavar="RATE", help="its bandwidth, as 2GB/s")
     files.add_argument("--cache-size", metavar="SIZE", help="io_cache: one size instead of a curve")
     files.add_argument("--block", metavar="SIZE", help="io_cache, io_reuse: unit of the cache, or 'file' (1MiB)")
+    files.add_argument("--importance", metavar="FILE", help="io_cache: a line `path,weight` for each sample")
 
 
 def main(argv: Sequence[str]) -> int:

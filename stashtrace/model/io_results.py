@@ -117,6 +117,7 @@ IO_CACHE = schema(
     ("reread_ratio", "f8", "", "of this, read before: no cache serves more"),
     ("lru_hit_ratio", "f8", "", "served by a cache that drops what was not used for longest"),
     ("kept_hit_ratio", "f8", "", "served by one that keeps what came first and drops nothing"),
+    ("important_hit_ratio", "f8", "", "served by one that keeps what --importance ranks highest; NaN without"),
     ("shuffled_lru_hit_ratio", "f8", "", "LRU by the law of epochs in random order, for comparison"),
     ("sampled_ratio", "f8", "", "share of blocks looked at; 1 is exact"),
 )

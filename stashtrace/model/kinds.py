@@ -88,6 +88,7 @@ class IoFlag(enum.IntFlag):
     PIPE = 32
     NETWORK_FS = 64
     DIRECT = 128
+    STAGED = 256
 
 
 class WaitOp(enum.IntEnum):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,3 +180,33 @@ def test_bad_input() -> None:
     build.rank(0).io(0, MS)
     with pytest.raises(MissingDataError):
         io_cache(build.trace())
+
+
+def test_the_most_important_are_kept() -> None:
+    """Of three files read in two epochs the cache keeps those that weigh most, whenever they came."""
+    trace = reads_of([0, 1, 2, 2, 1, 0], {0: 10, 1: 20, 2: 30})
+    weights = {"/d/2": 5.0, "/d/0": 3.0, "/nowhere": 9.0}
+    for cache, served in ((29, 0), (30, 30), (39, 30), (40, 40), (59, 40), (60, 60)):
+        row = next(io_cache(trace, cache_size=cache, importance=weights).rows())
+        assert row["important_hit_ratio"] == pytest.approx(served / 120)
+    assert np.isnan(io_cache(trace)["important_hit_ratio"]).all()
+
+
+def test_importance_from_a_file(tmp_path: Path) -> None:
+    trace = reads_of([0, 1, 0, 1], {0: 10, 1: 20})
+    (tmp_path / "weights").write_text("# path,weight\n/d/1,2\n\n/d/a,b,1\n/d/0,-1e3\n")
+    row = next(io_cache(trace, cache_size=20, importance=tmp_path / "weights").rows())
+    assert row["important_hit_ratio"] == pytest.approx(20 / 60)
+
+
+@pytest.mark.parametrize("text", [None, "", "/d/1\n", "/d/1,much\n", "/d/1,nan\n"])
+def test_a_file_of_importance_that_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "weights").write_text(text)
+    with pytest.raises(UsageError, match="weights"):
+        io_cache(reads_of([0, 1]), importance=tmp_path / "weights")
+
+
+def test_importance_of_other_files() -> None:
+    with pytest.raises(MissingDataError, match="none of the samples"):
+        io_cache(reads_of([0, 1]), importance={"/nowhere": 1.0})

@@ -263,8 +263,9 @@ def test_signal_handlers_are_recorded(tmp_path: Path, data: Path) -> None:
     assert sum(r.result == 64 for r in rows) == 60_000
 
 
-def test_cancelled_thread(tmp_path: Path, data: Path) -> None:
-    recording = record([compiled("io_scenes.c"), "cancelled", data, "10"], tmp_path / "run")
+@pytest.mark.parametrize("scene", ["cancelled", "cancelled_open"])
+def test_cancelled_thread(tmp_path: Path, data: Path, scene: str) -> None:
+    recording = record([compiled("io_scenes.c"), scene, data, "10"], tmp_path / "run")
     assert recording.stdout == "1\n"
     assert len(recording.of(data, IoOp.PREAD)) == 10
 

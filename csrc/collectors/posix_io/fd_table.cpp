@@ -75,7 +75,7 @@ std::uint64_t name_of_open_descriptor(int fd, std::uint32_t mode) noexcept {
     return kNamed | address_id(reinterpret_cast<const sockaddr*>(&address), length);
   }
   const PathName name = descriptor_name(fd);
-  return kNamed | (name.ours ? kOurs : 0) | name.id;
+  return kNamed | (name.ours ? kOurs : 0) | (name.staged ? flag_bits(flag::staged) : 0) | name.id;
 }
 
 }  // namespace

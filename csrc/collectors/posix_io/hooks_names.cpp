@@ -2,6 +2,7 @@
 #include <fcntl.h>
 
 #include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
 #include "hooks/interpose.h"
 
@@ -28,6 +29,13 @@ int stat_of_descriptor(int fd, const struct stat* status, Call call) {
 template <class Call>
 int stat_of_path(int dirfd, const char* path, Call call) {
   return on_path(op::stat, dirfd, path, call);
+}
+
+// A call that changes what a name stands for: no copy is opened in its place any more.
+template <class Call>
+int changing(std::uint16_t op_code, int dirfd, const char* path, Call call) {
+  forget_if_staged(dirfd, path);
+  return on_path(op_code, dirfd, path, call);
 }
 
 }  // namespace
@@ -86,26 +94,29 @@ STASHTRACE_HOOK(int, __fxstatat64, int version, int dirfd, const char* path, str
 }
 
 STASHTRACE_HOOK(int, unlink, const char* path) {
-  return on_path(op::unlink, AT_FDCWD, path, [&] { return real::unlink(path); });
+  return changing(op::unlink, AT_FDCWD, path, [&] { return real::unlink(path); });
 }
 STASHTRACE_HOOK(int, unlinkat, int dirfd, const char* path, int flags) {
-  return on_path(op::unlink, dirfd, path, [&] { return real::unlinkat(dirfd, path, flags); });
+  return changing(op::unlink, dirfd, path, [&] { return real::unlinkat(dirfd, path, flags); });
 }
 STASHTRACE_HOOK(int, remove, const char* path) {
-  return on_path(op::unlink, AT_FDCWD, path, [&] { return real::remove(path); });
+  return changing(op::unlink, AT_FDCWD, path, [&] { return real::remove(path); });
 }
 STASHTRACE_HOOK(int, rmdir, const char* path) {
-  return on_path(op::unlink, AT_FDCWD, path, [&] { return real::rmdir(path); });
+  return changing(op::unlink, AT_FDCWD, path, [&] { return real::rmdir(path); });
 }
 // The row names the old path.
 STASHTRACE_HOOK(int, rename, const char* from, const char* to) {
-  return on_path(op::rename, AT_FDCWD, from, [&] { return real::rename(from, to); });
+  forget_if_staged(AT_FDCWD, to);
+  return changing(op::rename, AT_FDCWD, from, [&] { return real::rename(from, to); });
 }
 STASHTRACE_HOOK(int, renameat, int from_dirfd, const char* from, int to_dirfd, const char* to) {
-  return on_path(op::rename, from_dirfd, from, [&] { return real::renameat(from_dirfd, from, to_dirfd, to); });
+  forget_if_staged(to_dirfd, to);
+  return changing(op::rename, from_dirfd, from, [&] { return real::renameat(from_dirfd, from, to_dirfd, to); });
 }
 STASHTRACE_HOOK(int, renameat2, int from_dirfd, const char* from, int to_dirfd, const char* to, unsigned int flags) {
-  return on_path(op::rename, from_dirfd, from, [&] { return real::renameat2(from_dirfd, from, to_dirfd, to, flags); });
+  forget_if_staged(to_dirfd, to);
+  return changing(op::rename, from_dirfd, from, [&] { return real::renameat2(from_dirfd, from, to_dirfd, to, flags); });
 }
 STASHTRACE_HOOK(int, mkdir, const char* path, mode_t mode) {
   return on_path(op::mkdir, AT_FDCWD, path, [&] { return real::mkdir(path, mode); });
@@ -114,10 +125,10 @@ STASHTRACE_HOOK(int, mkdirat, int dirfd, const char* path, mode_t mode) {
   return on_path(op::mkdir, dirfd, path, [&] { return real::mkdirat(dirfd, path, mode); });
 }
 STASHTRACE_HOOK(int, truncate, const char* path, std::int64_t length) {
-  return on_path(op::truncate, AT_FDCWD, path, [&] { return real::truncate(path, length); });
+  return changing(op::truncate, AT_FDCWD, path, [&] { return real::truncate(path, length); });
 }
 STASHTRACE_HOOK(int, truncate64, const char* path, std::int64_t length) {
-  return on_path(op::truncate, AT_FDCWD, path, [&] { return real::truncate64(path, length); });
+  return changing(op::truncate, AT_FDCWD, path, [&] { return real::truncate64(path, length); });
 }
 
 STASHTRACE_HOOK(DIR*, opendir, const char* path) {

@@ -5,7 +5,9 @@
 #include <linux/close_range.h>
 
 #include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
+#include "core/raw_syscall.h"
 #include "hooks/interpose.h"
 
 using namespace stashtrace::posix_io;
@@ -13,12 +15,16 @@ namespace real = stashtrace::real;
 
 namespace {
 
+// call(dirfd, path) opens; the row has the name that was asked for, also where a copy is opened in its place.
 template <class Call>
 int opening(int dirfd, const char* path, int flags, Call call) {
-  if (!on()) return call();
+  if (!on()) return call(dirfd, path);
   const std::uint64_t begin = begin_call(0);
-  const int fd = call();
-  finish_open(fd, dirfd, path, flags, begin, stashtrace::now_ticks());
+  bool staged = false;
+  const int fd = open_staged(
+      dirfd, path, purpose_of(flags), staged, call, [](int result) { return result; },
+      [](int result) { stashtrace::raw::close(result); });
+  finish_open(fd, dirfd, path, flags, staged, begin, stashtrace::now_ticks());
   return fd;
 }
 
@@ -40,34 +46,34 @@ int copied(int from, int to) noexcept {
 
 // The fourth or third argument of open is read whether passed or not, as libc does with its register.
 STASHTRACE_HOOK(int, open, const char* path, int flags, mode_t mode) {
-  return opening(AT_FDCWD, path, flags, [&] { return real::open(path, flags, mode); });
+  return opening(AT_FDCWD, path, flags, [&](int, const char* to) { return real::open(to, flags, mode); });
 }
 STASHTRACE_HOOK(int, open64, const char* path, int flags, mode_t mode) {
-  return opening(AT_FDCWD, path, flags, [&] { return real::open64(path, flags, mode); });
+  return opening(AT_FDCWD, path, flags, [&](int, const char* to) { return real::open64(to, flags, mode); });
 }
 STASHTRACE_HOOK(int, openat, int dirfd, const char* path, int flags, mode_t mode) {
-  return opening(dirfd, path, flags, [&] { return real::openat(dirfd, path, flags, mode); });
+  return opening(dirfd, path, flags, [&](int at, const char* to) { return real::openat(at, to, flags, mode); });
 }
 STASHTRACE_HOOK(int, openat64, int dirfd, const char* path, int flags, mode_t mode) {
-  return opening(dirfd, path, flags, [&] { return real::openat64(dirfd, path, flags, mode); });
+  return opening(dirfd, path, flags, [&](int at, const char* to) { return real::openat64(at, to, flags, mode); });
 }
 STASHTRACE_HOOK(int, __open_2, const char* path, int flags) {
-  return opening(AT_FDCWD, path, flags, [&] { return real::__open_2(path, flags); });
+  return opening(AT_FDCWD, path, flags, [&](int, const char* to) { return real::__open_2(to, flags); });
 }
 STASHTRACE_HOOK(int, __open64_2, const char* path, int flags) {
-  return opening(AT_FDCWD, path, flags, [&] { return real::__open64_2(path, flags); });
+  return opening(AT_FDCWD, path, flags, [&](int, const char* to) { return real::__open64_2(to, flags); });
 }
 STASHTRACE_HOOK(int, __openat_2, int dirfd, const char* path, int flags) {
-  return opening(dirfd, path, flags, [&] { return real::__openat_2(dirfd, path, flags); });
+  return opening(dirfd, path, flags, [&](int at, const char* to) { return real::__openat_2(at, to, flags); });
 }
 STASHTRACE_HOOK(int, __openat64_2, int dirfd, const char* path, int flags) {
-  return opening(dirfd, path, flags, [&] { return real::__openat64_2(dirfd, path, flags); });
+  return opening(dirfd, path, flags, [&](int at, const char* to) { return real::__openat64_2(at, to, flags); });
 }
 STASHTRACE_HOOK(int, creat, const char* path, mode_t mode) {
-  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, [&] { return real::creat(path, mode); });
+  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, [&](int, const char* to) { return real::creat(to, mode); });
 }
 STASHTRACE_HOOK(int, creat64, const char* path, mode_t mode) {
-  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, [&] { return real::creat64(path, mode); });
+  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, [&](int, const char* to) { return real::creat64(to, mode); });
 }
 
 STASHTRACE_HOOK(int, close, int fd) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
 #include "hooks/interpose.h"
 
@@ -58,38 +59,44 @@ int on_status(std::uint16_t op_code, const FILE* stream, Call call) {
   return on_stream(op_code, stream, 0, call, [](int result) { return result == 0 ? std::int64_t{0} : -errno; });
 }
 
+// call(path) opens.
 template <class Call>
-FILE* opening(const char* path, Call call) {
-  if (!on()) return call();
+FILE* opening(const char* path, Purpose purpose, Call call) {
+  if (!on()) return call(path);
   const std::uint64_t begin = begin_call(0);
-  FILE* stream = call();
-  finish_fopen(stream == nullptr, descriptor_of(stream), path, begin, stashtrace::now_ticks());
+  bool staged = false;
+  FILE* stream = open_staged(
+      AT_FDCWD, path, purpose, staged, [&](int, const char* to) { return call(to); }, descriptor_of,
+      [](FILE* opened) { real::fclose(opened); });
+  finish_fopen(stream == nullptr, descriptor_of(stream), path, staged, begin, stashtrace::now_ticks());
   return stream;
 }
 
-// The old descriptor is gone (or reopened under the same number, when path is NULL).
+// The old descriptor is gone (or reopened under the same number, when path is NULL). No copy: the stream is gone when
+// its opening fails.
 template <class Call>
-FILE* reopening(const char* path, FILE* stream, Call call) {
+FILE* reopening(const char* path, const char* mode, FILE* stream, Call call) {
   if (!on()) return call();
   const int fd = descriptor_of(stream);
   if (path == nullptr) return on_stream(op::fopen, stream, 0, call, [](FILE*) { return std::int64_t{0}; });
   if (fd >= 0) fd_table.clear(fd);
-  return opening(path, call);
+  if (purpose_of(mode) == Purpose::writing) forget_if_staged(AT_FDCWD, path);
+  return opening(path, Purpose::other, [&](const char*) { return call(); });
 }
 
 }  // namespace
 
 STASHTRACE_HOOK(FILE*, fopen, const char* path, const char* mode) {
-  return opening(path, [&] { return real::fopen(path, mode); });
+  return opening(path, purpose_of(mode), [&](const char* to) { return real::fopen(to, mode); });
 }
 STASHTRACE_HOOK(FILE*, fopen64, const char* path, const char* mode) {
-  return opening(path, [&] { return real::fopen64(path, mode); });
+  return opening(path, purpose_of(mode), [&](const char* to) { return real::fopen64(to, mode); });
 }
 STASHTRACE_HOOK(FILE*, freopen, const char* path, const char* mode, FILE* stream) {
-  return reopening(path, stream, [&] { return real::freopen(path, mode, stream); });
+  return reopening(path, mode, stream, [&] { return real::freopen(path, mode, stream); });
 }
 STASHTRACE_HOOK(FILE*, freopen64, const char* path, const char* mode, FILE* stream) {
-  return reopening(path, stream, [&] { return real::freopen64(path, mode, stream); });
+  return reopening(path, mode, stream, [&] { return real::freopen64(path, mode, stream); });
 }
 STASHTRACE_HOOK(FILE*, fdopen, int fd, const char* mode) {
   if (!on()) return real::fdopen(fd, mode);

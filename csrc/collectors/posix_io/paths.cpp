@@ -10,13 +10,12 @@
 #include <cstddef>
 #include <cstring>
 
+#include "collectors/posix_io/staged.h"
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
 
 namespace stashtrace::posix_io {
 namespace {
-
-constexpr std::size_t kMaxPathBytes = 4096;  // PATH_MAX, the longest that the kernel takes
 
 struct Folder {
   char text[kMaxPathBytes];
@@ -52,8 +51,6 @@ class Text {
     }
   }
   std::string_view view() const noexcept { return {text_, length_}; }
-  char* room() noexcept { return text_; }
-  void set_length(std::size_t length) noexcept { length_ = length; }
 
  private:
   char text_[kCapacity];
@@ -78,25 +75,37 @@ std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcep
   return length > 0 ? static_cast<std::size_t>(length) : 0;
 }
 
+// Length of the text in room, 0 if the folder is not known.
+std::size_t join(int dirfd, std::string_view given, char (&room)[kMaxPathBytes]) noexcept {
+  std::size_t length = 0;
+  if (dirfd == AT_FDCWD) {
+    const long bytes = raw::call(SYS_getcwd, raw::address(room), static_cast<long>(kMaxPathBytes));
+    length = bytes > 1 ? static_cast<std::size_t>(bytes) - 1 : 0;  // counts the final zero
+  } else {
+    length = read_descriptor_link(dirfd, room, kMaxPathBytes);
+  }
+  if (length == 0) return 0;
+  while (given.starts_with("./")) given.remove_prefix(2);
+  if (given.empty() || given == ".") return length;
+  if (room[length - 1] != '/' && length < kMaxPathBytes) room[length++] = '/';
+  const std::size_t bytes = std::min(given.size(), kMaxPathBytes - length);
+  std::memcpy(room + length, given.data(), bytes);
+  return length + bytes;
+}
+
 // Apart from path_name, so that the usual absolute path needs no 4 KiB of stack.
 __attribute__((noinline)) PathName relative_name(int dirfd, std::string_view given) noexcept {
-  Text<kMaxPathBytes> whole;
-  if (dirfd == AT_FDCWD) {
-    const long bytes = raw::call(SYS_getcwd, raw::address(whole.room()), static_cast<long>(kMaxPathBytes));
-    whole.set_length(bytes > 1 ? static_cast<std::size_t>(bytes) - 1 : 0);  // counts the final zero
-  } else {
-    whole.set_length(read_descriptor_link(dirfd, whole.room(), kMaxPathBytes));
-  }
-  if (whole.view().empty()) return named(given);
-  while (given.starts_with("./")) given.remove_prefix(2);
-  if (!given.empty() && given != ".") {
-    if (!whole.view().ends_with('/')) whole.add("/");
-    whole.add(given);
-  }
-  return named(whole.view());
+  char whole[kMaxPathBytes];
+  const std::size_t length = join(dirfd, given, whole);
+  return named(length != 0 ? std::string_view(whole, length) : given);
 }
 
 }  // namespace
+
+bool make_absolute(int dirfd, const char* path, AbsolutePath& out) noexcept {
+  out.length_ = join(dirfd, {path, strnlen(path, kMaxPathBytes)}, out.text_);
+  return out.length_ != 0;
+}
 
 PathName path_name(int dirfd, const char* path) noexcept {
   if (path == nullptr) return {};
@@ -108,7 +117,11 @@ PathName descriptor_name(int fd) noexcept {
   char target[kMaxPathBytes];
   const std::size_t length = read_descriptor_link(fd, target, sizeof target);
   if (length == 0 || target[0] != '/') return {};  // "pipe:[17]", "anon_inode:[eventfd]": not a name worth a string
-  return named({target, length});
+  const std::string_view original = staged_original({target, length});
+  if (original.empty()) return named({target, length});
+  PathName name = named(original);
+  name.staged = true;
+  return name;
 }
 
 std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept {

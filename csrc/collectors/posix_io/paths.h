@@ -6,19 +6,35 @@
 
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
 namespace stashtrace::posix_io {
 
+constexpr std::size_t kMaxPathBytes = 4096;  // PATH_MAX, the longest that the kernel takes
+
+// A path that was relative, made absolute by the folder of dirfd or the current one. Not resolved further.
+class AbsolutePath {
+ public:
+  std::string_view view() const noexcept { return {text_, length_}; }
+
+ private:
+  friend bool make_absolute(int dirfd, const char* path, AbsolutePath& out) noexcept;
+  char text_[kMaxPathBytes];
+  std::size_t length_ = 0;
+};
+bool make_absolute(int dirfd, const char* path, AbsolutePath& out) noexcept;  // false: the folder is not known
+
 struct PathName {
   std::uint32_t id = 0;  // string id, 0 if unknown
   bool ours = false;     // below a folder of the tracer
+  bool staged = false;   // what is open is a copy of it
 };
 
 // What was passed, made absolute by the folder of dirfd or the current one. Not resolved further.
 PathName path_name(int dirfd, const char* path) noexcept;
-// What /proc/self/fd says of an open descriptor.
+// What /proc/self/fd says of an open descriptor; of a copy, the file that it stands for.
 PathName descriptor_name(int fd) noexcept;
 // "10.0.0.1:80", "[::1]:80", "unix:/path"; 0 if it has none.
 std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept;

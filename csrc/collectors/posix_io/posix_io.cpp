@@ -15,6 +15,7 @@
 #include "collectors/collector.h"
 #include "collectors/posix_io/mappings.h"
 #include "collectors/posix_io/paths.h"
+#include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
 #include "core/raw_syscall.h"
 #include "hooks/interpose.h"
@@ -24,6 +25,16 @@ namespace stashtrace::posix_io {
 namespace {
 
 constinit std::atomic<int> own_pid = 0;
+// A list of copies that could not be used, until that is said: not by the constructor, which may not emit.
+constinit std::atomic<const char*> broken_list = nullptr;
+
+void report_broken_list() noexcept {
+  const char* path = broken_list.exchange(nullptr, std::memory_order_relaxed);
+  if (path == nullptr) return;
+  for (const auto& collector : schema::kCollectors)
+    if (collector.name == "posix_io")
+      report_loss(collector.code, "no_staged_list", 0, path, schema::codes::Severity::error);
+}
 
 // errno of the user's call, put back at the end of the scope.
 class KeepErrno {
@@ -45,6 +56,7 @@ void finish_named_open(int fd, const PathName& name, std::uint64_t extra, std::i
                        std::uint64_t begin, std::uint64_t end, std::int64_t error) noexcept {
   const std::uint64_t word = word_of(name) | extra;
   if (fd >= 0) fd_table.set(fd, word & ~flag_bits(flag::stdio), position);
+  if (broken_list.load(std::memory_order_relaxed) != nullptr) [[unlikely]] report_broken_list();
   if (!name.ours && recording()) record(op_code, word, -1, begin, end, error);
 }
 
@@ -88,23 +100,26 @@ void record_named(std::uint16_t op_code, int dirfd, const char* path, std::uint6
   if (!name.ours) record(op_code, word_of(name), -1, begin_ticks, end_ticks, result);
 }
 
-void finish_open(int fd, int dirfd, const char* path, int open_flags, std::uint64_t begin_ticks,
+void finish_open(int fd, int dirfd, const char* path, int open_flags, bool staged, std::uint64_t begin_ticks,
                  std::uint64_t end_ticks) noexcept {
   const KeepErrno keep;
   const std::int64_t error = fd >= 0 ? 0 : keep.negative();
   if (fd < 0 && !recording()) return;
   const PathName name = error == -EFAULT ? PathName{} : path_name(dirfd, path);
   const bool append = (open_flags & O_APPEND) != 0;
-  const std::uint64_t extra = (append ? kAppend : 0) | ((open_flags & O_DIRECT) != 0 ? flag_bits(flag::direct) : 0);
+  const std::uint64_t extra = (append ? kAppend : 0) | ((open_flags & O_DIRECT) != 0 ? flag_bits(flag::direct) : 0) |
+                              (staged ? flag_bits(flag::staged) : 0);
   finish_named_open(fd, name, extra, append ? kUnknownPosition : 0, op::open, begin_ticks, end_ticks, error);
 }
 
-void finish_fopen(bool failed, int fd, const char* path, std::uint64_t begin_ticks, std::uint64_t end_ticks) noexcept {
+void finish_fopen(bool failed, int fd, const char* path, bool staged, std::uint64_t begin_ticks,
+                  std::uint64_t end_ticks) noexcept {
   const KeepErrno keep;
   const std::int64_t error = failed ? keep.negative() : 0;
   if (failed && !recording()) return;
   const PathName name = error == -EFAULT ? PathName{} : path_name(AT_FDCWD, path);
-  finish_named_open(fd, name, flag_bits(flag::stdio), kUnknownPosition, op::fopen, begin_ticks, end_ticks, error);
+  const std::uint64_t extra = flag_bits(flag::stdio) | (staged ? flag_bits(flag::staged) : 0);
+  finish_named_open(fd, name, extra, kUnknownPosition, op::fopen, begin_ticks, end_ticks, error);
 }
 
 void finish_opendir(int fd, const char* path, std::uint64_t begin_ticks, std::uint64_t end_ticks) noexcept {
@@ -146,6 +161,8 @@ class PosixIo final : public Collector {
     runtime_context = &context;
     exclude_own_package();
     exclude_folder(context.config().dir);
+    if (context.config().staged[0] != '\0' && !open_staged_list(context.config().staged))
+      broken_list.store(context.config().staged, std::memory_order_relaxed);
     own_pid.store(raw::getpid(), std::memory_order_relaxed);
     pthread_atfork(nullptr, [] { fd_table.forget_positions(); }, [] { start_over_in_child(); });
     hot.enabled.store(true, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // Programs in which recording goes wrong easily. SPDX-License-Identifier: Apache-2.0
 //
-//   io_scenes threads|killed|signals|cancelled|forked|vforked FILE COUNT
+//   io_scenes threads|killed|signals|cancelled|cancelled_open|forked|vforked FILE COUNT
 //
 // Each does a known number of preads of FILE and prints what the test must find.
 #define _GNU_SOURCE
@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -88,6 +89,26 @@ static int cancelled(void) {
   return 0;
 }
 
+static void* opening_main(void* name) {
+  open(name, O_RDONLY);  // a cancellation point: nobody writes to the pipe
+  return NULL;
+}
+
+static int cancelled_open(void) {
+  char name[4096];
+  pthread_t thread;
+  void* value;
+  snprintf(name, sizeof name, "%s.fifo", path);
+  if (mkfifo(name, 0600) != 0) return 2;
+  pthread_create(&thread, NULL, opening_main, name);
+  usleep(20000);
+  pthread_cancel(thread);
+  pthread_join(thread, &value);
+  pread_all(open(path, O_RDONLY), count);
+  printf("%d\n", value == PTHREAD_CANCELED);
+  return 0;
+}
+
 // Parent and child share the position of a descriptor that is open at fork.
 static int forked(void) {
   char buffer[64];
@@ -132,7 +153,8 @@ int main(int argc, char** argv) {
     const char* name;
     int (*run)(void);
   } scenes[] = {{"threads", threads}, {"killed", killed}, {"signals", signals},
-                {"cancelled", cancelled}, {"forked", forked}, {"vforked", vforked}};
+                {"cancelled", cancelled}, {"cancelled_open", cancelled_open}, {"forked", forked},
+                {"vforked", vforked}};
   for (size_t i = 0; i < sizeof scenes / sizeof *scenes; ++i)
     if (strcmp(argv[1], scenes[i].name) == 0) return scenes[i].run();
   return 2;
