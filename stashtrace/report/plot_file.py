@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import UsageError
+from stashtrace.errors import CaptureError, UsageError
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -26,6 +27,18 @@ def check_plot_file(path: str) -> None:
 
     if find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
+
+
+def check_plot_folder(path: str) -> None:
+    """Say that there is no folder to draw into, for commands that make none.
+
+    Raises
+    ------
+    CaptureError
+        If there is none.
+    """
+    if not Path(path).absolute().parent.is_dir():
+        raise CaptureError(f"cannot write {path}: no such folder", hint="choose another with --plot FILE")
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -1,0 +1,241 @@
+"""Exposed communication of a backward pass: when gradients are ready, when the link sends them, what is left over.
+
+    backward  |--- layer 4 ---|--- 3 ---|--- 2 ---|--- 1 ---|            gradients are ready at the end of each layer
+    link                      [== 4 ==] [=== 3 ===][=== 2 ===][== 1 ==]  start = max(ready, end of the one before)
+                                                            |<--------->|  exposed = last end - end of backward
+
+The recurrence is that of wait-free back-propagation (S. Shi, Q. Wang, X. Chu, arXiv 1805.03812), merging that of
+MG-WFBP (S. Shi, X. Chu, B. Li, INFOCOM 2019). One message takes ``alpha + bytes * beta``. Used by ``stashtrace model``
+through ``analysis.gradient_messages``. Pure; times are lengths since the begin of the backward pass.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the link does with the messages of one backward pass.
+
+    Attributes
+    ----------
+    start_ns, end_ns : float array
+        Of each message.
+    exposed_ns : float
+        What communication adds to the backward pass: the time that callers wait for their message, and the time from
+        the end of backward to the last end.
+    """
+
+    start_ns: Floats
+    end_ns: Floats
+    exposed_ns: float
+
+
+def schedule(
+    ready_ns: Any, transfer_ns: Any, *, blocking: Any = None, backward_end_ns: float | None = None
+) -> Schedule:
+    """Send messages one after the other, each when it is ready and the link is free.
+
+    Parameters
+    ----------
+    ready_ns : sequence of float
+        When each message could be sent, in the order of sending, in time that the caller computes: the waits of
+        ``blocking`` messages are left out.
+    transfer_ns : sequence of float
+        How long the link needs for each.
+    blocking : sequence of bool, optional
+        Messages whose caller waits for their end before it goes on; none by default.
+    backward_end_ns : float, optional
+        When the caller has computed everything; with the last message by default.
+
+    Examples
+    --------
+    Three layers of 10 ms whose gradients take 8, 12 and 5 ms: 10-18, 20-32, then not at 30 but at 32.
+
+    >>> found = schedule([10, 20, 30], [8, 12, 5])
+    >>> found.start_ns.tolist(), found.end_ns.tolist(), found.exposed_ns
+    ([10.0, 20.0, 32.0], [18.0, 32.0, 37.0], 7.0)
+
+    The same after backward, each waited for: nothing is hidden.
+
+    >>> schedule([30, 30, 30], [8, 12, 5], blocking=[True] * 3).exposed_ns
+    25.0
+    """
+    ready, transfer = _checked(ready_ns, transfer_ns)
+    if not len(ready):
+        return Schedule(ready, ready, 0.0)
+    backward = float(ready[-1]) if backward_end_ns is None else max(float(backward_end_ns), float(ready.max()))
+    waits = np.zeros(len(ready), dtype=bool) if blocking is None else np.asarray(blocking, dtype=bool)
+    if not waits.any():
+        before = np.cumsum(transfer) - transfer
+        end = np.maximum.accumulate(ready - before) + before + transfer
+        return Schedule(end - transfer, end, max(0.0, float(end[-1]) - backward))
+    start, end = np.empty(len(ready)), np.empty(len(ready))
+    waited = free = 0.0
+    for number in range(len(ready)):
+        called = ready[number] + waited
+        start[number] = max(called, free)
+        end[number] = free = start[number] + transfer[number]
+        if waits[number]:
+            waited += free - called
+    return Schedule(start, end, float(waited + max(0.0, free - backward - waited)))
+
+
+def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
+    """How long the link worked for each message, from when messages were ready and when they had arrived.
+
+    A backend takes up to ``parallel`` messages at a time, in their order; while it works on several, each gets an equal
+    part of the time. So the times add up to that in which the link worked at all, waiting behind others is no part of
+    them, and :func:`schedule` with them ends when the last message really ended.
+
+    Parameters
+    ----------
+    ready_ns, end_ns : sequence of float
+        In the order of sending.
+    parallel : int
+        Messages that the backend works on at a time.
+
+    Examples
+    --------
+    The second waited for the first; of two at a time, each has half of the time that they share.
+
+    >>> link_times([0, 2], [10, 14]).tolist(), link_times([0, 2], [10, 14], parallel=2).tolist()
+    ([10.0, 4.0], [6.0, 8.0])
+    """
+    ready, end = np.asarray(ready_ns, dtype=np.float64), np.asarray(end_ns, dtype=np.float64)
+    if not len(ready):
+        return ready
+    # The backend is free for a message when all but parallel - 1 of those before it have ended.
+    stream, free = end, end
+    for level in range(parallel):
+        free = np.maximum.accumulate(stream)
+        if level + 1 < parallel:
+            stream = np.minimum(stream, np.concatenate(([-np.inf], free[:-1])))
+    begin = np.maximum(ready, np.concatenate(([-np.inf], free[:-1])))
+    begin = np.minimum(begin, end)
+    moments = np.unique(np.concatenate((begin, end)))
+    change = np.bincount(np.searchsorted(moments, begin), minlength=len(moments))
+    change = change - np.bincount(np.searchsorted(moments, end), minlength=len(moments))
+    active = np.cumsum(change)[:-1]
+    worked = np.concatenate(([0.0], np.cumsum(np.where(active > 0, np.diff(moments) / np.maximum(active, 1), 0.0))))
+    found: Floats = worked[np.searchsorted(moments, end)] - worked[np.searchsorted(moments, begin)]
+    return found
+
+
+def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64]:
+    """First message of each bucket, as DistributedDataParallel fills them: a bucket is full once it has its size.
+
+    Examples
+    --------
+    >>> bucket_starts([4, 4, 4, 20, 1], 8).tolist()
+    [0, 2, 4]
+    """
+    starts, filled = [0], 0.0
+    for number, size in enumerate(np.asarray(sizes_bytes, dtype=np.float64).tolist()):
+        if filled >= bucket_bytes:
+            starts.append(number)
+            filled = 0.0
+        filled += size
+    return np.array(starts, dtype=np.int64)
+
+
+def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Ready times and sizes of buckets: a bucket is ready with the last of its gradients.
+
+    Examples
+    --------
+    >>> ready, sizes = merged([1, 2, 3, 4], [10, 20, 30, 40], np.array([0, 3]))
+    >>> ready.tolist(), sizes.tolist()
+    ([3.0, 4.0], [60.0, 40.0])
+    """
+    ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
+    if not len(ready):
+        return ready, sizes
+    return np.maximum.reduceat(ready, starts), np.add.reduceat(sizes, starts)
+
+
+def rebucketed(ready_ns: Any, sizes_bytes: Any, bucket_bytes: float) -> tuple[Floats, Floats]:
+    """Ready times and sizes, were the gradients sent in buckets of another size.
+
+    Larger buckets are made of whole messages. Smaller ones take gradients to have come at an even rate between the
+    ready times of two messages, since nothing says in which order the inside of a message was made.
+
+    Examples
+    --------
+    >>> ready, sizes = rebucketed([10, 20], [100, 100], 50)
+    >>> ready.tolist(), sizes.tolist()
+    ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0])
+    """
+    ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
+    if not bucket_bytes > 0:
+        raise UsageError(f"{bucket_bytes} is no size of a bucket", hint="for example 25M")
+    if not len(sizes) or bucket_bytes >= sizes.max():
+        return merged(ready, sizes, bucket_starts(sizes, bucket_bytes))
+    total = float(sizes.sum())
+    ends = np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total)
+    made = np.interp(ends, np.append(0.0, np.cumsum(sizes)), np.append(0.0, np.maximum.accumulate(ready)))
+    return made, np.diff(np.append(0.0, ends))
+
+
+def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
+    """First message of each bucket when buckets are chosen so that the last one ends as early as can be.
+
+    What MG-WFBP looks for by a greedy rule, here exactly: the earliest end of the first i messages is the minimum over
+    the first message of their last bucket, since nothing is gained by an earlier bucket that ends later.
+
+    Examples
+    --------
+    The first has arrived before the others are ready; these two together save one alpha of 4.
+
+    >>> best_merge([1, 20, 21], [8, 1, 1], 4.0, 1.0).tolist()
+    [0, 1]
+    """
+    ready, sizes = _checked(ready_ns, sizes_bytes)
+    count = len(ready)
+    summed = np.append(0.0, np.cumsum(sizes))
+    free, first = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
+    latest = np.maximum.accumulate(ready) if count else ready
+    for end in range(1, count + 1):
+        options = np.maximum(free[:end], latest[end - 1]) + alpha_ns
+        options = options + beta_ns_per_byte * (summed[end] - summed[:end])
+        first[end] = int(options.argmin())
+        free[end] = options[first[end]]
+    starts = []
+    at = count
+    while at > 0:
+        at = int(first[at])
+        starts.append(at)
+    return np.array(starts[::-1], dtype=np.int64)
+
+
+def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:
+    """Ready times where only sizes are known: gradients come at an even rate of bytes over the backward pass.
+
+    Examples
+    --------
+    >>> ready_by_sizes([10, 30], 80.0).tolist()
+    [20.0, 80.0]
+    """
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    total = float(sizes.sum())
+    found: Floats = np.cumsum(sizes) / total * backward_ns if total > 0 else np.full(len(sizes), float(backward_ns))
+    return found
+
+
+def _checked(ready_ns: Any, lengths: Any) -> tuple[Floats, Floats]:
+    ready, length = np.asarray(ready_ns, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
+    if ready.ndim != 1 or ready.shape != length.shape:
+        raise UsageError(f"ready times and messages have different lengths: {ready.shape}, {length.shape}")
+    if not (np.isfinite(ready).all() and np.isfinite(length).all() and (length >= 0).all()):
+        raise UsageError("ready times and messages must be finite, sizes and lengths not negative")
+    return ready, length

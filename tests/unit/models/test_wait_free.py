@@ -1,0 +1,168 @@
+"""The wait-free recurrence by hand, what the link worked, and buckets: whole, divided, best."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stashtrace.errors import UsageError
+from stashtrace.models.layers import (
+    best_merge,
+    bucket_starts,
+    link_times,
+    merged,
+    ready_by_sizes,
+    rebucketed,
+    schedule,
+)
+from stashtrace.models.networks import gradient_shapes, network
+
+#: All-reduce of 8 workers over 10 Gbit/s Ethernet: constants of HKBU-HPML/MG-WFBP, ns and ns a byte.
+ALPHA_10G, BETA_10G = 523_000.0, 0.857
+
+
+def test_four_layers_by_hand() -> None:
+    """Backward of layers 4 to 1 takes 5, 5, 10 and 10; their messages 12, 2, 3 and 6.
+
+    Ready at 5, 10, 20, 30. Sent 5-17, 17-19 (was ready at 10), 20-23, 30-36.
+    """
+    found = schedule([5, 10, 20, 30], [12, 2, 3, 6])
+    assert found.start_ns.tolist() == [5, 17, 20, 30]
+    assert found.end_ns.tolist() == [17, 19, 23, 36]
+    assert found.exposed_ns == 6
+
+
+def test_a_link_slower_than_backward_is_exposed_but_for_the_first_layers() -> None:
+    """L layers of b each and messages of c > b: the link is busy from the first layer on, so b + L c - L b is left."""
+    layers, b, c = 7, 10.0, 13.0
+    assert schedule(b * np.arange(1, layers + 1), [c] * layers).exposed_ns == b + layers * c - layers * b
+    assert schedule(b * np.arange(1, layers + 1), [b / 2] * layers).exposed_ns == b / 2
+
+
+def test_what_follows_the_last_message_hides_it() -> None:
+    assert schedule([10, 20], [5, 8], backward_end_ns=25).exposed_ns == 3
+    assert schedule([10, 20], [5, 8], backward_end_ns=100).exposed_ns == 0
+    assert schedule([], []).exposed_ns == 0
+
+
+def test_callers_that_wait_stop_their_own_clock() -> None:
+    """The first is waited for, 10-18. The second is ready 5 of compute later, 23-27, the third 7 after that, 30-39."""
+    found = schedule([10, 15, 22], [8, 4, 9], blocking=[True, False, False])
+    assert found.start_ns.tolist() == [10, 23, 30]
+    assert found.exposed_ns == 8 + 9
+
+
+def test_waiting_for_everything_after_backward_hides_nothing() -> None:
+    assert schedule([30] * 3, [8, 12, 5], blocking=[True] * 3).exposed_ns == 25
+
+
+@pytest.mark.parametrize(("ready", "transfer"), [([1, 2], [1]), ([1, np.nan], [1, 1]), ([1], [-1])])
+def test_nonsense_is_refused(ready: list[float], transfer: list[float]) -> None:
+    with pytest.raises(UsageError):
+        schedule(ready, transfer)
+
+
+def test_messages_of_resnet50_over_10g() -> None:
+    """Per tensor 161 alphas, in one message one: 84.2 + 87.6 ms against 88.1 ms, all of it exposed after backward."""
+    paper = network("resnet", 50, width=64, image_pixels=224, classes_count=1000)
+    sizes = [4 * int(np.prod(shape)) for shape in gradient_shapes(paper)]
+    times = ALPHA_10G + BETA_10G * np.array(sizes)
+    assert times.sum() / 1e6 == pytest.approx(84.2 + 87.6, abs=0.1)
+    one = merged(np.zeros(161), sizes, np.array([0]))[1]
+    assert schedule([0.0], ALPHA_10G + BETA_10G * one).exposed_ns / 1e6 == pytest.approx(88.1, abs=0.1)
+
+
+def test_the_link_works_for_one_after_the_other() -> None:
+    """The second waited for the first; the third found the link free."""
+    assert link_times([0, 2, 20], [10, 14, 23]).tolist() == [10, 4, 3]
+
+
+def test_two_threads_share_the_link() -> None:
+    """0-6 alone for the first, 6-10 shared, then 10-12 for the second; the third waits for a thread until 10."""
+    found = link_times([0, 6, 7], [10, 12, 20], parallel=2)
+    assert found.tolist() == [6 + 2, 2 + 1, 1 + 8]
+
+
+def test_a_small_message_that_overtakes_is_not_free() -> None:
+    assert link_times([0, 2], [20, 6], parallel=2).tolist() == [2 + 2 + 14, 2]
+    assert link_times([0, 2], [20, 6]).tolist() == [20, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300)), min_size=1, max_size=30), st.integers(1, 4))
+def test_the_recurrence_with_link_times_ends_as_it_was(rows: list[tuple[int, int]], parallel: int) -> None:
+    ready = np.cumsum([float(gap) for gap, _ in rows])
+    end = ready + [float(length) for _, length in rows]
+    worked = link_times(ready, end, parallel=parallel)
+    assert (worked >= 0).all()
+    assert schedule(ready, worked).end_ns[-1] == pytest.approx(end.max())
+
+
+def test_buckets_as_torch_fills_them() -> None:
+    """A bucket is closed by the tensor that fills it, however large that is."""
+    assert bucket_starts([4, 4, 4, 20, 1], 8).tolist() == [0, 2, 4]
+    assert bucket_starts([10, 10], 1).tolist() == [0, 1]
+    assert bucket_starts([10, 10], 1e9).tolist() == [0]
+    ready, sizes = merged([1, 2, 3, 4, 5], [4, 4, 4, 20, 1], np.array([0, 2, 4]))
+    assert ready.tolist() == [2, 4, 5]
+    assert sizes.tolist() == [8, 24, 1]
+
+
+def test_smaller_buckets_come_at_an_even_rate() -> None:
+    ready, sizes = rebucketed([10, 40], [100, 300], 200)
+    assert ready.tolist() == [20, 40]
+    assert sizes.tolist() == [200, 200]
+    ready, sizes = rebucketed([10, 20], [100, 100], 150)
+    assert ready.tolist() == [20]
+    assert sizes.tolist() == [200]
+    with pytest.raises(UsageError):
+        rebucketed([1], [1], 0)
+
+
+def test_ready_times_from_sizes() -> None:
+    assert ready_by_sizes([10, 30, 60], 200.0).tolist() == [20, 80, 200]
+    assert ready_by_sizes([0, 0], 5.0).tolist() == [5, 5]
+
+
+def end_of(starts: np.ndarray, ready: list[float], sizes: list[float], alpha: float, beta: float) -> float:
+    at, length = merged(ready, sizes, starts)
+    return float(schedule(at, alpha + beta * length).end_ns[-1])
+
+
+def greedy(ready: list[float], sizes: list[float], alpha: float, beta: float) -> np.ndarray:
+    """MG-WFBP's rule: merge into the next if that is ready before this one is through, and waiting for it costs less
+    than a start-up.
+    """
+    starts, size, free = [0], sizes[0], 0.0
+    for number in range(len(ready) - 1):
+        begin = max(ready[number], free)
+        following = ready[number + 1]
+        if following < begin + alpha + beta * size and (begin > following or following - begin < alpha):
+            size += sizes[number + 1]
+            continue
+        free = begin + alpha + beta * size
+        starts.append(number + 1)
+        size = sizes[number + 1]
+    return np.array(starts)
+
+
+messages = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 50)), min_size=1, max_size=9)
+
+
+@given(messages, st.integers(0, 30))
+def test_the_best_merge_is_the_best_of_all(rows: list[tuple[int, int]], alpha: int) -> None:
+    ready = np.cumsum([float(gap) for gap, _ in rows]).tolist()
+    sizes = [float(size) for _, size in rows]
+    best = end_of(best_merge(ready, sizes, alpha, 1.0), ready, sizes, alpha, 1.0)
+    ways = itertools.chain.from_iterable(itertools.combinations(range(1, len(rows)), k) for k in range(len(rows)))
+    assert best == min(end_of(np.array([0, *way]), ready, sizes, alpha, 1.0) for way in ways)
+    assert best <= end_of(greedy(ready, sizes, alpha, 1.0), ready, sizes, alpha, 1.0)
+
+
+def test_a_dear_start_up_merges_everything_and_a_free_one_nothing() -> None:
+    assert best_merge([1, 2, 3], [1, 1, 1], 100.0, 1.0).tolist() == [0]
+    assert best_merge([1, 20, 30], [1, 1, 1], 0.0, 1.0).tolist() == [0, 1, 2]
