@@ -48,10 +48,19 @@ def late_ranks() -> None:
     output_of("stashtrace synth made-up --ranks 8 --steps 20 --late-rank 3 --late 40")
 
 
+def recommend() -> None:
+    """A characterization made of published throughputs, and a catalog of its hosts."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from published_runs import write_published
+
+    write_published(Path())
+
+
 #: Page -> what makes the files that its commands read.
 PAGES: dict[Path, Callable[[], None]] = {
     ROOT / "docs/guides/gpu-traces.md": gpu_traces,
     ROOT / "docs/guides/late-ranks.md": late_ranks,
+    ROOT / "docs/guides/recommend.md": recommend,
 }
 
 

@@ -1,0 +1,238 @@
+"""``stashtrace recommend``: what it prints, its exit codes, its complaints, and that the guide shows what it prints."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published_runs import characterization, write_published
+
+from stashtrace.cli import main
+from stashtrace.cli.recommend import parsed_count, parsed_price, parsed_time
+
+WORK = ("--samples", "1M", "--epochs", "3")
+SPELLINGS = {"instance", "count", "hours", "cost", "limited_by", "measured"}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The characterization and the catalog of the guide, in the current directory."""
+    write_published(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def recommend(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["recommend", "characterization.json", "--catalog", "nodes.toml", *words]) == code
+    return capsys.readouterr().out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(recommend(capsys, *words, "--format", "json", code=code))
+    return found
+
+
+def test_spellings_that_scripts_rely_on(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, *WORK, "--time-budget", "6h", "--cost-budget", "50")
+    assert all(set(row) >= SPELLINGS for row in found["candidates"])
+    costs = [row["cost"] for row in found["candidates"]]
+    assert costs == sorted(costs)
+    assert found["budget"] == {"hours": 6.0, "cost": 50.0, "met": True}
+    assert found["cheapest_within_time"]["instance"] == "node1"
+    assert found["fastest_within_cost"]["count"] == 8
+    measured = {(row["instance"], row["count"]) for row in found["candidates"] if row["measured"]}
+    assert measured == {("node4", 1), ("node4", 2)}
+    assert found["not_measured"]["p4d.24xlarge"].startswith("no characterization")
+    assert found["assumptions"]
+
+
+def test_json_holds_no_nan(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = characterization("bert-base", "10GbE", "WFBP-A2A")
+    for number in (1, 2, 5):
+        whole["steps"][f"t{number}_ns"] |= {"low_ns": None, "high_ns": None}
+    whole["instance"] = "somewhere"
+    Path("characterization.json").write_text(json.dumps(whole), encoding="utf-8")
+    text = recommend(capsys, *WORK, "--format", "json", "--elasticity")
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    found = json.loads(text)
+    assert all(row["hours_low"] is None and row["cost"] is None for row in found["candidates"])
+    assert found["elasticity"]
+
+
+def test_words(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = recommend(capsys, *WORK, "--time-budget", "2h", "--elasticity")
+    for part in ("work: 3 epochs of 1,000,000 samples", "cheapest within 2 h: node4, 1.31 h, 10.51 USD (measured)",
+                 "loses 26 % of its step to the links between its devices", "node4 costs the same as 4x node1",
+                 "predicted rows assume:", "not measured, so nothing is said of:", "elasticity"):  # fmt: skip
+        assert part in " ".join(text.split()), part
+    assert max(len(line) for line in text.splitlines()) < 125
+
+
+def test_csv_and_plot(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = list(csv.DictReader(io.StringIO(recommend(capsys, *WORK, "--format", "csv", "--plot", "front.png"))))
+    assert set(rows[0]) >= SPELLINGS
+    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
+    recommend(capsys, *WORK, "--cost-budget", "15", "--time-budget", "1h", "--plot", "front.svg")
+    drawn = Path("front.svg").read_text(encoding="utf-8")
+    assert "Pareto" in drawn or "<svg" in drawn
+
+
+def test_a_networked_pair_of_the_same_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {1: 0.10, 2: 0.13, 5: 0.182}
+    whole = characterization("bert-base", "10GbE", "WFBP-A2A") | {
+        "instance": "p3.16xlarge",
+        "devices_count": 8,
+        "machine": {"devices": ["Tesla V100-SXM2-16GB"]},
+        "network": {"emulated": False, "instance": "p3.8xlarge"},
+        "steps": {
+            f"t{number}_ns": {"value_ns": s * 1e9, "low_ns": s * 0.99e9, "high_ns": s * 1.01e9}
+            for number, s in seconds.items()
+        },
+    }
+    Path("characterization.json").write_text(json.dumps(whole), encoding="utf-8")
+    found = as_json(capsys, *WORK, "--max-count", "2")
+    rows = {(row["instance"], row["count"]): row for row in found["candidates"]}
+    large, pair = rows["p3.16xlarge", 1], rows["p3.8xlarge", 2]
+    assert large["measured"]
+    assert pair["measured"]
+    assert pair["cost"] / large["cost"] == pytest.approx(1.4, rel=1e-5)
+    sentence = "p3.16xlarge costs the same as 2x p3.8xlarge but its steps are 1.4x shorter: 2x p3.8xlarge loses 29 %"
+    assert any(one.startswith(sentence) for one in found["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("budgets", "part"),
+    [
+        (("--time-budget", "5m"), "nothing is done within 5 min: 8x node4-100g comes nearest"),
+        (("--cost-budget", "2"), "nothing is done for at most 2.00 USD: node1 comes nearest, 7.83 USD is 5.83 USD"),
+        (("--time-budget", "20m", "--cost-budget", "10"), "nothing keeps both budgets: nearest is"),
+    ],
+)
+def test_a_budget_that_nothing_meets(
+    job: Path, capsys: pytest.CaptureFixture[str], budgets: tuple[str, ...], part: str
+) -> None:
+    text = recommend(capsys, *WORK, *budgets, code=1)
+    assert part in text
+    assert "instances" in text, "the table is there all the same"
+    found = as_json(capsys, *WORK, *budgets, code=1)
+    assert not found["budget"]["met"]
+    assert found["nearest"]["instance"]
+
+
+def test_own_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, *WORK, "--price", "node4=80")
+    row = next(row for row in found["candidates"] if (row["instance"], row["count"]) == ("node4", 1))
+    assert row["price_per_hour"] == 80
+    assert (row["price_source"], row["priced_on"]) == ("the command line", "")
+
+
+def test_an_empty_catalog_file_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nodes.toml").write_text("", encoding="utf-8")
+    found = as_json(capsys, *WORK)
+    assert any("nodes.toml holds no instance" in note for note in found["notes"])
+    assert any("node4 is in no catalog" in note for note in found["notes"])
+    assert {row["instance"] for row in found["candidates"]} == {"node4"}
+    assert all(row["cost"] is None for row in found["candidates"])
+
+
+def test_a_cost_budget_without_prices_is_not_met(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nodes.toml").write_text("", encoding="utf-8")
+    assert "its price is not known" in recommend(capsys, *WORK, "--cost-budget", "50", code=1)
+    text = recommend(capsys, *WORK, "--time-budget", "9h")
+    assert "▶ fastest, of those without a price, within 9 h: 8x node4" in text
+
+
+def test_an_unnamed_machine_is_named(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = characterization("bert-base", "10GbE", "WFBP-A2A") | {"instance": ""}
+    Path("characterization.json").write_text(json.dumps(whole), encoding="utf-8")
+    assert {row["instance"] for row in as_json(capsys, *WORK)["candidates"]} == {"this machine"}
+    named = as_json(capsys, *WORK, "--instance", "node4")
+    assert "node4" in {row["instance"] for row in named["candidates"]}
+
+
+def test_batches(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = characterization("bert-base", "10GbE", "WFBP-A2A") | {"batch_samples": 0}
+    Path("characterization.json").write_text(json.dumps(whole), encoding="utf-8")
+    assert main(["recommend", "characterization.json", *WORK]) == 2
+    assert "--batch-size" in capsys.readouterr().err
+    assert as_json(capsys, *WORK, "--batch-size", "64")["candidates"][0]["batch_samples"] == 64
+    assert as_json(capsys, "--iterations", "1000")["candidates"][0]["batch_samples"] is None
+
+
+def test_the_catalog(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["recommend", "--list"]) == 0
+    text = capsys.readouterr().out
+    for part in ("p3.16xlarge", "24.48", "2026-08-26", "instances.vantage.sh", "* for short times"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "how much is to be trained"),
+        (("--epochs", "3"), "--epochs needs to know"),
+        (("--samples", "lots"), "--samples lots is no number"),
+        (("--samples", "0"), "--samples 0 is no number"),
+        (("--samples", "10", "--iterations", "10"), "say the same thing twice"),
+        ((*WORK, "--time-budget", "soon"), "--time-budget soon is no time"),
+        ((*WORK, "--time-budget", "6"), "--time-budget 6 is no time"),
+        ((*WORK, "--time-budget", "0h"), "--time-budget 0h is no time"),
+        ((*WORK, "--cost-budget", "-3"), "is no sum of money"),
+        ((*WORK, "--max-count", "0"), "--max-count is at least 1"),
+        ((*WORK, "--price", "node4"), "--price node4 is no price"),
+        ((*WORK, "--price", "node4=-1"), "is no price"),
+        ((*WORK, "--batch-size", "7"), "nothing was measured with a batch of 7"),
+        ((*WORK, "--batch-size", "0"), "--batch-size 0 is no batch"),
+        ((*WORK, "--plot", "front.txt"), "a plot ends in"),
+        ((*WORK, "--data", "hot"), "invalid choice"),
+    ],
+)
+def test_complaints(job: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "characterization.json", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("none.json", *WORK), "none.json does not exist"),
+        (("nodes.toml", *WORK), "no JSON"),
+        (("characterization.json", *WORK, "--catalog", "none.toml"), "none.toml does not exist"),
+        (("characterization.json", *WORK, "--catalog", "characterization.json"), "no TOML"),
+    ],
+)
+def test_files_that_are_none(
+    job: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recommend", *words]) == 4
+    said = capsys.readouterr().err
+    assert message in said
+    assert "hint:" in said
+
+
+def test_no_folder_for_the_plot(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before anything is printed."""
+    pytest.importorskip("matplotlib")
+    assert recommend(capsys, *WORK, "--plot", "nowhere/front.png", code=3) == ""
+
+
+def test_no_file_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "--samples", "10"]) == 2
+    assert "no characterization is given" in capsys.readouterr().err
+
+
+def test_times_counts_and_prices() -> None:
+    assert [parsed_time(text) for text in ("90s", "30m", "6h", "1d12h", "1.5h", "2d", "1H 30M")] == pytest.approx(
+        [0.025, 0.5, 6.0, 36.0, 1.5, 48.0, 1.5]
+    )
+    assert [parsed_count(text, "--x") for text in ("1281167", "1.28M", "5k", "1e6")] == [1281167, 1.28e6, 5000, 1e6]
+    assert parsed_price("a=b=2") == ("a=b", 2.0)
