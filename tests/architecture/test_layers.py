@@ -28,6 +28,7 @@ FLOORS = {
     "store": 2,
     "probes": 2,
     "model": 1,
+    "catalog": 0,
     "errors": 0,
     "log": 0,
     "units": 0,

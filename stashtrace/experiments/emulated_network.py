@@ -1,0 +1,166 @@
+"""Two hosts on one machine: network namespaces with names of their own, joined by a link of a chosen rate and delay.
+
+For step 5 of ``characterize`` where there is no second host. Both "hosts" share processors, memory and disk: what
+such a measurement says is the network's share alone, and everything that shows it says that it was emulated.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stashtrace.errors import CaptureError, UsageError
+
+INTERFACE = "eth0"
+_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_TIMES = {"us": 10**3, "ms": 10**6, "s": 10**9}
+#: A token bucket must hold what passes between two ticks of the slowest kernel timer, and a whole offloaded packet.
+_TICKS_PER_S = 250
+_LEAST_BURST_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the link between the two hosts is like.
+
+    Attributes
+    ----------
+    rate_bits_per_s : int
+        0: as fast as the machine makes it.
+    delay_ns : int
+        One way.
+    """
+
+    rate_bits_per_s: int = 0
+    delay_ns: int = 0
+
+    @property
+    def text(self) -> str:
+        """As a person would say it."""
+        rate = "unlimited"
+        for unit, scale in reversed(_UNITS.items()):
+            if self.rate_bits_per_s >= scale:
+                rate = f"{self.rate_bits_per_s / scale:g} {unit[0].upper() if unit != 'kbit' else 'k'}bit/s"
+                break
+        return rate + (f", {self.delay_ns / 1000:g} us each way" if self.delay_ns else "")
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedHost:
+    """One namespace."""
+
+    name: str
+    namespace: str
+    address: str
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """A command line that runs ``words`` on this host."""
+        rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", rename, self.name, *words]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which communication libraries find the link."""
+        return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE}
+
+
+def parsed_shape(text: str) -> Shape:
+    """A link of ``10gbit``, ``100mbit,50us`` or ``unlimited``.
+
+    Raises
+    ------
+    UsageError
+        If it says something else.
+
+    Examples
+    --------
+    >>> parsed_shape("10gbit,50us")
+    Shape(rate_bits_per_s=10000000000, delay_ns=50000)
+    """
+    rate, _, delay = text.strip().lower().partition(",")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", rate.strip())
+    late = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", delay.strip()) if delay else None
+    if (found is None and rate.strip() != "unlimited") or (delay and late is None):
+        raise UsageError(f"{text} is no link", hint="for example --emulate-network 10gbit, or 1gbit,50us")
+    bits = round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if found and bits < 1000:
+        raise UsageError(f"{text} is too slow for a link", hint="for example --emulate-network 100mbit")
+    return Shape(bits, round(float(late[1]) * _TIMES[late[2]]) if late else 0)
+
+
+@contextlib.contextmanager
+def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
+    """Make the two hosts, and take them away again.
+
+    Raises
+    ------
+    CaptureError
+        If this machine lacks the tools or the permission.
+    """
+    for tool in ("ip", "tc", "unshare"):
+        if shutil.which(tool) is None:
+            raise CaptureError(f"no `{tool}` to make network namespaces with", hint="install iproute2 and util-linux")
+    # The process id in the names lets two of us live side by side; 15 characters are the limit for interfaces.
+    tag = os.getpid() % 1_000_000
+    hosts = tuple(EmulatedHost(f"emulated{i}", f"stash{tag}n{i}", f"10.79.0.{i + 1}") for i in range(2))
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.namespace)
+        _ip("link", "add", INTERFACE, "netns", hosts[0].namespace, "type", "veth",
+            "peer", "name", INTERFACE, "netns", hosts[1].namespace)  # fmt: skip
+        for host in hosts:
+            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
+            _ip("-n", host.namespace, "link", "set", INTERFACE, "up")
+            _shape(host, shape)
+            _write_names(host, hosts)
+        _run(*hosts[0].command(["true"]))
+        yield hosts[0], hosts[1]
+    finally:
+        for host in hosts:  # the interfaces die with their namespace
+            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns") / host.namespace, ignore_errors=True)
+
+
+def _shape(host: EmulatedHost, shape: Shape) -> None:
+    """Rate and delay of what leaves a host: a token bucket, below a queue that delays."""
+    device = ("tc", "-n", host.namespace, "qdisc", "add", "dev", INTERFACE)
+    parent: tuple[str, ...] = ("root",)
+    if shape.delay_ns:
+        _run(*device, "root", "handle", "1:", "netem", "delay", f"{shape.delay_ns / 1000:g}us", "limit", "100000")
+        parent = ("parent", "1:1")
+    if shape.rate_bits_per_s:
+        burst = max(_LEAST_BURST_BYTES, shape.rate_bits_per_s // 8 // _TICKS_PER_S)
+        _run(*device, *parent, "handle", "10:", "tbf", "rate", f"{shape.rate_bits_per_s}bit",
+             "burst", str(burst), "latency", "50ms")  # fmt: skip
+
+
+def _write_names(host: EmulatedHost, hosts: Sequence[EmulatedHost]) -> None:
+    """`ip netns exec` puts this file over /etc/hosts."""
+    names = Path("/etc/netns") / host.namespace / "hosts"
+    try:
+        names.parent.mkdir(parents=True, exist_ok=True)
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.address} {h.name}\n" for h in hosts))
+    except OSError as error:
+        raise CaptureError(f"cannot name emulated hosts: {error.strerror}", hint="run as root") from error
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        if "netem" in words and "kind is unknown" in done.stderr:
+            raise CaptureError("this kernel cannot delay packets: it has no netem", hint="give the rate alone")
+        hint = "run as root, or leave step 5 out: --steps 1,2,3,4" if os.geteuid() else "the kernel does not allow it"
+        raise CaptureError(f"cannot make network namespaces: {said[-1] if said else words[0]}", hint=hint)

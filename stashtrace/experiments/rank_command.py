@@ -1,0 +1,261 @@
+"""A user's command with another number of ranks: torchrun, accelerate, deepspeed, mpiexec, or a template of his own.
+
+Used by ``characterize``, which runs one command on one device, on all of a host, and over several hosts. Words that do
+not say how many ranks there are stay as they are.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stashtrace.errors import UsageError
+
+TORCHRUN, ACCELERATE, DEEPSPEED, MPI, TEMPLATE, SINGLE = (
+    "torchrun", "accelerate", "deepspeed", "mpi", "template", "single",
+)  # fmt: skip
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_MPI_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "srun")
+#: Option that counts the ranks of a host, by launcher; the first spelling is the one that is written.
+_COUNT: Mapping[str, tuple[str, ...]] = {
+    TORCHRUN: ("--nproc-per-node", "--nproc_per_node"),
+    ACCELERATE: ("--num_processes", "--num-processes"),
+    DEEPSPEED: ("--num_gpus",),
+    MPI: ("-n", "-np", "--ntasks"),
+}
+#: Options of torchrun about where ranks meet: they are said anew for several hosts. The value is how many words follow.
+_MEETING = {
+    "--standalone": 0, "--nnodes": 1, "--node-rank": 1, "--rdzv-backend": 1, "--rdzv-id": 1, "--rdzv-endpoint": 1,
+    "--rdzv-conf": 1, "--master-addr": 1, "--master-port": 1, "--max-restarts": 1, "--local-addr": 1,
+}  # fmt: skip
+_ACCELERATE_MEETING = {"--num_machines": 1, "--machine_rank": 1, "--main_process_ip": 1, "--main_process_port": 1,
+                       "--multi_gpu": 0, "--same_network": 0}  # fmt: skip
+_RANKS, _HOSTS, _HOST_RANK, _ADDRESS, _PORT = "{ranks}", "{hosts}", "{host_rank}", "{address}", "{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the hosts of one start meet.
+
+    Attributes
+    ----------
+    hosts : int
+        How many there are.
+    host_rank : int
+        Which of them this is.
+    address, port : str, int
+        Of the first.
+    """
+
+    hosts: int
+    host_rank: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankCommand:
+    """A command whose number of ranks can be chosen.
+
+    Attributes
+    ----------
+    words : tuple of str
+        As the user typed them.
+    kind : str
+        The launcher, or ``template``, or ``single`` if nothing in it counts ranks.
+    ranks : int
+        Ranks of one host, as typed or as said beside the command.
+    """
+
+    words: tuple[str, ...]
+    kind: str
+    ranks: int
+
+    def on_one_host(self, ranks: int) -> list[str]:
+        """The command with so many ranks."""
+        if self.kind == TEMPLATE:
+            found = {_RANKS: ranks, _HOSTS: 1, _HOST_RANK: 0, _ADDRESS: "127.0.0.1", _PORT: 29500}
+            return _filled(self.words, found)
+        if self.kind == SINGLE:
+            return list(self.words)
+        words = list(self.words)
+        if self.kind == ACCELERATE and ranks == 1:
+            words = _without(words, {"--multi_gpu": 0})
+        return _with_count(words, self.kind, ranks)
+
+    def on_hosts(self, ranks: int, meeting: Meeting) -> list[str]:
+        """The command for one of several hosts, with so many ranks on it.
+
+        Raises
+        ------
+        UsageError
+            If this launcher starts its other hosts itself: a template tells how.
+        """
+        if self.kind == TEMPLATE:
+            found = {_RANKS: ranks, _HOSTS: meeting.hosts, _HOST_RANK: meeting.host_rank, _ADDRESS: meeting.address,
+                     _PORT: meeting.port}  # fmt: skip
+            if not any(_HOST_RANK in word for word in self.words):
+                raise UsageError(
+                    "the template does not say which host it runs on",
+                    hint="use {hosts}, {host_rank}, {address} and {port} in it, or leave step 5 out: --steps 1,2,3,4",
+                )
+            return _filled(self.words, found)
+        more: list[str]
+        if self.kind == TORCHRUN:
+            words = _without(list(self.words), _MEETING)
+            more = ["--nnodes", str(meeting.hosts), "--node-rank", str(meeting.host_rank),
+                    "--master-addr", meeting.address, "--master-port", str(meeting.port)]  # fmt: skip
+        elif self.kind == ACCELERATE:
+            words = _without(list(self.words), _ACCELERATE_MEETING)
+            ranks *= meeting.hosts  # accelerate counts those of all hosts
+            more = ["--num_machines", str(meeting.hosts), "--machine_rank", str(meeting.host_rank),
+                    "--main_process_ip", meeting.address, "--main_process_port", str(meeting.port)]  # fmt: skip
+        else:
+            raise UsageError(
+                f"step 5 with {self.kind} needs a command for each host",
+                hint="give one with {ranks}, {hosts}, {host_rank}, {address} and {port} in it, or --steps 1,2,3,4",
+            )
+        words = _with_count(words, self.kind, ranks)
+        at = _after_launcher(words, self.kind)
+        return [*words[:at], *more, *words[at:]]
+
+
+def rank_command(words: Sequence[str], ranks: int | None = None) -> RankCommand:
+    """Understand a command.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Program and arguments; ``{ranks}`` in them makes it a template.
+    ranks : int, optional
+        Ranks of one host; needed where the command does not say it with a number.
+
+    Raises
+    ------
+    UsageError
+        If it is not known how many ranks there are.
+
+    Examples
+    --------
+    >>> rank_command(["torchrun", "--nproc-per-node=8", "train.py"]).on_one_host(1)
+    ['torchrun', '--nproc-per-node=1', 'train.py']
+    """
+    if not words:
+        raise UsageError("no command to run", hint="put it after two dashes: `stashtrace characterize -- torchrun ...`")
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"a job with {ranks} ranks does nothing", hint="for example --ranks 8")
+    words = tuple(words)
+    if any(_RANKS in word for word in words):
+        if ranks is None:
+            raise UsageError(
+                "how many ranks does a host have?", hint="with {ranks} in the command say so: for example --ranks 8"
+            )
+        return RankCommand(words, TEMPLATE, ranks)
+    kind = _kind(words)
+    if kind == SINGLE:
+        if ranks not in (None, 1):
+            raise UsageError(
+                f"nothing in the command says how many ranks it has, so it cannot be run with {ranks}",
+                hint="use torchrun, or put {ranks} where the number belongs",
+            )
+        return RankCommand(words, SINGLE, 1)
+    if ranks is None:
+        text = _count_of(words, kind)
+        if text is None or not text.isdecimal() or int(text) < 1:
+            said = f"{_COUNT[kind][0]} {text}" if text else f"no {_COUNT[kind][0]}"
+            raise UsageError(
+                f"how many ranks does a host have? The command says {said}", hint="say it: for example --ranks 8"
+            )
+        ranks = int(text)
+    return RankCommand(words, kind, ranks)
+
+
+def _kind(words: Sequence[str]) -> str:
+    for index, word in enumerate(words):
+        name = os.path.basename(word)
+        if name == "torchrun" or (word in _TORCHRUN_MODULES and words[index - 1] == "-m"):
+            return TORCHRUN
+        if name == "accelerate" and list(words[index + 1 : index + 2]) == ["launch"]:
+            return ACCELERATE
+        if name == "deepspeed":
+            return DEEPSPEED
+        if name in _MPI_NAMES:
+            return MPI
+        if word.endswith(".py"):
+            break  # what follows are the script's own
+    return SINGLE
+
+
+def _after_launcher(words: Sequence[str], kind: str) -> int:
+    for index, word in enumerate(words):
+        name = os.path.basename(word)
+        if kind == TORCHRUN and (name == "torchrun" or word in _TORCHRUN_MODULES):
+            return index + 1
+        if kind == ACCELERATE and name == "accelerate":
+            return index + 2
+        if (kind == DEEPSPEED and name == "deepspeed") or (kind == MPI and name in _MPI_NAMES):
+            return index + 1
+    raise ValueError(f"no {kind} in {words}")
+
+
+def _options(words: Sequence[str], kind: str) -> range:
+    """Where the options of the launcher can stand: before the script."""
+    begin = _after_launcher(words, kind)
+    index = begin
+    while index < len(words):
+        if words[index].endswith(".py"):
+            break
+        index += 1
+    return range(begin, index)
+
+
+def _count_of(words: Sequence[str], kind: str) -> str | None:
+    for index in _options(words, kind):
+        name, equals, value = words[index].partition("=")
+        if name in _COUNT[kind]:
+            return value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return None
+
+
+def _with_count(words: Sequence[str], kind: str, ranks: int) -> list[str]:
+    out = list(words)
+    for index in _options(words, kind):
+        name, equals, _ = words[index].partition("=")
+        if name in _COUNT[kind]:
+            if equals:
+                out[index] = f"{name}={ranks}"
+            else:
+                out[index + 1 : index + 2] = [str(ranks)]
+            return out
+    at = _after_launcher(words, kind)
+    return [*out[:at], _COUNT[kind][0], str(ranks), *out[at:]]
+
+
+def _without(words: Sequence[str], names: Mapping[str, int]) -> list[str]:
+    """Leave out options of the launcher, in either spelling, with their values."""
+    kind = _kind(words)
+    own = _options(words, kind)
+    keep, skip = list(words[: own.start]), 0
+    plain = {name.replace("_", "-"): values for name, values in names.items()}
+    for word in words[own.start : own.stop]:
+        if skip:
+            skip -= 1
+            continue
+        name, equals, _ = word.partition("=")
+        values = plain.get(name.replace("_", "-"))
+        if values is None:
+            keep.append(word)
+        elif not equals:
+            skip = values
+    return [*keep, *words[own.stop :]]
+
+
+def _filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    out = []
+    for word in words:
+        for name, value in values.items():
+            word = word.replace(name, str(value))
+        out.append(word)
+    return out

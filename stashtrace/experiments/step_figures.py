@@ -1,0 +1,144 @@
+"""What one run of a characterisation says: the time of a step, and where it went by the attribution of that run alone.
+
+The mean, not the median: with four workers three of four steps do not wait for data, and their median would deny a
+stall that is there. Steps in which an epoch begins are left out, for a short run has more of them than the job.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stashtrace.analysis.registry import analyze
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import BatchPhase, ProcessRole, StallKind
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Fewer steps than this say nothing of a mean.
+LEAST_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Means per step and rank.
+
+    Attributes
+    ----------
+    step_ns : float
+    steps_count : int
+        Steps of each rank that were counted.
+    epochs_count : int
+        Steps left out because an epoch begins in them.
+    ranks_count, hosts_count, workers_count : int
+        Workers: of the loaders of one rank.
+    stalls_ns : dict of str to (float, float, float)
+        Kind -> time per step, and its bounds.
+    messages_count, message_bytes : float
+        Collectives.
+    on_device : bool
+        Whether ranks used a GPU.
+    """
+
+    step_ns: float
+    steps_count: int
+    epochs_count: int
+    ranks_count: int
+    hosts_count: int
+    workers_count: int
+    stalls_ns: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    messages_count: float = 0.0
+    message_bytes: float = 0.0
+    on_device: bool = False
+
+
+def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
+    """Figures of the steps ``warmup`` to ``warmup + iterations - 1``.
+
+    Raises
+    ------
+    MissingDataError
+        If the run did not get that far; the message says how far it got.
+    """
+    steps = analyze(trace, "steps")
+    train = np.isin(steps["kind"], ("train", "marked", "skipped_update"))
+    wanted = train & (steps["step"] >= warmup) & (steps["step"] < warmup + iterations)
+    ranks = np.unique(steps["rank"][train])
+    seen, per_step = np.unique(steps["step"][wanted], return_counts=True)
+    seen = seen[per_step == len(ranks)]
+    if len(seen) < min(iterations, LEAST_STEPS):
+        count = len(np.unique(steps["step"][train]))
+        raise MissingDataError(
+            f"only {count} steps were seen, of {warmup + iterations} that were asked for",
+            hint="ask for fewer with --iterations, or give the job more to do",
+        )
+    counted = np.setdiff1d(seen, _epoch_begins(trace, steps))
+    if len(counted) < LEAST_STEPS:
+        counted = seen
+    rows = np.flatnonzero(wanted & np.isin(steps["step"], counted))
+    total = float((steps["end_ns"][rows] - steps["begin_ns"][rows]).sum())
+    messages, payload = _messages(trace, steps.take(rows))
+    processes = trace.processes
+    of_rank = processes["role_code"] == ProcessRole.RANK
+    workers = int((processes["role_code"] == ProcessRole.WORKER).sum())
+    return Figures(
+        step_ns=total / len(rows),
+        steps_count=len(counted),
+        epochs_count=len(seen) - len(counted),
+        ranks_count=len(ranks),
+        hosts_count=len(np.unique(processes["host_code"][of_rank])),
+        workers_count=round(workers / max(len(ranks), 1)),
+        stalls_ns=_stalls(trace, counted, len(rows)),
+        messages_count=messages / len(rows),
+        message_bytes=payload / len(rows),
+        on_device=bool(len(trace.devices)) and bool((steps["clock_code"] > 0).any()),
+    )
+
+
+def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
+    """Steps in which a loader is started on some rank."""
+    batches = trace.batches
+    first = np.flatnonzero((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0))
+    found = []
+    for rank in np.unique(batches["rank"][first]).tolist():
+        own = np.flatnonzero(steps["rank"] == rank)
+        if not len(own):
+            continue
+        own = own[np.argsort(steps["begin_ns"][own])]
+        # Where a wait ends its batch is used: the step before may have asked for it.
+        for moment in ("begin_ns", "end_ns"):
+            at = np.searchsorted(steps["begin_ns"][own], batches[moment][first][batches["rank"][first] == rank]) - 1
+            found.append(steps["step"][own[np.clip(at, 0, len(own) - 1)]])
+    return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+
+def _stalls(trace: Trace, counted: np.ndarray, rows_count: int) -> dict[str, tuple[float, float, float]]:
+    table = analyze(trace, "stalls")
+    table = table.take(np.isin(table["step"], counted))
+    out = {}
+    for kind in StallKind:
+        own = table["kind"] == kind.name.lower()
+        if own.any():
+            low, high = (float(table[name][own].sum()) / rows_count for name in ("low_ns", "high_ns"))
+            out[kind.name.lower()] = (float(table["stall_ns"][own].sum()) / rows_count, low, high)
+    return out
+
+
+def _messages(trace: Trace, steps: Table) -> tuple[int, int]:
+    """Collectives that were called in these steps, and their bytes."""
+    rows = trace.collectives
+    count = payload = 0
+    for rank in np.unique(steps["rank"]).tolist():
+        own = steps.take(steps["rank"] == rank)
+        order = np.argsort(own["begin_ns"])
+        begin, end = own["begin_ns"][order], own["end_ns"][order]
+        mine = rows["rank"] == rank
+        called = rows["call_ns"][mine]
+        at = np.searchsorted(begin, called, side="right") - 1
+        inside = (at >= 0) & (called < end[np.maximum(at, 0)])
+        count += int(inside.sum())
+        payload += int(rows["message_bytes"][mine][inside].sum())
+    return count, payload

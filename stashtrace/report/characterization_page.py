@@ -1,0 +1,195 @@
+"""The answer of ``stashtrace characterize`` as one HTML file: no script, nothing to load, light and dark."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import html
+import math
+import shlex
+from collections.abc import Sequence
+
+from stashtrace.models.differential import STEPS, Stall
+from stashtrace.report.characterization import (
+    CURES,
+    STEP_WORDS,
+    Characterized,
+    bottleneck_lines,
+    emulation_text,
+    share_text,
+    signed_duration,
+    time_text,
+)
+
+#: Okabe and Ito's palette, which the colour-blind can tell apart.
+COLOURS = {
+    "compute": "#009E73", "interconnect": "#CC79A7", "prep": "#E69F00", "fetch": "#0072B2", "network": "#D55E00",
+}  # fmt: skip
+_STYLE = """
+:root { color-scheme: light dark; --line: #d5d5d5; --soft: #666; --paper: #fff; --ink: #1a1a1a; --bar: #eee }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3a3a3a; --soft: #a5a5a5; --paper: #161616; --ink: #e8e8e8; --bar: #262626 } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  background: var(--paper); color: var(--ink) }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.lead { font-size: 1.1rem; border-left: 4px solid #D55E00; padding-left: .8rem }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .8rem .3rem 0;
+  border-bottom: 1px solid var(--line); vertical-align: top } td.n { white-space: nowrap }
+th { font-weight: 600; color: var(--soft) } .soft { color: var(--soft) } code { overflow-wrap: anywhere }
+.row { display: grid; grid-template-columns: 9.5rem 1fr; align-items: center; margin: .35rem 0; gap: .6rem }
+.stack { display: flex; height: 1.4rem; background: var(--bar); border-radius: 3px; overflow: hidden }
+.stack span { height: 100% }
+.share { position: relative; height: 1.4rem; background: var(--bar); border-radius: 3px }
+.share .value { position: absolute; top: 0; bottom: 0; left: 0; border-radius: 3px 0 0 3px }
+.share .interval { position: absolute; top: 45%; height: 10%; background: var(--ink) }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 1em }
+"""
+
+
+def characterization_page(found: Characterized) -> str:
+    """The page."""
+    facts = found.facts
+    devices = facts["devices_count"]
+    what = "GPU" if facts.get("device") == "gpu" else "CPU rank"
+    title = f"Five steps of a job on {devices} {what}{'s' * (devices > 1)}"
+    body = [
+        f"<h1>{title}</h1>",
+        f"<p><code>{_text(shlex.join(facts.get('command', ())))}</code></p>",
+        f'<p class="lead">{_text(" ".join(" ".join(bottleneck_lines(found)).replace("▶", "").split()))}</p>',
+        *_warnings(found),
+        "<h2>Steps</h2>", _table(("step", "data", "cache", "devices", "step time"), _step_rows(found)),
+        *(f'<p class="soft">{_text(said)}</p>' for step in STEPS if (said := found.cache(step))),
+        *_stacks(found),
+        "<h2>Stalls</h2>",
+        _table(("stall", "share of the step", "as published by Stash", "costs", "the attribution says"),
+               _stall_rows(found)),
+        *_shares(found),
+        f'<p class="soft">{_text(_machine(found))}</p>',
+    ]  # fmt: skip
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n' + "\n".join(body) + (
+        "\n</body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{_text(name)}</th>" for name in head)
+    lines = ["<tr>" + "".join(f'<td class="n">{cell}</td>' for cell in row) + "</tr>" for row in rows]
+    return f'<div class="scroll"><table><tr>{cells}</tr>{"".join(lines)}</table></div>'
+
+
+def _warnings(found: Characterized) -> list[str]:
+    texts = [*filter(None, (emulation_text(found),)), *found.disagreements(), *found.notes]
+    if found.facts.get("quick"):
+        texts.insert(0, "quick: fewer and shorter runs")
+    if not texts:
+        return []
+    return ["<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"]
+
+
+def _step_rows(found: Characterized) -> list[list[str]]:
+    times = found.step_times()
+    rows = []
+    for step in STEPS:
+        data, cache, where = STEP_WORDS[step]
+        status, why = found.status(step)
+        said = _text(time_text(times[step])) if step in times else f"{_text(status)}: {_text(why)}"
+        place = where.replace("all", str(found.facts["devices_count"]))
+        rows.append([str(step), _text(data), _text(cache), _text(place), said])
+    return rows
+
+
+def _stall_rows(found: Characterized) -> list[list[str]]:
+    stalls = found.stalls()
+    rows = []
+    for name in CURES:
+        if name not in stalls:
+            rows.append([name, '<span class="soft">not measured</span>', "", "", ""])
+            continue
+        stall, beside = stalls[name], found.attributed_difference_ns(name)
+        rows.append([
+            f'<span class="key" style="background:{COLOURS[name]};margin-left:0"></span>{name}',
+            _text(share_text(stall.clean)),
+            _text(share_text(stall.as_published)) if stall.as_published else "needs step 2",
+            _text(signed_duration(stall.lost_ns.value)),
+            _text(signed_duration(beside[0])) if beside else "",
+        ])  # fmt: skip
+    return rows
+
+
+def stacks(found: Characterized) -> list[tuple[str, list[tuple[str, float]]]]:
+    """(label, parts of a step in ns) of the job alone, on all devices, with its data, over a network."""
+    times, stalls = found.step_times(), found.stalls()
+    base = times[1].value if 1 in times else times[2].value if 2 in times else None
+    if base is None:
+        return []
+    parts: list[tuple[str, float]] = [("compute", base)]
+    out = [("one device", list(parts))] if 1 in times else []
+    if "interconnect" in stalls:
+        parts = [*parts, ("interconnect", stalls["interconnect"].lost_ns.value)]
+    if 2 in times:
+        out.append(("all devices", list(parts)))
+    data = list(parts)
+    for name, label in (("prep", "with data, warm"), ("fetch", "with data, cold")):
+        if name in stalls:
+            data = [*data, (name, stalls[name].lost_ns.value)]
+            out.append((label, data))
+    if "network" in stalls:
+        out.append(("over a network", [*parts, ("network", stalls["network"].lost_ns.value)]))
+    return out
+
+
+def _stacks(found: Characterized) -> list[str]:
+    """Bars of equal scale; a negative stall has no width."""
+    columns = stacks(found)
+    longest = max((sum(max(ns, 0.0) for _, ns in parts) for _, parts in columns), default=0.0)
+    if not longest:
+        return []
+    kinds = dict.fromkeys(name for _, parts in columns for name, _ in parts)
+    key = "".join(f'<span class="key" style="background:{COLOURS[k]}"></span>{k}' for k in kinds)
+    out = [f"<p>{key}</p>"]
+    for label, parts in columns:
+        spans = "".join(
+            f'<span style="width:{100 * max(ns, 0.0) / longest:.2f}%;background:{COLOURS[name]}"'
+            f' title="{name} {_text(signed_duration(ns))}"></span>'
+            for name, ns in parts
+        )
+        out.append(f'<div class="row"><div>{label}</div><div class="stack">{spans}</div></div>')
+    return out
+
+
+def _shares(found: Characterized) -> list[str]:
+    stalls = found.stalls()
+    most = max([1.0, *(_top(stall) for stall in stalls.values())])
+    out = []
+    for name in CURES:
+        if name not in stalls:
+            continue
+        clean = stalls[name].clean
+        bar = f'<span class="value" style="width:{_place(clean.value, most):.2f}%;background:{COLOURS[name]}"></span>'
+        if not math.isnan(clean.low):
+            low, high = _place(clean.low, most), _place(clean.high, most)
+            bar += f'<span class="interval" style="left:{low:.2f}%;width:{max(high - low, 0.3):.2f}%"></span>'
+        out.append(f'<div class="row"><div>{name}</div><div class="share">{bar}</div></div>')
+    said = '<p class="soft">The line in each bar is the interval; a full bar is the whole step.</p>'
+    return [*out, said] if out else []
+
+
+def _top(stall: Stall) -> float:
+    return stall.clean.value if math.isnan(stall.clean.high) else min(stall.clean.high, 1.0)
+
+
+def _place(share: float, most: float) -> float:
+    return 100 * min(max(share, 0.0), most) / most
+
+
+def _machine(found: Characterized) -> str:
+    machine = found.facts.get("machine") or {}
+    devices = ", ".join(dict.fromkeys(machine.get("devices") or ())) or "no GPU"
+    words = [f"{machine.get('cores_count', '?')} cores", str(machine.get("cpu", "")), devices]
+    words += [found.facts.get("created", ""), f"stashtrace {found.facts.get('stashtrace_version', '')}"]
+    return " · ".join(filter(None, words))

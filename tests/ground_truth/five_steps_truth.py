@@ -1,0 +1,29 @@
+"""What the job of the five steps says by its own clock of the runs of a characterisation."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+READ, BURNT = 1, 2
+
+
+def exposed_ms(answer: Path, step: int, columns: tuple[int, ...], warmup: int, iterations: int) -> float:
+    """Time per training step that the slowest rank spent reading, burning, or both: the others wait for it.
+
+    Median over the runs of a step, mean over the training steps of a run.
+    """
+    runs = sorted({path.name.split(".")[0] for path in (answer / "runs").glob(f"step{step}-*.truth-*")})
+    means = []
+    for run in runs:
+        ranks = [_rows(path) for path in (answer / "runs").glob(f"{run}.truth-*")]
+        numbers = range(warmup, warmup + iterations)
+        steps = [max(sum(rank[i][column] for column in columns) for rank in ranks) for i in numbers]
+        means.append(sum(steps) / len(steps) / 1e6)
+    return median(means)
+
+
+def _rows(path: Path) -> list[list[int]]:
+    lines = path.read_text().splitlines(keepends=True)
+    return [[int(word) for word in line.split()] for line in lines if line.endswith("\n")]

@@ -1,0 +1,152 @@
+"""`stashtrace characterize` on a real job of two ranks: all five steps, the same again, and jobs that do not fit."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_job import ROOT, stashtrace
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+SMALL = ["--repeat", "1", "--iterations", "10", "--warmup", "3"]
+DDP = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _torch() -> None:
+    pytest.importorskip("torch")
+
+
+def example(folder: Path) -> list[str]:
+    """The example as a user would start it, with data of its own."""
+    script = [
+        str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "400",
+        "--image-size", "64", "--batch-size", "4", "--steps", "100000", "--workers", "1",
+    ]  # fmt: skip
+    return [*DDP, *script]
+
+
+def small_job(*words: object) -> list[str]:
+    return [*DDP, str(ROOT / "tests" / "ground_truth" / "small_ddp.py"), *map(str, words)]
+
+
+def characterize(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return stashtrace("characterize", "--out", "answer", *SMALL, *words, cwd=folder)
+
+
+def can_make_namespaces() -> bool:
+    from stashtrace.errors import CaptureError
+    from stashtrace.experiments.emulated_network import Shape, emulated_hosts
+
+    try:
+        with emulated_hosts(Shape(10**9)):
+            return True
+    except CaptureError:
+        return False
+
+
+def on_disk() -> bool:
+    """Whether a cold page cache means anything where pytest keeps its files."""
+    done = subprocess.run(["stat", "-f", "-c", "%T", "/tmp"], capture_output=True, text=True, check=True)
+    return done.stdout.strip() not in ("tmpfs", "ramfs")
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("characterize")
+    done = characterize(
+        folder, "--emulate-network", "1gbit", "--format", "json", "--plot", "answer.png", "--", *example(folder)
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def test_every_step_that_this_machine_can_do_is_measured(answered: tuple[Path, dict[str, Any]]) -> None:
+    _, answer = answered
+    steps = answer["steps"]
+    can = {1, 2, 4} | ({3} if on_disk() else set()) | ({5} if can_make_namespaces() else set())
+    for number in range(1, 6):
+        entry = steps[f"t{number}_ns"]
+        if number in can:
+            assert entry["status"] == "measured", entry
+            assert entry["value_ns"] > 0
+            assert sum(answer["attribution"][str(number)].values()) == pytest.approx(1.0, abs=0.01)
+        else:
+            assert entry["status"] == "not measured"
+            assert entry["why"]
+    ranks = {number: steps[f"t{number}_ns"]["runs"][0]["ranks_count"] for number in can}
+    assert ranks == {number: 1 if number == 1 else 2 for number in can}
+    assert {"interconnect", "prep"} <= set(answer["stalls"])
+    assert answer["emulated"]
+    assert answer["gradients"]["messages_count"] >= 1
+
+
+def test_synthetic_steps_prepare_no_data(answered: tuple[Path, dict[str, Any]]) -> None:
+    _, answer = answered
+    for number in ("1", "2"):
+        shares = answer["attribution"][number]
+        assert shares.get("fetch", 0) + shares.get("prep", 0) + shares.get("handoff", 0) < 0.05, shares
+
+
+def test_two_hosts_talk_over_the_network(answered: tuple[Path, dict[str, Any]]) -> None:
+    _, answer = answered
+    if answer["steps"]["t5_ns"]["status"] != "measured":
+        pytest.skip(answer["steps"]["t5_ns"]["why"])
+    assert answer["network_hosts_count"] == 2
+    assert answer["attribution"]["5"].get("network", 0) > 0
+    assert answer["attribution"]["2"].get("network", 0) == 0
+
+
+def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) -> None:
+    folder, answer = answered
+    before = {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")}
+    done = characterize(folder, "--emulate-network", "1gbit", "--", *example(folder))
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")} == before
+    assert "five steps of a job on 2 CPU ranks" in done.stdout
+    again = json.loads((folder / "answer/characterization.json").read_text())
+    assert again["steps"]["t2_ns"]["runs"] == answer["steps"]["t2_ns"]["runs"]
+
+
+def test_a_picture_is_drawn(answered: tuple[Path, dict[str, Any]]) -> None:
+    pytest.importorskip("matplotlib")
+    assert (answered[0] / "answer.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_command_does_not_mix_with_it(answered: tuple[Path, dict[str, Any]]) -> None:
+    done = characterize(answered[0], "--", *small_job(50))
+    assert done.returncode == 2
+    assert "another characterisation (command" in done.stderr
+
+
+def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:
+    done = characterize(tmp_path, "--", *small_job("no number"))
+    assert done.returncode != 0
+    assert "the job does not run as it is" in done.stderr
+    assert "ValueError" in done.stderr
+    assert "look.log" in done.stderr
+
+
+def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
+    done = characterize(tmp_path, "--steps", "1,2", "--", *small_job(6))
+    assert done.returncode != 0
+    assert "only 6 steps were seen" in done.stderr
+
+
+def test_a_command_that_does_not_follow_the_rank_count(tmp_path: Path) -> None:
+    words = shlex.join(small_job(1000))
+    done = characterize(tmp_path, "--steps", "1,2", "--ranks", "2", "--format", "json", "--",
+                        "sh", "-c", f"{words} # {{ranks}}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["steps"]["t1_ns"]["status"] == "failed"
+    assert "does not follow the rank count" in answer["steps"]["t1_ns"]["why"]
+    assert answer["steps"]["t2_ns"]["status"] == "measured"
+    assert answer["stalls"] == {}
+    assert "step 1 failed" in done.stderr

@@ -1,0 +1,85 @@
+"""The page and the picture of a characterisation: whole, escaped, and with room for stalls that are negative."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from stashtrace.experiments.characterization import MEASURED, Characterization, StepRun
+from stashtrace.experiments.step_figures import Figures
+from stashtrace.report.characterization_page import characterization_page, stacks
+
+TIMES_MS = {
+    1: (10.0, 10.2, 9.9), 2: (9.5, 9.8, 9.7), 3: (32.0, 33.0, 31.0), 4: (20.0, 20.5, 19.5), 5: (17.0, 17.5, 16.5),
+}  # fmt: skip
+
+
+@pytest.fixture
+def found() -> Characterization:
+    """Two ranks are faster than one here: the interconnect stall is negative."""
+    facts = {
+        "command": ["torchrun", "a<b>.py"], "devices_count": 2, "device": "cpu", "quick": True, "created": "2026-01-02",
+        "network": {"emulated": True, "rate_bits_per_s": 10**10, "latency_ns": 0}, "machine": {"cores_count": 4},
+    }  # fmt: skip
+    made = Characterization({}, facts, notes=["a & b"])
+    for step, times in TIMES_MS.items():
+        for repeat, ms in enumerate(times):
+            figures = Figures(ms * 1e6, 60, 0, 2, 1, 2, {"compute": (ms * 1e6, ms * 1e6, ms * 1e6)})
+            made.runs.append(StepRun(step, repeat, MEASURED, f"runs/step{step}-{repeat}", "", figures))
+    return made
+
+
+class Balance(HTMLParser):
+    """Tags that were opened and not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole(found: Characterization) -> None:
+    page = characterization_page(found)
+    balance = Balance()
+    balance.feed(page)
+    assert balance.open == []
+    assert "a&lt;b&gt;.py" in page
+    assert "a &amp; b" in page
+    assert "step 5 is emulated" in page
+    assert "quick: fewer and shorter runs" in page
+    assert "http" not in page, "nothing is loaded"
+    for name in ("interconnect", "network", "prep", "fetch"):
+        assert page.count(name) >= 2
+
+
+def test_negative_stalls_are_drawn_as_nothing_and_said(found: Characterization) -> None:
+    page = characterization_page(found)
+    assert 'title="interconnect -' in page
+    assert "width:-" not in page
+    parts = dict(dict(stacks(found))["all devices"])
+    assert parts["interconnect"] < 0
+
+
+def test_the_picture(found: Characterization, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from stashtrace.report.characterization_plot import plot_characterization
+
+    for name in ("a.png", "a.svg"):
+        plot_characterization(found, str(tmp_path / name))
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_without_any_step(found: Characterization) -> None:
+    found.runs.clear()
+    page = characterization_page(found)
+    assert "no stall could be measured" in page
+    assert stacks(found) == []

@@ -1,0 +1,49 @@
+"""Step times and attribution of one run, from made-up runs whose stalls are known."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stashtrace.align.align import load_trace
+from stashtrace.errors import MissingDataError
+from stashtrace.experiments.step_figures import step_figures
+from stashtrace.experiments.synth import Job, write
+
+JOB = Job(ranks=2, workers=2, steps=40, calls_per_batch=12)
+STEP_NS = JOB.wait_ns + JOB.forward_ns + JOB.backward_ns + JOB.transfer_ns + JOB.optimizer_ns
+
+
+def test_means_of_the_wanted_steps(tmp_path: Path) -> None:
+    write(tmp_path / "run", JOB)
+    found = step_figures(load_trace(str(tmp_path / "run")), 5, 20)
+    assert found.step_ns == pytest.approx(STEP_NS, rel=1e-3)
+    assert (found.steps_count, found.epochs_count) == (20, 0)
+    assert (found.ranks_count, found.hosts_count, found.workers_count) == (2, 1, 2)
+    assert sum(value for value, _, _ in found.stalls_ns.values()) == pytest.approx(found.step_ns, rel=1e-6)
+    assert found.stalls_ns["interconnect"][0] == pytest.approx(JOB.transfer_ns, rel=0.05)
+    assert found.messages_count == 1
+    assert not found.on_device
+
+
+def test_a_late_rank_is_part_of_the_step(tmp_path: Path) -> None:
+    write(tmp_path / "run", Job(ranks=2, workers=2, steps=40, calls_per_batch=12, late_rank=1, late_ns=15_000_000))
+    found = step_figures(load_trace(str(tmp_path / "run")), 5, 20)
+    assert found.step_ns == pytest.approx(STEP_NS + 15_000_000, rel=1e-3)
+    assert found.stalls_ns["straggler"][0] == pytest.approx(7_500_000, rel=0.05), "one of two ranks waits"
+
+
+def test_the_step_in_which_an_epoch_begins_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "run", JOB)
+    found = step_figures(load_trace(str(tmp_path / "run")), 0, 30)
+    assert found.epochs_count == 1
+    assert found.steps_count == 29
+
+
+def test_a_run_that_ends_too_early(tmp_path: Path) -> None:
+    write(tmp_path / "run", JOB)
+    with pytest.raises(MissingDataError, match="only 40 steps were seen, of 90") as raised:
+        step_figures(load_trace(str(tmp_path / "run")), 50, 40)
+    assert "--iterations" in str(raised.value.hint)
