@@ -1,13 +1,18 @@
-"""What is said of a run of a characterisation that failed."""
+"""Runs of a characterisation on this host and another, and what is said of those that fail."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from stashtrace.experiments.step_runs import last_words
+from stashtrace.align.align import load_trace
+from stashtrace.errors import CaptureError
+from stashtrace.experiments.step_runs import HostTask, by_ssh, from_host, here, last_words, run_tasks
+
+ROOT = Path(__file__).resolve().parents[3]
 
 LAUNCHER = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
@@ -35,3 +40,57 @@ def test_the_line_that_tells_most(tmp_path: Path, log: str, expected: str) -> No
 
 def test_without_a_log(tmp_path: Path) -> None:
     assert last_words(tmp_path / "none.log") == ""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> list[str]:
+    """A host that is reached like any other, and keeps its files below `there` where this one has `here`."""
+    script = tmp_path / "ssh"
+    script.write_text(
+        f"""#!/bin/sh
+[ "$1" = other ] || {{ echo "Could not resolve hostname $1" >&2; exit 255; }}
+shift
+exec sh -c "$(printf %s "$*" | sed 's,{tmp_path}/here,{tmp_path}/there,g')"
+"""
+    )
+    script.chmod(0o755)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    return [str(script)]
+
+
+def test_what_another_host_recorded_comes_home(
+    tmp_path: Path, ssh: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = tmp_path / "here" / "run"
+    job = (sys.executable, "-c", "import os; print('said on', os.environ['NAME'], os.getcwd())")
+    tasks = [
+        HostTask(job, {"NAME": "one", "RANK": "0", "WORLD_SIZE": "2"}, here, "one"),
+        HostTask(job, {"NAME": "the other", "RANK": "1", "WORLD_SIZE": "2"}, by_ssh("other", ssh), "other",
+                 bring_home=from_host("other", ssh)),
+    ]  # fmt: skip
+    assert run_tasks(tasks, run, 5, 60.0, name="two", on_wait=lambda: None) == ""
+    log = run.with_suffix(".log").read_text()
+    assert f"said on one {tmp_path}/here" in log
+    assert f"said on the other {tmp_path}/there" in log
+    there = {path.name for path in (tmp_path / "there" / "run").glob("*.stash")}
+    assert there
+    assert there <= {path.name for path in run.glob("*.stash")}
+    assert set(load_trace(run).processes["rank"].tolist()) == {0, 1}
+
+
+def test_a_host_that_cannot_be_reached(tmp_path: Path, ssh: list[str]) -> None:
+    tasks = [HostTask((sys.executable, "-c", ""), {}, by_ssh("nowhere", ssh), "nowhere")]
+    said = run_tasks(tasks, tmp_path / "run", 5, 60.0, name="one", on_wait=lambda: None)
+    assert said == "the command ended with exit code 255: Could not resolve hostname nowhere"
+    with pytest.raises(CaptureError, match="cannot copy run from nowhere"):
+        from_host("nowhere", ssh)(tmp_path / "run")
+
+
+def test_a_run_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    tasks = [HostTask((sys.executable, "-c", "import time; time.sleep(100)"), {}, here)]
+    said = run_tasks(tasks, tmp_path / "run", 5, 3.0, name="long", on_wait=lambda: None)
+    assert said == "stopped after 3 s without having made its steps (see run.log)"
