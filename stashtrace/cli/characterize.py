@@ -13,11 +13,13 @@ from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
 
-_EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun --nproc-per-node 2 train.py
+_EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun \\
+             --nproc-per-node 2 train.py
 
-The command is run once per step and repetition, for --iterations steps of training each. Interrupted, the same
-command goes on where it was. Put {ranks} into the command where a launcher other than torchrun, accelerate, deepspeed
-or mpiexec wants their number."""
+The command is run once per step and repetition, for --iterations steps of
+training each. Interrupted, the same command goes on where it was. Put {ranks}
+into the command where a launcher other than torchrun, accelerate, deepspeed or
+mpiexec wants their number."""
 _QUICK = {"repeat": 3, "iterations": 30, "warmup": 5}
 _FULL = {"repeat": 5, "iterations": 60, "warmup": 10}
 

@@ -17,10 +17,11 @@ from stashtrace.cli.screen import Screen
 from stashtrace.cli.whatif_cache import parsed_size
 from stashtrace.errors import UsageError
 
-_EPILOG = """With RUN: fit the collectives of a recorded run, predict its exposed communication.
-With --sweep: train small networks on one rank and on all, here and now, and fit
-how the stall grows with messages and bytes. A finished sweep is shown again by
-giving its folder as RUN; a sweep into the same folder adds its variants."""
+_EPILOG = """With RUN: fit the collectives of a recorded run, and predict its exposed
+communication. With --sweep: train small networks on one rank and on all, here
+and now, and fit how the stall grows with messages and bytes. A finished sweep is
+shown again by giving its folder as RUN; a sweep into the same folder adds its
+variants."""
 _OUT = "layers-study"
 #: Options of a sweep -> attribute of the request.
 _SWEEP_ONLY = {

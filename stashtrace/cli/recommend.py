@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from stashtrace.models.profile import Profile
 
 _UNITS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
-_EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder; give
-one for each kind of machine. Exit code 1: a budget was given and nothing keeps it."""
+_EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder;
+give one for each kind of machine. Exit code 1: a budget was given and nothing
+keeps it."""
 _MISSED = 1
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 #: Of a disk that is free: files end within a block, and a full disk does no good to anything else there.
 _ROOM_RATIO = 0.95
 
-_EPILOG = """The files are those of `stashtrace analyze io_staging RUN`. `stashtrace run --staged DIR/staged.list --
-CMD` opens the copies in their place; --check does it for the command of the run, in pairs with and without."""
+_EPILOG = """The files are those of `stashtrace analyze io_staging RUN`. `stashtrace run
+--staged DIR/staged.list -- CMD` opens the copies in their place; --check does it
+for the command of the run, in pairs with and without."""
 
 
 def parser() -> Parser:

@@ -20,7 +20,7 @@ JOB = ROOT / "tests" / "ground_truth" / "five_steps_job.py"
 RANKS, BATCH, FILE_BYTES, WIDTH = 2, 4, 256 << 10, 512
 BURN_MS, DISK_BYTES_PER_S, LINK_BITS_PER_S = 6.0, 20_000_000, 200_000_000
 GRADIENT_BYTES = 4 * (256 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH)
-WARMUP, ITERATIONS = 4, 20
+WARMUP, ITERATIONS = 4, 14
 #: A ring of two: each sends its gradients once.
 LINK_MS = GRADIENT_BYTES * 8 / LINK_BITS_PER_S * 1e3
 #: Beside what is injected: collating a batch, the inside of the host for the gradients.
