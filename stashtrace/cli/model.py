@@ -19,9 +19,9 @@ from stashtrace.errors import UsageError
 
 _EPILOG = """With RUN: fit the collectives of a recorded run, and predict its exposed
 communication. With --sweep: train small networks on one rank and on all, here
-and now, and fit how the stall grows with messages and bytes. A finished sweep is
-shown again by giving its folder as RUN; a sweep into the same folder adds its
-variants."""
+and now, and fit how the stall grows with messages and bytes. A finished sweep
+is shown again by giving its folder as RUN; a sweep into the same folder adds
+its variants."""
 _OUT = "layers-study"
 #: Options of a sweep -> attribute of the request.
 _SWEEP_ONLY = {

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _ROOM_RATIO = 0.95
 
 _EPILOG = """The files are those of `stashtrace analyze io_staging RUN`. `stashtrace run
---staged DIR/staged.list -- CMD` opens the copies in their place; --check does it
-for the command of the run, in pairs with and without."""
+--staged DIR/staged.list -- CMD` opens the copies in their place; --check does
+it for the command of the run, in pairs with and without."""
 
 
 def parser() -> Parser:
