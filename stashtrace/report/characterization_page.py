@@ -99,6 +99,8 @@ def _step_rows(found: Characterized) -> list[list[str]]:
         status, why = found.status(step)
         said = _text(time_text(times[step])) if step in times else f"{_text(status)}: {_text(why)}"
         place = where.replace("all", str(found.facts["devices_count"]))
+        if step == 5 and emulation_text(found):
+            place = place.replace("a network", "an emulated network")
         rows.append([str(step), _text(data), _text(cache), _text(place), said])
     return rows
 
