@@ -20,7 +20,7 @@ JOB = ROOT / "tests" / "ground_truth" / "five_steps_job.py"
 RANKS, BATCH, FILE_BYTES, WIDTH = 2, 4, 256 << 10, 512
 BURN_MS, DISK_BYTES_PER_S, LINK_BITS_PER_S = 6.0, 20_000_000, 200_000_000
 GRADIENT_BYTES = 4 * (256 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH)
-WARMUP, ITERATIONS = 4, 14
+WARMUP, ITERATIONS = 4, 12
 #: A ring of two: each sends its gradients once.
 LINK_MS = GRADIENT_BYTES * 8 / LINK_BITS_PER_S * 1e3
 #: Beside what is injected: collating a batch, the inside of the host for the gradients.
@@ -33,7 +33,7 @@ def characterize(folder: Path) -> dict[str, Any]:
     job = [*torchrun, str(JOB), "--data", str(folder / "data"), "--burn-ms", str(BURN_MS), "--width", str(WIDTH)]
     command = [
         sys.executable, "-m", "stashtrace", "characterize", "--out", str(folder / "answer"), "--format", "json",
-        "--steps", "2,3,4,5", "--repeat", "2", "--iterations", str(ITERATIONS), "--warmup", str(WARMUP),
+        "--steps", "2,3,4,5", "--repeat", "3", "--iterations", str(ITERATIONS), "--warmup", str(WARMUP),
         "--emulate-network", f"{LINK_BITS_PER_S // 10**6}mbit", "--", *job,
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
