@@ -64,7 +64,7 @@ def characterization_lines(found: Characterized, *, as_published: bool = False) 
 def emulation_text(found: Characterized) -> str:
     """What must stand beside every figure of a network that was emulated; empty if none was."""
     network = found.facts.get("network")
-    if not network or not network.get("emulated"):
+    if not network or not network.get("emulated") or found.status(5)[0] != "measured":
         return ""
     rate = network["rate_bits_per_s"]
     speed = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link without a limit"

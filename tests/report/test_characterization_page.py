@@ -10,6 +10,7 @@ import pytest
 
 from stashtrace.experiments.characterization import MEASURED, Characterization, StepRun
 from stashtrace.experiments.step_figures import Figures
+from stashtrace.report.characterization import emulation_text
 from stashtrace.report.characterization_page import characterization_page, stacks
 
 TIMES_MS = {
@@ -84,3 +85,12 @@ def test_without_any_step(found: Characterization) -> None:
     page = characterization_page(found)
     assert "no stall could be measured" in page
     assert stacks(found) == []
+
+
+def test_nothing_is_emulated_where_step_5_was_not_measured(found: Characterization) -> None:
+    found.runs = [run for run in found.runs if run.step != 5]
+    found.absent[5] = ("not measured", "cannot make network namespaces")
+    assert emulation_text(found) == ""
+    page = characterization_page(found)
+    assert "step 5 is emulated" not in page
+    assert "not measured: cannot make network namespaces" in page
