@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from analysis.test_communication_model import APART, SIZES, STEP_NS, cost, job
+from builders import MS
 
 from stashtrace.errors import CaptureError, FormatError, StashtraceError, UsageError
 from stashtrace.experiments import layer_ranks
 from stashtrace.experiments.layer_ranks import cores_of_ranks, last_words, rank_environment
-from stashtrace.experiments.layer_study import StudyRequest, read_study, run_study, settings_of, variants_of
+from stashtrace.experiments.layer_study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
 from stashtrace.models.layer_study import study_of
 from stashtrace.models.networks import network
 
@@ -61,6 +63,18 @@ def test_one_rank_and_all_alternate_within_each_repetition(tmp_path: Path) -> No
     best = study_of(content).best
     assert best is not None
     assert best.coefficients == pytest.approx([3e5, 4.0])
+
+
+def test_figures_of_a_run_are_those_that_its_trace_was_drawn_with() -> None:
+    """Messages that have the link for themselves: what the last one takes is exposed, without the wait for rank 1."""
+    trace = job(APART, late=2 * MS).trace()
+    found = run_facts(trace, 2)
+    assert (found["messages_count"], found["message_bytes"]) == (len(SIZES), sum(SIZES))
+    assert found["step_ns"] == pytest.approx(STEP_NS, rel=1e-6)
+    assert found["link_ns"] == pytest.approx(sum(map(cost, SIZES)), rel=1e-6)
+    for name in ("exposed_ns", "predicted_ns"):
+        assert found[name] == pytest.approx(cost(SIZES[-1]), rel=1e-6), name
+    assert run_facts(trace, 1) == {"step_ns": found["step_ns"], "steps_count": found["steps_count"]}
 
 
 def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
