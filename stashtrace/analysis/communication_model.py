@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stashtrace.analysis.gradient_messages import Messages, gradient_messages
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps import counted_steps, steps
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.timeset import Int64, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import Fit, fit_alpha_beta
@@ -156,7 +156,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
     """
     messages = gradient_messages(trace)
     counts = messages.step >= 0 if messages.has_steps and (messages.step >= 0).any() else np.ones(len(messages), bool)
-    links = _links(messages, np.flatnonzero(counts))
+    links, of = _links(messages, np.flatnonzero(counts))
     if needs_fit and not any(link.fit for link in links):
         most = max(links, key=lambda link: len(link.points.sizes_bytes))
         sizes = len(most.points.sizes_bytes)
@@ -164,7 +164,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
             f"{sizes} message size{'' if sizes == 1 else 's'} of {most.op} cannot carry a fit of alpha and beta",
             hint="smaller buckets make more sizes: DistributedDataParallel(model, bucket_cap_mb=1)",
         )
-    passes, typical = _passes(messages, links)
+    passes, typical = _passes(messages, links, of)
     notes = [
         f"{link.op} of {link.communicator}: {len(link.points.sizes_bytes)} of 3 sizes that a fit needs; predicted by"
         " their medians"
@@ -177,23 +177,25 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
     elif messages.on_device.any():
         notes.append("a device was seen to begin messages, not when their gradients were ready; behind a busy link that"
                      " is interpolated by bytes")  # fmt: skip
-    used = list(dict.fromkeys((one.link.communicator, one.link.op) for one in typical if one.link is not None))
-    free = [link for link in links if (link.communicator, link.op) in used and not _tells_bytes(link)]
+    free = [links[at] for at in sorted({p.link for p in typical if p.link >= 0}) if not _tells_bytes(links[at])]
     notes += [
         f"{link.op} of {link.communicator}: what a byte costs cannot be told from the scatter, so other buckets are not"
         " forecast; larger messages or more steps tell it"
         for link in free
     ]
-    buckets = () if free else _buckets(typical)
+    buckets = () if free else _buckets(typical, links)
+    if typical and not (buckets or free):
+        notes.append(f"other buckets are not forecast: {_why_no_buckets(typical)}")
     step_ns, attributed, late = _attributed(trace)
     return CommunicationModel(links, passes, buckets, step_ns, attributed, late, tuple(notes))
 
 
-def _links(messages: Messages, rows: Int64) -> tuple[LinkFit, ...]:
-    names = np.stack((messages.communicator[rows], messages.op[rows]))
+def _links(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
+    """Operations, by bytes sent, fitted to these messages; and that of each message, -1 if it has none."""
+    kind = _kinds(messages)
     found = []
-    for key in sorted({(a, b) for a, b in names.T.tolist()}):
-        own = rows[(names[0] == key[0]) & (names[1] == key[1])]
+    for number in np.unique(kind[rows]).tolist():
+        own = rows[kind[rows] == number]
         # Two that shared a thread may leave nothing of one: no time of a message.
         own = own[messages.link_ns[own] > 0]
         if not len(own):
@@ -204,10 +206,26 @@ def _links(messages: Messages, rows: Int64) -> tuple[LinkFit, ...]:
             fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns(), max_pieces=1)
             r2 = r_squared(points.median_ns, fit.expected(points.sizes_bytes)[0])
         first = own[0]
-        link = LinkFit(str(key[0]), str(key[1]), str(messages.backend[first]), int(messages.ranks_count[first]),
-                       len(own), points, fit, r2)  # fmt: skip
-        found.append((-int(messages.bytes[own].sum()), link))
-    return tuple(link for _, link in sorted(found, key=lambda pair: pair[0]))
+        link = LinkFit(str(messages.communicator[first]), str(messages.op[first]), str(messages.backend[first]),
+                       int(messages.ranks_count[first]), len(own), points, fit, r2)  # fmt: skip
+        found.append((-int(messages.bytes[own].sum()), number, link))
+    found.sort(key=lambda entry: entry[:2])
+    place = np.full(int(kind.max()) + 1, -1, dtype=np.int64)
+    place[int64([number for _, number, _ in found])] = np.arange(len(found))
+    return tuple(link for *_, link in found), place[kind]
+
+
+def _kinds(messages: Messages) -> Int64:
+    """Number of each message's operation: name of the communicator, operation, backend, ranks.
+
+    Groups of one name are taken together, as the same group of other ranks (a mesh makes such), unless their size or
+    backend differs: then they are other links.
+    """
+    kind = np.zeros(len(messages), dtype=np.int64)
+    for column in (messages.communicator, messages.op, messages.backend, messages.ranks_count):
+        values, inverse = np.unique(column, return_inverse=True)
+        kind = kind * len(values) + inverse
+    return np.unique(kind, return_inverse=True)[1].astype(np.int64)
 
 
 def _points(sizes: Int64, times: Floats) -> Points:
@@ -226,19 +244,19 @@ def _points(sizes: Int64, times: Floats) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Messages of one backward pass as the recurrence takes them."""
+    """Messages of one backward pass as the recurrence takes them; the fitted operation, if all are of one, else -1."""
 
     ready_ns: Floats
     bytes: Int64
     blocking: npt.NDArray[np.bool_]
-    link: LinkFit | None
+    link: int
 
 
-def _expected(messages: Messages, links: Sequence[LinkFit]) -> Floats:
+def _expected(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats:
     """Time of each message by the fit of its operation, else the median of its size."""
     out = np.zeros(len(messages))
-    for link in links:
-        own = (messages.communicator == link.communicator) & (messages.op == link.op)
+    for at, link in enumerate(links):
+        own = of == at
         size = messages.bytes[own].astype(np.float64)
         out[own] = (
             link.fit.expected(size)[0]
@@ -248,12 +266,12 @@ def _expected(messages: Messages, links: Sequence[LinkFit]) -> Floats:
     return out
 
 
-def _passes(messages: Messages, links: Sequence[LinkFit]) -> tuple[Passes, list[_Pass]]:
+def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Passes, list[_Pass]]:
     rows = np.flatnonzero(messages.backward >= 0)
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows], messages.rank[rows]))]
     keys = np.stack((messages.rank[rows], messages.backward[rows]))
     starts = np.flatnonzero(np.append(len(rows) > 0, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
-    expected = _expected(messages, links)
+    expected = _expected(messages, links, of)
     fitted = any(link.fit is not None for link in links)
     table: list[tuple[float, ...]] = []
     typical: list[_Pass] = []
@@ -264,26 +282,22 @@ def _passes(messages: Messages, links: Sequence[LinkFit]) -> tuple[Passes, list[
         ready = _compute_clock(messages, own, waits)
         before, last = own[:-1][waits[:-1]], int(messages.end_ns[own].max() - messages.ready_ns[own[-1]])
         observed = float((messages.end_ns[before] - messages.ready_ns[before]).sum()) + max(last, 0)
-        link, model = messages.link_ns[own], expected[own]
+        link, model, lane = messages.link_ns[own], expected[own], messages.lane[own]
         even = not waits.any() and not messages.on_device[own].any()
         table.append((
             messages.rank[own[0]], messages.step[own[0]], len(own), messages.bytes[own].sum(),
             link.sum(), model.sum(), observed,
-            schedule(ready, link, blocking=waits).exposed_ns,
-            schedule(ready, model, blocking=waits).exposed_ns if fitted else np.nan,
-            schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model).exposed_ns if fitted and even else np.nan,
+            schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
+            schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
+            schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model, lane=lane).exposed_ns
+            if fitted and even else np.nan,
         ))  # fmt: skip
-        typical.append(_Pass(ready, messages.bytes[own], waits, _only_link(messages, own, links)))
+        at = int(of[own[0]])
+        alone = at >= 0 and links[at].fit is not None and (of[own] == at).all() and (lane == lane[0]).all()
+        typical.append(_Pass(ready, messages.bytes[own], waits, at if alone else -1))
     columns = np.array(table, dtype=np.float64).reshape(len(table), 10).T
     whole = [column.astype(np.int64) for column in columns[:4]]
     return Passes(*whole, *columns[4:]), typical
-
-
-def _only_link(messages: Messages, own: Int64, links: Sequence[LinkFit]) -> LinkFit | None:
-    """The operation of a pass that has only one, if it was fitted."""
-    names = {(a, b) for a, b in zip(messages.communicator[own].tolist(), messages.op[own].tolist(), strict=True)}
-    found = [link for link in links if (link.communicator, link.op) in names and link.fit is not None]
-    return found[0] if len(names) == 1 and found else None
 
 
 def _tells_bytes(link: LinkFit) -> bool:
@@ -313,26 +327,33 @@ def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_])
     return clock
 
 
-def _buckets(typical: Sequence[_Pass]) -> tuple[BucketForecast, ...]:
-    usable = [one for one in typical if one.link is not None and not one.blocking.any()]
+def _why_no_buckets(typical: Sequence[_Pass]) -> str:
+    """Of passes of which none can be forecast."""
+    if all(one.blocking.any() for one in typical):
+        return "callers wait for messages before they go on"
+    return "messages of a backward pass are of several operations or communicators, or of one without a fit"
+
+
+def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit]) -> tuple[BucketForecast, ...]:
+    usable = [one for one in typical if one.link >= 0 and not one.blocking.any()]
     usable = usable[:: max(len(usable) // _MOST_PASSES, 1)]
     if not usable:
         return ()
     total = float(np.median([one.bytes.sum() for one in usable]))
     largest = float(np.median([one.bytes.max() for one in usable]))
-    out = [_forecast(usable, 0.0, False)]
+    out = [_forecast(usable, links, 0.0, False)]
     for mib in BUCKETS_MIB:
         if mib * 2**20 < total:
-            out.append(_forecast(usable, float(mib), mib * 2**20 < largest))  # noqa: PERF401  (one line longer)
-    return (*out, _forecast(usable, -1.0, False), _forecast(usable, -2.0, False))
+            out.append(_forecast(usable, links, float(mib), mib * 2**20 < largest))  # noqa: PERF401  (one line longer)
+    return (*out, _forecast(usable, links, -1.0, False), _forecast(usable, links, -2.0, False))
 
 
-def _forecast(usable: Sequence[_Pass], mib: float, split: bool) -> BucketForecast:
+def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, split: bool) -> BucketForecast:
     counts, exposed = [], []
     for one in usable:
-        assert one.link is not None
-        assert one.link.fit is not None
-        piece = one.link.fit.pieces[0]
+        fit = links[one.link].fit
+        assert fit is not None
+        piece = fit.pieces[0]
         ready, sizes = one.ready_ns, one.bytes.astype(np.float64)
         if mib == -1.0:
             ready, sizes = merged(ready, sizes, np.array([0]))
@@ -342,7 +363,7 @@ def _forecast(usable: Sequence[_Pass], mib: float, split: bool) -> BucketForecas
         elif mib > 0:
             ready, sizes = rebucketed(ready, sizes, mib * 2**20)
         counts.append(len(sizes))
-        exposed.append(schedule(ready, one.link.fit.expected(sizes)[0]).exposed_ns)
+        exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)
     return BucketForecast(mib, float(np.median(counts)), float(np.median(exposed)), split)
 
 

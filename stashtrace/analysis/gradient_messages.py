@@ -20,6 +20,7 @@ from stashtrace.analysis.collectives import communicator_names
 from stashtrace.analysis.late_instances import HUNG, PARTIAL, Instances, instances
 from stashtrace.analysis.link_estimates import backends_of_rows
 from stashtrace.analysis.matching import group_table
+from stashtrace.analysis.step_threads import step_threads
 from stashtrace.analysis.steps import counted_steps, host_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, int64
 from stashtrace.analysis.trace_index import TraceIndex
@@ -41,6 +42,8 @@ class Messages:
     Attributes
     ----------
     communicator, op, backend : str array
+    lane : int64 array
+        Number of the communicator, whose name others may have: each is a link of its own.
     ranks_count, bytes : int64 array
         Members of the group, and payload.
     ready_ns, end_ns : int64 array
@@ -62,6 +65,7 @@ class Messages:
     communicator: npt.NDArray[np.str_]
     op: npt.NDArray[np.str_]
     backend: npt.NDArray[np.str_]
+    lane: Int64
     ranks_count: Int64
     bytes: Int64
     ready_ns: Int64
@@ -98,7 +102,8 @@ def gradient_messages(trace: Trace) -> Messages:
     table = index.trace.collectives
     first = found.row[found.starts]
     ready = found.last_enter_ns
-    end = np.maximum.reduceat(found.end_ns, found.starts)
+    loops = _loops(index)
+    end = np.maximum.reduceat(_ends(index, found, loops), found.starts)
     kept = np.flatnonzero((table["message_bytes"][first] > 0) & ~np.isin(found.method, (HUNG, PARTIAL)) & (end > ready))
     if not len(kept):
         raise MissingDataError(
@@ -117,11 +122,12 @@ def gradient_messages(trace: Trace) -> Messages:
         origin = int(ready[own].min())
         parallel = PARALLEL.get(str(backend[own[0]]), 1)
         link[own] = link_times(ready[own] - origin, end[own] - origin, parallel=parallel)
-    step, backward, backward_begin, has_steps = _places(index, table, rows)
+    step, backward, backward_begin, has_steps = _places(index, loops, table, rows)
     return Messages(
         communicator=communicator_names(index.trace, table["group_hash"][rows]),
         op=np.array([op.name.lower() for op in CollectiveOp])[table["op_code"][rows]],
         backend=backend,
+        lane=int64(inverse),
         ranks_count=sizes,
         bytes=table["message_bytes"][rows],
         ready_ns=ready,
@@ -137,7 +143,7 @@ def gradient_messages(trace: Trace) -> Messages:
     )
 
 
-def _places(index: TraceIndex, table: Table, rows: Int64) -> tuple[Int64, Int64, Int64, bool]:
+def _places(index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64) -> tuple[Int64, Int64, Int64, bool]:
     """Step, backward pass and its begin of each message, by when its lowest rank called it; if there are steps."""
     step, backward, began = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
     try:
@@ -145,24 +151,18 @@ def _places(index: TraceIndex, table: Table, rows: Int64) -> tuple[Int64, Int64,
     except MissingDataError:
         return step, backward, began, False
     steps_of, rows_of = RowsBy(known["rank"]), RowsBy(table["rank"][rows])
-    phases, process_of = index.trace.phases, _processes(index.trace)
     for rank in rows_of.values.tolist():
         own, mine = rows_of.rows(rank), steps_of.rows(rank)
-        if not len(mine):
+        if not len(mine) or rank not in loops:
             continue
         call = table["call_ns"][rows[own]]
         at = np.searchsorted(known["begin_ns"][mine], call, side="right") - 1
         inside = (at >= 0) & (call < known["end_ns"][mine][np.maximum(at, 0)])
         step[own[inside]] = known["step"][mine][at[inside]]
-        chosen = np.isin(phases["process_id"], process_of.get(rank, ()))
-        chosen &= (phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0
-        chosen &= np.isin(phases["phase_code"], (Phase.FORWARD, Phase.BACKWARD))
-        begin, code = phases["begin_ns"][chosen], phases["phase_code"][chosen]
-        order = np.argsort(begin, kind="stable")
-        begin, code = begin[order], code[order]
+        begin, is_backward = loops[rank].begin_ns, loops[rank].is_backward
         # A pass lasts until the next forward or backward begins: gradients may be sent after it.
         last = np.searchsorted(begin, call, side="right") - 1
-        in_pass = inside & (last >= 0) & (code[np.maximum(last, 0)] == Phase.BACKWARD if len(code) else False)
+        in_pass = inside & (last >= 0) & (is_backward[np.maximum(last, 0)] if len(begin) else False)
         if in_pass.any():
             # One that began in an earlier step is another step's.
             in_pass &= begin[np.maximum(last, 0)] >= known["begin_ns"][mine][np.maximum(at, 0)]
@@ -170,11 +170,62 @@ def _places(index: TraceIndex, table: Table, rows: Int64) -> tuple[Int64, Int64,
     return step, backward, began, True
 
 
-def _processes(trace: Trace) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for rank, process in zip(trace.processes["rank"].tolist(), trace.processes["process_id"].tolist(), strict=True):
-        found.setdefault(rank, []).append(process)
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Forwards and backwards of a rank's step thread, in order.
+
+    ``awaits``: a backward that ends once its messages have arrived, since DistributedDataParallel waits for them in it.
+    """
+
+    begin_ns: Int64
+    end_ns: Int64
+    is_backward: npt.NDArray[np.bool_]
+    awaits: npt.NDArray[np.bool_]
+
+
+def _loops(index: TraceIndex) -> dict[int, _Loop]:
+    """Rank -> its loop; empty where nothing says which thread drives it.
+
+    Forwards that activation checkpointing repeats end no backward: they are nested, or the autograd engine's own.
+    """
+    try:
+        threads = step_threads(index.origin)
+    except MissingDataError:
+        return {}
+    wrapper = index.origin.strings.find("DistributedDataParallel")
+    found = {}
+    for thread in threads:
+        phases = index.origin.phases.take(index.phases.rows(thread.track_id))
+        code, flags = phases["phase_code"], phases["phase_flags"]
+        kept = (code == Phase.BACKWARD) | ((code == Phase.FORWARD) & ((flags & PhaseFlag.NESTED) == 0))
+        phases = phases.take(kept & ((flags & PhaseFlag.BACKGROUND) == 0)).sort_by("begin_ns")
+        backward = phases["phase_code"] == Phase.BACKWARD
+        forward = np.maximum.accumulate(np.where(backward, -1, np.arange(len(phases))))
+        wrapped = (forward >= 0) & (phases["name_code"][forward] == wrapper) & (wrapper >= 0)
+        found[thread.rank] = _Loop(phases["begin_ns"], phases["end_ns"], backward, backward & wrapped)
     return found
+
+
+def _ends(index: TraceIndex, found: Instances, loops: dict[int, _Loop]) -> Int64:
+    """End of each row of the instances.
+
+    The host learns of it from a callback that needs the interpreter's lock. The thread of the loop, whose backward has
+    waited for the message, may take that first and keep it for milliseconds: such an end is that of backward.
+    """
+    table, end = index.trace.collectives, int64(found.end_ns.copy())
+    seen = np.isin(table["collective_key"][found.row], index.trace.collective_waits["collective_key"])
+    late = np.flatnonzero(~index.timed_on_device[found.row] & ~seen)
+    by_rank = RowsBy(found.rank[late])
+    for rank in by_rank.values.tolist():
+        loop = loops.get(rank)
+        if loop is None or not loop.awaits.any():
+            continue
+        own = late[by_rank.rows(rank)]
+        call = table["call_ns"][found.row[own]]
+        at = np.searchsorted(loop.begin_ns, call, side="right") - 1
+        inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])
+        end[own[inside]] = np.minimum(end[own], loop.end_ns[at])[inside]
+    return end
 
 
 def _blocking(index: TraceIndex, found: Instances, kept: Int64) -> npt.NDArray[np.bool_]:

@@ -42,9 +42,9 @@ class Schedule:
 
 
 def schedule(
-    ready_ns: Any, transfer_ns: Any, *, blocking: Any = None, backward_end_ns: float | None = None
+    ready_ns: Any, transfer_ns: Any, *, blocking: Any = None, lane: Any = None, backward_end_ns: float | None = None
 ) -> Schedule:
-    """Send messages one after the other, each when it is ready and the link is free.
+    """Send messages one after the other, each when it is ready and its link is free.
 
     Parameters
     ----------
@@ -55,6 +55,8 @@ def schedule(
         How long the link needs for each.
     blocking : sequence of bool, optional
         Messages whose caller waits for their end before it goes on; none by default.
+    lane : sequence of int, optional
+        Link of each message, where there are several: each communicator has its own.
     backward_end_ns : float, optional
         When the caller has computed everything; with the last message by default.
 
@@ -70,25 +72,34 @@ def schedule(
 
     >>> schedule([30, 30, 30], [8, 12, 5], blocking=[True] * 3).exposed_ns
     25.0
+
+    Or over a link each.
+
+    >>> schedule([30, 30, 30], [8, 12, 5], lane=[0, 1, 2]).exposed_ns
+    12.0
     """
     ready, transfer = _checked(ready_ns, transfer_ns)
     if not len(ready):
         return Schedule(ready, ready, 0.0)
     backward = float(ready[-1]) if backward_end_ns is None else max(float(backward_end_ns), float(ready.max()))
     waits = np.zeros(len(ready), dtype=bool) if blocking is None else np.asarray(blocking, dtype=bool)
-    if not waits.any():
-        before = np.cumsum(transfer) - transfer
-        end = np.maximum.accumulate(ready - before) + before + transfer
-        return Schedule(end - transfer, end, max(0.0, float(end[-1]) - backward))
+    lanes = np.zeros(len(ready), dtype=np.int64) if lane is None else np.asarray(lane, dtype=np.int64)
     start, end = np.empty(len(ready)), np.empty(len(ready))
-    waited = free = 0.0
-    for number in range(len(ready)):
+    if not waits.any():
+        for one in np.unique(lanes):
+            own = lanes == one
+            before = np.cumsum(transfer[own]) - transfer[own]
+            end[own] = np.maximum.accumulate(ready[own] - before) + before + transfer[own]
+        return Schedule(end - transfer, end, max(0.0, float(end.max()) - backward))
+    waited = 0.0
+    free = dict.fromkeys(lanes.tolist(), 0.0)
+    for number, one in enumerate(lanes.tolist()):
         called = ready[number] + waited
-        start[number] = max(called, free)
-        end[number] = free = start[number] + transfer[number]
+        start[number] = max(called, free[one])
+        end[number] = free[one] = start[number] + transfer[number]
         if waits[number]:
-            waited += free - called
-    return Schedule(start, end, float(waited + max(0.0, free - backward - waited)))
+            waited += end[number] - called
+    return Schedule(start, end, float(waited + max(0.0, max(free.values()) - backward - waited)))
 
 
 def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:

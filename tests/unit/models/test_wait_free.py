@@ -166,3 +166,32 @@ def test_the_best_merge_is_the_best_of_all(rows: list[tuple[int, int]], alpha: i
 def test_a_dear_start_up_merges_everything_and_a_free_one_nothing() -> None:
     assert best_merge([1, 2, 3], [1, 1, 1], 100.0, 1.0).tolist() == [0]
     assert best_merge([1, 20, 30], [1, 1, 1], 0.0, 1.0).tolist() == [0, 1, 2]
+
+
+def test_messages_of_several_links_do_not_wait_for_each_other() -> None:
+    """Two links: 10-18 and 20-24 on one, 12-42 on the other. One link alone would end at 52."""
+    found = schedule([10, 12, 20], [8, 30, 4], lane=[0, 1, 0])
+    assert found.start_ns.tolist() == [10, 12, 20]
+    assert found.end_ns.tolist() == [18, 42, 24]
+    assert found.exposed_ns == 22
+    assert schedule([10, 12, 20], [8, 30, 4]).end_ns[-1] == 52
+
+
+def test_a_wait_for_one_link_stops_the_caller_for_all() -> None:
+    """The first is waited for, 10-18; what would have been ready at 12 is so at 20, and has its own link at once."""
+    found = schedule([10, 12, 20], [8, 30, 4], blocking=[True, False, False], lane=[0, 1, 0])
+    assert found.start_ns.tolist() == [10, 20, 28]
+    assert found.exposed_ns == 8 + (50 - 28)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300), st.integers(0, 2)), min_size=1, max_size=30))
+def test_links_one_by_one_are_links_together(rows: list[tuple[int, int, int]]) -> None:
+    ready = np.cumsum([float(gap) for gap, _, _ in rows])
+    took, lane = np.array([float(t) for _, t, _ in rows]), np.array([one for *_, one in rows])
+    found = schedule(ready, took, lane=lane)
+    for one in np.unique(lane):
+        own = lane == one
+        assert found.end_ns[own] == pytest.approx(schedule(ready[own], took[own]).end_ns)
+    waits = np.zeros(len(rows), dtype=bool)
+    waits[-1] = True  # nothing follows, so this changes the way of computing and no moment
+    assert schedule(ready, took, blocking=waits, lane=lane).end_ns == pytest.approx(found.end_ns)
