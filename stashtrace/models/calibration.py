@@ -28,6 +28,8 @@ FORMAT_VERSION = 1
 FILE_NAME = "calibration.toml"
 #: Sizes up to this far outside the measured ones are extrapolated without a word.
 _NEAR = 2.0
+#: Fewer repetitions have no quartiles of their own.
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,17 @@ class Points:
     repetitions_count: tuple[int, ...]
 
     def errors_ns(self) -> Floats:
-        """Standard error of each median, from the quartiles: 1.2533 times the normal standard error of a mean."""
+        """Standard error of each median, from the quartiles: 1.2533 times the normal standard error of a mean.
+
+        Quartiles of one or a few say nothing of a spread: such a size is taken to spread as others do, at least.
+        """
+        count, middle = np.array(self.repetitions_count), np.array(self.median_ns)
         spread = (np.array(self.high_ns) - np.array(self.low_ns)) / 1.349
-        found: Floats = 1.2533 * spread / np.sqrt(np.maximum(np.array(self.repetitions_count), 1))
+        few = count < min(_FEW, int(count.max(initial=1)))
+        if few.any():
+            typical = float(np.median((spread / middle)[~few]))
+            spread = np.where(few, np.maximum(spread, typical * middle), spread)
+        found: Floats = 1.2533 * spread / np.sqrt(np.maximum(count, 1))
         return found
 
 

@@ -143,3 +143,25 @@ def test_the_published_example_is_read() -> None:
     link = load_calibration(path).link("all_reduce", ranks=2, backend="gloo")
     assert link is not None
     assert link.fit.bandwidth_bytes_per_s > 1e8
+
+
+def test_sizes_of_few_repetitions_spread_as_others_do() -> None:
+    """One repetition has no quartiles: that is no measurement without an error."""
+    points = Points((10, 20, 30), (100.0, 200.0, 400.0), (100.0, 190.0, 380.0), (100.0, 210.0, 420.0), (1, 100, 100))
+    assert points.errors_ns() == pytest.approx(1.2533 / 1.349 * np.array([10.0, 2.0, 4.0]))
+    alone = Points((10, 20), (100.0, 200.0), (100.0, 200.0), (100.0, 200.0), (1, 1))
+    assert alone.errors_ns().tolist() == [0.0, 0.0]
+
+
+def test_a_line_is_as_sure_as_its_points_are() -> None:
+    """Five sizes that came once and three that came often: the truth lies within two errors in most of 60 cases."""
+    random = np.random.default_rng(1)
+    sizes, counts = (1e3, 3e3, 1e4, 5e4, 2e5, 1e6, 4e6, 9e6), (1, 1, 1, 1, 1, 20, 20, 20)
+    held = 0
+    for _ in range(60):
+        parts = [(2e5 + 2 * s) * (1 + 0.1 * random.normal(size=c)) for s, c in zip(sizes, counts, strict=True)]
+        low, middle, high = (tuple(q) for q in np.array([np.percentile(part, (25, 50, 75)) for part in parts]).T)
+        points = Points(tuple(map(int, sizes)), middle, low, high, counts)
+        piece = fit_alpha_beta(sizes, middle, points.errors_ns(), max_pieces=1).pieces[0]
+        held += abs(piece.alpha_ns - 2e5) < 2 * piece.alpha_error_ns
+    assert held >= 48
