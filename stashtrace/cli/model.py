@@ -15,7 +15,7 @@ from typing import Any
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.whatif_cache import parsed_size
-from stashtrace.errors import UsageError
+from stashtrace.errors import MissingDataError, UsageError
 
 _EPILOG = """With RUN: fit the collectives of a recorded run, and predict its exposed
 communication. With --sweep: train small networks on one rank and on all, here
@@ -145,19 +145,25 @@ def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
     study = study_of(content)
     lines, whole = study_lines(study), study_json(study)
     whole["predictions"] = []
-    if arguments.predict:
-        lines += ["", "predicted:"]
+    said: list[str] = []
+    refused: MissingDataError | None = None
     for name, messages, sent in _requests_of(arguments.predict):
-        stall, error = study.predict(messages, sent)
-        lines += prediction_lines(name, messages, sent, stall, error, study)
+        try:
+            stall, error = study.predict(messages, sent)
+        except MissingDataError as why:  # what was measured is shown all the same
+            refused = why
+            break
+        said += prediction_lines(name, messages, sent, stall, error, study)
         whole["predictions"].append({"name": name, "messages_count": messages, "message_bytes": sent,
                                      "stall_ns": stall, "error_ns": error})  # fmt: skip
-    _print(arguments, lines, whole)
+    _print(arguments, [*lines, "", "predicted:", *said] if said else lines, whole)
     if arguments.plot:
         from stashtrace.report.model_plot import plot_study
 
         plot_study(study, arguments.plot)
         sys.stderr.write(f"wrote {arguments.plot}\n")
+    if refused is not None:
+        raise refused
     return 0
 
 

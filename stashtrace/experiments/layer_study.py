@@ -45,6 +45,7 @@ _BUCKET_PARTS = (32, 16, 8, 4, 2)
 _COMMAND = "stashtrace.experiments.layer_ranks"
 _WARM_STEPS = 5
 _GRACE_S = 10.0
+_REMOVE = "remove it; its runs are repeated"
 
 Runner = Callable[[Path, Mapping[str, Any]], dict[str, Any]]
 
@@ -98,7 +99,7 @@ def variants_of(request: StudyRequest) -> list[Variant]:
     """
     if request.sweep not in SWEEPS:
         raise UsageError(f"no sweep is called {request.sweep!r}", hint="one of " + ", ".join(SWEEPS))
-    if request.bucket_mib < 0:
+    if not 0 <= request.bucket_mib < math.inf:
         raise UsageError(f"--bucket-mb {request.bucket_mib:g} is no size", hint="25 is torch's own, 0 one tensor each")
     own = {"residual": request.residual, "batch_norm": request.batch_norm}
 
@@ -279,10 +280,22 @@ def read_study(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FormatError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from error
     except ValueError as error:
-        raise FormatError(f"{file} is damaged: {error}", hint="remove it; its runs are repeated") from error
+        raise FormatError(f"{file} is damaged: {error}", hint=_REMOVE) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_VERSION:
         raise FormatError(f"{file} is no study of this version")
+    if not _is_whole(content):
+        raise FormatError(f"{file} is damaged: its settings, variants or runs are not whole", hint=_REMOVE)
     return content
+
+
+def _is_whole(content: Mapping[str, Any]) -> bool:
+    keys: dict[str, dict[str, type]] = {"variants": {"name": str}, "runs": {"name": str, "ranks": int, "repeat": int}}
+    if not isinstance(content.get("settings"), dict) or not all(isinstance(content.get(part), list) for part in keys):
+        return False
+    rows = ((row, own) for part, own in keys.items() for row in content[part])
+    return all(
+        isinstance(row, dict) and all(isinstance(row.get(k), kind) for k, kind in own.items()) for row, own in rows
+    )
 
 
 def write_study(out: Path, content: Mapping[str, Any]) -> None:

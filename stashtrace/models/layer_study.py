@@ -27,6 +27,8 @@ MODELS: tuple[tuple[str, ...], ...] = (("messages", "bytes"), ("messages",), ("b
 #: From this likeness on, what belongs to messages and what to bytes is a guess.
 _ALIKE = 0.98
 ALL_BYTES = 1 << 40
+#: Settings that every study has.
+_SETTINGS = ("ranks", "device", "backend", "iterations", "batch_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,15 @@ class Study:
         Raises
         ------
         MissingDataError
-            If the study carries no fit.
+            If the study carries no fit, or none in which what is sent costs something.
         """
         if self.best is None:
             raise MissingDataError("the study carries no fit to predict with", hint="; ".join(self.notes[:1]) or None)
+        if (self.best.coefficients < 0).any():
+            raise MissingDataError(
+                "by every fit of the study what is sent costs less than nothing: its stalls are noise",
+                hint="more --iterations and --repeat, or more --ranks",
+            )
         return self.best.predict(**_chosen(self.best.names, messages=float(messages), bytes=float(sent_bytes)))
 
 
@@ -140,6 +147,9 @@ def study_of(content: Mapping[str, Any]) -> Study:
         if int(content["format"]) != FORMAT_VERSION:
             raise FormatError(f"the study has format {content['format']}, this version reads {FORMAT_VERSION}")
         settings, variants, runs = content["settings"], content["variants"], content["runs"]
+        missing = [name for name in _SETTINGS if name not in settings]
+        if missing:
+            raise FormatError(f"this is no study: its settings lack {', '.join(missing)}")
         outcomes, notes = [], []
         for variant in variants:
             found = _outcome(variant, runs, int(settings["ranks"]))
@@ -147,7 +157,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
                 notes.append(f"{variant['name']}: {found}")
             else:
                 outcomes.append(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"this is no study: {type(error).__name__} {error}") from error
     if not outcomes:
         raise MissingDataError(
@@ -186,7 +196,8 @@ def _outcome(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], rank
 
 
 def _step_ns(run: Mapping[str, Any] | None) -> float:
-    return float(run["step_ns"]) if run is not None and not run.get("failed") else float("nan")
+    step_ns = float(run["step_ns"]) if run is not None and not run.get("failed") else float("nan")
+    return step_ns if step_ns > 0 else float("nan")
 
 
 def _median(runs: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -216,7 +227,11 @@ def _fits(outcomes: Sequence[Outcome]) -> tuple[tuple[LinearFit, ...], list[str]
             " another sweep into the same folder (width, bucket) tells them apart"
         )
     if both is not None and (both.coefficients < 0).any():
-        notes.append("a negative cost is noise; predictions use the better of the fits of one cost")
+        usable = any((fit.coefficients >= 0).all() for fit in found)
+        notes.append(
+            "a negative cost is noise; "
+            + ("predictions use the better of the fits of one cost" if usable else "there is no other to predict with")
+        )
     # The fit that foretells a variant best is the one to predict with.
     found.sort(key=lambda fit: (bool((fit.coefficients < 0).any()), _left_out_size(fit)))
     return tuple(found), notes

@@ -18,8 +18,6 @@ from stashtrace.errors import MissingDataError, UsageError
 
 Floats = npt.NDArray[np.float64]
 
-#: Columns that are this much alike cannot be told apart by the points at hand.
-ALIKE = 0.98
 _SINGULAR = 1e-9
 
 

@@ -87,7 +87,7 @@ def prediction_lines(name: str, messages: int, sent: int, stall_ns: float, error
     typical = typical_error(study.best)
     doubt = "" if math.isnan(typical) else f"; a variant that was left out was typically {percent_text(typical)} off"
     largest = max(o.message_bytes for o in study.outcomes)
-    beyond = f"; {sent / largest:.1f} times the bytes of the largest that was measured" if sent > largest else ""
+    beyond = f"; {sent / largest:.1f} times the bytes of the largest that was measured" if sent > largest > 0 else ""
     return wrapped(
         f"{name}: {messages} messages of {bytes_text(sent)} in all: stall {duration_text(stall_ns)}"
         f" ±{duration_text(error_ns)} (standard error){doubt}{beyond}"

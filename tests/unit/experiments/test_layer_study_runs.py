@@ -230,3 +230,29 @@ def test_a_rank_that_fails_takes_the_others_with_it(tmp_path: Path, monkeypatch:
     assert layer_ranks.main([str(task)]) == 1
     assert last_words(task, 2) == "rank 1: cannot build the network"
     assert "stub" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"settings": None},
+        {"variants": 7},
+        {"variants": [{}]},
+        {"runs": None},
+        {"runs": [{"name": "resnet10", "ranks": None, "repeat": 0}]},
+    ],
+)
+def test_a_study_that_is_not_whole_is_not_added_to(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """Said in a line, by a sweep into its folder as by showing it; nothing is written over."""
+    content = run(tmp_path, Bench()) | damage
+    (tmp_path / "study.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(FormatError, match="damaged") as caught:
+        run(tmp_path, Bench())
+    assert "remove it" in str(caught.value.hint)
+    assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == content
+
+
+@pytest.mark.parametrize("size", [-1.0, float("nan"), float("inf")])
+def test_a_bucket_of_no_size(size: float) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        variants_of(StudyRequest("depth", bucket_mib=size))

@@ -148,3 +148,44 @@ def test_words_and_json() -> None:
     assert "161 messages of 12.0 MB" in said
     assert "±5.00 ms" in said
     assert "times the bytes of the largest" in said
+
+
+@pytest.mark.parametrize("name", ["ranks", "device", "backend", "iterations", "batch_samples"])
+def test_settings_that_are_missing_are_named(name: str) -> None:
+    content = study(resnets(10, 12, 18))
+    del content["settings"][name]
+    with pytest.raises(FormatError, match="no study") as caught:
+        study_of(content)
+    assert name in str(caught.value)
+
+
+def test_a_step_of_no_length_was_not_measured() -> None:
+    content = study(resnets(10, 12, 18))
+    for entry in content["runs"]:
+        if entry["name"] == "resnet10":
+            entry["step_ns"] = 0.0
+    found = study_of(content)
+    assert [o.name for o in found.outcomes] == ["resnet12", "resnet18"]
+
+
+def test_stalls_below_nothing_predict_nothing() -> None:
+    """Two ranks that seem faster than one: noise, of which no fit makes a cost."""
+    content = study(resnets(10, 12, 16, 18))
+    for entry in content["runs"]:
+        if entry["ranks"] == 2:
+            entry["step_ns"] = 20 * MS - entry["messages_count"] * 1e4
+    found = study_of(content)
+    assert found.fits
+    with pytest.raises(MissingDataError, match="its stalls are noise"):
+        found.predict(100, 10**7)
+    assert any("no other to predict with" in note or "below" in note for note in found.notes)
+
+
+def test_a_prediction_beside_variants_of_no_bytes() -> None:
+    content = study(resnets(10, 12, 18))
+    for entry in content["runs"]:
+        if entry["ranks"] == 2:
+            entry["message_bytes"] = 0
+    found = study_of(content)
+    stall, error = found.predict(10, 10)
+    assert "times the bytes" not in " ".join(prediction_lines("x", 10, 10, stall, error, found))
