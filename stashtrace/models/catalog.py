@@ -96,7 +96,8 @@ class Catalog:
     def with_price(self, name: str, price: float, source: str = "the command line") -> Catalog:
         """The same catalog with one price of the user's own; an unknown name becomes an instance with nothing else."""
         known = self._raw(name)
-        known.update(price_per_hour=price, priced_on="", source=source, currency=known.get("currency") or self.currency)
+        known.update(dict.fromkeys(_OF_PRICE, ""), price_per_hour=price, source=source)
+        known["currency"] = known.get("currency") or self.currency
         return Catalog({**self.instances, name: _instance(name, known, "")}, self.notes)
 
     @property

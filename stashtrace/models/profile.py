@@ -52,6 +52,8 @@ class Profile:
         Step 5 ran on one host, in namespaces.
     gradient_bytes, messages_count : int
         Of one step and rank; 0 if unknown.
+    device : str
+        What its ranks computed on: ``gpu``, ``cpu``; empty if unknown.
     notes : tuple of str
         What the file says of itself that weakens it.
     """
@@ -69,6 +71,7 @@ class Profile:
     network_emulated: bool = False
     gradient_bytes: int = 0
     messages_count: int = 0
+    device: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -151,6 +154,7 @@ def _profile(name: str, content: Mapping[str, Any], instance: str) -> Profile:
         network_emulated=emulated,
         gradient_bytes=_count(name, gradients, "bytes"),
         messages_count=_count(name, gradients, "messages_count"),
+        device=_word(name, content, "device"),
         notes=_notes(name, content, steps, emulated, own),
     )
 

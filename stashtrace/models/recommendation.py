@@ -10,6 +10,7 @@ same as the one large instance therefore loses in money exactly what it loses in
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -117,7 +118,7 @@ def recommend(
         fastest_within_cost=min(in_cost, key=faster, default=None) if budget.cost is not None else None,
         met=met,
         nearest=None if met else min(candidates, key=budget.overshoot),
-        notes=(*_notes(profiles, catalog, candidates), *partly),
+        notes=(*_notes(profiles, catalog, candidates), *_batch_notes(profiles, work), *partly),
     )
 
 
@@ -278,6 +279,8 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
         known = catalog.get(one.instance)
         if known is None:
             notes.append(f"{one.instance} is in no catalog: no price, and nothing is said of its other sizes")
+        elif known.device and one.device == "cpu":
+            notes.append(f"{one.path} names {one.instance}, which has {known.device}, but its ranks used no device")
         elif known.device and one.machine_devices and not _named_alike(known.device, one.machine_devices):
             ran = one.machine_devices[0]
             notes.append(f"{one.path} names {one.instance}, which has {known.device}, but ran on {ran}")
@@ -287,6 +290,17 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
     return tuple(dict.fromkeys(notes))
 
 
+def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
+    """Steps of an unknown number of samples beside steps of a known one."""
+    unknown = [one.path for one in profiles if not one.batch_samples]
+    if not work.iterations or len(unknown) in (0, len(profiles)):
+        return []
+    which = ", ".join(dict.fromkeys(unknown))
+    return [f"{which} does not know its batch: a step there is taken to do as much as one of the others;"
+            " --batch-size N says it"]  # fmt: skip
+
+
 def _named_alike(device: str, names: Sequence[str]) -> bool:
-    model = device.partition("-")[0].lower()
-    return any(model in name.lower() for name in names)
+    """Whether the machine's own names hold the device's, as a word: an L40S is no L4."""
+    model = re.escape(device.partition("-")[0].lower())
+    return any(re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name.lower()) for name in names)

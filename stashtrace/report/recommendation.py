@@ -217,11 +217,16 @@ def _pair(best: Candidate, other: Candidate) -> str:
     done, slow = (best, other) if best.hours.value <= other.hours.value else (other, best)
     if not same_steps:
         ratio = slow.hours.value / done.hours.value
-        return f"an hour of {done.name} costs the same as one of {slow.name} and does {ratio:.2g}x as much"
+        return f"an hour of {done.name} costs the same as one of {slow.name} and does {_times(ratio)} as much"
     ratio = slow.step.value / done.step.value
     lost = slow.worst_stall
     word = f": {slow.name} loses {percent_text(slow.share(lost))} to {_stall_words(lost)}" if lost else ""
-    return f"{done.name} costs the same as {slow.name} but its steps are {ratio:.2g}x shorter{word}"
+    return f"{done.name} costs the same as {slow.name} but its steps are {_times(ratio)} shorter{word}"
+
+
+def _times(ratio: float) -> str:
+    """A factor above one; of a small one its digits behind the point are all that it says."""
+    return f"{ratio:.2g}x" if ratio >= 1.095 else f"{ratio:.3g}x"
 
 
 def _table(candidates: Sequence[Candidate]) -> list[str]:

@@ -92,6 +92,7 @@ class TestOverride:
         catalog = load_catalog().with_price("p3.8xlarge", 7.0).with_price("ours", 1.0)
         assert catalog.instances["p3.8xlarge"].price_per_hour == 7.0
         assert catalog.instances["p3.8xlarge"].priced_on == ""
+        assert catalog.instances["p3.8xlarge"].region == ""
         assert catalog.instances["p3.8xlarge"].devices_count == 4
         assert catalog.instances["ours"].price_per_hour == 1.0
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.models.candidates import Budget, Candidate, Work, same_price
+from stashtrace.models.candidates import Budget, Candidate, Work, pareto_marked, same_price
 from stashtrace.models.catalog import Catalog, Instance, load_catalog
 from stashtrace.models.differential import scaling_efficiency
 from stashtrace.models.elasticity import elasticity, throughput
@@ -343,3 +346,47 @@ class TestElasticity:
         one = Profile("c.json", "p3.8xlarge", 4, (), 32, {1: Interval(1e8, 0.0, 9e8), 2: Interval(2e8, 0.0, 9e8)})
         rows = elasticity(recommend([one], AWS, Work(samples=1e5)).candidates, [one], AWS)
         assert any(math.isinf(row.samples_per_s.high) for row in rows)
+
+
+class TestWhatIsSaid:
+    def test_a_device_whose_name_begins_alike_is_another(self) -> None:
+        """A g6.xlarge has an L4; an L40S is none, though its name begins so."""
+        for names, said in ((("NVIDIA L40S",), True), (("NVIDIA L4",), False), (("nvidia l4, 24 GB",), False)):
+            one = Profile("c.json", "g6.xlarge", 1, names, 32, {1: exactly(1e8)})
+            notes = recommend([one], AWS, Work(iterations=1)).notes
+            assert any("but ran on" in note for note in notes) == said, names
+
+    def test_ranks_on_a_cpu_say_nothing_of_the_instance_s_devices(self) -> None:
+        one = replace(ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2}), device="cpu")
+        assert any("which has V100-SXM2-16GB, but its ranks used no device" in note
+                   for note in recommend([one], AWS, Work(iterations=1)).notes)  # fmt: skip
+        other = recommend([replace(one, device="gpu")], AWS, Work(iterations=1))
+        assert not any("used no device" in note for note in other.notes)
+
+    @pytest.mark.parametrize(("seconds", "said"), [(0.2 * 1.03, "1.03x shorter"), (0.28, "1.4x shorter")])
+    def test_a_small_factor_keeps_its_digits(self, seconds: float, said: str) -> None:
+        one = ran("p3.16xlarge", 8, {1: 0.1, 2: 0.2, 5: seconds}, network_hosts_count=2, network_instance="p3.8xlarge")
+        answer = recommend([one], AWS, Work(iterations=18_000), data="synthetic")
+        sentences = " ".join(part for one in choices(answer) for part in one)
+        assert f"p3.16xlarge costs the same as 2x p3.8xlarge but its steps are {said}" in sentences
+
+    def test_steps_of_an_unknown_batch_beside_others_are_told(self) -> None:
+        known, unknown = ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2}), ran("p3.16xlarge", 8, {1: 0.1, 2: 0.2}, 0)
+        for ones, said in (([known, unknown], True), ([known], False), ([unknown], False)):
+            notes = recommend(ones, AWS, Work(iterations=10)).notes
+            assert any("does not know its batch" in note for note in notes) == said
+
+
+points = st.lists(st.tuples(st.integers(1, 4), st.one_of(st.none(), st.integers(0, 4))), min_size=1, max_size=9)
+
+
+@given(points)
+def test_the_front_is_what_nothing_beats(every: list[tuple[int, int | None]]) -> None:
+    """With ties and without prices: marked if and only if no other is at least as good in both and better in one."""
+    basis = recommend([ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2})], AWS, Work(iterations=1)).candidates[0]
+    made = [replace(basis, hours=exactly(h), cost=None if c is None else exactly(c)) for h, c in every]
+    for (hours, cost), one in zip(every, pareto_marked(made), strict=True):
+        beaten = cost is None or any(
+            c is not None and (h, c) != (hours, cost) and h <= hours and c <= cost for h, c in every
+        )
+        assert one.pareto == (not beaten)
