@@ -141,7 +141,7 @@ def parse_options() -> argparse.Namespace:
     add("--lr", type=float, default=0.02)
     add("--seed", type=int, default=0)
     add("--model-size", choices=sorted(HIDDEN), default="small")
-    add("--bucket-mb", type=int, default=None, help="DDP's bucket_cap_mb")
+    add("--bucket-mb", type=float, default=None, help="DDP's bucket_cap_mb")
     add("--manual-all-reduce", action="store_true", help="average the gradients here instead of in DDP")
     add("--checkpoint", type=Path, help="file for checkpoints of rank 0; none if not given")
     add("--checkpoint-every", type=int, default=50, metavar="STEPS")

@@ -162,7 +162,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
         sizes = len(most.points.sizes_bytes)
         raise MissingDataError(
             f"{sizes} message size{'' if sizes == 1 else 's'} of {most.op} cannot carry a fit of alpha and beta",
-            hint="smaller buckets make more sizes: DistributedDataParallel(model, bucket_cap_mb=1)",
+            hint="a message per tensor makes more sizes: DistributedDataParallel(model, bucket_cap_mb=0.001)",
         )
     passes, typical = _passes(messages, links, of)
     notes = [

@@ -154,7 +154,8 @@ def _residual_lines(link: LinkFit) -> list[str]:
         rows.append((size, count, duration_text(median), half, duration_text(model), f"{100 * off:+.0f} %"))
     lines = table_lines(rows, left=0)
     if len(sizes) > len(shown):
-        lines.append(f"  {len(sizes) - len(shown)} more sizes in --format json")
+        rest = len(sizes) - len(shown)
+        lines.append(f"  {rest} more size{'' if rest == 1 else 's'} in --format json")
     return lines
 
 
@@ -179,7 +180,7 @@ def _exposed_lines(model: CommunicationModel) -> list[str]:
     count, size = _middle(passes.messages_count), _middle(passes.bytes)
     lines = [
         f"exposed communication of a backward pass, {count:g} message{'' if count == 1 else 's'} of {bytes_text(size)}"
-        f" in all, medians of {len(passes)} passes:",
+        f" in all, medians of {len(passes)} pass{'' if len(passes) == 1 else 'es'}:",
         *table_lines(rows, left=1),
     ]
     if not math.isnan(model.step_ns):
