@@ -58,7 +58,7 @@ class Candidate:
     step : Interval
         Mean step, ns.
     synthetic : Interval
-        The step without loading.
+        The step without loading; NaN if nobody measured one.
     hours : Interval
     cost : Interval or None
         None without a price.

@@ -65,7 +65,11 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
         Says which instances have the same device.
     """
     alone = _alone(profiles, catalog)
-    every = [one for one in candidates if one.batch_samples and _device(one.instance, catalog) in alone]
+    every = [
+        one
+        for one in candidates
+        if one.batch_samples and not math.isnan(one.synthetic.value) and _device(one.instance, catalog) in alone
+    ]
     ran = {
         (p.instance, 1, p.devices_count, p.batch_samples)
         for p in profiles

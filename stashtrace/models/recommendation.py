@@ -231,11 +231,12 @@ def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, 
         notes = (*notes, f"{target.devices_per_host} of {some} devices of each are in use")
     return Candidate(
         instance=target.instance.name, count=target.hosts_count, devices_count=devices,
-        batch_samples=profile.batch_samples, step=step, synthetic=found.synthetic, hours=hours,
+        batch_samples=profile.batch_samples, step=step, hours=hours,
+        synthetic=Interval(math.nan) if found.loaded else found.synthetic,
         cost=None if price is None else hours.times(price), price_per_hour=price,
         currency=target.instance.currency, priced_on=target.instance.priced_on, source=target.instance.source,
-        parts_ns=parts, measured=found.ran_with_data if real else found.ran, emulated=found.emulated,
-        basis=profile.path, told_apart=found.told_apart, notes=(*found.notes, *notes),
+        parts_ns=parts, measured=found.ran_with_data if real else found.ran and not found.loaded,
+        emulated=found.emulated, basis=profile.path, told_apart=found.told_apart, notes=(*found.notes, *notes),
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ class Prediction:
         A network of namespaces is in it.
     told_apart : bool
         Compute is compute alone. Where step 1 is missing it holds what devices and network cost, too.
+    loaded : bool
+        ``synthetic`` holds loading: no step without it was measured.
     notes : tuple of str
         What else was assumed.
     """
@@ -66,6 +68,7 @@ class Prediction:
     ran_with_data: bool = False
     emulated: bool = False
     told_apart: bool = True
+    loaded: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -186,7 +189,8 @@ def _as_measured(profile: Profile, t1: Interval | None, t2: Interval | None) -> 
         if real is None:
             return f"neither step 2 nor one with data of {profile.path} was measured"
         note = "compute holds everything: no step without loading was measured"
-        return Prediction(real, None, None, {"compute": real.value}, ran=True, told_apart=False, notes=(note,))
+        parts = {"compute": real.value}
+        return Prediction(real, None, None, parts, ran=True, told_apart=False, loaded=True, notes=(note,))
     if profile.devices_count == 1:
         return Prediction(step, None, None, {"compute": step.value}, ran=True)
     if t1 is None:

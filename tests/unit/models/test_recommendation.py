@@ -341,6 +341,14 @@ class TestElasticity:
         found = {r.batch_samples: r.measured for r in rows if (r.instance, r.count) == ("p3.2xlarge", 1)}
         assert found == {32: True, 64: False}
 
+    def test_a_step_with_loading_is_no_step_without(self) -> None:
+        """Steps 1 and 4 alone were measured: 0.3 s with four devices hold loading, and are no point of the curve."""
+        one = ran("p3.8xlarge", 4, {1: 0.1, 4: 0.3})
+        answer = recommend([one], AWS, Work(iterations=1), max_count=1, data="synthetic")
+        assert not named(answer, "p3.8xlarge").measured
+        assert {row.instance for row in elasticity(answer.candidates, [one], AWS)} == {"p3.2xlarge"}
+        assert named(recommend([one], AWS, Work(iterations=1), max_count=1), "p3.8xlarge").measured
+
     def test_a_step_that_may_take_nothing(self) -> None:
         """The interval of two runs far apart; no division by zero."""
         one = Profile("c.json", "p3.8xlarge", 4, (), 32, {1: Interval(1e8, 0.0, 9e8), 2: Interval(2e8, 0.0, 9e8)})
