@@ -62,17 +62,19 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
     from stashtrace.experiments.job_files import is_library
-    from stashtrace.experiments.staging import check_gain, stage
+    from stashtrace.experiments.staging import check_gain, check_runs_folder, held_bytes, stage
     from stashtrace.report.staging import staging_lines
 
     tier = Path(arguments.to)
     size = parsed_size(arguments.size, "--size")
     if size is None:
         there = next(folder for folder in (tier.absolute(), *tier.absolute().parents) if folder.exists())
-        size = int(_ROOM_RATIO * shutil.disk_usage(there).free)
+        size = int(_ROOM_RATIO * (shutil.disk_usage(there).free + held_bytes(tier)))
     if size <= 0:
         raise UsageError(f"--size {arguments.size or size} is no room", hint="for example --size 20G")
     command, directory = _command(Path(path)) if arguments.check else ([], None)
+    if arguments.check:
+        check_runs_folder(Path(arguments.out), arguments.repeat)
     trace = load_trace(str(path))
     table = analyze(
         trace, "io_staging", tier_size=size, under=arguments.under, tier_latency=arguments.tier_latency,
@@ -93,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         steps_count = 0
     screen = Screen()
     with screen.progress("staging") as bar:
-        staged = stage(chosen, tier, on_progress=bar.step)
+        staged = stage(chosen, tier, room_bytes=size, on_progress=bar.step)
     gain = None
     if arguments.check:
         others = [str(name) for name in table["path"][table["staged"] == 0] if not is_library(str(name))]

@@ -12,24 +12,24 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from stashtrace.align.align import load_trace
+from stashtrace.analysis.staged_opens import staged_opens
 from stashtrace.errors import CaptureError, FormatError, StashtraceError
-from stashtrace.experiments.job_files import file_set
+from stashtrace.experiments.job_files import file_set, size_of
 from stashtrace.experiments.page_cache import make_cold
 from stashtrace.experiments.residency import file_system_of
 from stashtrace.experiments.step_figures import Figures, step_figures
 from stashtrace.experiments.step_runs import HostTask, here, run_tasks
+from stashtrace.launch.directory import RUN_FILE
 from stashtrace.launch.staged_list import Copy, read_staged_list, write_staged_list
-from stashtrace.model.kinds import IoFlag, IoOp
-from stashtrace.model.trace import Trace
 from stashtrace.models.differential import Estimate, Stall, stalls, step_time
 from stashtrace.units import bytes_text
 
@@ -39,6 +39,8 @@ Progress = Callable[[float, str], None]
 _PLAIN, _STAGED = 3, 4
 _CHUNK_BYTES = 16 << 20
 _HALF_MADE = ".part"
+#: Names of halves of copies; others in the folder may end so too.
+_HALF_NAME = re.compile(r"[0-9a-f]{12}-.*\.part", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +93,43 @@ class Gain:
     notes: tuple[str, ...] = field(default=())
 
 
-def stage(paths: Sequence[str], tier: Path, *, on_progress: Progress = lambda share, what: None) -> Staged:
+def stage(
+    paths: Sequence[str],
+    tier: Path,
+    *,
+    room_bytes: int | None = None,
+    on_progress: Progress = lambda share, what: None,
+) -> Staged:
     """Copy files into a folder, and write the list beside them; those that are there and alike are kept.
 
     A copy has another name until it is whole, so what an interruption leaves is never used.
 
+    Parameters
+    ----------
+    paths : sequence of str
+        Those that come first gain most.
+    tier : Path
+    room_bytes : int, optional
+        What all copies together may take. Files may be larger than what the job read of them.
+    on_progress : callable
+        Told the share that is done, and a sentence.
+
     Raises
     ------
     CaptureError
-        If the folder cannot be written to or has no room, or none of the files is left; what was copied by this call
-        is removed then.
+        If the folder cannot be written to or has no room, or no file can be copied; what was copied by this call is
+        removed then.
     """
-    sizes: dict[str, int] = {}
-    left: list[tuple[str, str]] = []
-    for path in paths:
-        try:
-            sizes[path] = os.stat(path).st_size
-        except OSError as error:
-            left.append((path, (error.strerror or str(error)).lower()))
+    sizes, left = _sizes(paths, room_bytes)
     if not sizes:
-        raise CaptureError(
-            f"none of the {len(paths)} files is here any more", hint="record the job again, on this machine"
-        )
+        raise _nothing(left)
     made: list[Path] = []
     copies: dict[str, Copy] = {}
     try:
         tier.mkdir(parents=True, exist_ok=True)
-        for half in tier.glob(f"*{_HALF_MADE}"):  # of a call that was killed
-            half.unlink(missing_ok=True)
+        for half in tier.iterdir():  # of a call that was killed
+            if _HALF_NAME.fullmatch(half.name):
+                half.unlink(missing_ok=True)
         _remove_others(sizes, tier)
         _look_for_room(sizes, tier)
         total, done = max(sum(sizes.values()), 1), 0
@@ -134,6 +145,8 @@ def stage(paths: Sequence[str], tier: Path, *, on_progress: Progress = lambda sh
             status = os.stat(copy)
             copies[path] = Copy(str(copy.absolute()), status.st_size, os.stat(path).st_mtime_ns)
             done += size
+        if not copies:
+            raise _nothing(left)
         write_staged_list(tier / LIST_NAME, copies)
     except BaseException as error:
         for copy in made:
@@ -143,6 +156,45 @@ def stage(paths: Sequence[str], tier: Path, *, on_progress: Progress = lambda sh
             raise _refused(tier, error) from error
         raise
     return Staged(copies, tier / LIST_NAME, len(made), tuple(left))
+
+
+def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Files that can be copied and how large they are; the others, and why not."""
+    sizes: dict[str, int] = {}
+    left: list[tuple[str, str]] = []
+    total = 0
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            left.append((path, (error.strerror or str(error)).lower()))
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            left.append((path, "not a regular file"))
+        elif room_bytes is not None and total + status.st_size > room_bytes:
+            left.append((path, f"{bytes_text(status.st_size)} in all do not fit into what is left of the room"))
+        else:
+            sizes[path] = status.st_size
+            total += status.st_size
+    return sizes, left
+
+
+def _nothing(left: Sequence[tuple[str, str]]) -> CaptureError:
+    """Of files none of which can be copied."""
+    path, why = left[0]
+    return CaptureError(
+        f"none of the {len(left)} file{'s' * (len(left) > 1)} can be copied: {path} ({why})",
+        hint="record the job again on this machine, or give more room with --size",
+    )
+
+
+def held_bytes(tier: Path) -> int:
+    """What the copies of an earlier call take in a folder; 0 if there are none."""
+    try:
+        copies = read_staged_list(tier / LIST_NAME)
+    except FormatError:
+        return 0
+    return sum(size_of(copy.path) for copy in copies.values() if Path(copy.path).parent == tier.absolute())
 
 
 def _remove_others(wanted: Mapping[str, int], tier: Path) -> None:
@@ -180,7 +232,7 @@ def _copy(path: str, copy: Path, on_bytes: Callable[[int], None]) -> str:
             source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
         except OSError as error:
             return (error.strerror or str(error)).lower()
-        with source, open(half, "wb", buffering=0) as target:
+        with source, open(half, "wb", buffering=0, opener=_for_us_alone) as target:
             before = os.fstat(source.fileno())
             done = 0
             while chunk := source.read(_CHUNK_BYTES):
@@ -190,7 +242,7 @@ def _copy(path: str, copy: Path, on_bytes: Callable[[int], None]) -> str:
                 done += len(chunk)
                 on_bytes(done)
         os.utime(half, ns=(before.st_atime_ns, before.st_mtime_ns))
-        os.chmod(half, before.st_mode & 0o7777 | 0o200)
+        os.chmod(half, before.st_mode & 0o777 | 0o200)
         after = os.stat(path)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or done != after.st_size:
             return "was changed while it was copied"
@@ -198,6 +250,33 @@ def _copy(path: str, copy: Path, on_bytes: Callable[[int], None]) -> str:
         return ""
     finally:
         half.unlink(missing_ok=True)
+
+
+def _for_us_alone(path: str, flags: int) -> int:
+    """Opens a copy that nobody else reads before it has the permissions of its file."""
+    return os.open(path, flags, 0o600)
+
+
+def check_runs_folder(out: Path, repeats: int) -> None:
+    """Say before anything is copied that the runs of a check have no place.
+
+    Raises
+    ------
+    CaptureError
+        If the folder cannot be made, or something in it has the name of a run and is none.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in (out / _run_name(kind, repeat) for repeat in range(repeats) for kind in (_PLAIN, _STAGED)):
+            if path.exists() and not (path / RUN_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
+                raise CaptureError(f"{path} is in the way and no run of ours", hint="choose another folder with --out")
+    except OSError as error:
+        what = (error.strerror or str(error)).lower()
+        raise CaptureError(f"cannot write runs to {out}: {what}", hint="choose another folder with --out") from error
+
+
+def _run_name(kind: int, repeat: int) -> str:
+    return f"{'staged' if kind == _STAGED else 'plain'}-{repeat}"
 
 
 def check_gain(
@@ -247,7 +326,7 @@ def check_gain(
                 if not state.verified:
                     notes = [f"not from a cold cache: {state.sentence}"]
             options = ("--staged", str(staged.list_path.absolute())) if kind == _STAGED else ()
-            run = (out / f"{'staged' if kind == _STAGED else 'plain'}-{repeat}").absolute()
+            run = (out / _run_name(kind, repeat)).absolute()
             shutil.rmtree(run, ignore_errors=True)
             task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
             found = _measured(task, run, iterations, warmup, timeout_s,
@@ -270,14 +349,6 @@ def _in_directory(directory: str | None) -> Callable[[list[str], Mapping[str, st
     if directory is None or os.path.realpath(directory) == os.getcwd():
         return here
     return lambda words, environment: ["env", "-C", directory, *words]
-
-
-def staged_opens(trace: Trace) -> int:
-    """Opens of a run that were served by a copy."""
-    return sum(
-        int((np.isin(piece["op_code"], (IoOp.OPEN, IoOp.FOPEN)) & ((piece["io_flags"] & IoFlag.STAGED) != 0)).sum())
-        for piece in trace.io_pieces()
-    )
 
 
 def _measured(

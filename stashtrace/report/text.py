@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stashtrace.analysis.staged_opens import staged_opens, used_copies
 from stashtrace.model.trace import Trace
 from stashtrace.report.device_evidence import agreement_line
 from stashtrace.report.evidence import files_overview
@@ -71,6 +72,7 @@ def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) 
         *_machine(facts, look),
         *_hosts(facts, look),
         *_hidden(facts, look),
+        *_copies(facts, look),
         *_trust(facts, look),
         "",
         *_next(facts, path),
@@ -264,6 +266,17 @@ def _hidden(facts: RunFacts, look: Look) -> list[str]:
         if ns >= _HIDDEN_RATIO * float(counted["wall_ns"].mean()):
             parts.append(f"{name} {duration_text(ns)}")
     return [f"{_INDENT}hidden behind the step: {', '.join(parts)} a step"] if parts else []
+
+
+def _copies(facts: RunFacts, look: Look) -> list[str]:
+    """Of a run with staged copies: whether the job opened them."""
+    if not used_copies(facts.trace):
+        return []
+    count = staged_opens(facts.trace)
+    if count:
+        return [f"{_INDENT}staged: {count:,} open{_s(count)} served by copies"]
+    said = "no open was served by a copy: the job opens the files by other names than the list has, or not at all"
+    return look.wrap(said, _INDENT + "! ", _INDENT + "  ")
 
 
 def _trust(facts: RunFacts, look: Look) -> list[str]:

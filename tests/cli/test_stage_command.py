@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,3 +181,34 @@ def test_a_folder_that_may_not_be_written(job: Path, capsys: pytest.CaptureFixtu
 def test_a_file_is_no_folder(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job / "tier").touch()
     assert "cannot stage into tier" in stage(capsys, code=3)[1]
+
+
+def test_the_room_of_the_copies_counts_as_free(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a second call finds less room, and removes what the first one copied."""
+    free = 2200
+
+    def usage(_: Any) -> Any:
+        taken = sum(path.stat().st_size for path in (job / "tier").glob("*.bin")) if (job / "tier").exists() else 0
+        return SimpleNamespace(free=free - taken)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert "2 of 2 files" in stage(capsys)[0]
+    assert "2 of 2 files, 2.00 KB (2 were there)" in stage(capsys)[0]
+
+
+def test_what_is_no_run_is_not_removed(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything is copied."""
+    measure(monkeypatch)
+    mine = job / "staging/plain-1/mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert "staging/plain-1 is in the way and no run of ours" in stage(capsys, "--check", code=3)[1]
+    assert mine.exists()
+    assert not (job / "tier").exists()
+    stage(capsys, "--check", "--repeat", "1")
+    (job / "file").touch()
+    assert "cannot write runs to file" in stage(capsys, "--check", "--out", "file", code=3)[1]

@@ -11,7 +11,7 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job
 
-from stashtrace.model.kinds import IoFlag, ProcessRole, WaitOp
+from stashtrace.model.kinds import IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import amount, choose
 from stashtrace.report.look import Look
@@ -323,6 +323,19 @@ def test_only_some_steps_were_wanted() -> None:
     code = build.strings.code
     build.add("metadata", process_id=-1, key_code=code("steps"), value_code=code("5:17"))
     assert "recorded were only steps 5:17 of the job, counted in updates" in summary(build.trace("./x"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(IoFlag.STAGED, "staged: 2 opens served by copies"), (0, "! no open was served by a copy")],
+)
+def test_opens_served_by_copies(flags: int, said: str) -> None:
+    build, _ = job()
+    build.rank(2).io(0, MS, op=IoOp.OPEN, flags=flags).io(MS, MS, op=IoOp.FOPEN, flags=flags).io(MS, MS, flags=flags)
+    assert "copies" not in summary(build.trace("./x"))
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("staged"), value_code=code("/fast/staged.list"))
+    assert said in summary(build.trace("./x"))
 
 
 def test_a_second_job_is_not_passed_over() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stashtrace.errors import CaptureError
 from stashtrace.experiments import staging
-from stashtrace.experiments.staging import LIST_NAME, Staged, check_gain, stage
+from stashtrace.experiments.staging import LIST_NAME, Staged, check_gain, held_bytes, stage
 from stashtrace.experiments.step_figures import Figures
 from stashtrace.launch.staged_list import Copy, read_staged_list
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_gone_is_left_out(paths: list[str], tier: Path) -> None:
 def test_all_are_gone(paths: list[str], tier: Path) -> None:
     for path in paths:
         os.unlink(path)
-    with pytest.raises(CaptureError, match="none of the 3 files"):
+    with pytest.raises(CaptureError, match=r"none of the 3 files can be copied: .*no such file"):
         stage(paths, tier)
 
 
@@ -113,10 +113,64 @@ def test_an_interruption_leaves_nothing_new(
 
 
 def test_half_a_copy_of_a_killed_call_goes(paths: list[str], tier: Path) -> None:
+    """And nothing else that ends so: the folder may be anybody's."""
     tier.mkdir()
-    (tier / "0123-x.bin.part").write_bytes(b"half")
+    (tier / "0123456789ab-x.bin.part").write_bytes(b"half")
+    others = {"film.mkv.part", "disk-x.bin.part"}
+    for name in others:
+        (tier / name).write_bytes(b"half of something else")
     staged = stage(paths, tier)
-    assert files_of(tier) == {Path(copy.path).name for copy in staged.copies.values()}
+    assert files_of(tier) == {Path(copy.path).name for copy in staged.copies.values()} | others
+
+
+def test_what_is_no_file_is_left_out(paths: list[str], tier: Path, tmp_path: Path) -> None:
+    """Reading a pipe would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    staged = stage([str(tmp_path / "pipe"), str(tmp_path), *paths], tier)
+    assert staged.left_out == tuple((str(path), "not a regular file") for path in (tmp_path / "pipe", tmp_path))
+    assert list(staged.copies) == paths
+
+
+def test_no_more_than_the_room_is_taken(paths: list[str], tier: Path) -> None:
+    """A file may be larger than what was read of it, by which it was chosen."""
+    with open(paths[0], "ab") as file:
+        file.truncate(10_000)
+    staged = stage(paths, tier, room_bytes=1500)
+    assert list(staged.copies) == paths[1:]
+    assert staged.left_out == ((paths[0], "10.0 KB in all do not fit into what is left of the room"),)
+    assert held_bytes(tier) == staged.bytes == 1400
+
+
+def test_a_copy_is_as_private_as_its_file(paths: list[str], tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is made, too; and nobody gets the rights of a program's owner by it."""
+    os.chmod(paths[0], 0o4640)
+    seen: list[int] = []
+    real = os.utime
+
+    def looking(copy: Any, **times: Any) -> None:
+        seen.append(os.stat(copy).st_mode & 0o7777)
+        real(copy, **times)
+
+    monkeypatch.setattr(os, "utime", looking)
+    copy = stage(paths[:1], tier).copies[paths[0]]
+    assert seen == [0o600]
+    assert os.stat(copy.path).st_mode & 0o7777 == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_file_may_be_read(paths: list[str], tier: Path) -> None:
+    for path in paths:
+        os.chmod(path, 0)
+    with pytest.raises(CaptureError, match=r"none of the 3 files can be copied: .*permission denied"):
+        stage(paths, tier)
+    assert not (tier / LIST_NAME).exists()
+
+
+def test_every_file_changes_meanwhile(paths: list[str], tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_copy", lambda *rest: "was changed while it was copied")
+    with pytest.raises(CaptureError, match=r"none of the 3 files can be copied: .*was changed while"):
+        stage(paths, tier)
+    assert not (tier / LIST_NAME).exists()
 
 
 def test_no_room_is_said_before_copying(paths: list[str], tier: Path) -> None:
