@@ -14,6 +14,9 @@ from stashtrace.cli.screen import Screen
 from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS, NCCL_SOURCES
 from stashtrace.launch.run import Outcome, run_command
 
+#: Two tell whether batches are alike, and fill no device that holds one in use and the next.
+_SYNTHETIC_BATCHES = 2
+
 
 def parser() -> Parser:
     """Options of ``stashtrace run``."""
@@ -42,7 +45,7 @@ def parser() -> Parser:
     )
     parser.add_argument("--staged", metavar="LIST", help="open copies of files: a list that `stashtrace stage` wrote")
     parser.add_argument(
-        "--synthetic", action="store_true", help="let DataLoaders return their first batch again and again"
+        "--synthetic", action="store_true", help="let DataLoaders return their first two batches again and again"
     )
     parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
@@ -106,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
         scratch=arguments.scratch,
         **recording_arguments(arguments),
         until_step=arguments.until_step,
-        synthetic_batches=int(arguments.synthetic),
+        synthetic_batches=_SYNTHETIC_BATCHES * arguments.synthetic,
         staged=arguments.staged,
         grace_s=arguments.grace,
         version=_version(),

@@ -18,6 +18,7 @@ FACT = ("synthetic_data", "batches replayed")
 _NAMES = (
     "batches_replayed",
     "batches_not_replayed",
+    "replayed_batches_differ",
     "replayed_batches_copied_again",
     "replayed_batches_restored",
     "replayed_epoch_does_not_end",

@@ -29,6 +29,7 @@ _MARK = patching.MARK
 FACT = ("synthetic_data", "batches replayed")
 #: Further replays of a loader after which it must have been seen whether its batches stay on the device.
 _SETTLED = 8
+_DIFFER = "batches differ in shape: the first ones, which are replayed, need not be as much work as the others are"
 
 
 class Replay:
@@ -68,6 +69,8 @@ class Replay:
         """Keep a batch of the real loader, and return what the script gets."""
         kept = KeptBatch(batch, self.notes)
         self.batches.append(kept)
+        if kept.shapes != self.batches[0].shapes:
+            self.notes.warn("replayed_batches_differ", _DIFFER)
         self.complete = len(self.batches) >= self.wanted
         return kept.hand_out()
 

@@ -84,16 +84,22 @@ class KeptBatch:
         Anything a collate function returns.
     notes : Notes
         Of its loader.
+
+    Attributes
+    ----------
+    shapes : list
+        Of its tensors, in the order in which they lie in it.
     """
 
-    __slots__ = ("_batch", "_notes", "_renew")
+    __slots__ = ("_batch", "_notes", "_renew", "shapes")
 
     def __init__(self, batch: Any, notes: Notes) -> None:
         self._batch = batch
         self._notes = notes
         self._renew: Callable[[], Any] | None = None
+        self.shapes: list[Any] = []
         try:
-            self._renew = _Keeper(notes).keep(batch, 0)
+            self._renew = _Keeper(notes, self.shapes).keep(batch, 0)
         except Exception as error:
             notes.failed(error)
 
@@ -111,11 +117,10 @@ class KeptBatch:
 class _Keeper:
     """Takes a batch apart once; ``keep`` returns how to make a part anew, None for what may be handed out as it is."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, notes: Notes, shapes: list[Any]) -> None:
+        self._notes, self._shapes = notes, shapes
         torch: Any = sys.modules["torch"]
         self._tensor = torch.Tensor
-        self._tensors_count = 0
         self._seen: dict[int, Any] = {}
         # A batch may be moved inside a region that Dynamo compiles whole.
         patching.look_like(_call, torch.nn.Module._call_impl)
@@ -123,7 +128,7 @@ class _Keeper:
     def keep(self, part: Any, depth: int) -> Callable[[], Any] | None:
         """How to make a part of a batch anew."""
         if isinstance(part, self._tensor):
-            self._tensors_count += 1
+            self._shapes.append(_shape_of(part))
             kept = self._seen.get(id(part))
             if kept is None:
                 kept = self._seen[id(part)] = KeptTensor(part, self._notes)
@@ -137,7 +142,7 @@ class _Keeper:
             return self._list(part, depth)
         if isinstance(part, tuple):
             return self._tuple(part, depth)
-        if getattr(part, "__dict__", None) and not callable(part):
+        if (getattr(part, "__dict__", None) or hasattr(part, "__slots__")) and not callable(part):
             return self._object(part, depth)
         return self._array(part)
 
@@ -185,9 +190,10 @@ class _Keeper:
 
     def _object(self, part: Any, depth: int) -> Callable[[], Any] | None:
         """A batch of the user's own class: its attributes are renewed if they hold a tensor."""
-        before = self._tensors_count
-        inner = self._within(vars(part).items(), depth)
-        if self._tensors_count == before:
+        before = len(self._shapes)
+        inner = self._within(getattr(part, "__dict__", {}).items(), depth)
+        slots = self._within(_slots_of(part), depth)
+        if len(self._shapes) == before:
             return None  # anything may be costly to copy, an image for one
         pristine = copy.copy(part)
 
@@ -195,6 +201,8 @@ class _Keeper:
             made = copy.copy(pristine)
             for name, renew_value in inner:
                 vars(made)[name] = renew_value()
+            for name, renew_value in slots:
+                object.__setattr__(made, name, renew_value())  # frozen or not
             return made
 
         return renew
@@ -218,6 +226,13 @@ class _Keeper:
             return part
 
         return renew
+
+
+def _slots_of(part: Any) -> list[tuple[str, Any]]:
+    """Attributes of an object that has no dictionary for them."""
+    found = [vars(kind).get("__slots__", ()) for kind in type(part).__mro__]
+    names = [name for slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    return [(name, getattr(part, name)) for name in names if name[:2] != "__" and hasattr(part, name)]
 
 
 class KeptTensor:
@@ -356,6 +371,10 @@ def _version_of(tensor: Any) -> int:
 
 def _is_on_host(tensor: Any) -> bool:
     return bool(tensor.device.type == "cpu")
+
+
+def _shape_of(tensor: Any) -> Any:
+    return tensor.numel() if tensor.is_nested else tuple(tensor.size())
 
 
 def _bytes_of(tensor: Any) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stashtrace.probes.torch_replay import Replay  # noqa: E402
 from stashtrace.probes.torch_replay_batches import KeptBatch, Notes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -102,6 +103,50 @@ def test_every_part_comes_back_in_containers_of_its_own(notes: Heard) -> None:
     assert got["own"].names == ["a"]
     assert dict(got["user"]).keys() == {"y"}
     assert set(notes.said) == {"replayed_batches_restored"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    x: Any
+    names: list[str]
+
+
+class Below(Slotted):
+    """Slots above, a dictionary here."""
+
+    __slots__ = ("__dict__", "__weakref__", "y")
+
+
+@pytest.mark.parametrize("kind", [Slotted, Below])
+def test_an_object_without_a_dictionary_comes_back_anew(notes: Heard, kind: Any) -> None:
+    batch = kind(torch.ones(2), ["a"])
+    if kind is Below:
+        object.__setattr__(batch, "y", torch.ones(3))
+        vars(batch)["z"] = torch.ones(4)
+    kept = KeptBatch(batch, notes)
+    assert kept.shapes == ([(2,)] if kind is Slotted else [(4,), (3,), (2,)])
+    for _ in range(3):
+        got = kept.hand_out()
+        assert type(got) is kind
+        assert got.names == ["a"]
+        for name in ("x", "y", "z"):
+            if hasattr(got, name):
+                assert float(getattr(got, name)[0]) == 1.0
+                getattr(got, name).add_(1)
+        got.names.append("b")
+        object.__setattr__(got, "x", None)
+
+
+def test_batches_of_another_shape_are_told(notes: Heard) -> None:
+    replay = Replay(3, False, -1, lambda: None)
+    replay.notes = notes
+    for length in (4, 4, 5):
+        assert notes.said == []
+        replay.keep({"x": torch.zeros(2, length), "n": length})
+    assert replay.complete
+    assert notes.said == ["replayed_batches_differ"]
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    assert KeptBatch(nested, notes).shapes == [5]
 
 
 @pytest.mark.parametrize(
