@@ -43,7 +43,7 @@ GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("--version", "print the version"),
 )
 _LEADING = frozenset({"-v", "-vv", "--verbose", "--debug"})
-_INTERRUPTED = 130
+INTERRUPTED = 130
 
 
 def help_text() -> str:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         say_error("interrupted", None)
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our stdout (head, less) has seen enough. Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

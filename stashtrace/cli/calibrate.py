@@ -50,9 +50,10 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.report.calibration import calibration_lines
 
     if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file
+        from stashtrace.report.plot_file import check_plot_file, check_plot_folder
 
         check_plot_file(arguments.plot)
+        check_plot_folder(arguments.plot)
     out = _checked_out(arguments.out)
     _checked_out(arguments.plot)
     if arguments.disk is not None and not os.path.isdir(arguments.disk):

@@ -62,24 +62,27 @@ def main(argv: Sequence[str]) -> int:
     options, command = _split(list(argv))
     arguments = parser().read(options)
     from stashtrace import __version__
+    from stashtrace.cli import INTERRUPTED
     from stashtrace.experiments.characterization import FILE_NAME
     from stashtrace.experiments.characterize import characterize
     from stashtrace.experiments.characterize_request import Request
     from stashtrace.experiments.emulated_network import parsed_shape
     from stashtrace.report.characterization import characterization_lines
+    from stashtrace.report.plot_file import check_plot_file, check_plot_folder
 
-    if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file
-
-        check_plot_file(arguments.plot)
-    chosen = _QUICK if arguments.quick else _FULL
     out = Path(arguments.out)
+    if arguments.plot:
+        check_plot_file(arguments.plot)
+        check_plot_folder(arguments.plot, made=out)
+    if arguments.html:
+        check_plot_folder(arguments.html, option="--html", made=out)
+    chosen = _QUICK if arguments.quick else _FULL
     request = Request(
         command=tuple(command),
         out=out,
         steps=parsed_steps(arguments.steps),
-        repeats=arguments.repeat or chosen["repeat"],
-        iterations=arguments.iterations or chosen["iterations"],
+        repeats=chosen["repeat"] if arguments.repeat is None else arguments.repeat,
+        iterations=chosen["iterations"] if arguments.iterations is None else arguments.iterations,
         warmup=chosen["warmup"] if arguments.warmup is None else arguments.warmup,
         ranks=arguments.ranks,
         hosts=tuple(filter(None, (arguments.hosts or "").split(","))),
@@ -99,9 +102,10 @@ def main(argv: Sequence[str]) -> int:
         with screen.progress("characterizing") as bar:
             found = characterize(request, on_progress=bar.step)
     except KeyboardInterrupt:
-        if (out / FILE_NAME).exists():
-            screen.say(f"stashtrace: interrupted; the same command goes on where this stopped (runs are in {out})")
-        raise
+        if arguments.debug or not (out / FILE_NAME).exists():
+            raise
+        screen.say(f"stashtrace: interrupted; the same command goes on where this stopped (runs are in {out})")
+        return INTERRUPTED
     if arguments.format == "json":
         sys.stdout.write(json.dumps(found.to_json(), indent=1) + "\n")
     else:

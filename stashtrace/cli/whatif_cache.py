@@ -62,9 +62,10 @@ def main(argv: Sequence[str]) -> int:
     if dataset == 0:
         raise UsageError("--dataset-size 0 leaves nothing to cache", hint="for example --dataset-size 140G")
     if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file
+        from stashtrace.report.plot_file import check_plot_file, check_plot_folder
 
         check_plot_file(arguments.plot)
+        check_plot_folder(arguments.plot)
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     if calibration is None and Path(path).is_dir():
         calibration = find_calibration([path])

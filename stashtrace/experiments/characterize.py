@@ -16,6 +16,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,7 @@ class _Session:
         self.found = opened(request)
         self.states: DataStates | None = None
         self.runs = request.out / "runs"
+        self._failures: Counter[int] = Counter()  # of this call: the next one tries again
 
     def go(self) -> Characterization:
         request, found = self.request, self.found
@@ -110,10 +112,9 @@ class _Session:
         if any(step in CACHE_STEPS for _, step in missing):
             self.states = DataStates.of(look, request.data, drop_caches=request.drop_caches)
             found.facts["data"] = self.states.facts()
-            found.notes = [*dict.fromkeys([*found.notes, *self.states.notes])]
+            self._note(*self.states.notes)
         for repeat, step in missing:
-            failures = sum(run.status == FAILED for run in found.of_step(step))
-            if step not in found.absent and failures < _MOST_FAILURES:
+            if step not in found.absent and self._failures[step] < _MOST_FAILURES:
                 self._make(step, repeat, clock)
             clock.done_count += 1
         found.save(request.out)
@@ -189,27 +190,32 @@ class _Session:
             if not state.verified:
                 self.found.runs.remove(run)
                 self.found.absent[step] = (NOT_MEASURED, state.sentence)
+                if self.found.of_step(step):
+                    self._note(f"step {step}: run {repeat + 1} and those after it were not made: {state.sentence}")
                 return
         ranks = 1 if step == 1 else self.command.ranks
         steps = self.request.warmup + self.request.iterations
-        with self._hosts() if step == 5 else contextlib.nullcontext() as hosts:
-            tasks = self._one_host(ranks) if hosts is None else self._many_hosts(hosts)
-            if step in SYNTHETIC_STEPS:
-                tasks = [replace(task, options=("--synthetic",)) for task in tasks]
-            run.why = self._run(directory, tasks, steps, clock, what)
-        if state is not None and self.states is not None:
-            run.why = run.why or self.states.after(state)
-        if not run.why:
-            try:
+        try:
+            with self._hosts() if step == 5 else contextlib.nullcontext() as hosts:
+                tasks = self._one_host(ranks) if hosts is None else self._many_hosts(hosts)
+                if step in SYNTHETIC_STEPS:
+                    tasks = [replace(task, options=("--synthetic",)) for task in tasks]
+                run.why = self._run(directory, tasks, steps, clock, what)
+            if state is not None and self.states is not None:
+                run.why = run.why or self.states.after(state)
+            if not run.why:
                 trace = _loaded(directory)
                 run.figures = step_figures(trace, self.request.warmup, self.request.iterations)
                 run.why = self._wrong_ranks(run.figures.ranks_count, ranks)
                 if step in SYNTHETIC_STEPS and not run.why:
                     run.why = self._real_data(trace)
-            except StashtraceError as error:
-                run.why = str(error)
+                if state is not None and not run.why:
+                    run.why = self._wrong_files(step, state, trace)
+        except StashtraceError as error:
+            run.why = str(error)
         if run.why:
             run.figures = None
+            self._failures[step] += 1
         else:
             run.status = MEASURED
             self._learn(step, run)
@@ -228,15 +234,31 @@ class _Session:
         figures, asked = run.figures, self.request.iterations
         if figures is None or (seen := figures.steps_count + figures.epochs_count) >= asked:
             return
-        head = f"step {step}: the job ended"
+        self._note_once(f"step {step}: the job ended", f"after {seen} of the {asked} training steps that were to be"
+                        " measured")  # fmt: skip
+
+    def _wrong_files(self, step: int, state: CacheState, trace: Trace) -> str:
+        """Why what the run read was not in the state that its files were brought into, empty if it was."""
+        assert self.states is not None
+        why = self.states.of_others(state, trace)
+        self.found.facts["data"] = self.states.facts()
+        if not why and (said := self.states.read_again(state, trace, self.request.warmup)):
+            self._note_once(f"step {step}:", said)
+        return why
+
+    def _note(self, *notes: str) -> None:
+        self.found.notes = [*dict.fromkeys([*self.found.notes, *notes])]
+
+    def _note_once(self, head: str, rest: str) -> None:
+        """Say something of a step, of the first of its runs that it holds for."""
         if not any(note.startswith(head) for note in self.found.notes):
-            self.found.notes.append(f"{head} after {seen} of the {asked} training steps that were to be measured")
+            self.found.notes.append(f"{head} {rest}")
 
     def _real_data(self, trace: Trace) -> str:
         """Why a step that should be on synthetic data was not, empty if it was."""
         told = synthetic_data(trace)
         if told.complete:
-            self.found.notes = [*dict.fromkeys([*self.found.notes, *told.doubts])]
+            self._note(*told.doubts)
         return "" if told.complete else told.sentence
 
     def _wrong_ranks(self, seen: int, asked: int) -> str:
@@ -287,7 +309,8 @@ class _Session:
                 tasks.append(HostTask(words, environment, _inside(host), host.name))
             else:
                 wrap, home = (here, None) if host in _THIS_HOST else (by_ssh(host), from_host(host))
-                tasks.append(HostTask(words, self._environment(0, ranks), wrap, host, bring_home=home))
+                far = home is not None
+                tasks.append(HostTask(words, self._environment(0, ranks), wrap, host, bring_home=home, connected=far))
         return tasks
 
     def _environment(self, first: int, ranks: int) -> dict[str, str]:

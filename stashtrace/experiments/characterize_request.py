@@ -96,8 +96,8 @@ def opened(request: Request) -> Characterization:
     """
     if not request.steps or set(request.steps) - set(STEPS):
         raise UsageError(f"there is no step {sorted(set(request.steps) - set(STEPS))}", hint="--steps 1,2,3,4,5")
-    if request.repeats < 1 or request.iterations < 1 or request.warmup < 0:
-        raise UsageError("nothing would be measured", hint="for example --repeat 5 --iterations 60")
+    if request.repeats < 1 or request.iterations < 1 or request.warmup < 0 or not request.timeout_s > 0:
+        raise UsageError("nothing would be measured", hint="for example --repeat 5 --iterations 60 --timeout 600")
     if absent := [str(path) for path in request.data if not path.exists()]:
         raise UsageError(f"there is no data set at {', '.join(absent)}", hint="--data PATH is a file or a folder")
     if (request.out / FILE_NAME).exists():
@@ -109,6 +109,8 @@ def opened(request: Request) -> Characterization:
                 hint="choose another directory with --out, or give the same command to continue that one",
             )
         return found
+    if request.out.exists() and not request.out.is_dir():
+        raise UsageError(f"{request.out} is no folder", hint="choose another with --out")
     if request.out.exists() and any(request.out.iterdir()):
         raise UsageError(f"{request.out} is not empty", hint="choose another directory with --out")
     try:

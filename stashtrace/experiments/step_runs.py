@@ -6,6 +6,7 @@ Each run is a ``stashtrace run`` of its own, on every host that takes part; what
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -13,13 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from stashtrace.errors import CaptureError
+from stashtrace.launch.run import living_processes
 
 #: From asking a host to end to making it.
 _PATIENCE_S = 30.0
@@ -27,6 +31,14 @@ _POLL_S = 0.1
 #: When one host of several has failed, the others are waited for so long.
 _OTHERS_S = 20.0
 _SSH = ("ssh", "-o", "BatchMode=yes")
+#: Runs a command on another host, and ends it when its standard input, which is ours, closes with the connection. The
+#: time at which the process began tells it from a later one of the same number.
+_GUARDED = """exec 3<&0
+began() {{ cut -d' ' -f22 /proc/$$/stat; }}
+now=$(began)
+(cat <&3; [ "$now" = "$(began)" ] && kill -TERM $$; sleep {patience_s:.0f}
+[ "$now" = "$(began)" ] && kill -KILL -- -$$) >/dev/null 2>&1 &
+exec env {words} 3<&- </dev/null"""
 #: Variables that a command on another host needs as well; all others are that host's own.
 _CARRIED = ("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CONDA_PREFIX")
 
@@ -49,6 +61,8 @@ class HostTask:
         Of `stashtrace run`, beside those that every run has.
     bring_home : callable, optional
         Copies what was recorded there into the directory of the same name here.
+    connected : bool
+        It ends when its standard input is closed: no signal reaches it.
     """
 
     words: tuple[str, ...]
@@ -57,6 +71,7 @@ class HostTask:
     name: str = ""
     options: tuple[str, ...] = ()
     bring_home: Callable[[Path], None] | None = None
+    connected: bool = False
 
 
 def here(words: list[str], environment: Mapping[str, str]) -> list[str]:
@@ -65,13 +80,13 @@ def here(words: list[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def by_ssh(host: str, ssh: Sequence[str] = _SSH) -> Callable[[list[str], Mapping[str, str]], list[str]]:
-    """On a host that can be reached without a password, in the directory of the same name."""
+    """On a host that can be reached without a password, in the directory of the same name; for ``connected`` tasks."""
 
     def wrap(words: list[str], environment: Mapping[str, str]) -> list[str]:
         carried = {name: os.environ[name] for name in _CARRIED if name in os.environ} | dict(environment)
         told = [f"{name}={value}" for name, value in carried.items()]
-        there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*told, *words])}"
-        return [*ssh, host, there]
+        script = _GUARDED.format(words=shlex.join([*told, *words]), patience_s=_PATIENCE_S)
+        return [*ssh, host, f"cd {shlex.quote(os.getcwd())} && exec sh -c {shlex.quote(script)}"]
 
     return wrap
 
@@ -119,7 +134,7 @@ def run_tasks(
     directory.mkdir(parents=True, exist_ok=True)
     log = directory.with_suffix(".log")
     started: list[subprocess.Popen[bytes]] = []
-    with open(log, "wb") as out:
+    with open(log, "wb") as out, _interruptible():
         try:
             for task in tasks:
                 options = ["--out", str(directory), "--no-merge", "--until-step", str(until_step), *task.options]
@@ -129,18 +144,41 @@ def run_tasks(
                 started.append(_start(task, words, out))
             failed = _wait(tasks, started, log, timeout_s, on_wait)
         finally:
-            _end(started)
+            _end(started, directory)
     for task in tasks:
         if task.bring_home is not None:
-            task.bring_home(directory)
+            try:
+                task.bring_home(directory)
+            except CaptureError as error:
+                failed = failed or str(error)
     return failed
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """While runs are under way a signal that would end us ends them first, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, interrupt) for n in ending if signal.getsignal(n) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start(task: HostTask, words: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            task.wrap(words, task.environment), env=os.environ | dict(task.environment), stdin=subprocess.DEVNULL,
-            stdout=out, stderr=out, start_new_session=True,
+            task.wrap(words, task.environment), env=os.environ | dict(task.environment),
+            stdin=subprocess.PIPE if task.connected else subprocess.DEVNULL, stdout=out, stderr=out,
+            start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise CaptureError(f"cannot start {task.wrap(words, {})[0]}: {error.strerror}") from error
@@ -192,20 +230,35 @@ def last_words(log: Path) -> str:
     return (errors or complaints or lines or [""])[-1][:200]
 
 
-def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    for number, patience_s in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, _PATIENCE_S)):
+def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
+    """End what still runs: ask, wait, make it; who interrupts the waiting wants no more of it."""
+    left = any(process.poll() is None for process in started)
+    interrupted = False
+    for number in (signal.SIGTERM, signal.SIGKILL):
         for process in started:
-            if process.poll() is None:
-                _signal_group(process, number)
-        deadline = time.monotonic() + patience_s
-        for process in started:
-            try:
-                process.wait(max(0.01, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
+            _signal_group(process, number)
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            for process in started:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.01, deadline - time.monotonic()))
+        except KeyboardInterrupt:
+            interrupted = True
+    if left:
+        for pid in living_processes(directory):  # ranks in sessions of their own, whose launcher was killed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.stdin is not None and not process.stdin.closed:
+        process.stdin.close()
+        if number == signal.SIGTERM:
+            return  # the other host ends it
+    if process.poll() is not None:
+        return
     try:
         if number == signal.SIGTERM:
             process.terminate()  # `stashtrace run` passes it on and keeps what was recorded

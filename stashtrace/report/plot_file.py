@@ -29,16 +29,35 @@ def check_plot_file(path: str) -> None:
         raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
 
 
-def check_plot_folder(path: str) -> None:
-    """Say that there is no folder to draw into, for commands that make none.
+def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = None) -> None:
+    """Say before anything is measured that a file cannot be written.
+
+    Parameters
+    ----------
+    path : str
+    option : str
+        Which told the path.
+    made : Path, optional
+        Folder that the command makes, if it is not there.
 
     Raises
     ------
     CaptureError
-        If there is none.
+        If there is no such folder, or it may not be written to.
     """
-    if not Path(path).absolute().parent.is_dir():
-        raise CaptureError(f"cannot write {path}: no such folder", hint="choose another with --plot FILE")
+    file = Path(path).absolute()
+    folder = file.parent
+    why = ""
+    if file.is_dir():
+        why = "is a folder"
+    elif made is not None and folder == made.absolute() and not folder.exists():
+        return
+    elif not folder.is_dir():
+        why = "no such folder"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        why = "permission denied"
+    if why:
+        raise CaptureError(f"cannot write {path}: {why}", hint=f"choose another with {option} FILE")
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -3,7 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,7 +74,7 @@ def test_what_another_host_recorded_comes_home(
     tasks = [
         HostTask(job, {"NAME": "one", "RANK": "0", "WORLD_SIZE": "2"}, here, "one"),
         HostTask(job, {"NAME": "the other", "RANK": "1", "WORLD_SIZE": "2"}, by_ssh("other", ssh), "other",
-                 bring_home=from_host("other", ssh)),
+                 bring_home=from_host("other", ssh), connected=True),
     ]  # fmt: skip
     assert run_tasks(tasks, run, 5, 60.0, name="two", on_wait=lambda: None) == ""
     log = run.with_suffix(".log").read_text()
@@ -82,7 +87,8 @@ def test_what_another_host_recorded_comes_home(
 
 
 def test_a_host_that_cannot_be_reached(tmp_path: Path, ssh: list[str]) -> None:
-    tasks = [HostTask((sys.executable, "-c", ""), {}, by_ssh("nowhere", ssh), "nowhere")]
+    home = from_host("nowhere", ssh)
+    tasks = [HostTask((sys.executable, "-c", ""), {}, by_ssh("nowhere", ssh), "nowhere", bring_home=home)]
     said = run_tasks(tasks, tmp_path / "run", 5, 60.0, name="one", on_wait=lambda: None)
     assert said == "the command ended with exit code 255: Could not resolve hostname nowhere"
     with pytest.raises(CaptureError, match="cannot copy run from nowhere"):
@@ -94,3 +100,59 @@ def test_a_run_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tasks = [HostTask((sys.executable, "-c", "import time; time.sleep(100)"), {}, here)]
     said = run_tasks(tasks, tmp_path / "run", 5, 3.0, name="long", on_wait=lambda: None)
     assert said == "stopped after 3 s without having made its steps (see run.log)"
+
+
+SLEEPING = """import os, pathlib, time
+pathlib.Path({file!r}).write_text(str(os.getpid()))
+time.sleep(100)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def sleeping(tmp_path: Path) -> tuple[tuple[str, ...], Path]:
+    file = tmp_path / "pid"
+    return (sys.executable, "-c", SLEEPING.format(file=str(file))), file
+
+
+def test_a_run_on_another_host_that_takes_too_long_ends_there(
+    tmp_path: Path, ssh: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ssh: no signal gets there, only the end of the connection."""
+    deaf = Path(ssh[0])
+    deaf.write_text(deaf.read_text().replace("exec sh -c", "exec setsid --wait sh -c"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command, file = sleeping(tmp_path)
+    tasks = [HostTask(command, {}, by_ssh("other", ssh), "other", connected=True)]
+    run_tasks(tasks, tmp_path / "run", 5, 3.0, name="long", on_wait=lambda: time.sleep(0.1))
+    assert file.exists(), (tmp_path / "run.log").read_text()
+    assert wait_until(lambda: not is_running(int(file.read_text())))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_who_ends_us_ends_the_runs(tmp_path: Path, number: int) -> None:
+    command, file = sleeping(tmp_path)
+    code = (
+        "from pathlib import Path; from stashtrace.experiments.step_runs import HostTask, here, run_tasks;"
+        f"run_tasks([HostTask({command!r}, {{}}, here)], Path({str(tmp_path / 'run')!r}), 5, 60.0, name='one',"
+        " on_wait=lambda: None)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as ours:
+        assert wait_until(lambda: file.exists() and file.read_text() != "")
+        ours.send_signal(number)
+        said = ours.communicate(timeout=60)[1].decode()
+    assert "KeyboardInterrupt" in said
+    assert wait_until(lambda: not is_running(int(file.read_text())))

@@ -1,0 +1,158 @@
+"""What a characterisation makes of runs that fail, of caches that cannot be made cold, and when it is called again."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stashtrace.cli import main
+from stashtrace.errors import CaptureError, UsageError
+from stashtrace.experiments import characterize as session
+from stashtrace.experiments.characterization import Characterization
+from stashtrace.experiments.characterize import characterize
+from stashtrace.experiments.characterize_request import Request
+from stashtrace.experiments.data_states import DataStates
+from stashtrace.experiments.emulated_network import Shape
+from stashtrace.experiments.job_files import file_set
+from stashtrace.experiments.step_figures import Figures
+from stashtrace.experiments.step_runs import HostTask
+
+COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py")
+
+
+class Runs:
+    """In place of the runs: which were made, and what those whose names begin so say of themselves."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.failing: dict[str, str | BaseException] = {}
+
+    def run(self, tasks: Sequence[HostTask], directory: Path, *rest: Any, **more: Any) -> str:
+        directory.mkdir(parents=True)
+        self.made.append(directory.name)
+        for name, why in self.failing.items():
+            if directory.name.startswith(name):
+                if isinstance(why, BaseException):
+                    raise why
+                return why
+        return ""
+
+    def figures(self, directory: Path, warmup: int, iterations: int) -> Figures:
+        ranks = 1 if "step1" in directory.name else 2
+        return Figures(1e7, iterations, 0, ranks, 1, 0)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
+    made = Runs()
+    (tmp_path / "data.bin").write_bytes(b"x" * 5000)
+    files = file_set([tmp_path / "data.bin"])
+    monkeypatch.setattr(session, "run_tasks", made.run)
+    monkeypatch.setattr(session, "_loaded", lambda directory: directory)
+    monkeypatch.setattr(session, "step_figures", made.figures)
+    monkeypatch.setattr(session, "synthetic_data", lambda trace: SimpleNamespace(complete=True, doubts=()))
+    monkeypatch.setattr(DataStates, "of", lambda *rest, drop_caches: DataStates(files, files, drop_caches=False))
+    monkeypatch.setattr(DataStates, "of_others", lambda *rest: "")
+    monkeypatch.setattr(DataStates, "read_again", lambda *rest: "")
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def measured(steps: tuple[int, ...], repeats: int = 3, **more: Any) -> Characterization:
+    return characterize(Request(COMMAND, Path("out"), steps=steps, repeats=repeats, iterations=20, **more))
+
+
+def test_a_step_that_failed_is_tried_again_by_the_next_call(runs: Runs) -> None:
+    runs.failing = {"step2": "out of luck"}
+    found = measured((1, 2))
+    assert found.status(2) == ("failed", "out of luck")
+    assert [name for name in runs.made if "step2" in name] == ["step2-0", "step2-1"], "two failures are enough"
+    runs.failing, runs.made = {}, []
+    assert measured((1, 2)).status(2) == ("measured", "")
+    assert sorted(runs.made) == ["step2-0", "step2-1", "step2-2"], "and only what is missing is made"
+
+
+def test_a_host_that_cannot_be_used_leaves_the_other_steps(runs: Runs) -> None:
+    runs.failing = {"step5": CaptureError("cannot start ssh: No such file or directory")}
+    found = measured((2, 5), hosts=("localhost", "b"))
+    assert found.status(5) == ("failed", "cannot start ssh: No such file or directory")
+    assert len(found.times_ns()[2]) == 3
+
+
+def test_namespaces_that_fail_once_leave_the_other_steps(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session._Session, "_rule_out", lambda self: None)
+
+    def refused(shape: Shape) -> None:
+        raise CaptureError("cannot make network namespaces: busy")
+
+    monkeypatch.setattr(session, "emulated_hosts", refused)
+    found = measured((2, 5), emulated=Shape(10**9))
+    assert found.status(5)[0] == "failed"
+    assert found.status(2)[0] == "measured"
+
+
+def test_a_cache_that_cannot_be_made_cold_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured before stands, with fewer runs, and the reason is told."""
+    real = DataStates.prepare
+    calls: list[str] = []
+
+    def prepare(self: DataStates, state: str) -> Any:
+        calls.append(state)
+        found = real(self, "warm")
+        verified = len(calls) == 1
+        return SimpleNamespace(verified=verified, sentence="not verified as cold: x", state="warm", files=found.files)
+
+    monkeypatch.setattr(DataStates, "prepare", prepare)
+    monkeypatch.setattr(DataStates, "after", lambda *rest: "")
+    found = measured((3,))
+    assert found.status(3) == ("measured", "")
+    assert found.step_times()[3].runs_count == 1
+    assert found.notes == ["step 3: run 2 and those after it were not made: not verified as cold: x"]
+
+
+def test_a_run_that_read_other_files_has_failed(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["20 % of what the run read is in files that had not been made warm: /data/b", "", ""]
+    monkeypatch.setattr(DataStates, "of_others", lambda *rest: said.pop(0))
+    monkeypatch.setattr(DataStates, "read_again", lambda *rest: "half of it was read again")
+    found = measured((4,))
+    assert [run.status for run in found.of_step(4)] == ["failed", "measured", "measured"]
+    assert found.notes == ["step 4: half of it was read again"]
+
+
+@pytest.mark.parametrize(
+    "words", [("--repeat", "0"), ("--iterations", "0"), ("--warmup", "-1"), ("--timeout", "0"), ("--timeout", "nan")]
+)
+def test_nothing_to_measure(runs: Runs, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["characterize", *words, "--", *COMMAND]) == 2
+    assert "nothing would be measured" in capsys.readouterr().err
+    assert runs.made == []
+
+
+@pytest.mark.parametrize(("option", "file"), [("--plot", "nowhere/a.png"), ("--html", "nowhere/a.html")])
+def test_a_picture_that_has_no_place(
+    runs: Runs, option: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    assert main(["characterize", option, file, "--", *COMMAND]) == 3
+    assert f"cannot write {file}: no such folder\n\nhint: choose another with {option} FILE" in capsys.readouterr().err
+    assert runs.made == []
+
+
+def test_a_file_in_place_of_the_folder(runs: Runs) -> None:
+    Path("out").touch()
+    with pytest.raises(UsageError, match="out is no folder"):
+        measured((2,))
+
+
+def test_an_interruption_is_said_once(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.failing = {"step2": KeyboardInterrupt()}
+    assert main(["characterize", "--out", "out", "--steps", "1,2", "--", *COMMAND]) == 130
+    said = capsys.readouterr().err
+    assert said.count("interrupted") == 1
+    assert "the same command goes on where this stopped" in said
