@@ -49,6 +49,8 @@ _MOST_FAILURES = 2
 #: Ranks are told to go on a little, so that the last step that counts is whole on each of them.
 _MARGIN_STEPS = 2
 _LOOK_ITERATIONS = 16
+#: Epochs of unknown length have so many batches for each step of a run: one that accumulates gradients needs several.
+_EPOCHS_STEPS = 10
 _THIS_HOST = ("localhost", "127.0.0.1")
 
 Progress = Callable[[float, str], None]
@@ -199,7 +201,7 @@ class _Session:
             with self._hosts() if step == 5 else contextlib.nullcontext() as hosts:
                 tasks = self._one_host(ranks) if hosts is None else self._many_hosts(hosts)
                 if step in SYNTHETIC_STEPS:
-                    tasks = [replace(task, options=("--synthetic",)) for task in tasks]
+                    tasks = [_on_synthetic_data(task, steps) for task in tasks]
                 run.why = self._run(directory, tasks, steps, clock, what)
             if state is not None and self.states is not None:
                 run.why = run.why or self.states.after(state)
@@ -324,6 +326,13 @@ class _Session:
             shares = [cpus[i * share : (i + 1) * share] for i in range(first, first + ranks)]
             out["STASHTRACE_CPU_SHARES"] = ";".join(",".join(map(str, own)) for own in shares)
         return out
+
+
+def _on_synthetic_data(task: HostTask, steps: int) -> HostTask:
+    """A stream that does not know its length ends too, or a job that validates first would never train."""
+    name = "STASHTRACE_SYNTHETIC_EPOCH"
+    epoch = {name: os.environ.get(name, str(_EPOCHS_STEPS * steps))}
+    return replace(task, options=("--synthetic",), environment={**task.environment, **epoch})
 
 
 def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list[str]]:

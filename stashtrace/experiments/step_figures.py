@@ -56,7 +56,7 @@ class Figures:
 
 
 def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
-    """Figures of the steps ``warmup`` to ``warmup + iterations - 1``.
+    """Figures of the training steps ``warmup`` to ``warmup + iterations - 1``; validation has numbers too, and no part.
 
     Raises
     ------
@@ -65,7 +65,8 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
     """
     steps = analyze(trace, "steps")
     train = np.isin(steps["kind"], ("train", "marked", "skipped_update"))
-    wanted = train & (steps["step"] >= warmup) & (steps["step"] < warmup + iterations)
+    numbers = np.unique(steps["step"][train])[warmup : warmup + iterations]
+    wanted = train & np.isin(steps["step"], numbers)
     ranks = np.unique(steps["rank"][train])
     seen, per_step = np.unique(steps["step"][wanted], return_counts=True)
     seen = seen[per_step == len(ranks)]
@@ -83,19 +84,24 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
     messages, payload = _messages(trace, steps.take(rows))
     processes = trace.processes
     of_rank = processes["role_code"] == ProcessRole.RANK
-    workers = int((processes["role_code"] == ProcessRole.WORKER).sum())
     return Figures(
         step_ns=total / len(rows),
         steps_count=len(counted),
         epochs_count=len(seen) - len(counted),
         ranks_count=len(ranks),
         hosts_count=len(np.unique(processes["host_code"][of_rank])),
-        workers_count=round(workers / max(len(ranks), 1)),
+        workers_count=_workers(trace),
         stalls_ns=_stalls(trace, counted, len(rows)),
         messages_count=messages / len(rows),
         message_bytes=payload / len(rows),
         on_device=bool(len(trace.devices)) and bool((steps["clock_code"] > 0).any()),
     )
+
+
+def _workers(trace: Trace) -> int:
+    """Workers that made batches of one rank, those of each epoch counted once."""
+    made = trace.batches.take(trace.batches["worker_id"] >= 0)
+    return max((len(np.unique(made["worker_id"][made["rank"] == rank])) for rank in np.unique(made["rank"])), default=0)
 
 
 def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:

@@ -25,6 +25,8 @@ _SLOT = struct.Struct("<QIIqq")
 #: In place of the size: the file was changed since it was copied.
 _FORGOTTEN = -1
 _BACK = b">"
+#: Hash of a slot that holds nothing.
+_EMPTY = bytes(8)
 _MOST_TEXT_BYTES = 1 << 32
 
 
@@ -57,7 +59,7 @@ def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
     count = 2
     while count < 4 * len(copies) + 2:  # two entries for each, half of the slots stay empty
         count *= 2
-    slots: list[tuple[int, int, int, int, int]] = [(0, 0, 0, 0, 0)] * count
+    slots = bytearray(count * _SLOT.size)
     texts = bytearray(b"\0")
 
     def place(text: bytes) -> int:
@@ -65,10 +67,10 @@ def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
         return len(texts) - len(text) - 1
 
     def enter(found: int, *values: int) -> None:
-        slot = found & (count - 1)
-        while slots[slot][0]:
-            slot = (slot + 1) & (count - 1)
-        slots[slot] = (found, values[0], values[1], values[2], values[3])
+        at = (found & (count - 1)) * _SLOT.size
+        while slots[at : at + 8] != _EMPTY:
+            at = (at + _SLOT.size) % len(slots)
+        _SLOT.pack_into(slots, at, found, *values)
 
     for name, copy in copies.items():
         key, value = os.fsencode(name), os.fsencode(copy.path)
@@ -78,8 +80,7 @@ def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
         enter(_hash(_BACK + value), back, key_at, 0, 0)
     if len(texts) >= _MOST_TEXT_BYTES:
         raise CaptureError(f"the names of {len(copies)} files are too long for one list", hint="stage less with --size")
-    body = b"".join(_SLOT.pack(*slot) for slot in slots)
-    _replace(path, _HEAD.pack(_MAGIC, count, len(texts), 0) + body + bytes(texts))
+    _replace(path, b"".join((_HEAD.pack(_MAGIC, count, len(texts), 0), slots, texts)))
 
 
 def read_staged_list(path: Path) -> dict[str, Copy]:
@@ -163,8 +164,8 @@ def _entries(data: bytearray) -> Iterator[tuple[int, str, Copy]]:
     def text(at: int) -> str:
         return os.fsdecode(bytes(data[begin + at : data.index(0, begin + at)]))
 
-    for at in range(_HEAD.size, begin, _SLOT.size):
-        found, key, value, size, mtime = _SLOT.unpack_from(data, at)
+    slots = _SLOT.iter_unpack(memoryview(data)[_HEAD.size : begin])
+    for at, (found, key, value, size, mtime) in zip(range(_HEAD.size, begin, _SLOT.size), slots, strict=True):
         if found and begin + max(key, value) >= len(data):
             raise FormatError("a list of staged files is damaged", hint="stage the files again")
         if found and data[begin + key] != _BACK[0]:

@@ -30,11 +30,13 @@ class Runs:
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.tasks: dict[str, list[HostTask]] = {}
         self.failing: dict[str, str | BaseException] = {}
 
     def run(self, tasks: Sequence[HostTask], directory: Path, *rest: Any, **more: Any) -> str:
         directory.mkdir(parents=True)
         self.made.append(directory.name)
+        self.tasks[directory.name] = list(tasks)
         for name, why in self.failing.items():
             if directory.name.startswith(name):
                 if isinstance(why, BaseException):
@@ -75,6 +77,18 @@ def test_a_step_that_failed_is_tried_again_by_the_next_call(runs: Runs) -> None:
     runs.failing, runs.made = {}, []
     assert measured((1, 2)).status(2) == ("measured", "")
     assert sorted(runs.made) == ["step2-0", "step2-1", "step2-2"], "and only what is missing is made"
+
+
+def test_synthetic_streams_end(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a job that validates before it trains, on a stream of unknown length, never trains."""
+    measured((2, 4), repeats=1)
+    (synthetic,), (real,) = runs.tasks["step2-0"], runs.tasks["step4-0"]
+    assert synthetic.options == ("--synthetic",)
+    assert synthetic.environment["STASHTRACE_SYNTHETIC_EPOCH"] == "300"
+    assert "STASHTRACE_SYNTHETIC_EPOCH" not in real.environment
+    monkeypatch.setenv("STASHTRACE_SYNTHETIC_EPOCH", "7")
+    measured((2,), repeats=2)
+    assert runs.tasks["step2-1"][0].environment["STASHTRACE_SYNTHETIC_EPOCH"] == "7"
 
 
 def test_a_host_that_cannot_be_used_leaves_the_other_steps(runs: Runs) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stashtrace.align.align import load_trace
+from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
+from stashtrace.experiments import step_figures as module
 from stashtrace.experiments.step_figures import step_figures
 from stashtrace.experiments.synth import Job, write
+from stashtrace.model.kinds import ProcessRole
 
 JOB = Job(ranks=2, workers=2, steps=40, calls_per_batch=12)
 STEP_NS = JOB.wait_ns + JOB.forward_ns + JOB.backward_ns + JOB.transfer_ns + JOB.optimizer_ns
@@ -40,6 +44,26 @@ def test_the_step_in_which_an_epoch_begins_is_left_out(tmp_path: Path) -> None:
     found = step_figures(load_trace(str(tmp_path / "run")), 0, 30)
     assert found.epochs_count == 1
     assert found.steps_count == 29
+
+
+def test_validation_is_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps have numbers between those of training; as many updates as asked for are looked at."""
+    write(tmp_path / "run", JOB)
+    trace = load_trace(str(tmp_path / "run"))
+    steps = analyze(trace, "steps")
+    kind = np.where((steps["step"] >= 3) & (steps["step"] < 18), "validation", steps["kind"])
+    tables = {"steps": steps.replace(kind=kind), "stalls": analyze(trace, "stalls")}
+    monkeypatch.setattr(module, "analyze", lambda trace, name: tables[name])
+    assert step_figures(trace, 5, 12).steps_count == 12
+
+
+def test_workers_of_every_epoch_are_the_same_ones(tmp_path: Path) -> None:
+    write(tmp_path / "run", JOB)
+    trace = load_trace(str(tmp_path / "run"))
+    rows = np.arange(len(trace.processes))
+    started = np.repeat(rows, np.where(trace.processes["role_code"] == ProcessRole.WORKER, 5, 1))
+    again = trace.replace(processes=trace.processes.take(started))
+    assert step_figures(again, 5, 20).workers_count == 2
 
 
 def test_a_run_that_ends_too_early(tmp_path: Path) -> None:
