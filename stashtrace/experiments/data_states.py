@@ -127,7 +127,7 @@ class DataStates:
             return ""
         return (
             f"{percent_text(share)} of what its measured steps read was read before in the same run and came from"
-            " memory: fetch is too small by that; more data, or a smaller --warmup and --iterations, show all of it"
+            " memory, so fetch is that of the rest: more data, or a smaller --warmup and --iterations, show all of it"
         )
 
 
