@@ -102,21 +102,19 @@ def opened(request: Request) -> Characterization:
         raise UsageError(f"there is no data set at {', '.join(absent)}", hint="--data PATH is a file or a folder")
     if (request.out / FILE_NAME).exists():
         found = read_characterization(request.out)
-        if found.plan != request.plan():
+        begun = found.runs or found.facts.get("look")
+        if begun and found.plan != request.plan():
             differs = [key for key, value in request.plan().items() if found.plan.get(key) != value]
             raise UsageError(
                 f"{request.out} holds another characterisation ({', '.join(differs)} differ)",
                 hint="choose another directory with --out, or give the same command to continue that one",
             )
-        return found
-    if request.out.exists() and not request.out.is_dir():
+        if begun:
+            return found
+    elif request.out.exists() and not request.out.is_dir():
         raise UsageError(f"{request.out} is no folder", hint="choose another with --out")
-    if request.out.exists() and any(request.out.iterdir()):
+    elif request.out.exists() and any(request.out.iterdir()):
         raise UsageError(f"{request.out} is not empty", hint="choose another directory with --out")
-    try:
-        request.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CaptureError(f"cannot write to {request.out}: {error.strerror}", hint="choose another --out") from error
     command = rank_command(request.command, request.ranks)
     facts = {
         "stashtrace_version": request.version,
@@ -133,7 +131,13 @@ def opened(request: Request) -> Characterization:
         "quick": request.quick,
         "emulated": request.emulated is not None,
     }
-    return Characterization(request.plan(), facts)
+    made = Characterization(request.plan(), facts)
+    try:
+        request.out.mkdir(parents=True, exist_ok=True)
+        made.save(request.out)  # whatever happens now, the next call knows the directory
+    except OSError as error:
+        raise CaptureError(f"cannot write to {request.out}: {error.strerror}", hint="choose another --out") from error
+    return made
 
 
 def _network(request: Request) -> dict[str, Any] | None:

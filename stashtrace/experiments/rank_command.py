@@ -83,6 +83,8 @@ class RankCommand:
         words = list(self.words)
         if self.kind == ACCELERATE and ranks == 1:
             words = _without(words, {"--multi_gpu": 0})
+        if self.kind == TORCHRUN and _value_of(words, TORCHRUN, ("--nnodes",)) not in (None, "1", "1:1"):
+            words = _without(words, _MEETING)  # else it would wait for the other hosts
         return _with_count(words, self.kind, ranks)
 
     def on_hosts(self, ranks: int, meeting: Meeting) -> list[str]:
@@ -162,7 +164,7 @@ def rank_command(words: Sequence[str], ranks: int | None = None) -> RankCommand:
             )
         return RankCommand(words, SINGLE, 1)
     if ranks is None:
-        text = _count_of(words, kind)
+        text = _value_of(words, kind, _COUNT[kind])
         if text is None or not text.isdecimal() or int(text) < 1:
             said = f"{_COUNT[kind][0]} {text}" if text else f"no {_COUNT[kind][0]}"
             raise UsageError(
@@ -211,10 +213,11 @@ def _options(words: Sequence[str], kind: str) -> range:
     return range(begin, index)
 
 
-def _count_of(words: Sequence[str], kind: str) -> str | None:
+def _value_of(words: Sequence[str], kind: str, names: Sequence[str]) -> str | None:
+    """What an option of the launcher is given, None if it is not there."""
     for index in _options(words, kind):
         name, equals, value = words[index].partition("=")
-        if name in _COUNT[kind]:
+        if name in names:
             return value if equals else next(iter(words[index + 1 : index + 2]), None)
     return None
 

@@ -123,6 +123,11 @@ def stage(
     sizes, left = _sizes(paths, room_bytes)
     if not sizes:
         raise _nothing(left)
+    if os.path.realpath(tier) in {os.path.realpath(folder) for folder in {os.path.dirname(path) for path in sizes}}:
+        raise CaptureError(
+            f"cannot stage into {tier}: the job reads files there, and may take copies for more of them",
+            hint="choose another folder with --to",
+        )
     made: list[Path] = []
     copies: dict[str, Copy] = {}
     try:

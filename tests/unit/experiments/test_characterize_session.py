@@ -91,6 +91,18 @@ def test_synthetic_streams_end(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> N
     assert runs.tasks["step2-1"][0].environment["STASHTRACE_SYNTHETIC_EPOCH"] == "7"
 
 
+def test_after_a_job_that_did_not_run_the_same_directory_serves(runs: Runs) -> None:
+    runs.failing = {"look": "ValueError: mine"}
+    with pytest.raises(CaptureError, match="the job does not run as it is: ValueError: mine"):
+        measured((2,))
+    with pytest.raises(CaptureError, match="the job does not run as it is"):
+        measured((2,))
+    runs.failing = {}
+    assert measured((2,), warmup=7).plan["warmup"] == 7, "nothing was measured of another plan"
+    with pytest.raises(UsageError, match="another characterisation"):
+        measured((2,), warmup=8)
+
+
 def test_a_host_that_cannot_be_used_leaves_the_other_steps(runs: Runs) -> None:
     runs.failing = {"step5": CaptureError("cannot start ssh: No such file or directory")}
     found = measured((2, 5), hosts=("localhost", "b"))

@@ -37,6 +37,14 @@ def test_one_rank_of_many(typed: str, ranks: int, one: str) -> None:
     assert command.on_one_host(ranks) == shlex.split(typed)
 
 
+def test_a_command_of_several_hosts_waits_for_none_on_one() -> None:
+    typed = "torchrun --nnodes=2 --node_rank 0 --master-addr a --nproc-per-node 4 train.py --nnodes 2"
+    one = "torchrun --nproc-per-node 4 train.py --nnodes 2"
+    assert rank_command(shlex.split(typed)).on_one_host(4) == shlex.split(one)
+    same = "torchrun --nnodes 1 --master-port 29777 --nproc-per-node 4 train.py"
+    assert rank_command(shlex.split(same)).on_one_host(4) == shlex.split(same)
+
+
 def test_ranks_said_beside_the_command() -> None:
     command = rank_command(shlex.split("torchrun --standalone train.py"), 4)
     assert command.on_one_host(2) == shlex.split("torchrun --nproc-per-node 2 --standalone train.py")

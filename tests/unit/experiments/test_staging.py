@@ -182,6 +182,14 @@ def test_no_room_is_said_before_copying(paths: list[str], tier: Path) -> None:
     assert files_of(tier) == set()
 
 
+def test_a_folder_of_the_job_takes_no_copies(paths: list[str], tmp_path: Path) -> None:
+    """A job that lists its data would find them."""
+    (tmp_path / "link").symlink_to(tmp_path / "data" / "b")
+    with pytest.raises(CaptureError, match="the job reads files there"):
+        stage(paths, tmp_path / "link")
+    assert sorted(os.listdir(tmp_path / "data" / "b")) == ["x.bin", "y.bin"]
+
+
 def test_a_file_in_place_of_the_folder(paths: list[str], tier: Path) -> None:
     tier.touch()
     with pytest.raises(CaptureError, match="cannot stage into") as caught:
