@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.align.align import load_trace
+from stashtrace.analysis.io_calls import WRITES
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import IoFlag, IoOp, ProcessRole
@@ -90,7 +91,7 @@ class Reading:
     Attributes
     ----------
     bytes_of : dict of str to int
-        By path, without symbolic links; code is left out.
+        By path, without symbolic links; code is left out, and what the run wrote itself.
     again_ratio : float
         Share of the bytes that an earlier call of the run had read already, so that they came from memory.
     """
@@ -117,13 +118,16 @@ def reading(trace: Trace, first_step: int = 0) -> Reading:
     counted_from = _window(trace, first_step)[0]
     columns: list[tuple[npt.NDArray[np.int64], ...]] = []
     own = _tracks(trace)[0]
+    written = np.zeros(len(trace.strings), dtype=bool)
     for piece in trace.io_pieces():
+        written[piece["path_code"][np.isin(piece["op_code"], WRITES) & (piece["result_bytes"] > 0)]] = True
         rows = np.flatnonzero(_reads_data(piece, begin, end) & np.isin(piece["track_id"], own))
         columns.append(tuple(piece[name][rows].astype(np.int64) for name in ("path_code", "begin_ns", "result_bytes")))
     if not columns:
         return Reading({}, 0.0)
     code, moment, amount = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    files = {one: path for one in np.unique(code).tolist() if (path := trace.text(one)) and not is_library(path)}
+    used = np.unique(code)
+    files = {one: path for one in used[~written[used]].tolist() if (path := trace.text(one)) and not is_library(path)}
     sizes = np.zeros(len(trace.strings), dtype=np.int64)
     for one, path in files.items():
         sizes[one] = size_of(path)

@@ -13,6 +13,7 @@ from builders import MS, TraceBuilder
 from stashtrace.experiments import data_states
 from stashtrace.experiments.data_states import COLD, WARM, DataStates, with_neighbours
 from stashtrace.experiments.job_files import FileSet, file_set, reading
+from stashtrace.model.kinds import IoOp
 from stashtrace.model.trace import Trace
 
 SIZE = 8192
@@ -59,6 +60,20 @@ def test_bytes_and_what_was_read_again(tmp_path: Path) -> None:
     assert later.again_ratio == 1.0
     assert reading(trace, first_step=9).bytes_of == {}
     assert reading(run_of([], [])).again_ratio == 0.0
+
+
+def test_what_the_run_wrote_itself_is_no_data(tmp_path: Path) -> None:
+    """A job may unpack its data to another place in each run."""
+    a, unpacked = files(tmp_path, "a.bin", "unpacked.bin")
+    build = TraceBuilder([socket.gethostname()])
+    rank = build.rank(0)
+    rank.io(0, MS, op=IoOp.WRITE, path=str(unpacked), result_bytes=SIZE)
+    for step in range(2):
+        rank.step_mark((10 * step + 10) * MS)
+        for number, path in enumerate((a, unpacked)):
+            rank.io((10 * step + 11 + number) * MS, (10 * step + 12 + number) * MS, path=str(path), result_bytes=SIZE)
+    rank.step_mark(30 * MS)
+    assert reading(build.trace()).bytes_of == {str(a): 2 * SIZE}
 
 
 def test_links_to_folders_are_followed_and_circles_are_not(tmp_path: Path) -> None:
