@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.io_calls import NOT_FILES, READS
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import IO_WAITED
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp
+from stashtrace.model.kinds import BatchPhase
 from stashtrace.model.schemas import LOADER_RATES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -28,8 +29,6 @@ BATCH, FILES, WORKERS = "batch_bytes", "files_per_batch", "workers_count"
 HIT, CACHED, READER, STORAGE = "hit_ratio", "cached_bytes_per_s", "reader_bytes_per_s", "storage_bytes_per_s"
 READERS, DATASET, EPOCHS, RANKS = "readers_count", "dataset_bytes", "epochs_count", "ranks_count"
 
-_READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
-_NO_FILE = int(IoFlag.SOCKET | IoFlag.PIPE)
 _DATA_STALLS = ("fetch", "prep", "handoff", "straggler")
 #: Two readers at once for less than this part of the time that storage was busy say nothing of what it can do.
 _TOGETHER_RATIO = 0.05
@@ -126,7 +125,7 @@ def _batches(trace: Trace, own: Table) -> _Batches | None:
 def _reads(trace: Trace, made: Table) -> tuple[Any, ...]:
     """Read calls of the threads that make the batches, grouped by batch and file."""
     io = trace.io
-    wanted = np.isin(io["op_code"], _READS) & (io["result_bytes"] > 0) & ((io["io_flags"] & _NO_FILE) == 0)
+    wanted = np.isin(io["op_code"], READS) & (io["result_bytes"] > 0) & ((io["io_flags"] & NOT_FILES) == 0)
     rows = np.flatnonzero(wanted & np.isin(io["track_id"], made["track_id"]))
     track, begin = int64(io["track_id"][rows]), io["begin_ns"][rows]
     order = np.lexsort((begin, track))

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.model.kinds import IoFlag, IoOp
+from stashtrace.analysis.io_calls import OPENS
+from stashtrace.model.kinds import IoFlag
 from stashtrace.model.trace import Trace
 
 
 def staged_opens(trace: Trace) -> int:
     """Opens of a run that were served by a copy."""
     return sum(
-        int((np.isin(piece["op_code"], (IoOp.OPEN, IoOp.FOPEN)) & ((piece["io_flags"] & IoFlag.STAGED) != 0)).sum())
+        int((np.isin(piece["op_code"], OPENS) & ((piece["io_flags"] & IoFlag.STAGED) != 0)).sum())
         for piece in trace.io_pieces()
     )
 

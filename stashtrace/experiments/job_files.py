@@ -15,16 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.align.align import load_trace
-from stashtrace.analysis.io_calls import WRITES
+from stashtrace.analysis.io_calls import NOT_FILES, READS, WRITES
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import IoFlag, IoOp, ProcessRole
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
-_READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
 #: Direct I/O goes past the page cache.
-_NO_FILE = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
+_NO_FILE = NOT_FILES | int(IoFlag.DIRECT)
 _LIBRARIES = re.compile(r"\.so(\.\d+)*$|\.py[cdiow]?$|\.pth$|\.(dist|egg)-info/|/__pycache__/")
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")
 
@@ -232,5 +231,5 @@ def _window(trace: Trace, first_step: int = 0) -> tuple[int, int]:
 def _reads_data(piece: Table, begin: int, end: int) -> npt.NDArray[np.bool_]:
     inside = (piece["end_ns"] >= begin) & (piece["begin_ns"] <= end)
     file = (piece["io_flags"] & _NO_FILE) == 0
-    read: npt.NDArray[np.bool_] = np.isin(piece["op_code"], _READS) & (piece["result_bytes"] > 0) & inside & file
+    read: npt.NDArray[np.bool_] = np.isin(piece["op_code"], READS) & (piece["result_bytes"] > 0) & inside & file
     return read

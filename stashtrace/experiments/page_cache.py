@@ -25,7 +25,7 @@ TOLERANCE_RATIO = 0.01
 ROOM_RATIO = 0.8
 DROP_CACHES = "/proc/sys/vm/drop_caches"
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs")
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _CHUNK_BYTES = 4 << 20
 #: A page may be busy at the moment of the advice, or be evicted while others are read.
 _TRIES = 3
@@ -223,7 +223,7 @@ def _obstacles(state: str, files: FileSet, after: Found, verified: bool) -> list
         said += [_named("may not be read", "may not be read", closed)] if closed else []
         said += [_named("cannot be asked about", "cannot be asked about", silent)] if silent else []
     kinds = {path: file_system_of(path) for path in _first_of_each_folder(files.paths)}
-    in_memory = sorted({kind for kind in kinds.values() if kind in _IN_MEMORY})
+    in_memory = sorted({kind for kind in kinds.values() if kind in IN_MEMORY})
     if in_memory:
         said.append(f"files on {', '.join(in_memory)} are always in memory")
     elif state == "cold" and not verified:

@@ -24,7 +24,7 @@ from stashtrace.align.align import load_trace
 from stashtrace.analysis.staged_opens import staged_opens
 from stashtrace.errors import CaptureError, FormatError, StashtraceError
 from stashtrace.experiments.job_files import file_set, size_of
-from stashtrace.experiments.page_cache import make_cold
+from stashtrace.experiments.page_cache import IN_MEMORY, make_cold
 from stashtrace.experiments.residency import file_system_of
 from stashtrace.experiments.step_figures import Figures, step_figures
 from stashtrace.experiments.step_runs import HostTask, here, run_tasks
@@ -315,7 +315,7 @@ def check_gain(
     """
     files = file_set([*staged.copies, *others])
     # A tier in memory is always warm, and that is what it is for.
-    in_memory = file_system_of(os.path.realpath(staged.list_path.parent)) in ("tmpfs", "ramfs", "devtmpfs")
+    in_memory = file_system_of(os.path.realpath(staged.list_path.parent)) in IN_MEMORY
     tier_files = file_set([] if in_memory else [copy.path for copy in staged.copies.values()])
     times: dict[int, list[float]] = {_PLAIN: [], _STAGED: []}
     notes: list[str] = []

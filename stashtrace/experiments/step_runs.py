@@ -33,12 +33,12 @@ _OTHERS_S = 20.0
 _SSH = ("ssh", "-o", "BatchMode=yes")
 #: Runs a command on another host, and ends it when its standard input, which is ours, closes with the connection. The
 #: time at which the process began tells it from a later one of the same number.
-_GUARDED = """exec 3<&0
-began() {{ cut -d' ' -f22 /proc/$$/stat; }}
-now=$(began)
-(cat <&3; [ "$now" = "$(began)" ] && kill -TERM $$; sleep {patience_s:.0f}
-[ "$now" = "$(began)" ] && kill -KILL -- -$$) >/dev/null 2>&1 &
-exec env {words} 3<&- </dev/null"""
+_GUARDED = (
+    "exec 3<&0; began() {{ cut -d' ' -f22 /proc/$$/stat; }}; now=$(began); "
+    '(cat <&3; [ "$now" = "$(began)" ] && kill -TERM $$ && sleep {patience_s:.0f} && '
+    '[ "$now" = "$(began)" ] && kill -KILL -- -$$) >/dev/null 2>&1 & '
+    "exec env {words} 3<&- </dev/null"
+)
 #: Variables that a command on another host needs as well; all others are that host's own.
 _CARRIED = ("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CONDA_PREFIX")
 
