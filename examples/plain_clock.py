@@ -26,7 +26,8 @@ class PlainClock:
 
     A step ends with `end_step`, called right after the optimizer's update. `rank-R.jsonl` then gets
     {"rank", "step", "begin_ns", "end_ns", "laps": [[name, begin_ns, end_ns], ...], "gradients_ready_ns"};
-    `samples-R-PID.jsonl` gets [piece, worker, begin_ns, end_ns, cpu_ns] for what happens inside the data set.
+    `samples-R-PID.jsonl` gets [piece, worker, begin_ns, end_ns, own_ns] for what happens inside the data set;
+    own_ns is what the thread ran or stood in the queue for a CPU, where that was asked for.
     """
 
     def __init__(self, folder: Path | None, rank: int) -> None:
@@ -67,19 +68,30 @@ class PlainClock:
                 parameter.register_post_accumulate_grad_hook(ready)
 
     @contextlib.contextmanager
-    def sample(self, piece: str) -> Iterator[None]:
-        """Time a piece of work on a sample or batch, in whichever process it happens."""
-        begin, cpu = time.monotonic_ns(), time.thread_time_ns()
+    def sample(self, piece: str, *, own: bool = False) -> Iterator[None]:
+        """Time a piece of work on a sample or batch, in whichever process it happens; with `own` also what it did."""
+        if not self.folder:
+            yield
+            return
+        before, begin = own_ns() if own else 0, time.monotonic_ns()
         yield
-        if self.folder:
-            worker = get_worker_info()
-            row = (piece, worker.id if worker else -1, begin, time.monotonic_ns(), time.thread_time_ns() - cpu)
-            self._write(f"samples-{self.rank}-{os.getpid()}.jsonl", row)
+        end = time.monotonic_ns()
+        worker = get_worker_info()
+        row = (piece, worker.id if worker else -1, begin, end, own_ns() - before if own else 0)
+        self._write(f"samples-{self.rank}-{os.getpid()}.jsonl", row)
 
     def _write(self, name: str, row: object) -> None:
         if name not in self._files:
             self._files[name] = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # type: ignore[operator]
         os.write(self._files[name], (json.dumps(row) + "\n").encode())
+
+
+def own_ns() -> int:
+    """Time that this thread ran or stood in the queue for a CPU: in the rest of its life it waited for something."""
+    queued = 0
+    with contextlib.suppress(OSError, ValueError), open("/proc/thread-self/schedstat", encoding="ascii") as file:
+        queued = int(file.read().split()[1])
+    return time.thread_time_ns() + queued
 
 
 class Faults:
@@ -130,7 +142,7 @@ class Faults:
             # Mapped anew each time: the kernel keeps the pages that somebody has mapped.
             with mmap.mmap(file, self.read_bytes, access=mmap.ACCESS_READ, offset=offset) as pages:
                 pages.madvise(mmap.MADV_RANDOM)  # page by page: read-ahead would hide the wait
-                with clock.sample("cold_touch"):
+                with clock.sample("cold_touch", own=True):
                     sum(pages[:: mmap.PAGESIZE])
         else:
             with clock.sample("cold_read"):

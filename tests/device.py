@@ -147,7 +147,7 @@ def run_ranks(
     clock: str = "real",
     collectors: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 60,
+    timeout_s: float = 180,
     check: bool = True,
     **options: object,
 ) -> TracedRun:

@@ -29,7 +29,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "LC_ALL": "C.UTF-8", **extra}
 
 
-def stashtrace(*words: object, cwd: Path | None = None, timeout: float = 60, **extra: str) -> Answer:
+def stashtrace(*words: object, cwd: Path | None = None, timeout: float = 180, **extra: str) -> Answer:
     """Run ``python -m stashtrace`` with the words."""
     done = subprocess.run(
         [sys.executable, "-m", "stashtrace", *map(str, words)],

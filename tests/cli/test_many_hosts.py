@@ -66,7 +66,7 @@ def test_the_last_of_several_launchers_merges(run: Run, tmp_path: Path) -> None:
 def test_launchers_that_begin_together(run: Run, tmp_path: Path) -> None:
     """They find no directory, make it, and end at the same moment: all are there, and somebody has merged."""
     started = [start(tmp_path, ["--", *JOB], **task(number, 4)) for number in range(4)]
-    said = [process.communicate(timeout=120)[1] for process in started]
+    said = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0] * 4, said
     assert [path.name for path in tmp_path.iterdir()] == ["stash-slurm-4711.0"]
     assert any("4 ranks, 1 host" in text for text in said), said

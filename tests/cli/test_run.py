@@ -16,6 +16,9 @@ import pytest
 from command_line import Answer, environment, stashtrace
 
 Run = Callable[..., Answer]
+#: A job that says when it has read, and a shell that waits for that.
+BEGUN = "import time; open('begun', 'w').close(); "
+AWAIT = "until [ -e begun ]; do sleep 0.02; done"
 READER = "import sys\nfor i in range(2000): open('input.txt').read()\nprint('data', flush=True)\n"
 
 
@@ -73,20 +76,20 @@ def test_what_a_dying_job_recorded_is_merged(run: Run, job: Path, end: str, code
 
 
 def test_a_worker_that_outlives_its_launcher_is_waited_for(run: Run, job: Path) -> None:
-    (job / "job.py").write_text(READER + "import time; time.sleep(1); open('late.txt', 'w').write('late')\n")
-    answer = run("run", "--out", "out", "--", "sh", "-c", f"{sys.executable} job.py & sleep 0.3; exit 4")
+    (job / "job.py").write_text(READER + BEGUN + "time.sleep(1); open('late.txt', 'w').write('late')\n")
+    answer = run("run", "--out", "out", "--", "sh", "-c", f"{sys.executable} job.py & {AWAIT}; exit 4")
     assert answer.code == 4
     assert (job / "late.txt").exists(), "we returned before the straggler ended"
     assert list((job / "out").glob("*.ring")) == []
 
 
 def test_a_daemon_is_not_waited_for_longer_than_the_grace_time(run: Run, job: Path) -> None:
-    (job / "job.py").write_text(READER + "import time; time.sleep(30)\n")
+    (job / "job.py").write_text(READER + BEGUN + "time.sleep(600)\n")
     begin = time.monotonic()
-    script = f"{sys.executable} job.py >/dev/null 2>&1 & echo $!; sleep 0.5"
+    script = f"{sys.executable} job.py >/dev/null 2>&1 & echo $!; {AWAIT}"
     answer = run("run", "--out", "out", "--grace", "0.5", "--", "sh", "-c", script)
     try:
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 300, "we returned before the daemon ended"
         assert "1 process" in answer.err
         assert "needs `stashtrace merge ./out`" in answer.err
         assert len(list((job / "out").glob("*.ring"))) == 1, "the file of a living process is left alone"

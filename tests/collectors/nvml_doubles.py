@@ -65,9 +65,10 @@ class Sampled:
         return trace.counters["ts_ns"][chosen], trace.counters["value"][chosen]
 
     def rate(self, quantity: str, device: int = 0, link: int = -1) -> float:
-        """Growth per second between the first and the last sample."""
+        """Typical growth per second, over half of the run: one sample with a wrong stamp does not decide."""
         ts, value = self.series(quantity, device, link)
-        return float((value[-1] - value[0]) / (ts[-1] - ts[0]) * 1e9)
+        half = len(ts) // 2
+        return float(np.median((value[half:] - value[:-half]) / (ts[half:] - ts[:-half])) * 1e9)
 
     def names(self) -> set[str]:
         """Quantities of devices that have samples."""
@@ -91,9 +92,10 @@ def uuid(device: int) -> str:
 
 
 def sample(folder: Path, script: str, *, program: str = USES_DEVICE, arguments: Sequence[str] = ("1",), hz: int = 100,
-           nvml: bool = True, env: Mapping[str, str] | None = None, timeout_s: float = 60,
+           nvml: bool = True, env: Mapping[str, str] | None = None, timeout_s: float = 180,
            missing: Sequence[str] = (), prefix: Sequence[str] = ()) -> Sampled:
     """Run a program traced on the scripted machine, whose libraries lack the symbols that are `missing`."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "script").write_text(script, encoding="utf-8")
     libraries = without(folder / "libraries", doubles(nvml), missing) if missing else doubles(nvml)
     environment = {

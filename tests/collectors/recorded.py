@@ -124,7 +124,7 @@ def record(
     sample_ms: int | None = None,
     wait_threshold_ns: int | None = None,
     exit_code: int | None = 0,
-    timeout_s: float = 120,
+    timeout_s: float = 300,
     preload: bool = True,
     lookup_hook: bool = False,
 ) -> Recording:

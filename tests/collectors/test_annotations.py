@@ -51,11 +51,14 @@ SCRIPT = """
     for _ in range(5):
         stashtrace.step()
     stashtrace.flush()
-    begin = time.perf_counter_ns()
-    for _ in range(2000):
-        with stashtrace.annotate("cheap"):
-            pass
-    cost_ns = (time.perf_counter_ns() - begin) // 2000
+    costs = []
+    for _ in range(10):  # the best of ten: others may take the CPU away for longer than all of them cost
+        begin = time.perf_counter_ns()
+        for _ in range(200):
+            with stashtrace.annotate("cheap"):
+                pass
+        costs.append((time.perf_counter_ns() - begin) // 200)
+    cost_ns = min(costs)
     loaded = {name: name in sys.modules for name in ("numpy", "torch")}
     print(json.dumps({"answers": answers, "cost_ns": cost_ns, **loaded}))
 """

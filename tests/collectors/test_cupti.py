@@ -144,7 +144,8 @@ print(json.dumps([before, after, _native.tick_hz(), threading.get_native_id()]))
     origin_ns, origin = int(clock["device_ns"][0]), int(row["launch_ticks"])
     middle = (clock["before_ticks"].astype(np.int64) - origin + clock["after_ticks"].astype(np.int64) - origin) / 2
     begin = np.interp(int(row["begin_device_ns"]) - origin_ns, clock["device_ns"] - origin_ns, middle)
-    assert begin / hz == pytest.approx(500e-6, abs=20e-6)
+    widest = int((clock["after_ticks"] - clock["before_ticks"]).max())
+    assert begin / hz == pytest.approx(500e-6, abs=20e-6 + widest / 2 / hz)
 
 
 def test_tells_the_kinds_of_work(libraries: Path, tmp_path: Path) -> None:
@@ -173,8 +174,8 @@ _native.kernels_step(4)
 def test_the_loaded_run_has_names_launches_and_the_common_clock(libraries: Path, tmp_path: Path) -> None:
     body = """
 _native.kernels_step(0)
-launch("_ZN2at6native3addIfEEvi", duration_us=300)
-launch("_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE")
+launch("_ZN2at6native3addIfEEvi", duration_us=300, delay_us=5000)
+launch("_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE", delay_us=5000)
 time.sleep(0.05)
 _native.kernels_step(1)
 """
@@ -382,7 +383,7 @@ def test_graphs_may_be_kept_whole(libraries: Path, tmp_path: Path) -> None:
     base = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH")}
     base |= {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries), "STASHTRACE_SAMPLE_MS": "20"}
     env = traced_environment(base, run_dir=tmp_path / "job", run_id="1", kernels="graphs", kernels_steps="0:1")
-    done = subprocess.run(["python3", str(script)], env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["python3", str(script)], env=env, capture_output=True, text=True, timeout=180, check=True)
     assert json.loads(done.stdout) == 0
     kernels = [p.records["kernel"].rows for p in processes(tmp_path / "job") if "kernel" in p.records]
     assert kernels[0]["work_code"].tolist() == [DeviceWork.GRAPH]

@@ -145,7 +145,7 @@ print(any(t.is_alive() for t in threads))
 """
     env = fake_environment(tmp_path / "fakes", "devices 1")
     recording = record([sys.executable, "-c", text], tmp_path / "run", collectors=("nccl", "cuda"), env=env,
-                       sample_ms=10, timeout_s=60)  # fmt: skip
+                       sample_ms=10, timeout_s=180)  # fmt: skip
     assert recording.stdout.strip() == "False"
 
 

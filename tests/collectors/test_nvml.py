@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from collectors.nvml_doubles import ROOT, USES_DEVICE, Sampled, calls, doubles, sample, uuid
 from collectors.recorded import NATIVE, compiled
+from measurements import Measurements
 
 from stashtrace.collectors.nvml import unit_of
 from stashtrace.model.kinds import Severity
@@ -20,14 +21,25 @@ RATES = "nvlink_tx 25GB\nnvlink_rx 20GB\npcie_tx 2GB\npcie_rx 3GB\n"
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("plain")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Measurements[tuple[Sampled, Path]]:
     # CUDA shows device 1 alone, as its device 0; NVML lists both, the other way round.
     script = RATES + "devices 2\nnvml_order reversed\npcie_bits 32\npower 412W\nthrottle 4\n"
-    return sample(folder, script, arguments=("2",), env={"CUDA_VISIBLE_DEVICES": "1"}), folder
+    shown = {"CUDA_VISIBLE_DEVICES": "1"}
+    return Measurements(
+        lambda folder: (sample(folder, script, arguments=("2",), env=shown), folder), tmp_path_factory.mktemp("plain")
+    )
 
 
-def test_rates_are_those_of_the_machine(plain) -> None:
+@pytest.fixture(scope="module")
+def plain(runs: Measurements[tuple[Sampled, Path]]) -> tuple[Sampled, Path]:
+    return runs.first
+
+
+def test_rates_are_those_of_the_machine(runs) -> None:
+    runs.agree(rates_are_those_of_the_machine)
+
+
+def rates_are_those_of_the_machine(plain) -> None:
     sampled, _ = plain
     assert sampled.rate("nvlink_transmit_bytes_total", 1) == pytest.approx(25e9, rel=1e-3)
     assert sampled.rate("nvlink_receive_bytes_total", 1) == pytest.approx(20e9, rel=1e-3)
@@ -43,13 +55,21 @@ def test_every_time_stamp_is_the_reading_s_own(plain) -> None:
     assert np.all(np.diff(ts) > 0)
     # No answer is lost, but for the very last ones that a process may end in.
     assert 0 <= calls(folder)["nvmlDeviceGetFieldValues"] - len(ts) <= 2
-    assert late_ns(sampled, device=1) < 50_000
+
+
+def test_a_time_stamp_is_the_moment_of_the_reading(runs) -> None:
+    def right(plain: tuple[Sampled, Path]) -> None:
+        assert late_ns(plain[0], device=1) < 50_000
+
+    runs.agree(right)
 
 
 def test_a_slow_answer_is_stamped_when_it_was_read(tmp_path: Path) -> None:
-    # The double reads its counters at the end of a call, so that the middle of the call is 20 ms too early.
-    sampled = sample(tmp_path, RATES + "delay nvmlDeviceGetFieldValues 40ms\n")
-    assert late_ns(sampled) < 1_000_000
+    def right(sampled: Sampled) -> None:
+        # The double reads its counters at the end of a call, so that the middle of the call is 20 ms too early.
+        assert late_ns(sampled) < 1_000_000
+
+    Measurements(lambda folder: sample(folder, RATES + "delay nvmlDeviceGetFieldValues 40ms\n"), tmp_path).agree(right)
 
 
 def late_ns(sampled: Sampled, device: int = 0) -> float:
@@ -81,7 +101,11 @@ def test_only_the_device_in_use_is_sampled_and_matched_by_uuid(plain) -> None:
     assert len(sampled.series("power_watts", 0)[0]) == 0
 
 
-def test_steady_calls_are_made_ten_times_a_second_and_gpm_five(plain) -> None:
+def test_steady_calls_are_made_ten_times_a_second_and_gpm_five(runs) -> None:
+    runs.agree(steady_calls_are_made)
+
+
+def steady_calls_are_made(plain) -> None:
     sampled, folder = plain
     made = calls(folder)
     ts, _ = sampled.series("nvlink_transmit_bytes_total", 1)
@@ -240,7 +264,7 @@ def test_threads_that_fork_at_once_do_not_stop_the_sampling(tmp_path: Path) -> N
 
 
 def test_a_library_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    sampled = sample(tmp_path, RATES + "delay nvmlDeviceGetFieldValues 30s\n", arguments=("0.5",), timeout_s=20)
+    sampled = sample(tmp_path, RATES + "delay nvmlDeviceGetFieldValues 300s\n", arguments=("0.5",), timeout_s=100)
     assert sampled.recording.exit_code == 0
 
 
@@ -259,10 +283,12 @@ def test_nvlink_5_is_counted_by_link(tmp_path: Path) -> None:
 
 
 def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
-    sampled = sample(tmp_path, RATES, arguments=("2.5",))
-    ts, cpu_ns = sampled.named("nvml_sampler_cpu_ns_total")
-    # At 100 Hz, the double's own work included. Twice the bar, since neighbours double what anything costs here.
-    assert cpu_ns[-1] - cpu_ns[0] < 0.02 * (ts[-1] - ts[0])
+    def cheap(sampled: Sampled) -> None:
+        ts, cpu_ns = sampled.named("nvml_sampler_cpu_ns_total")
+        # At 100 Hz, the double's own work included. Twice the bar, since neighbours double what anything costs here.
+        assert cpu_ns[-1] - cpu_ns[0] < 0.02 * (ts[-1] - ts[0])
+
+    Measurements(lambda folder: sample(folder, RATES, arguments=("2.5",)), tmp_path).agree(cheap)
 
 
 def test_wraps_thinning_and_rdma_ports(tmp_path: Path) -> None:
@@ -308,15 +334,16 @@ def test_values_of_any_type_are_read(tmp_path: Path) -> None:
 
 
 def test_a_counter_of_sixteen_bits_wraps(tmp_path: Path) -> None:
-    sampled = sample(tmp_path, "pcie_rx 300KB\ntyped 198:short\n", arguments=("1.5",))
-    assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(3e5, rel=2e-2)
+    # Every 0.65 s: a sample may be late.
+    sampled = sample(tmp_path, "pcie_rx 100KB\ntyped 198:short\n", arguments=("1.5",))
+    assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(1e5, rel=2e-2)
 
 
 def test_a_counter_that_begins_again_is_told_and_goes_on(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "reset 500ms\n", arguments=("1.5",))
-    _, value = sampled.series("pcie_transmit_bytes_total")
+    ts, value = sampled.series("pcie_transmit_bytes_total")
     assert np.all(np.diff(value) >= 0)
-    assert value[-1] - value[0] == pytest.approx(1.4 * 2e9, rel=0.2)
+    assert value[-1] - value[0] == pytest.approx(2 * (ts[-1] - ts[0]), rel=0.2)
     assert [(name, severity) for name, severity, _ in sampled.losses()] == [("counter_fell", Severity.INFO)]
 
 
@@ -361,7 +388,7 @@ def test_a_device_that_nvml_does_not_list_is_told_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
 def test_a_device_is_lost_in_any_call(tmp_path: Path, function: str) -> None:
-    sampled = sample(tmp_path, RATES + f"fail {function} 15 after 2\n", arguments=("1",))
+    sampled = sample(tmp_path, RATES + f"fail {function} 15 after 2\n", arguments=("1.5",))
     assert ("device_lost", Severity.ERROR, uuid(0)) in sampled.losses()
     assert calls(tmp_path)[function] == 3
 

@@ -56,7 +56,7 @@ SCRIPT = """
     def late():
         x = torch.ones(8)
         if rank == 1:
-            time.sleep(0.3)
+            time.sleep(0.5)
         dist.all_reduce(x)
         return x.tolist()
 
@@ -69,7 +69,9 @@ SCRIPT = """
         seen = [weakref.ref(t) for t in tensors]
         out = [t[0].item() for t in tensors]
         del tensors, works, work
-        time.sleep(0.05)
+        limit = time.monotonic() + 20
+        while any(ref() is not None for ref in seen) and time.monotonic() < limit:
+            time.sleep(0.01)
         return [out, [ref() is None for ref in seen]]
 
     @part
@@ -204,14 +206,18 @@ SCRIPT = """
     last = torch.ones(1 << 20)
     dist.barrier()
     print(json.dumps(results), flush=True)
+    gone = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank-0-is-gone")
     if rank == 1:
-        time.sleep(0.5)
+        limit = time.monotonic() + 30
+        while not os.path.exists(gone) and time.monotonic() < limit:
+            time.sleep(0.01)
         stashtrace.flush()
         os._exit(0)
     # Launched, and never joined by rank 1: what a hang leaves behind.
     with stashtrace.annotate("hang"):
         work = dist.all_reduce(last, async_op=True)
     stashtrace.flush()
+    open(gone, "w").close()
     os._exit(0)
 """
 PARTS = ["eager", "late", "asynchronous", "messages", "groups", "coalesced", "inference", "functional",
@@ -308,8 +314,8 @@ def test_the_rank_that_waits_shows_how_long_for_the_late_one(run: TracedRun) -> 
     assert late["call_ns"][0] - early["call_ns"][0] > 200_000_000
     (wait,) = waits_for(run, early).rows()
     assert wait["end_ns"] - wait["begin_ns"] > 200_000_000
-    assert 0 <= wait["end_ns"] - early["end_ns"][0] < 150_000_000, "the end of the wait is the end, or later"
-    assert abs(int(late["end_ns"][0]) - int(early["end_ns"][0])) < 200_000_000
+    assert 0 <= wait["end_ns"] - early["end_ns"][0] < 10_000_000_000, "the end of the wait is the end, or later"
+    assert late["call_ns"][0] <= early["end_ns"][0], "it has not ended before the other had come"
 
 
 def test_asynchronous_work_ends_by_its_callback_or_by_the_wait(run: TracedRun) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from collectors.recorded import Recording, compiled, plain_environment, record
+from measurements import Measurements
 
 from stashtrace.model.kinds import WaitOp
 
@@ -27,8 +28,14 @@ LONG_NS = 10_000_000
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return record([compiled("wait_scenes.c")], tmp_path_factory.mktemp("waits") / "run", collectors=("waits",))
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Measurements[Recording]:
+    program = compiled("wait_scenes.c")
+    return Measurements(lambda folder: record([program], folder, collectors=("waits",)), tmp_path_factory.mktemp("w"))
+
+
+@pytest.fixture(scope="module")
+def scenes(recordings: Measurements[Recording]) -> Recording:
+    return recordings.first
 
 
 def test_results_are_untouched(scenes: Recording) -> None:
@@ -39,11 +46,14 @@ def test_results_are_untouched(scenes: Recording) -> None:
     assert scenes.stderr == ""
 
 
-def test_each_wait_of_the_watched_thread(scenes: Recording) -> None:
-    rows = sorted(scenes.waits, key=lambda r: r.begin_ns)
-    assert len({r.tid for r in rows}) == 1
-    # Waits for a helper thread to begin are short; each scene proper lasts 20 ms.
-    assert [r.op for r in rows if r.end_ns - r.begin_ns > LONG_NS] == EXPECTED
+def test_each_wait_of_the_watched_thread(scenes: Recording, recordings: Measurements[Recording]) -> None:
+    def as_written(recording: Recording) -> None:
+        rows = sorted(recording.waits, key=lambda r: r.begin_ns)
+        # Waits for a helper thread to begin are short; each scene proper lasts 20 ms.
+        assert [r.op for r in rows if r.end_ns - r.begin_ns > LONG_NS] == EXPECTED
+
+    assert len({r.tid for r in scenes.waits}) == 1
+    recordings.agree(as_written)
 
 
 def test_intervals_do_not_overlap(scenes: Recording) -> None:
@@ -83,8 +93,13 @@ time.sleep(0.03)
 
 
 def test_python_sleep_and_queue(tmp_path: Path) -> None:
-    recording = record([sys.executable, "-c", PYTHON_SCRIPT], tmp_path / "run", collectors=("waits",),
-                       env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})  # fmt: skip
+    Measurements(
+        lambda folder: record([sys.executable, "-c", PYTHON_SCRIPT], folder, collectors=("waits",),
+                              env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])}), tmp_path,
+    ).agree(sleep_and_queue_are_there)  # fmt: skip
+
+
+def sleep_and_queue_are_there(recording: Recording) -> None:
     long = [r for r in sorted(recording.waits, key=lambda r: r.begin_ns) if r.end_ns - r.begin_ns > 20_000_000]
     assert [r.op for r in long] in (
         [WaitOp.SLEEP, WaitOp.SEMAPHORE, WaitOp.SEMAPHORE],  # CPython 3.11 with sem_clockwait

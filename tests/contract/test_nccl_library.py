@@ -61,8 +61,8 @@ def test_real_library_behind_the_hooks(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     traced = traced_environment(base, run_dir=run_dir, run_id="1", collectors=("nccl", "cuda"))
-    bare = subprocess.run([str(program)], env=base, capture_output=True, text=True, check=True, timeout=60)
-    seen = subprocess.run([str(program)], env=traced, capture_output=True, text=True, check=True, timeout=60)
+    bare = subprocess.run([str(program)], env=base, capture_output=True, text=True, check=True, timeout=180)
+    seen = subprocess.run([str(program)], env=traced, capture_output=True, text=True, check=True, timeout=180)
     assert seen.stdout == bare.stdout
     answers = [int(word) for word in seen.stdout.split()]
     assert answers[:6] == [0, nccl_version(library), 0, 1, 0, 0]

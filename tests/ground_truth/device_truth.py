@@ -1,4 +1,4 @@
-"""Whether jobs on doubles are attributed as their programs say: one run per scenario, medians of three if that is off.
+"""Whether jobs on doubles are attributed as their programs say: one run per scenario, more if that one is off.
 
 The machine may be busy. Used by the tests of this folder that run scenarios of ``device_scenarios``.
 """
@@ -7,9 +7,12 @@ The machine may be busy. Used by the tests of this folder that run scenarios of 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from device import NEEDED
+from measurements import Measurements
+from traced import TracedRun
 
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Measured, Scenario
@@ -26,23 +29,31 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-def check(scenario: Scenario, mode: str, folder: Path) -> None:
-    runs = [measured(scenario, mode, folder / "0")]
-    if differences(scenario, mode, runs):
-        runs += [measured(scenario, mode, folder / str(i)) for i in (1, 2)]
-    assert differences(scenario, mode, runs) == []
+def check(
+    scenario: Scenario, mode: str, folder: Path, also: Callable[[TracedRun], None] = lambda run: None
+) -> TracedRun:
+    """A run in which everything is where it was put, and of which ``also`` is true."""
+
+    def right(runs: Sequence[tuple[TracedRun, list[Measured]]]) -> None:
+        wrong = differences(scenario, mode, [ranks for _, ranks in runs])
+        assert not wrong, "\n".join(wrong)
+        for run, _ in runs:
+            also(run)
+
+    runs = Measurements(lambda each: measured(scenario, mode, each), folder, most=5)
+    return runs.agree(lambda run: right([run]), together=right)[0]
 
 
-def measured(scenario: Scenario, mode: str, folder: Path) -> list[Measured]:
+def measured(scenario: Scenario, mode: str, folder: Path) -> tuple[TracedRun, list[Measured]]:
     run = device_scenarios.run(scenario, folder, **OPTIONS[mode])
     assert all(result["errors"] == {} for result in run.results())
     assert run.losses() == []
     ranks = device_scenarios.measure(run)
     assert [found.rank for found in ranks] == list(scenario.expected)
-    return ranks
+    return run, ranks
 
 
-def differences(scenario: Scenario, mode: str, runs: list[list[Measured]]) -> list[str]:
+def differences(scenario: Scenario, mode: str, runs: Sequence[list[Measured]]) -> list[str]:
     """Where the median over the runs is not what the program injects, one line each."""
     off, allowed = [], TOLERANCE * scenario.injected_ms
     for results in zip(*runs, strict=True):

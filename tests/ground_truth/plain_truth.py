@@ -72,9 +72,9 @@ def _pieces(folder: Path, rank: str) -> list[_Piece]:
     rows = []
     for path in folder.glob(f"samples-{rank}-*.jsonl"):
         for line in path.read_text().splitlines():
-            what, worker, begin, end, cpu_ns = json.loads(line)
+            what, worker, begin, end, own_ns = json.loads(line)
             if what == "cold_touch":  # page faults: the thread waits in them and does the rest of the work itself
-                what, end = "cold_read", end - cpu_ns
+                what, end = "cold_read", max(begin, end - own_ns)
             rows.append(_Piece(what, worker, begin, end))
     return rows
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device import run_ranks
+from measurements import Measurements
 from trace_processor import TraceProcessor, require
 from traced import TracedRun
 
@@ -32,13 +33,18 @@ _STEP = f"""
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Measurements[TracedRun]:
     # Two communicators, as of a job with parameters in shards; the second carries the all-gathers.
     program = "comm init new=1; meet; step; repeat {} {{ {} }}".format(
         STEPS, _STEP.replace("allgather 1MB stream=3", "allgather 1MB stream=3 comm=1")
     )
     folder = tmp_path_factory.mktemp("job")
-    return run_ranks(RANKS, program, folder, "nccl.bandwidth 20GB")
+    return Measurements(lambda each: run_ranks(RANKS, program, each, "nccl.bandwidth 20GB"), folder)
+
+
+@pytest.fixture(scope="module")
+def job(jobs: Measurements[TracedRun]) -> TracedRun:
+    return jobs.first
 
 
 @pytest.mark.slow
@@ -75,7 +81,11 @@ def test_kinds_sum_to_each_step(job: TracedRun) -> None:
 
 
 @pytest.mark.slow
-def test_late_rank_is_named(job: TracedRun) -> None:
+def test_late_rank_is_named(jobs: Measurements[TracedRun]) -> None:
+    jobs.agree(late_rank_is_named)
+
+
+def late_rank_is_named(job: TracedRun) -> None:
     table = stalls(job.trace, by="rank")
     late = {row["rank"]: row for row in table.rows() if row["kind"] == "straggler"}
     compute = {row["rank"]: row for row in table.rows() if row["kind"] == "compute"}
@@ -111,14 +121,12 @@ def test_replays_of_a_graph(tmp_path: Path) -> None:
         meet; step
         repeat 5 { wait stream=1 for=0; launch graph=1 stream=1; wait stream=0 for=1; kernel 1ms; step }
         """
-    run = run_ranks(2, program, tmp_path, "nccl.bandwidth 10GB")
+    runs = Measurements(lambda folder: run_ranks(2, program, folder, "nccl.bandwidth 10GB"), tmp_path)
+    run = runs.agree(replays_take_what_they_do)
     assert [result["errors"] for result in run.results()] == [{}, {}]
     for rank in range(2):
         brackets = run.trace.device_brackets
         own = brackets.take(brackets["rank"] == rank)
-        launches = own.take(own["bracket_code"] == Bracket.GRAPH)
-        assert len(launches) == 5
-        assert np.median(launches["end_ns"] - launches["begin_ns"]) == pytest.approx(4e6, rel=0.1)
         captured = own.take((own["bracket_flags"] & BracketFlag.CAPTURED) != 0)
         assert (captured["begin_ns"] == -1).all()
         awaited = own.take((own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] == Awaited.GRAPH))
@@ -128,6 +136,14 @@ def test_replays_of_a_graph(tmp_path: Path) -> None:
     assert len({(row["group_hash"], row["sequence"], row["call_ns"]) for row in found}) == len(found)
     table = list(stalls(run.trace, by="rank", warmup=True).rows())
     assert {row["method"] for row in table} == {"brackets"}
+
+
+def replays_take_what_they_do(run: TracedRun) -> None:
+    brackets = run.trace.device_brackets
+    for rank in range(2):
+        launches = brackets.take((brackets["rank"] == rank) & (brackets["bracket_code"] == Bracket.GRAPH))
+        assert len(launches) == 5
+        assert np.median(launches["end_ns"] - launches["begin_ns"]) == pytest.approx(4e6, rel=0.1)
 
 
 def test_group_of_messages_is_one_batch(tmp_path: Path) -> None:
@@ -185,6 +201,7 @@ def test_abort_with_work_in_flight(tmp_path: Path) -> None:
     rows = collectives(run.trace)
     assert [row["sequence"] for row in rows] == [0, 1]
     assert len(collectives(run.trace, 1)) == 1
+    # It is over when it is aborted, which a host that sleeps 100 ms before it can only do later than that.
     waited = rows[1]["device_end_ns"] - rows[1]["device_begin_ns"]
-    assert rows[1]["device_begin_ns"] == -1 or waited == pytest.approx(100e6, rel=0.2)
+    assert rows[1]["device_begin_ns"] == -1 or 80e6 < waited < 10e9
     assert len(stalls(run.trace)) > 0

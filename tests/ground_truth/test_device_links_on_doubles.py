@@ -3,10 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from traced import TracedRun
 
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
@@ -58,6 +60,13 @@ QUEUED = Scenario(
 )  # fmt: skip
 
 
+def is_median(column: str, milliseconds: float, run: TracedRun) -> None:
+    """Of the steps in the middle of the run, in the table of what is hidden."""
+    table = hidden(run.trace)
+    middle = table.take((table["step"] >= device_scenarios.LEFT_OUT) & (table["step"] < device_scenarios.STEPS - 2))
+    assert np.median(middle[column]) / 1e6 == pytest.approx(milliseconds, rel=TOLERANCE)
+
+
 def test_network_by_the_names_of_hosts_alone(tmp_path: Path) -> None:
     check(BY_NAMES, "events", tmp_path)
 
@@ -68,11 +77,7 @@ def test_proxies_of_a_group_over_hosts_and_inside_them(mode: str, tmp_path: Path
 
 
 def test_without_proxies_the_part_inside_hosts_is_estimated(tmp_path: Path) -> None:
-    check(ESTIMATED, "events", tmp_path)
-    run = device_scenarios.run(ESTIMATED, tmp_path / "again", nccl_source="events")
-    table = hidden(run.trace)
-    middle = table.take((table["step"] >= device_scenarios.LEFT_OUT) & (table["step"] < device_scenarios.STEPS - 2))
-    assert np.median(middle["estimated_ns"]) / 1e6 == pytest.approx(50, rel=TOLERANCE)
+    run = check(ESTIMATED, "events", tmp_path, also=partial(is_median, "estimated_ns", 50))
     assert "network by what transfers inside a host take" in " ".join(summary(run.trace).split())
 
 
@@ -80,10 +85,6 @@ def test_without_proxies_and_an_estimate_it_is_bounds(tmp_path: Path) -> None:
     check(UNKNOWN, "events", tmp_path)
 
 
-@pytest.mark.parametrize("options", [{}, {"nccl_source": "events"}], ids=["plugin", "events"])
-def test_queued_behind_an_earlier_collective(options: dict[str, str], tmp_path: Path) -> None:
-    check(QUEUED, "events" if options else "brackets", tmp_path)
-    run = device_scenarios.run(QUEUED, tmp_path / "again", **options)
-    table = hidden(run.trace)
-    middle = table.take((table["step"] >= device_scenarios.LEFT_OUT) & (table["step"] < device_scenarios.STEPS - 2))
-    assert np.median(middle["queued_ns"]) / 1e6 == pytest.approx(25, rel=TOLERANCE)
+@pytest.mark.parametrize("mode", ["brackets", "events"], ids=["plugin", "events"])
+def test_queued_behind_an_earlier_collective(mode: str, tmp_path: Path) -> None:
+    check(QUEUED, mode, tmp_path, also=partial(is_median, "queued_ns", 25))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measurements import Measurements
+from traced import TracedRun
 
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
@@ -29,7 +31,12 @@ SCENARIO = Scenario(
 
 @pytest.mark.parametrize("source", ["auto", "events"])
 def test_totals_of_a_thinned_run(source: str, tmp_path: Path) -> None:
-    run = device_scenarios.run(SCENARIO, tmp_path, steps=STEPS, event_budget=400, nccl_source=source)
+    options = {"steps": STEPS, "event_budget": 400, "nccl_source": source}
+    runs = Measurements(lambda folder: device_scenarios.run(SCENARIO, folder, **options), tmp_path)
+    runs.agree(totals_are_right)
+
+
+def totals_are_right(run: TracedRun) -> None:
     trace = run.trace
     found = steps_of(trace)
     thinned = {rank: set(found["step"][(found["rank"] == rank) & (found["thinned"] == 1)].tolist()) for rank in (0, 1)}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measurements import Measurements
 
 from ground_truth.five_steps_truth import BURNT, READ, exposed_ms
 from ground_truth.machine import Missing, slow_disk
@@ -25,19 +26,21 @@ WARMUP, ITERATIONS = 4, 12
 LINK_MS = GRADIENT_BYTES * 8 / LINK_BITS_PER_S * 1e3
 #: Beside what is injected: collating a batch, the inside of the host for the gradients.
 OWN_MS = 4.0
+#: Runs of each step, whose median counts. Where the stalls are off, more are added to those that there are.
+REPEATS = (3, 5, 7)
 
 
-def characterize(folder: Path) -> dict[str, Any]:
+def characterize(folder: Path, repeats: int) -> dict[str, Any]:
     """Steps 2 to 5 with everything injected; the disk only slows down what is not in the page cache."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     job = [*torchrun, str(JOB), "--data", str(folder / "data"), "--burn-ms", str(BURN_MS), "--width", str(WIDTH)]
     command = [
         sys.executable, "-m", "stashtrace", "characterize", "--out", str(folder / "answer"), "--format", "json",
-        "--steps", "2,3,4,5", "--repeat", "3", "--iterations", str(ITERATIONS), "--warmup", str(WARMUP),
+        "--steps", "2,3,4,5", "--repeat", str(repeats), "--iterations", str(ITERATIONS), "--warmup", str(WARMUP),
         "--emulate-network", f"{LINK_BITS_PER_S // 10**6}mbit", "--", *job,
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    (folder / "data").mkdir()
+    (folder / "data").mkdir(exist_ok=True)
     with slow_disk(folder / "data", DISK_BYTES_PER_S) as limit:
         limit.begin()
         done = subprocess.run(
@@ -53,23 +56,31 @@ def characterize(folder: Path) -> dict[str, Any]:
 @pytest.mark.root
 def test_each_stall_is_what_was_injected(tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    repeats = iter(REPEATS)
+
+    def measured(folder: Path) -> dict[str, Any]:
+        return characterize(tmp_path, next(repeats))
+
     try:
-        answer = characterize(tmp_path)
+        answers = Measurements(measured, tmp_path, most=len(REPEATS))
+        states = {name: (entry["status"], entry["why"]) for name, entry in answers.first["steps"].items()}
     except Missing as missing:
         pytest.skip(str(missing))
-    states = {name: (entry["status"], entry["why"]) for name, entry in answer["steps"].items()}
     for name in ("t3_ns", "t5_ns"):
         if states[name][0] == "not measured":  # no cold cache, or no namespaces here
             pytest.skip(states[name][1])
+    answers.agree(lambda answer: stalls_are_what_was_injected(tmp_path / "answer", answer))
 
+
+def stalls_are_what_was_injected(folder: Path, answer: dict[str, Any]) -> None:
     def exposed(step: int, *columns: int) -> float:
-        return exposed_ms(tmp_path / "answer", step, columns, WARMUP, ITERATIONS)
+        return exposed_ms(folder, step, columns, WARMUP, ITERATIONS)
 
     assert exposed(4, BURNT) >= 0.99 * BATCH * BURN_MS
-    assert exposed(3, READ) > 10 * exposed(4, READ), "the disk was not slow"
+    assert exposed(3, READ) > exposed(4, READ) + 4 * OWN_MS, "the disk was not slow enough to tell"
     # Nothing is loaded while the step computes: what the job's own clock says of loading is exposed.
     loading_ms = {step: exposed(step, READ, BURNT) for step in (3, 4)}
     expected_ms = {"prep": loading_ms[4], "fetch": loading_ms[3] - loading_ms[4], "network": LINK_MS}
     for stall, injected_ms in expected_ms.items():
         lost_ms = answer["stalls"][stall]["lost_ns"] / 1e6
-        assert lost_ms == pytest.approx(injected_ms, rel=0.10, abs=OWN_MS), (stall, states, answer["stalls"])
+        assert lost_ms == pytest.approx(injected_ms, rel=0.10, abs=OWN_MS), (stall, answer["steps"], answer["stalls"])

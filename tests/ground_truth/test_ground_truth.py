@@ -1,15 +1,17 @@
 """The numbers are true: real faults, the script's own clock beside ours, within 5 % of the step.
 
-One run per scenario here, medians of three if that one is off; five interleaved ones are benchmarks/ground_truth.py's.
+One run per scenario here, and two more if that one is off; five interleaved ones are benchmarks/ground_truth.py's.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from measurements import Measurements
 
 from ground_truth import machine, scenarios
 
@@ -31,11 +33,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda s: s.name)
 def test_stalls_are_what_the_script_measured(scenario: scenarios.Scenario, data: Path, tmp_path: Path) -> None:
-    runs = [measured(scenario, data, tmp_path / "0")]
-    if differences(scenario, runs):
-        # Whoever shares the machine can spoil a run of ten steps; the claim is about medians of runs.
-        runs += [measured(scenario, data, tmp_path / str(i)) for i in (1, 2)]
-    assert differences(scenario, runs) == []
+    def right(runs: Sequence[list[scenarios.RankComparison]]) -> None:
+        wrong = differences(scenario, runs)
+        assert not wrong, "\n".join(wrong)
+
+    runs = Measurements(lambda folder: measured(scenario, data, folder), tmp_path)
+    runs.agree(lambda run: right([run]), together=right)
 
 
 def measured(scenario: scenarios.Scenario, data: Path, folder: Path) -> list[scenarios.RankComparison]:
@@ -52,7 +55,7 @@ def measured(scenario: scenarios.Scenario, data: Path, folder: Path) -> list[sce
     return ranks
 
 
-def differences(scenario: scenarios.Scenario, runs: list[list[scenarios.RankComparison]]) -> list[str]:
+def differences(scenario: scenarios.Scenario, runs: Sequence[list[scenarios.RankComparison]]) -> list[str]:
     """Where the median over the runs is not what the script's clock says, one line each."""
     found = []
     # The fault must be large somewhere, or the comparison below could not fail. Not on both ranks: whoever is quicker

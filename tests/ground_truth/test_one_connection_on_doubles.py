@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device import calls
+from measurements import Measurements
+from traced import TracedRun
 
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
@@ -31,12 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_one_connection(folder: Path) -> None:
     env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    run = device_scenarios.run(SCENARIO, folder / "traced", env=env)
+    runs = Measurements(lambda each: device_scenarios.run(SCENARIO, each, env=env), folder)
+    run = runs.first
     assert all(result["errors"] == {} for result in run.results())
     bare = device_scenarios.run(SCENARIO, folder / "bare", env=env, traced=False)
     assert all(result["errors"] == {} for result in bare.results())
     for library in ("cuda", "cudart"):
-        recorded, own = (calls(folder / name, library) for name in ("traced", "bare"))
+        recorded, own = (calls(path, library) for path in (run.directory.parent, folder / "bare"))
         for name in ("cuEventRecord", "cudaEventRecord", "cuEventElapsedTime"):
             assert recorded.get(name, 0) == own.get(name, 0), "an event that is not the job's"
     trace = run.trace
@@ -50,6 +53,10 @@ def test_one_connection(folder: Path) -> None:
     assert "no timed step marks on the device, steps are the host's" in text
     assert "NCCL by its plugin" in text
     assert "invisible here: what the GPU does beside NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)" in text
+    runs.agree(times_are_right)
+
+
+def times_are_right(run: TracedRun) -> None:
     for rank in device_scenarios.measure(run):
         assert rank.methods == {"host"}
         for kind, at in rank.points_ms.items():

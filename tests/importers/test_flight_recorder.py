@@ -26,7 +26,7 @@ T_NS = 1_724_779_239_000_000_000
 MS = 1_000_000
 
 _JOB = """
-import os, sys, time
+import json, os, sys, time
 import torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -36,7 +36,9 @@ for _ in range(3):
     dist.all_reduce(given)
 dist.barrier()
 hangs = dist.all_reduce(given, async_op=True) if rank == 0 else None
-time.sleep(0.5)  # gloo's own thread marks what has ended
+limit = time.monotonic() + 60
+while sum(e["retired"] for e in json.loads(c10d._dump_fr_trace_json(True))["entries"]) < 4 and time.monotonic() < limit:
+    time.sleep(0.01)  # gloo's own thread marks what has ended
 with open(os.path.join(folder, f"nccl_trace_rank_{rank}"), "wb") as out:
     out.write(c10d._dump_fr_trace())
 with open(os.path.join(folder, f"json_rank_{rank}.json"), "w") as out:
@@ -117,7 +119,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(2)
     ]
     for job in jobs:
-        _, said = job.communicate(timeout=120)
+        _, said = job.communicate(timeout=300)
         if b"has no attribute '_dump_fr_trace" in said:
             pytest.skip("this torch has no Flight Recorder for gloo")
         assert job.returncode == 0, said.decode()

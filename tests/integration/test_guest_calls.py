@@ -18,7 +18,7 @@ from stashtrace.format.reader import open_run
 from stashtrace.launch.environment import LIBRARY_PATH
 
 SCRIPT = """
-    import json, os, struct, threading
+    import json, os, struct, threading, time
     from stashtrace import _native as native
 
     def descriptors():
@@ -41,6 +41,10 @@ SCRIPT = """
         thread = threading.Thread(target=lambda: (native.stamp(), span(-1)))
         thread.start()
         thread.join()
+    # Python has joined them, the kernel may not have: the last ones are still leaving, with what they hold open.
+    limit = time.monotonic() + 30
+    while descriptors() - here > 2 and time.monotonic() < limit:
+        time.sleep(0.01)
     out["new_descriptors"] = descriptors() - here
     native.set_thread_role(1, "step thread")
     kept = [span(1)]
@@ -105,8 +109,7 @@ def test_clocks_of_the_thread(guest: tuple[dict[str, Any], Path]) -> None:
     assert out["before"] <= runqueue_ns <= out["after"]
     assert out["child"] == 0
     assert out["blind"] is True  # after somebody closed every descriptor
-    # Two files of the recorder, and perhaps a thread that Python has joined but that has not ended yet.
-    assert out["new_descriptors"] <= 4  # the 20 threads took theirs with them
+    assert out["new_descriptors"] <= 2, "the recorder's files; the 20 threads took theirs with them"
 
 
 def test_steps_that_are_not_recorded(guest: tuple[dict[str, Any], Path]) -> None:

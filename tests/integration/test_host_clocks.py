@@ -14,7 +14,8 @@ import pytest
 from device import run_ranks
 from ground_truth.hosts import Host, hosts
 from ground_truth.machine import Missing
-from other_boot import as_other_boot, rank_of, true_miss_ns
+from measurements import Measurements
+from other_boot import Found, as_other_boot, rank_of, true_miss_ns
 from traced import ROOT, run_traced
 
 import stashtrace
@@ -47,16 +48,20 @@ def shifted(run: Path, target: Path, offset_ns: int, drift_ppb: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Measurements[Path]:
     pytest.importorskip("torch")
-    return run_traced(SMALL, tmp_path_factory.mktemp("gloo"), ranks=2).directory
+    return Measurements(lambda folder: run_traced(SMALL, folder, ranks=2).directory, tmp_path_factory.mktemp("gloo"))
 
 
 @pytest.fixture(scope="module")
-def namespaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Measurements[tuple[Path, Path]]:
     """Run directories of two hosts, each in a network namespace of its own."""
     pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("namespaces")
+    return Measurements(in_namespaces, tmp_path_factory.mktemp("namespaces"))
+
+
+def in_namespaces(folder: Path) -> tuple[Path, Path]:
+    folder.mkdir()
     try:
         with hosts(2) as made:
             processes = [start(folder, host, rank, made[0].address) for rank, host in enumerate(made)]
@@ -80,38 +85,63 @@ def start(folder: Path, host: Host, rank: int, master: str) -> subprocess.Popen[
         return subprocess.Popen(host.command(command), cwd=folder, env=environment, stdout=errors, stderr=errors)
 
 
+def is_honest(found: Found) -> None:
+    """How far off the other clock is said to be at most holds on any machine, however busy; how little that is, not."""
+    assert found.miss_ns <= found.error_ns
+    assert found.touch_miss_ns <= found.touch_error_ns
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(("offset_ns", "drift_ppb"), CLOCKS)
-def test_collectives_alone_find_the_other_clock(gloo: Path, tmp_path: Path, offset_ns: int, drift_ppb: int) -> None:
-    run = shifted(gloo, tmp_path / "run", offset_ns, drift_ppb)
-    found = true_miss_ns(run)
+def test_collectives_alone_find_the_other_clock(
+    gloo: Measurements[Path], tmp_path: Path, offset_ns: int, drift_ppb: int
+) -> None:
+    def moved(measured: Path) -> Path:
+        target = tmp_path / measured.parent.name
+        return target if target.exists() else shifted(measured, target, offset_ns, drift_ppb)
+
+    def right(measured: Path) -> None:
+        run = moved(measured)
+        assert true_miss_ns(run).touch_error_ns < 5 * MS  # a busy machine has no quick operations
+        trace = stashtrace.load(run)
+        assert len(trace.alignment) == 2
+        row = next(r for r in trace.alignment.rows() if trace.text(r["method_code"]) == "collectives")
+        assert abs(row["drift_ppb"] + drift_ppb) < 100_000
+        ends = np.stack([np.sort(trace.collectives["end_ns"][trace.collectives["rank"] == r]) for r in (0, 1)])
+        assert np.median(np.abs(ends[0] - ends[1])) < 1 * MS
+
+    found = true_miss_ns(moved(gloo.first))
     assert found.method == "collectives"
-    assert found.miss_ns <= found.error_ns
-    assert found.touch_miss_ns <= found.touch_error_ns < 5 * MS  # a busy machine has no quick operations
-    trace = stashtrace.load(run)
-    assert len(trace.alignment) == 2
-    row = next(r for r in trace.alignment.rows() if trace.text(r["method_code"]) == "collectives")
-    assert abs(row["drift_ppb"] + drift_ppb) < 100_000
-    ends = np.stack([np.sort(trace.collectives["end_ns"][trace.collectives["rank"] == r]) for r in (0, 1)])
-    assert np.median(np.abs(ends[0] - ends[1])) < 1 * MS
+    is_honest(found)
+    gloo.agree(right)
 
 
 @pytest.mark.torch
-def test_one_host_sends_nothing(gloo: Path) -> None:
-    assert not any("clock_ping" in file.load(("clock_ping",)).records for file in open_run(gloo).processes)
+def test_one_host_sends_nothing(gloo: Measurements[Path]) -> None:
+    assert not any("clock_ping" in file.load(("clock_ping",)).records for file in open_run(gloo.first).processes)
 
 
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(("offset_ns", "drift_ppb"), CLOCKS)
-def test_ping_between_namespaces(namespaces: tuple[Path, Path], tmp_path: Path, offset_ns: int, drift_ppb: int) -> None:
-    paths = [shifted(run, tmp_path / run.name, offset_ns, drift_ppb) for run in namespaces]
-    found = true_miss_ns(paths)
-    assert "ping" in found.method.split("+")
-    assert found.miss_ns <= found.error_ns
-    assert found.touch_miss_ns < 20 * US
-    assert found.touch_miss_ns <= found.touch_error_ns < 100 * US  # under 20 us where the machine has cores to spare
+def test_ping_between_namespaces(
+    namespaces: Measurements[tuple[Path, Path]], tmp_path: Path, offset_ns: int, drift_ppb: int
+) -> None:
+    def found(measured: tuple[Path, Path]) -> Found:
+        there = tmp_path / measured[0].parent.name
+        if there.exists():
+            return true_miss_ns([there / run.name for run in measured])
+        return true_miss_ns([shifted(run, there / run.name, offset_ns, drift_ppb) for run in measured])
+
+    def sharp(measured: tuple[Path, Path]) -> None:
+        assert found(measured).touch_miss_ns < 20 * US
+        assert found(measured).touch_error_ns < 100 * US  # under 20 us where the machine has cores to spare
+
+    first = found(namespaces.first)
+    assert "ping" in first.method.split("+")
+    is_honest(first)
+    namespaces.agree(sharp)
 
 
 @pytest.mark.parametrize("source", ["plugin", "events"])
@@ -121,10 +151,21 @@ def test_devices_align_their_hosts(source: str, tmp_path: Path) -> None:
         rank: f"repeat 150 {{ {turns.format(*pauses)} }}\nsync device; sleep 100ms"
         for rank, pauses in enumerate([(1, 3), (3, 1)])
     }
-    run = run_ranks(2, program, tmp_path, env={"STASHTRACE_NCCL_SOURCE": source})
-    for number, (offset_ns, drift_ppb) in enumerate(CLOCKS):
-        moved = shifted(run.directory, tmp_path / str(number), offset_ns, drift_ppb)
-        found = true_miss_ns(moved)
-        assert found.method == "collectives"
-        assert found.miss_ns <= found.error_ns
-        assert found.touch_miss_ns < 5 * US
+
+    def measured(folder: Path) -> list[Found]:
+        run = run_ranks(2, program, folder, env={"STASHTRACE_NCCL_SOURCE": source}).directory
+        return [true_miss_ns(shifted(run, folder / str(i), *clock)) for i, clock in enumerate(CLOCKS)]
+
+    def honest(found: list[Found]) -> None:
+        for one in found:
+            assert one.method == "collectives"
+            assert one.miss_ns <= one.error_ns
+
+    def sharp(found: list[Found]) -> None:
+        honest(found)
+        assert max(one.touch_miss_ns for one in found) < 5 * US
+
+    runs = Measurements(measured, tmp_path)
+    if source == "plugin":  # events tell of an end what the host, kept from the CPU, asked too late for
+        honest(runs.first)
+    runs.agree(sharp)

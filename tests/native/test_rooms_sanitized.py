@@ -108,7 +108,7 @@ def test_first_calls_of_many_threads(request: pytest.FixtureRequest, tmp_path: P
     environment["LD_PRELOAD"] = ":".join([*libraries, str(folder / "stashtrace/libstashtrace.so")])
     # The symbolizer reads its pipe through our hooks, so a report about these would wait for itself.
     environment["TSAN_OPTIONS"] = OPTIONS["TSAN_OPTIONS"] + ":symbolize=0:halt_on_error=1"
-    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-8000:]
 
 

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -112,7 +113,7 @@ class Browser:
         page.call("Page.navigate", url=address)
         return page
 
-    def call(self, method: str, *, session: str = "", timeout_s: float = 60, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, *, session: str = "", timeout_s: float = 180, **parameters: Any) -> dict[str, Any]:
         """One command and its answer; events in between are dropped."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
@@ -168,14 +169,25 @@ class Page:
                 raise TimeoutError(f"not true after {timeout_s} s: {expression}")
             time.sleep(0.25)
 
-    def screenshot(self, path: Path) -> Path:
-        """Picture of what the tab shows."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-        return path
+    def screenshot(self, path: Path, *, least_bytes: int = 0, timeout_s: float = 60) -> Path:
+        """Picture of what the tab shows; what is still nearly blank is given time."""
+        until = time.monotonic() + timeout_s
+        while True:
+            path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+            if path.stat().st_size > least_bytes or time.monotonic() > until:
+                return path
+            time.sleep(0.25)
 
 
-def titles_of(page: Page) -> list[str]:
-    """Names of the tracks that the Perfetto UI shows, pinned ones first."""
+def titles_of(page: Page, wanted: Iterable[str] = (), timeout_s: float = 120) -> list[str]:
+    """Names of the tracks that the Perfetto UI shows, pinned ones first; the UI is given time to show those wanted."""
+    until = time.monotonic() + timeout_s
+    while not all(any(word in title for title in _titles(page)) for word in wanted) and time.monotonic() < until:
+        time.sleep(0.25)
+    return _titles(page)
+
+
+def _titles(page: Page) -> list[str]:
     found = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map(t => t.textContent.trim())")
     titles = [str(t).replace("\u00a0", " ") for t in found]
     # The UI writes a title twice, once to be seen and once to be measured.

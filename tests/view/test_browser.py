@@ -31,23 +31,19 @@ TRACE = """
 """
 
 
+WANTED = ("rank 000 · node00", "rank 001 · node00", "step · rank 000", "phases · rank 000", "data loader", "worker 0",
+          "files")  # fmt: skip
+
+
 def test_time_line_opens_in_the_real_ui(tmp_path: Path) -> None:
     path = export(trace_from_text(TRACE), "perfetto", tmp_path / "timeline.pftrace.gz").path
     with Server(path, offline=True) as server, Browser() as browser:
         page = browser.open(f"{server.page}&hideSidebar=true")
         page.wait_for("document.body?.textContent.includes('worker 0')", 90)
-        titles = titles_of(page)
-        picture = page.screenshot(tmp_path / "timeline.png")
+        titles = titles_of(page, WANTED)
+        picture = page.screenshot(tmp_path / "timeline.png", least_bytes=20_000)
     joined = " | ".join(titles)
-    for wanted in (
-        "rank 000 · node00",
-        "rank 001 · node00",
-        "step · rank 000",
-        "phases · rank 000",
-        "data loader",
-        "worker 0",
-        "files",
-    ):
+    for wanted in WANTED:
         assert wanted in joined
     assert joined.index("rank 000 · node00") < joined.index("rank 001 · node00")
     data = picture.read_bytes()

@@ -32,7 +32,7 @@ def timeline(tmp_path: Path) -> Path:
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str):
     """Status, headers and body; the Host header is the server's unless given."""
-    connection = http.client.HTTPConnection(LOOPBACK, server.port, timeout=10)
+    connection = http.client.HTTPConnection(LOOPBACK, server.port, timeout=100)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", headers.pop("Host", f"{LOOPBACK}:{server.port}"))
     for name, value in headers.items():
@@ -58,7 +58,7 @@ def test_online_serves_the_trace_once_to_the_public_ui_only(timeline: Path) -> N
         assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
         waiting = threading.Thread(target=server.wait, daemon=True)
         waiting.start()
-        waiting.join(10)
+        waiting.join(100)
         assert not waiting.is_alive()
 
 

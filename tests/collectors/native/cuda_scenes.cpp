@@ -225,7 +225,7 @@ void threads(Memory& memory) {
 void second_try(Memory&) {
   void* memory = nullptr;
   cudaMalloc(&memory, 3 * kMega);
-  usleep(60'000);
+  usleep(250'000);
   cudaMalloc(&memory, 3 * kMega);
 }
 
@@ -271,7 +271,7 @@ int main(int count, char** arguments) {
     if (scene == "smaller_try") smaller_try(memory);
     if (scene == "in_flight") {
       Stream stream = side_stream();
-      compute(stream, 3'000'000'000);
+      compute(stream, 60'000'000'000);
       cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
     }
     if (scene == "free") printf("free %d\n", cudaFree(memory.device));

@@ -76,7 +76,7 @@ def test_what_another_host_recorded_comes_home(
         HostTask(job, {"NAME": "the other", "RANK": "1", "WORLD_SIZE": "2"}, by_ssh("other", ssh), "other",
                  bring_home=from_host("other", ssh), connected=True),
     ]  # fmt: skip
-    assert run_tasks(tasks, run, 5, 60.0, name="two", on_wait=lambda: None) == ""
+    assert run_tasks(tasks, run, 5, 180.0, name="two", on_wait=lambda: None) == ""
     log = run.with_suffix(".log").read_text()
     assert f"said on one {tmp_path}/here" in log
     assert f"said on the other {tmp_path}/there" in log
@@ -89,7 +89,7 @@ def test_what_another_host_recorded_comes_home(
 def test_a_host_that_cannot_be_reached(tmp_path: Path, ssh: list[str]) -> None:
     home = from_host("nowhere", ssh)
     tasks = [HostTask((sys.executable, "-c", ""), {}, by_ssh("nowhere", ssh), "nowhere", bring_home=home)]
-    said = run_tasks(tasks, tmp_path / "run", 5, 60.0, name="one", on_wait=lambda: None)
+    said = run_tasks(tasks, tmp_path / "run", 5, 180.0, name="one", on_wait=lambda: None)
     assert said == "the command ended with exit code 255: Could not resolve hostname nowhere"
     with pytest.raises(CaptureError, match="cannot copy run from nowhere"):
         from_host("nowhere", ssh)(tmp_path / "run")

@@ -26,6 +26,10 @@ class Store:
             self.values[key] = self.values.get(key, 0) + amount
             return int(self.values[key])
 
+    def taken(self) -> int:
+        """Numbers that were given out."""
+        return int(self.values.get(f"{clock_ping._KEY}/count", 0))
+
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
 
@@ -47,6 +51,7 @@ def meet(
     monkeypatch: pytest.MonkeyPatch, places: list[str], store: Store | None = None
 ) -> tuple[list[clock_ping._Ping], list[Rows]]:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(clock_ping, "_PATIENCE_S", 60.0)
     store, rows = store or Store(), [Rows() for _ in places]
     local = threading.local()
     monkeypatch.setattr(clock_ping, "_place", lambda: local.place)
@@ -60,10 +65,13 @@ def meet(
         ping._emit = lambda *row, own=rows[rank]: own.append(row) or True  # type: ignore[misc,method-assign]
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(places))]
     for thread in threads:
+        before = store.taken()
         thread.start()
-        time.sleep(0.05)  # so that rank 0 has number 0
+        limit = time.monotonic() + 60
+        while store.taken() == before and time.monotonic() < limit:  # so that rank 0 has number 0
+            time.sleep(0.001)
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     return pings, rows
 
 
