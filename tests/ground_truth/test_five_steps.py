@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from ground_truth.machine import Missing, slow_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "tests" / "ground_truth" / "five_steps_job.py"
-RANKS, BATCH, FILE_BYTES, WIDTH = 2, 4, 256 << 10, 512
+RANKS, BATCH, FILE_BYTES, WIDTH = 2, 4, 512 << 10, 512
 BURN_MS, DISK_BYTES_PER_S, LINK_BITS_PER_S = 6.0, 20_000_000, 200_000_000
 GRADIENT_BYTES = 4 * (256 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH)
 WARMUP, ITERATIONS = 4, 12
@@ -33,7 +35,8 @@ REPEATS = (3, 5, 7)
 def characterize(folder: Path, repeats: int) -> dict[str, Any]:
     """Steps 2 to 5 with everything injected; the disk only slows down what is not in the page cache."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    job = [*torchrun, str(JOB), "--data", str(folder / "data"), "--burn-ms", str(BURN_MS), "--width", str(WIDTH)]
+    job = [*torchrun, str(JOB), "--data", str(folder / "data"), "--burn-ms", str(BURN_MS), "--width", str(WIDTH),
+           "--file-bytes", str(FILE_BYTES), "--files", "300"]  # fmt: skip
     command = [
         sys.executable, "-m", "stashtrace", "characterize", "--out", str(folder / "answer"), "--format", "json",
         "--steps", "2,3,4,5", "--repeat", str(repeats), "--iterations", str(ITERATIONS), "--warmup", str(WARMUP),
@@ -57,30 +60,44 @@ def characterize(folder: Path, repeats: int) -> dict[str, Any]:
 def test_each_stall_is_what_was_injected(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     repeats = iter(REPEATS)
-
-    def measured(folder: Path) -> dict[str, Any]:
-        return characterize(tmp_path, next(repeats))
-
     try:
-        answers = Measurements(measured, tmp_path, most=len(REPEATS))
-        states = {name: (entry["status"], entry["why"]) for name, entry in answers.first["steps"].items()}
+        answers = Measurements(lambda _: measured(tmp_path, next(repeats)), tmp_path, most=len(REPEATS))
+        states = {name: (entry["status"], entry["why"]) for name, entry in answers.first.steps.items()}
     except Missing as missing:
         pytest.skip(str(missing))
     for name in ("t3_ns", "t5_ns"):
         if states[name][0] == "not measured":  # no cold cache, or no namespaces here
             pytest.skip(states[name][1])
-    answers.agree(lambda answer: stalls_are_what_was_injected(tmp_path / "answer", answer))
+    for stall in ("prep", "fetch", "network"):
+        answers.agree(partial(stall_is_what_was_injected, stall))
 
 
-def stalls_are_what_was_injected(folder: Path, answer: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Answer:
+    """What is said of the steps, and of each stall beside what was injected, in ms."""
+
+    steps: dict[str, Any]
+    lost: dict[str, float]
+    injected: dict[str, float]
+
+
+def measured(folder: Path, repeats: int) -> Answer:
+    answer = characterize(folder, repeats)
+
     def exposed(step: int, *columns: int) -> float:
-        return exposed_ms(folder, step, columns, WARMUP, ITERATIONS)
+        return exposed_ms(folder / "answer", step, columns, WARMUP, ITERATIONS)
 
+    if not {"prep", "fetch", "network"} <= answer["stalls"].keys():
+        return Answer(answer["steps"], {}, {})
     assert exposed(4, BURNT) >= 0.99 * BATCH * BURN_MS
-    assert exposed(3, READ) > exposed(4, READ) + 4 * OWN_MS, "the disk was not slow enough to tell"
     # Nothing is loaded while the step computes: what the job's own clock says of loading is exposed.
-    loading_ms = {step: exposed(step, READ, BURNT) for step in (3, 4)}
-    expected_ms = {"prep": loading_ms[4], "fetch": loading_ms[3] - loading_ms[4], "network": LINK_MS}
-    for stall, injected_ms in expected_ms.items():
-        lost_ms = answer["stalls"][stall]["lost_ns"] / 1e6
-        assert lost_ms == pytest.approx(injected_ms, rel=0.10, abs=OWN_MS), (stall, answer["steps"], answer["stalls"])
+    loading = {step: exposed(step, READ, BURNT) for step in (3, 4)}
+    injected = {"prep": loading[4], "fetch": loading[3] - loading[4], "network": LINK_MS}
+    lost = {stall: answer["stalls"][stall]["lost_ns"] / 1e6 for stall in injected}
+    return Answer(answer["steps"], lost, injected)
+
+
+def stall_is_what_was_injected(stall: str, answer: Answer) -> None:
+    # There is more of each than the comparison allows for, so that it can fail.
+    assert answer.injected[stall] > 4 * OWN_MS
+    assert answer.lost[stall] == pytest.approx(answer.injected[stall], rel=0.10, abs=OWN_MS), answer
