@@ -61,9 +61,21 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
     """
     order = np.lexsort((readings.half_ns, readings.device_ns, readings.common_ns))
     device, common, half = readings.device_ns[order], readings.common_ns[order], readings.half_ns[order]
-    kept = _apart(common, half, _not_wide(common, half))
-    kept, rejected = consistent_run(device, common, 2 * half, kept, 1.0, _MAX_DRIFT_PPB)
     step = _step(device, clock)
+    narrow = _not_wide(common, half)
+    found = _mapping(device, common, half, narrow, step)
+    if len(narrow) == len(half):
+        return found
+    # A few narrow readings close together know the rate, and what is far from them, worse than all do.
+    every = _mapping(device, common, half, np.arange(len(half)), step)
+    knows_more = found.anchors_count == 1 < every.anchors_count or every.error_ns < found.error_ns
+    return every if knows_more and every.rejected_count <= found.rejected_count else found
+
+
+def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int) -> DeviceTime:
+    """Mapping from some of the readings, in order of time; the others are held against it."""
+    kept = _apart(common, half, usable)
+    kept, rejected = consistent_run(device, common, 2 * half, kept, 1.0, _MAX_DRIFT_PPB)
     if len(kept) == 1:
         only = int(kept[0])
         reach = np.array([0, 1 << 40])

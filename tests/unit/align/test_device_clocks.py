@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stashtrace.align.device_clocks import DeviceReadings, device_time
@@ -32,6 +32,7 @@ def mapped(time, device: np.ndarray) -> np.ndarray:
     return time.to_common(device.astype(np.int64).view(np.uint64))
 
 
+@example(ppb=0, halves=[801, 801, 801, 200, 200, 956], spacing_ms=3130, jitter=0)
 @given(
     ppb=st.integers(-200_000, 200_000),
     halves=st.lists(st.integers(200, 60_000), min_size=2, max_size=40),
@@ -78,6 +79,15 @@ def test_wide_readings_are_left_out() -> None:
     time = device_time(readings(at, half, 5_000), DeviceClock.CUPTI)
     assert time.anchors_count == 27
     assert time.error_ns < 3_000
+
+
+def test_narrow_readings_at_one_end_do_not_hide_what_the_others_know() -> None:
+    at = COMMON_NS + np.arange(32) * S // 2
+    half = np.where(np.arange(32) < 30, 801, 200)
+    time = device_time(readings(at, half, 5_000), DeviceClock.CUPTI)
+    assert time.error_ns < 3 * 801
+    moments = np.random.default_rng(3).integers(at[0], at[-1], 500)
+    assert np.abs(mapped(time, on_device(moments, 5_000)) - moments).max() <= time.error_ns + 1
 
 
 def test_a_busy_while_does_not_widen_the_whole_run() -> None:
