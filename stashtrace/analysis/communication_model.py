@@ -21,7 +21,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import Fit, fit_alpha_beta
 from stashtrace.models.calibration import Points
-from stashtrace.models.layers import best_merge, merged, ready_by_sizes, rebucketed, schedule
+from stashtrace.models.layers import best_merge, divides, merged, ready_by_sizes, rebucketed, schedule
 from stashtrace.models.linear_fit import r_squared
 from stashtrace.models.robust_line import Floats
 
@@ -340,11 +340,11 @@ def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit]) -> tuple[Bucket
     if not usable:
         return ()
     total = float(np.median([one.bytes.sum() for one in usable]))
-    largest = float(np.median([one.bytes.max() for one in usable]))
     out = [_forecast(usable, links, 0.0, False)]
     for mib in BUCKETS_MIB:
         if mib * 2**20 < total:
-            out.append(_forecast(usable, links, float(mib), mib * 2**20 < largest))  # noqa: PERF401  (one line longer)
+            split = np.mean([divides(one.bytes, mib * 2**20) for one in usable]) > 0.5
+            out.append(_forecast(usable, links, float(mib), bool(split)))
     return (*out, _forecast(usable, links, -1.0, False), _forecast(usable, links, -2.0, False))
 
 

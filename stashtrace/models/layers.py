@@ -22,6 +22,9 @@ from stashtrace.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 
+#: Messages of a pass that are smaller than its buckets: torch's first bucket, and the last one.
+_EVER_SMALLER = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -175,11 +178,26 @@ def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tu
     return np.maximum.reduceat(ready, starts), np.add.reduceat(sizes, starts)
 
 
+def divides(sizes_bytes: Any, bucket_bytes: float) -> bool:
+    """Whether buckets of this size would have to divide messages of a run.
+
+    Only if the run's own buckets were larger. Where more messages than the first and the last are smaller than this,
+    the run closed its buckets earlier: what is larger all the same was filled by one tensor, which nobody divides.
+
+    Examples
+    --------
+    >>> divides([1, 25, 26, 9], 4), divides([1, 2, 3, 25], 4), divides([1, 2, 3], 4)
+    (True, False, False)
+    """
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    return bool((sizes > bucket_bytes).any()) and int((sizes < bucket_bytes).sum()) <= _EVER_SMALLER
+
+
 def rebucketed(ready_ns: Any, sizes_bytes: Any, bucket_bytes: float) -> tuple[Floats, Floats]:
     """Ready times and sizes, were the gradients sent in buckets of another size.
 
-    Larger buckets are made of whole messages. Smaller ones take gradients to have come at an even rate between the
-    ready times of two messages, since nothing says in which order the inside of a message was made.
+    Larger buckets than those of the run are made of whole messages. Smaller ones take gradients to have come at an even
+    rate between the ready times of two messages, since nothing says in which order the inside of a message was made.
 
     Examples
     --------
@@ -190,7 +208,7 @@ def rebucketed(ready_ns: Any, sizes_bytes: Any, bucket_bytes: float) -> tuple[Fl
     ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
     if not bucket_bytes > 0:
         raise UsageError(f"{bucket_bytes} is no size of a bucket", hint="for example 25M")
-    if not len(sizes) or bucket_bytes >= sizes.max():
+    if not divides(sizes, bucket_bytes):
         return merged(ready, sizes, bucket_starts(sizes, bucket_bytes))
     total = float(sizes.sum())
     ends = np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total)

@@ -60,6 +60,9 @@ class Recommendation:
         """Those that nothing beats in both, cheapest first."""
         return tuple(one for one in self.candidates if one.pareto)
 
+#: Devices of a catalog's entry that are processors: ranks that used no GPU are at home there.
+_PROCESSORS = re.compile(r"\b(v?cpu|core)s?\b", re.IGNORECASE)
+
 
 def recommend(
     profiles: Sequence[Profile],
@@ -280,7 +283,7 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
         known = catalog.get(one.instance)
         if known is None:
             notes.append(f"{one.instance} is in no catalog: no price, and nothing is said of its other sizes")
-        elif known.device and one.device == "cpu":
+        elif known.device and one.device == "cpu" and not _PROCESSORS.search(known.device):
             notes.append(f"{one.path} names {one.instance}, which has {known.device}, but its ranks used no device")
         elif known.device and one.machine_devices and not _named_alike(known.device, one.machine_devices):
             ran = one.machine_devices[0]

@@ -125,8 +125,17 @@ def test_buckets_are_forecast_from_the_ready_times() -> None:
     assert found[-1.0].exposed_ns == pytest.approx(cost(sum(SIZES)), rel=1e-6)
     assert found[-1.0].messages_count == 1
     assert found[-2.0].exposed_ns <= min(b.exposed_ns for b in model.buckets if not b.split) + 1e-6
-    # 1 MiB is less than the largest message.
-    assert found[1.0].split
+    # 1 MiB is less than the largest message, which one tensor filled: the others were sent sooner.
+    assert (found[1.0].split, found[1.0].messages_count) == (False, 2)
+
+
+def test_large_buckets_are_divided_for_the_forecast_of_small_ones() -> None:
+    """Two messages of more than 1 MiB between a first and a last one: nothing is known of their tensors."""
+    sizes = (1100 * KB, 3000 * KB, 2600 * KB, 500 * KB)
+    model = model_of(job(TOGETHER, backend="nccl", sizes=sizes))
+    found = {bucket.bucket_mib: bucket for bucket in model.buckets}
+    assert (found[1.0].split, found[1.0].messages_count) == (True, 7)
+    assert not found[4.0].split
 
 
 def test_bytes_that_seem_free_forecast_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -364,12 +365,19 @@ class TestWhatIsSaid:
             notes = recommend([one], AWS, Work(iterations=1)).notes
             assert any("but ran on" in note for note in notes) == said, names
 
-    def test_ranks_on_a_cpu_say_nothing_of_the_instance_s_devices(self) -> None:
+    def test_ranks_on_a_cpu_say_nothing_of_the_instance_s_devices(self, tmp_path: Path) -> None:
         one = replace(ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2}), device="cpu")
         assert any("which has V100-SXM2-16GB, but its ranks used no device" in note
                    for note in recommend([one], AWS, Work(iterations=1)).notes)  # fmt: skip
         other = recommend([replace(one, device="gpu")], AWS, Work(iterations=1))
         assert not any("used no device" in note for note in other.notes)
+        for processors in ("2 cores", "96 vCPUs", "EPYC CPU"):
+            (tmp_path / "desk.toml").write_text(
+                f'version = 1\n[instance.desk]\ndevice = "{processors}"\ndevices_count = 4\n', encoding="utf-8"
+            )
+            desk = load_catalog([tmp_path / "desk.toml"])
+            notes = recommend([replace(one, instance="desk")], desk, Work(iterations=1)).notes
+            assert not any("used no device" in note for note in notes), processors
 
     @pytest.mark.parametrize(("seconds", "said"), [(0.2 * 1.03, "1.03x shorter"), (0.28, "1.4x shorter")])
     def test_a_small_factor_keeps_its_digits(self, seconds: float, said: str) -> None:

@@ -123,6 +123,13 @@ def test_smaller_buckets_come_at_an_even_rate() -> None:
         rebucketed([1], [1], 0)
 
 
+def test_what_one_tensor_filled_is_not_divided() -> None:
+    """A message per tensor, as recorded with the smallest buckets: torch sends the large one as it is."""
+    ready, sizes = rebucketed([10, 20, 30, 40, 50], [4, 3, 5, 100, 4], 10)
+    assert ready.tolist() == [30, 40, 50]
+    assert sizes.tolist() == [12, 100, 4]
+
+
 def test_ready_times_from_sizes() -> None:
     assert ready_by_sizes([10, 30, 60], 200.0).tolist() == [20, 80, 200]
     assert ready_by_sizes([0, 0], 5.0).tolist() == [5, 5]
