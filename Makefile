@@ -23,8 +23,19 @@ demo: $(VENV)/.built $(torch_stamp)
 	$(bin)/stashtrace run --out $(DEMO_DIR) -- \
 	  $(bin)/torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
+# Tests that neither measure time nor fill the machine with jobs run side by side, then the others one by one.
+# Exit code 5 of pytest is "no test was chosen": fine for one of the two.
+side_by_side := $(addprefix tests/,analysis architecture cli exporters importers report unit)
+
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
-	$(bin)/python -m pytest $(PYTEST)
+	@failed=0; empty=0; \
+	for part in "-n auto --maxprocesses 8 --dist loadfile $(side_by_side)" "$(addprefix --ignore=,$(side_by_side)) tests"; do \
+	  echo "$(bin)/python -m pytest $(PYTEST) $$part"; \
+	  $(bin)/python -m pytest $(PYTEST) $$part; code=$$?; \
+	  if [ $$code = 5 ]; then empty=$$((empty + 1)); elif [ $$code != 0 ]; then failed=$$code; fi; \
+	done; \
+	if [ $$empty = 2 ]; then failed=5; fi; \
+	exit $$failed
 
 # Not part of the tests: about ten minutes, on a machine that does nothing else.
 truth: $(VENV)/.built $(torch_stamp)
