@@ -114,6 +114,17 @@ void* Dynlib::symbol(const char* name) const noexcept {
   return found;
 }
 
+unsigned long long libraries_added() noexcept {
+  unsigned long long added = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, std::size_t, void* to) noexcept {
+        *static_cast<unsigned long long*>(to) = object->dlpi_adds;
+        return 1;  // every object tells the same
+      },
+      &added);
+  return added;
+}
+
 void* find_behind_hook(const char* const* libraries, std::size_t count, const char* name,
                        const char* preferred) noexcept {
   const Dynlib library = Dynlib::loaded(libraries, count);

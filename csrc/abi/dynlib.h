@@ -36,6 +36,10 @@ class Dynlib {
   const char* name_ = "";
 };
 
+// Libraries that this process has loaded so far, those unloaded again included: as long as it stays, a library that was
+// absent is absent. Some tens of nanoseconds, whereas a look for an absent library compares names with all loaded ones.
+unsigned long long libraries_added() noexcept;
+
 // The function that a hook of ours named `name` stands in front of: in the first loaded of `libraries`, under `preferred`
 // (null: none) and then under `name`; else the next definition in the caller's scope; else in any loaded object that
 // exports it. Null if nobody has it.

@@ -21,6 +21,7 @@ namespace {
 constexpr int kMostErrorsInARow = 64;
 constexpr const char* kNames[] = {"libcuda.so.1", "libcuda.so"};
 constinit std::atomic<int> g_errors_in_a_row{0};
+constinit std::atomic<unsigned long long> g_absent_at{0};  // libraries_added() when the driver was last looked for in vain
 
 std::uint16_t cuda_collector() noexcept {
   for (const auto& collector : schema::kCollectors)
@@ -60,6 +61,8 @@ bool same_process() noexcept { return owner_generation == runtime().generation()
 
 bool resolve_driver(bool may_load) noexcept {
   if (settings.context == nullptr || !recording()) return false;
+  const unsigned long long added = libraries_added();
+  if (!may_load && added == g_absent_at.load(std::memory_order_relaxed)) return false;
   Access unknown = Access::unknown;
   if (!access_state.compare_exchange_strong(unknown, Access::resolving, std::memory_order_acq_rel))
     return unknown == Access::ready;  // while another thread resolves, this call goes unrecorded
@@ -68,6 +71,7 @@ bool resolve_driver(bool may_load) noexcept {
   if (!library) {
     if (may_load)
       report("no_driver", 0, "libcuda.so.1 was not found: nothing of devices is recorded", schema::codes::Severity::info);
+    g_absent_at.store(added, std::memory_order_relaxed);
     access_state.store(may_load ? Access::off : Access::unknown, std::memory_order_release);
     return false;
   }
