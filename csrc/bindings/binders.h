@@ -15,4 +15,5 @@
   BINDER(bind_kernels)             \
   BINDER(bind_nccl)                \
   BINDER(bind_importers)           \
+  BINDER(bind_sockets)             \
   // end of list

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import socket
-import struct
+import stat
 from collections.abc import Iterable
 from typing import Any
 
+from stashtrace import _native
 from stashtrace.probes import recorder
 from stashtrace.probes.recorder import intern, now_ticks
 
@@ -22,7 +22,6 @@ COLLECTOR = "torch_distributed"
 _emit_group = recorder.RecordWriter("group").emit
 _emit_count = recorder.RecordWriter("group_count").emit
 _emit_peer = recorder.RecordWriter("group_peer").emit
-_ESTABLISHED = "01"
 #: A job with more groups than this is described without the addresses of the later ones.
 _MOST_SCANS = 64
 
@@ -201,34 +200,15 @@ def _backend_name(process_group: Any, world: Any) -> str:
 
 def _connections() -> list[tuple[int, str, str]]:
     """(inode, own address, peer address) of this process's established TCP connections, but for the store's."""
-    inodes: set[str] = set()
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:
-            continue  # closed meanwhile
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
     store_port = os.environ.get("MASTER_PORT", "")
     found: list[tuple[int, str, str]] = []
-    for table, family in (("/proc/self/net/tcp", socket.AF_INET), ("/proc/self/net/tcp6", socket.AF_INET6)):
+    for entry in os.listdir("/proc/self/fd"):
         try:
-            with open(table, encoding="ascii") as lines:
-                rows = [line.split() for line in lines]
+            status = os.fstat(int(entry))
         except OSError:
-            continue  # no such family here
-        for row in rows[1:]:
-            if len(row) > 9 and row[3] == _ESTABLISHED and row[9] in inodes:
-                own, peer = _address(row[1], family), _address(row[2], family)
-                if store_port and store_port in (own.rpartition(":")[2], peer.rpartition(":")[2]):
-                    continue
-                found.append((int(row[9]), own, peer))
+            continue  # closed meanwhile
+        ends = _native.tcp_ends(int(entry)) if stat.S_ISSOCK(status.st_mode) else None
+        if ends is None or (store_port and store_port in (end.rpartition(":")[2] for end in ends)):
+            continue
+        found.append((status.st_ino, *ends))
     return found
-
-
-def _address(text: str, family: int) -> str:
-    """``0100007F:1F90`` -> ``127.0.0.1:8080``; the kernel prints words in the host's byte order."""
-    packed, _, port = text.partition(":")
-    words = [int(packed[i : i + 8], 16) for i in range(0, len(packed), 8)]
-    plain = socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
-    return f"{plain.removeprefix('::ffff:')}:{int(port, 16)}"
