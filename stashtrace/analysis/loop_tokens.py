@@ -62,8 +62,9 @@ class StepColumns:
 def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> Tokens:
     """Tokens of a thread from the rows of its phases and batch waits.
 
-    Nested phases are not tokens (recomputation inside backward, a closure inside the optimizer), but an update inside
-    backward is: it counts as ending with the phase around it.
+    Nested phases are not tokens (recomputation inside backward), but an update inside backward is: it counts as ending
+    with the phase around it. Where an optimizer calls a closure, the closure is the step's forward and backward and
+    comes before the update; what it computes again, as line searches do, is part of the update.
     """
     code, flags = phases["phase_code"], phases["phase_flags"]
     kind = np.full(len(code), -1, dtype=np.int64)
@@ -79,9 +80,10 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         around = outer[np.maximum(at, 0)]
         inside = (at >= 0) & (phases["end_ns"][around] >= end[inner])
         end[inner[inside]] = phases["end_ns"][around[inside]]
-    keep = np.flatnonzero((kind >= 0) & (~nested | (kind == UPDATE)))
+    first_begin, again = _closures(phases["begin_ns"], end, np.where(nested, -1, kind))
+    keep = np.flatnonzero((kind >= 0) & (~nested | (kind == UPDATE)) & ~again)
     waits = len(wait_begin)
-    begin = np.concatenate([phases["begin_ns"][keep], wait_begin])
+    begin = np.concatenate([first_begin[keep], wait_begin])
     no = np.zeros(waits, dtype=bool)
     columns = (
         begin,
@@ -93,6 +95,29 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
     )
     order = np.lexsort((*reversed(columns[3:]), columns[1], columns[2], begin))
     return Tokens(*(c[order] for c in columns))
+
+
+def _closures(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Bools]:
+    """Begin of each phase, that of an update behind the closure it calls; and which phases are a closure's again."""
+    at, again = begin.copy(), np.zeros(len(kind), dtype=bool)
+    updates = np.flatnonzero(kind == UPDATE)
+    updates = updates[np.argsort(begin[updates], kind="stable")]
+    inner = np.flatnonzero((kind == FORWARD) | (kind == BACKWARD))
+    inner = inner[np.argsort(begin[inner], kind="stable")]
+    if not len(updates) or not len(inner):
+        return at, again
+    around = np.searchsorted(begin[updates], begin[inner], side="right") - 1
+    inside = (around >= 0) & (end[inner] <= end[updates][np.maximum(around, 0)])
+    inner, around = inner[inside], around[inside]
+    calls = np.unique(around)
+    at[updates[calls]] = np.maximum(end[updates[calls]] - 1, begin[updates[calls]])
+    # One evaluation reaches up to the first backward, and without any to the first forward.
+    backward = np.flatnonzero(kind[inner] == BACKWARD)
+    last = np.searchsorted(around, calls, side="left")
+    found, first = np.unique(around[backward], return_index=True)
+    last[np.searchsorted(calls, found)] = backward[first]
+    again[inner] = np.arange(len(inner)) > last[np.searchsorted(calls, around)]
+    return at, again
 
 
 def unit_starts(tokens: Tokens) -> Bools:

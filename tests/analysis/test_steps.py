@@ -153,6 +153,52 @@ CASES = {
         0 1: 4-8 marked
         """,
     ),
+    "forward and backward in the optimizer's closure, and validation after some of the updates": (
+        """
+        rank 0 loader : 0.......1........2.3.4........
+        rank 0 phase  : .OOOOOO..OOOOO.........OOOOOO.
+        rank 0 phase  : ..FFBB....FBB.....V.V...FFBB..
+        """,
+        """
+        0 0: 0-7 train
+        0 1: 7-14 train
+        0 2: 14-19 validation
+        0 3: 19-21 validation
+        0 4: 21-29 train
+        """,
+    ),
+    "micro-batches of which the last is in the optimizer's closure": (
+        """
+        rank 0 loader : 0....1......2....3......
+        rank 0 phase  : .FBB.OOOOOO..FBB.OOOOOO.
+        rank 0 phase  : ......FFBB........FFBB..
+        """,
+        """
+        0 0: 0-11 train x2
+        0 1: 11-23 train x2
+        """,
+    ),
+    "a closure that is called several times is one forward and backward": (
+        """
+        rank 0 phase  : .OOOOOOOO.OOOOOOOO
+        rank 0 phase  : .FBFBFBF..FBFBFBB.
+        """,
+        """
+        0 0: 1-9 train
+        0 1: 9-18 train
+        """,
+    ),
+    "a closure without a backward (a gradient-free search)": (
+        """
+        rank 0 loader : 0.....1.....
+        rank 0 phase  : .OOOO..OOOO.
+        rank 0 phase  : .V|V|V..V|V|V.
+        """,
+        """
+        0 0: 0-5 train
+        0 1: 5-11 train
+        """,
+    ),
     "a forward long before the loop and a step that was never finished are outside": (
         """
         rank 0 phase  : F.......FBO.FB
