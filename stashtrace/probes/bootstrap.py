@@ -29,6 +29,12 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "torch.amp.grad_scaler": (("torch_step", "stashtrace.probes.torch_step:install_grad_scaler"),),
     "torch.utils.data.dataloader": (("torch_dataloader", "stashtrace.probes.torch_dataloader:install"),),
+    "torchdata.stateful_dataloader.worker": (
+        ("torch_dataloader", "stashtrace.probes.torch_dataloader_worker:install"),
+    ),
+    "torchdata.stateful_dataloader.stateful_dataloader": (
+        ("torch_dataloader", "stashtrace.probes.torchdata_loader:install"),
+    ),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch_distributed:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch_profiler:install"),),

@@ -83,7 +83,6 @@ class DeviceMarks:
         stream = self._current_stream()
         if stream is None:
             return 0
-        window.forward_begins()
         if self.marked_step < window.step:
             self._mark(stream, window.step)
         return _native.device_bracket_begin(_BATCH_WAIT, stream(), 0)

@@ -59,7 +59,7 @@ class StepWindow:
         self._updated = True
 
     def forward_begins(self) -> None:
-        """An outermost forward begins, or a device's step thread asks for a batch: a loop may call no module."""
+        """An outermost forward begins, or the step thread asks for a batch: its wait is of that step."""
         if self._updated:
             self._updated = False
             if not self.marked_by_user:

@@ -80,13 +80,13 @@ def install(dataloader: ModuleType) -> None:
     """Patch the iterators, the fetchers and, for children to come, the worker loop."""
     base = dataloader._BaseDataLoaderIter
     multi = dataloader._MultiProcessingDataLoaderIter
-    patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", _iter)
+    patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", timed_iter)
     patching.replace(COLLECTOR, base, "__next__", _next)
-    patching.replace(COLLECTOR, multi, "_reset", _reset)
+    patching.replace(COLLECTOR, multi, "_reset", counted_reset)
     global _worker_is_told
     process_data = getattr(multi, "_process_data", None)
     _worker_is_told = process_data is not None and len(inspect.signature(process_data).parameters) > 2
-    patching.replace(COLLECTOR, multi, "_process_data", _process_data)
+    patching.replace(COLLECTOR, multi, "_process_data", told_worker)
     patching.replace(COLLECTOR, dataloader._DatasetKind, "create_fetcher", _create_fetcher)
     tools = dataloader._utils
     patching.replace(COLLECTOR, tools.pin_memory, "pin_memory", _pin_memory)
@@ -102,8 +102,11 @@ def _now() -> tuple[int, int, int]:
 # The main process -------------------------------------------------------------------------------
 
 
-def _iter(original: Any) -> Any:
+def timed_iter(original: Any) -> Any:
+    """``DataLoader.__iter__``: making an iterator is a wait, too."""
+
     def __iter__(self: Any) -> Any:
+        _asks()
         if not window.open:
             return original(self)
         begin = stamp()
@@ -118,6 +121,15 @@ def _iter(original: Any) -> Any:
         return iterator
 
     return __iter__
+
+
+def _asks() -> None:
+    """The thread that makes the updates asks for a batch: its next step begins, unless a batch of it is made here."""
+    try:
+        if thread_state.is_step_thread and thread_state.batch is None:
+            window.forward_begins()
+    except Exception as error:
+        failed(COLLECTOR, "next", error)
 
 
 def _loader_of(iterator: Any) -> Loader | None:
@@ -140,6 +152,7 @@ def _loader_of(iterator: Any) -> Loader | None:
 
 def _next(original: Any) -> Any:
     def __next__(self: Any) -> Any:
+        _asks()
         if not window.open:
             return original(self)
         state = thread_state
@@ -221,7 +234,9 @@ def _emit_life(begin: int, end: int, loader_id: int, batches: int) -> None:
     _emit_span(begin, end, loader_id, batches, recorder.intern("DataLoader"), kind)
 
 
-def _process_data(original: Any) -> Any:
+def told_worker(original: Any) -> Any:
+    """``_process_data``: which worker made the batch that is returned."""
+
     def _process_data(self: Any, data: Any, *rest: Any) -> Any:
         # torch >= 2.7 says which worker made the batch; before, the index tells.
         batch = thread_state.batch
@@ -232,7 +247,9 @@ def _process_data(original: Any) -> Any:
     return _process_data
 
 
-def _reset(original: Any) -> Any:
+def counted_reset(original: Any) -> Any:
+    """``_reset`` of an iterator whose workers stay: its batches count from 0 again."""
+
     def _reset(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             loader = getattr(self, "_stashtrace_loader", None)
@@ -299,8 +316,7 @@ def _create_fetcher(original: Any) -> Any:
 
 
 def _timed_fetch(fetcher: Any) -> Any:
-    # Weakly: a fetcher that held itself would hold the data set until the next garbage collection.
-    weak = weakref.ref(fetcher)
+    weak = weakref.ref(fetcher)  # one that held itself would hold the data set until the next garbage collection
     fetch_original = type(fetcher).fetch
 
     def timed_fetch(index: Any) -> Any:

@@ -27,7 +27,7 @@ _SERIALIZE = recorder.code("BatchPhase", "serialize")
 
 
 def install(worker: ModuleType) -> None:
-    """Patch ``torch.utils.data._utils.worker``."""
+    """Patch ``torch.utils.data._utils.worker``, or torchdata's module of that kind."""
     patching.replace(COLLECTOR, worker, "_worker_loop", _worker_loop)
 
 

@@ -212,12 +212,12 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     try:
         mark_step_thread()
-        if window.open:
-            owner = id(optimizer)
-            pending = thread_state.open_updates
-            # A step that raises calls no hook, so what it left is found when its optimizer steps again.
-            pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
-            pending.append((owner, stamp()))
+        owner = id(optimizer)
+        pending = thread_state.open_updates
+        # A step that raises calls no hook, so what it left is found when its optimizer steps again.
+        pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
+        # Kept outside the window too: the forward that opens it may be in the closure of this step.
+        pending.append((owner, stamp()))
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
 
@@ -233,7 +233,8 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         while pending:
             owner, begin = pending.pop()
             if owner == id(optimizer):
-                _record(_OPTIMIZER, begin, stamp(), type(optimizer).__name__, 0)
+                if window.open:
+                    _record(_OPTIMIZER, begin, stamp(), type(optimizer).__name__, 0)
                 break
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)

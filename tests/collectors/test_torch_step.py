@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.model.kinds import Phase, PhaseFlag, SpanKind, ThreadRole
+from stashtrace import analyze
+from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, ThreadRole
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -353,4 +354,66 @@ def test_steps_outside_the_window_are_counted_and_not_recorded(tmp_path: Path) -
     )
     table = run.trace.phases.sort_by("begin_ns")
     assert [Phase(code) for code in table["phase_code"]] == [F, B, OPT] * 2
+    assert run.losses() == []
+
+
+def test_a_window_of_steps_whose_work_is_in_closures_begins_and_ends_with_whole_ones(tmp_path: Path) -> None:
+    run = run_traced(
+        """
+        import json, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def evaluate():
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward()
+            return loss
+        for step in range(6):
+            optimizer.step(evaluate)
+        print(json.dumps("done"))
+        """,
+        tmp_path,
+        steps="2:4",
+        collectors=["torch_step"],
+    )
+    table = run.trace.phases.sort_by("begin_ns")
+    assert [Phase(code) for code in table["phase_code"]] == [OPT, F, B] * 2
+    steps = analyze(run.trace, "steps")
+    assert len(steps) == 2
+    assert run.losses() == []
+
+
+@pytest.mark.parametrize("closures", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_window_of_steps_holds_their_batches(tmp_path: Path, workers: int, closures: bool) -> None:
+    run = run_traced(
+        f"""
+        import json, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def train(batch):
+            optimizer.zero_grad()
+            loss = model(batch).sum()
+            loss.backward()
+            return loss
+        def main():
+            for batch in torch.utils.data.DataLoader(torch.ones(12, 2), batch_size=2, num_workers={workers}):
+                if {closures}:
+                    optimizer.step(lambda: train(batch))
+                else:
+                    train(batch)
+                    optimizer.step()
+            print(json.dumps("done"))
+        main()
+        """,
+        tmp_path,
+        steps="2:4",
+        collectors=["torch_step", "torch_dataloader"],
+    )
+    batches = run.trace.batches
+    waits = batches.take(batches["phase_code"] == BatchPhase.WAIT)
+    assert waits["batch_index"].tolist() == [2, 3]
+    steps = analyze(run.trace, "steps")
+    assert len(steps) == 2
+    assert steps["begin_ns"].tolist() == waits["begin_ns"].tolist()[:1] + steps["end_ns"].tolist()[:1]
     assert run.losses() == []
