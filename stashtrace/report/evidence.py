@@ -15,6 +15,7 @@ from stashtrace.analysis.trace_index import blocked_by_guess
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+from stashtrace.report.epoch_evidence import epoch_begins
 from stashtrace.report.facts import RankFacts
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
@@ -27,6 +28,8 @@ _WORKER_WORDS = {"prep": "decoding, transforming and collating", "fetch": "block
 #: Above this share of a worker's time in the run queue, or of busy CPUs, more workers are no cure.
 _CROWDED_RATIO = 0.2
 _BUSY_RATIO = 0.85
+#: The begin of epochs is told from this part of the waits on, and is their reason above the other.
+_EPOCHS_MATTER, _EPOCHS_RULE = 0.25, 0.5
 #: Blocked reads explain the time in storage if they are at least this share of it.
 _WORTH_BLAMING = 0.25
 
@@ -35,7 +38,7 @@ def loading(trace: Trace, rank: RankFacts, steps: Table, cpu_busy_ratio: float) 
     """Why a rank waited for batches: what the worker of the awaited batch did, the slowest file, how to hide it."""
     wait_ns = rank.per_step_ns(*_DATA_KINDS)
     shares = {k: rank.per_step_ns(k) / wait_ns for k in _DATA_KINDS if rank.per_step_ns(k) >= _WORTH_NAMING * wait_ns}
-    made = _made_batches(trace, rank.rank)
+    made = _made_batches(trace, rank.rank, steps)
     unseen = _makers_not_recorded(trace, rank.rank)
     if unseen:
         return [unseen]
@@ -43,6 +46,12 @@ def loading(trace: Trace, rank: RankFacts, steps: Table, cpu_busy_ratio: float) 
     own = workers == [-1]
     who = "the step thread makes its own batches (num_workers=0): it" if own else _workers(len(workers))
     lines = []
+    epochs = epoch_begins(trace, rank.rank, steps)
+    between = min(epochs.wait_ns / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
+    if epochs and between >= _EPOCHS_MATTER:
+        lines.append(epochs.text(_part(between), rank.steps_count))
+    if between > _EPOCHS_RULE:  # what its workers did meanwhile was to begin
+        return lines + (_slow_file(trace, made, rank.kinds["fetch"]) if "fetch" in shares else [])
     working = sorted((k for k in _WORKER_WORDS if k in shares), key=lambda k: -shares[k])
     if working:
         parts = [f"{_part(shares[k])}{' of that' if k == working[0] else ''} {_WORKER_WORDS[k]}" for k in working]
@@ -164,9 +173,15 @@ def files_overview(trace: Trace) -> list[str]:
     return lines
 
 
-def _made_batches(trace: Trace, rank: int) -> Table:
+def _made_batches(trace: Trace, rank: int, steps: Table) -> Table:
+    """Batches made while the counted steps ran: those before them had a cold cache or workers that just began."""
     batches = trace.batches
-    return batches.take((batches["rank"] == rank) & (batches["phase_code"] == BatchPhase.FETCH))
+    made = batches.take((batches["rank"] == rank) & (batches["phase_code"] == BatchPhase.FETCH))
+    own = steps.take(steps["rank"] == rank)
+    if not len(own):
+        return made
+    during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
+    return during if len(during) else made
 
 
 def _makers_not_recorded(trace: Trace, rank: int) -> str:
@@ -175,7 +190,8 @@ def _makers_not_recorded(trace: Trace, rank: int) -> str:
     own = batches["worker_id"][batches["rank"] == rank]
     if (own == UNSEEN_WORKER).any():
         return "who made them is not in the recording: reading, decoding and hand-over cannot be told apart"
-    if (own == MAIN_PROCESS).any() and not (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any():
+    made = (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any()
+    if (own == MAIN_PROCESS).any() and not (own >= 0).any() and not made:
         return (
             "the step thread made them itself (num_workers=0): reading and decoding cannot be told apart in this"
             " recording; a few workers would hide both"
@@ -247,7 +263,7 @@ def _workers_needed(
     """
     if not len(made) or not rank.steps_count:
         return ""
-    batch_ns = float(np.median(made["end_ns"] - made["begin_ns"]))
+    batch_ns = float((made["end_ns"] - made["begin_ns"]).mean())
     rest_ns = rank.wall_ns / rank.steps_count - rank.per_step_ns(*_DATA_KINDS)
     if rest_ns <= 0 or batch_ns <= 0:
         return ""

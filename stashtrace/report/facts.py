@@ -44,6 +44,8 @@ class RankFacts:
     host : str
     steps_count : int
     step_ns : int
+        Mean wall time of a step, so that the means of its kinds add up to it.
+    middle_step_ns : int
         Median wall time of a step.
     wall_ns : int
         All counted steps together.
@@ -67,6 +69,7 @@ class RankFacts:
     host: str
     steps_count: int
     step_ns: int
+    middle_step_ns: int
     wall_ns: int
     kinds: dict[str, int]
     low: dict[str, int]
@@ -231,6 +234,7 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         rank,
         host,
         len(own),
+        round(wall.mean()),
         int(np.median(wall)),
         int(wall.sum()),
         sums("stall_ns"),

@@ -34,6 +34,8 @@ _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
 #: Smaller shares are printed with a decimal.
 _SMALL_RATIO = 0.00995
+#: A median further than this from the mean says that a few steps are much longer or shorter than the others.
+_SKEWED_RATIO = 0.1
 _INDENT = "  "
 
 
@@ -86,7 +88,10 @@ def _headline(facts: RunFacts, look: Look) -> list[str]:
         parts[0] += f", {facts.hosts_count} host{_s(facts.hosts_count)}"
     if facts.ranks:
         step_ns = float(np.median([r.step_ns for r in facts.ranks]))
+        middle_ns = float(np.median([r.middle_step_ns for r in facts.ranks]))
         parts[0] += f", {facts.steps_count} step{_s(facts.steps_count)} of {duration_text(step_ns)}"
+        if abs(middle_ns - step_ns) > _SKEWED_RATIO * step_ns:
+            parts[0] += f", half of them under {duration_text(middle_ns)}"
         if facts.warmup_count:
             parts[0] += f" (first {facts.warmup_count} left out)"
         parts += _mixture(facts)

@@ -11,7 +11,7 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job
 
-from stashtrace.model.kinds import IoFlag, IoOp, ProcessRole, WaitOp
+from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import amount, choose
 from stashtrace.report.look import Look
@@ -82,6 +82,31 @@ def test_fits_80_columns_in_every_look(scene: str, look: dict[str, Any]) -> None
 @pytest.mark.parametrize(("scene", "expected"), [("prep", PREP), ("quiet", QUIET)])
 def test_snapshot(scene: str, expected: str) -> None:
     assert text(scene).startswith(expected)
+
+
+def test_the_step_is_the_mean_so_that_its_parts_add_up_to_it() -> None:
+    facts = gather(job(prep={0: 44})[1])
+    for rank in facts.ranks:
+        assert rank.step_ns * rank.steps_count == pytest.approx(rank.wall_ns, rel=1e-6)
+        assert sum(rank.per_step_ns(kind) for kind in rank.kinds) == pytest.approx(rank.step_ns, rel=1e-6)
+
+
+def test_a_few_long_steps_are_told_in_the_first_line() -> None:
+    facts = gather(job()[1])
+    assert "half of them" not in render(facts, [], Look(), "x")
+    skewed = [replace(r, step_ns=90 * MS, middle_step_ns=33 * MS) for r in facts.ranks]
+    first = " ".join(render(replace(facts, ranks=tuple(skewed)), [], Look(), "x").split("\n\n")[0].split())
+    assert first == "stashtrace 2 ranks, 1 host, 7 steps of 90.0 ms, half of them under 33.0 ms (first 5 left out)"
+
+
+def test_batches_before_the_counted_steps_do_not_count() -> None:
+    build, trace = job(prep={0: 44})
+    before = [line for f in choose(gather(trace)) for line in f.evidence if line.startswith("a batch takes")]
+    first = min((r for r in build.rows["batches"] if r["phase_code"] == BatchPhase.FETCH), key=lambda r: r["begin_ns"])
+    first["begin_ns"] -= 2000 * MS  # the first batch of a cold data set
+    after = [line for f in choose(gather(build.trace())) for line in f.evidence if line.startswith("a batch takes")]
+    assert before
+    assert after == before
 
 
 def test_the_end_says_what_to_trust_and_what_to_type() -> None:
@@ -195,6 +220,21 @@ def test_page_faults_are_told_where_no_read_explains_the_storage() -> None:
     (found,) = choose(gather(build.trace()))
     assert "not in reads: 6.0 page faults a batch waited for storage" in " ".join(found.evidence)
     assert "without a name" not in " ".join(found.evidence)
+
+
+def test_workers_that_left_no_records_are_still_workers() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(12):
+        now = step * 50 * MS
+        if step == 0:
+            rank.batch(BatchPhase.WAIT, -1, now, now + MS, worker=-1)  # making the iterator
+        rank.batch_wait(step, now + MS, now + 20 * MS, worker=step % 2)
+        rank.phase("forward", now + 20 * MS, now + 30 * MS).phase("backward", now + 30 * MS, now + 45 * MS)
+        rank.phase("optimizer", now + 45 * MS, now + 50 * MS)
+    (found,) = choose(gather(build.trace()))
+    assert "num_workers=0" not in " ".join(found.evidence)
+    assert found.evidence[0].startswith("its workers, which left no records of their own, spent all of that")
 
 
 def test_findings_come_worst_first() -> None:
