@@ -8,7 +8,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from stashtrace.models.differential import STEPS, Stall
+from stashtrace.models.differential import STEPS
 from stashtrace.report.characterization import (
     CURES,
     STEP_WORDS,
@@ -40,8 +40,9 @@ th { font-weight: 600; color: var(--soft) } .soft { color: var(--soft) } code { 
 .stack { display: flex; height: 1.4rem; background: var(--bar); border-radius: 3px; overflow: hidden }
 .stack span { height: 100% }
 .share { position: relative; height: 1.4rem; background: var(--bar); border-radius: 3px }
-.share .value { position: absolute; top: 0; bottom: 0; left: 0; border-radius: 3px 0 0 3px }
-.share .interval { position: absolute; top: 45%; height: 10%; background: var(--ink) }
+.share span { position: absolute; top: 0; bottom: 0 }
+.share .interval { top: 45%; bottom: 45%; min-width: 2px; background: var(--ink) }
+.share .zero { min-width: 1px; background: var(--soft) }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 1em }
 """
 
@@ -165,28 +166,28 @@ def _stacks(found: Characterized) -> list[str]:
 
 
 def _shares(found: Characterized) -> list[str]:
+    """A bar per stall; where an interval reaches below nothing, the scale begins there."""
     stalls = found.stalls()
-    most = max([1.0, *(_top(stall) for stall in stalls.values())])
+    clean = {name: stalls[name].clean for name in CURES if name in stalls}
+    ends = [0.0, 1.0, *(x for c in clean.values() for x in (c.value, c.low, c.high) if not math.isnan(x))]
+    low, high = max(min(ends), -1.0), min(max(ends), max([1.0, *(c.value for c in clean.values())]))
+
+    def span(of: str, begin: float, end: float, colour: str = "") -> str:
+        left, right = (100 * (min(max(x, low), high) - low) / (high - low) for x in (begin, end))
+        style = f"left:{left:.2f}%;width:{right - left:.2f}%" + (f";background:{colour}" if colour else "")
+        return f'<span class="{of}" style="{style}"></span>'
+
     out = []
-    for name in CURES:
-        if name not in stalls:
-            continue
-        clean = stalls[name].clean
-        bar = f'<span class="value" style="width:{_place(clean.value, most):.2f}%;background:{COLOURS[name]}"></span>'
-        if not math.isnan(clean.low):
-            low, high = _place(clean.low, most), _place(clean.high, most)
-            bar += f'<span class="interval" style="left:{low:.2f}%;width:{max(high - low, 0.3):.2f}%"></span>'
+    for name, share in clean.items():
+        bar = span("value", min(share.value, 0.0), max(share.value, 0.0), COLOURS[name])
+        if not math.isnan(share.low):
+            bar += span("interval", share.low, share.high)
+        if low < 0:
+            bar += span("zero", 0.0, 0.0)
         out.append(f'<div class="row"><div>{name}</div><div class="share">{bar}</div></div>')
-    said = '<p class="soft">The line in each bar is the interval; a full bar is the whole step.</p>'
+    zero = "the upright line is nothing, the right end" if low < 0 else "a full bar"
+    said = f'<p class="soft">The thin line in each bar is the interval; {zero} is the whole step.</p>'
     return [*out, said] if out else []
-
-
-def _top(stall: Stall) -> float:
-    return stall.clean.value if math.isnan(stall.clean.high) else min(stall.clean.high, 1.0)
-
-
-def _place(share: float, most: float) -> float:
-    return 100 * min(max(share, 0.0), most) / most
 
 
 def _machine(found: Characterized) -> str:

@@ -108,7 +108,7 @@ def _draw_links(above: Any, below: Any, links: list[LinkFit]) -> None:
 
 
 def _draw_passes(above: Any, below: Any, model: CommunicationModel) -> None:
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     passes = model.passes
     if not len(passes):
@@ -129,6 +129,7 @@ def _draw_passes(above: Any, below: Any, model: CommunicationModel) -> None:
     below.axhline(0, color=_FAINT, lw=0.8)
     below.set_ylabel("predicted - seen")
     below.set_xlabel("step" if len(np.unique(passes.step)) == len(passes) else "backward pass")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for axes in (above, below):
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
 

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -63,12 +64,51 @@ def test_the_page_is_whole(found: Characterization) -> None:
         assert page.count(name) >= 2
 
 
-def test_negative_stalls_are_drawn_as_nothing_and_said(found: Characterization) -> None:
+def test_negative_stalls_have_no_width_in_the_stack_and_are_said(found: Characterization) -> None:
     page = characterization_page(found)
     assert 'title="interconnect -' in page
     assert "width:-" not in page
     parts = dict(dict(stacks(found))["all devices"])
     assert parts["interconnect"] < 0
+
+
+def spans(page: str, name: str) -> dict[str, tuple[float, float]]:
+    """Left end and width, in percent, of what is drawn in the bar of a stall."""
+    row = re.search(rf'<div>{name}</div><div class="share">(.*?)</div>', page)
+    assert row is not None, page
+    drawn = re.findall(r'<span class="(\w+)" style="left:([\d.]+)%;width:([\d.]+)%', row[1])
+    return {kind: (float(left), float(width)) for kind, left, width in drawn}
+
+
+def test_what_reaches_below_nothing_is_drawn_left_of_the_line_of_nothing(found: Characterization) -> None:
+    page = characterization_page(found)
+    clean = {name: stall.clean for name, stall in found.stalls().items()}
+    low = min(estimate.low for estimate in clean.values())
+    assert low < 0, "the scene needs a stall below nothing"
+    nothing = 100 * -low / (1 - low)
+    for name, estimate in clean.items():
+        drawn = spans(page, name)
+        assert drawn["zero"] == (pytest.approx(nothing, abs=0.01), 0)
+        left, width = drawn["value"]
+        assert width == pytest.approx(100 * abs(estimate.value) / (1 - low), abs=0.02)
+        assert (left if estimate.value > 0 else left + width) == pytest.approx(nothing, abs=0.02)
+        left, width = drawn["interval"]
+        assert (left, width) == (
+            pytest.approx(100 * (estimate.low - low) / (1 - low), abs=0.02),
+            pytest.approx(100 * (estimate.high - estimate.low) / (1 - low), abs=0.02),
+        )
+    assert "the upright line is nothing" in page
+
+
+def test_where_all_intervals_are_above_nothing_the_bars_begin_there(found: Characterization) -> None:
+    found.runs = [run for run in found.runs if run.step in (3, 4)]
+    page = characterization_page(found)
+    estimate = found.stalls()["fetch"].clean
+    assert estimate.low > 0
+    drawn = spans(page, "fetch")
+    assert drawn["value"] == (0, pytest.approx(100 * estimate.value, abs=0.01))
+    assert "zero" not in drawn
+    assert "a full bar is the whole step" in page
 
 
 def test_the_picture(found: Characterization, tmp_path: Path) -> None:
