@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser
@@ -73,7 +73,13 @@ def main(argv: Sequence[str]) -> int:
         check_plot_folder(arguments.plot)
     catalog = _catalog(arguments)
     if arguments.list:
-        sys.stdout.write("\n".join(tables.catalog_lines(catalog)) + "\n")
+        if arguments.format == "table":
+            sys.stdout.write("\n".join(tables.catalog_lines(catalog)) + "\n")
+        else:
+            from stashtrace.models.catalog import Instance
+
+            rows = [asdict(one) for one in catalog.instances.values()]
+            write_rows(rows, [field.name for field in fields(Instance)], arguments.format, sys.stdout)
         return 0
     profiles = _profiles(arguments)
     work, said = _work(arguments, profiles)

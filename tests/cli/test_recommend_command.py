@@ -175,6 +175,24 @@ def test_the_catalog(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("added", [0, 1])
+def test_the_catalog_for_programs(job: Path, added: int, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.toml").write_text('[instance.desk]\nvcpus_count = 8\npriced_on = 2026-11-01\n', encoding="utf-8")
+    own = ["--catalog", "own.toml"] * added
+    capsys.readouterr()
+    assert main(["recommend", "--list", "--format", "json", *own]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    found = {row["name"]: row for row in rows}
+    assert len(found) == len(rows)
+    assert found["p3.16xlarge"]["price_per_hour"] == 24.48
+    assert found["p3.16xlarge"]["priced_on"] == "2026-08-26"
+    assert ("desk" in found) == bool(added)
+    assert main(["recommend", "--list", "--format", "csv", *own]) == 0
+    told = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["name"] for row in told] == [row["name"] for row in rows]
+    assert told[0].keys() == rows[0].keys()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
