@@ -164,14 +164,20 @@ class _Session:
         shutil.rmtree(directory, ignore_errors=True)
         steps = self.request.warmup + _LOOK_ITERATIONS
         why = self._run(directory, self._one_host(self.command.ranks), steps, clock, "a first look at the job")
+        hint = f"its output is in {directory}.log"
         if not why:
             try:
                 figures = step_figures(_loaded(directory), self.request.warmup, _LOOK_ITERATIONS)
                 why = self._wrong_ranks(figures.ranks_count, self.command.ranks)
+                if why:
+                    hint = (
+                        "put {ranks} where the command takes their number, and say how many the job has:"
+                        f" --ranks {figures.ranks_count} -- CMD ... {{ranks}} ..."
+                    )
             except StashtraceError as error:
                 why = str(error)
         if why:
-            raise CaptureError(f"the job does not run as it is: {why}", hint=f"its output is in {directory}.log")
+            raise CaptureError(f"the job does not run as it is: {why}", hint=hint)
         self.found.facts["look"] = {"steps_count": figures.steps_count, "step_ns": figures.step_ns}
         self.found.facts["device"] = "gpu" if figures.on_device else "cpu"
         self.found.save(self.request.out)
@@ -266,7 +272,9 @@ class _Session:
     def _wrong_ranks(self, seen: int, asked: int) -> str:
         if seen == asked:
             return ""
-        return f"the command started {seen} ranks where {asked} were asked for: it does not follow the rank count"
+        ranks = "1 rank" if seen == 1 else f"{seen} ranks"
+        wanted = "1 was" if asked == 1 else f"{asked} were"
+        return f"the command started {ranks} where {wanted} asked for: it does not follow the rank count"
 
     def _run(self, directory: Path, tasks: Sequence[HostTask], steps: int, clock: _Clock, what: str) -> str:
         clock.began_s = time.monotonic()

@@ -8,6 +8,7 @@ such a measurement says is the network's share alone, and everything that shows 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -21,6 +22,9 @@ from stashtrace.errors import CaptureError, UsageError
 INTERFACE = "eth0"
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIMES = {"us": 10**3, "ms": 10**6, "s": 10**9}
+#: Files that `ip netns exec` puts over those of /etc lie here, in a directory per namespace.
+_NAMES = Path("/etc/netns")
+_OURS = "# of stashtrace characterize --emulate-network\n"
 #: A token bucket must hold what passes between two ticks of the slowest kernel timer, and a whole offloaded packet.
 _TICKS_PER_S = 250
 _LEAST_BURST_BYTES = 128 * 1024
@@ -110,7 +114,8 @@ def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
     # The process id in the names lets two of us live side by side; 15 characters are the limit for interfaces.
     tag = os.getpid() % 1_000_000
     hosts = tuple(EmulatedHost(f"emulated{i}", f"stash{tag}n{i}", f"10.79.0.{i + 1}") for i in range(2))
-    try:
+    with contextlib.ExitStack() as made:
+        _name(hosts, made)
         for host in hosts:
             _ip("netns", "add", host.namespace)
         _ip("link", "add", INTERFACE, "netns", hosts[0].namespace, "type", "veth",
@@ -120,13 +125,8 @@ def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
             _ip("-n", host.namespace, "link", "set", "lo", "up")
             _ip("-n", host.namespace, "link", "set", INTERFACE, "up")
             _shape(host, shape)
-            _write_names(host, hosts)
         _run(*hosts[0].command(["true"]))
         yield hosts[0], hosts[1]
-    finally:
-        for host in hosts:  # the interfaces die with their namespace
-            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
-            shutil.rmtree(Path("/etc/netns") / host.namespace, ignore_errors=True)
 
 
 def _shape(host: EmulatedHost, shape: Shape) -> None:
@@ -142,14 +142,47 @@ def _shape(host: EmulatedHost, shape: Shape) -> None:
              "burst", str(burst), "latency", "50ms")  # fmt: skip
 
 
-def _write_names(host: EmulatedHost, hosts: Sequence[EmulatedHost]) -> None:
-    """`ip netns exec` puts this file over /etc/hosts."""
-    names = Path("/etc/netns") / host.namespace / "hosts"
+def _name(hosts: Sequence[EmulatedHost], made: contextlib.ExitStack) -> None:
+    """Write what each host calls the other, as a claim to the namespaces, and take away those that nobody claims.
+
+    A claim is a lock on the file of names. The kernel lets go of it however its owner ends, so what a killed process
+    left behind is known by a lock that can be had.
+    """
     try:
-        names.parent.mkdir(parents=True, exist_ok=True)
-        names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.address} {h.name}\n" for h in hosts))
+        _NAMES.mkdir(parents=True, exist_ok=True)
+        with _opened(_NAMES, os.O_RDONLY) as one_at_a_time:
+            fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+            for left in _NAMES.glob("stash*n[01]/hosts"):
+                with contextlib.suppress(BlockingIOError, FileNotFoundError), _opened(left, os.O_RDONLY) as claim:
+                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.pread(claim, len(_OURS), 0) == _OURS.encode():
+                        _take_away(left.parent.name)
+            for host in hosts:
+                names = _NAMES / host.namespace / "hosts"
+                names.parent.mkdir(exist_ok=True)
+                made.callback(_take_away, host.namespace)
+                claim = made.enter_context(_opened(names, os.O_CREAT | os.O_RDWR))
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lines = ["127.0.0.1 localhost\n", *(f"{h.address} {h.name}\n" for h in hosts)]
+                names.write_text(_OURS + "".join(lines))
     except OSError as error:
-        raise CaptureError(f"cannot name emulated hosts: {error.strerror}", hint="run as root") from error
+        hint = "run as root, or leave step 5 out: --steps 1,2,3,4"
+        raise CaptureError(f"cannot name emulated hosts: {error.strerror}", hint=hint) from error
+
+
+def _take_away(namespace: str) -> None:
+    """Interfaces die with their namespace."""
+    subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+    shutil.rmtree(_NAMES / namespace, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _ip(*arguments: str) -> None:

@@ -139,6 +139,15 @@ def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
     assert "only 6 steps were seen" in done.stderr
 
 
+def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
+    words = shlex.join(small_job(1000))
+    done = characterize(tmp_path, "--steps", "1,2", "--", "sh", "-c", words)
+    assert done.returncode == 3
+    assert "the command started 2 ranks where 1 was asked for" in done.stderr
+    assert "hint: put {ranks} where the command takes their number" in done.stderr
+    assert "--ranks 2 -- CMD ... {ranks} ..." in done.stderr
+
+
 def test_a_command_that_does_not_follow_the_rank_count(tmp_path: Path) -> None:
     words = shlex.join(small_job(1000))
     done = characterize(tmp_path, "--steps", "1,2", "--ranks", "2", "--format", "json", "--",
