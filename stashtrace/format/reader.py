@@ -32,7 +32,7 @@ class RawRun:
     run : dict
         Content of run.json, empty if there is none.
     processes : list of StashFile
-        One per process image, sorted by name. ``process.load()`` reads its rows.
+        One per process image, in the order in which they started. ``process.load()`` reads its rows.
     losses : list of (collector, reason, severity, lost_count, advice)
         What concerns no single process: unreadable files, missing run.json.
     """
@@ -79,7 +79,8 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     losses: list[LossTuple] = []
     names = _list(path)
     stems = sorted({n.rpartition(".")[0] for n in names if n.endswith((".stash", ".ring"))})
-    processes = list(_open_all(path, stems, strict, losses))
+    # File names begin with the pid, and pids start anew now and then: their order says nothing.
+    processes = sorted(_open_all(path, stems, strict, losses), key=_start_ns)
     run = _run_json(path, losses, strict)
     if not processes:
         raise _nothing_in(path, stems, losses)
@@ -137,6 +138,11 @@ def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossTu
             losses.append(("format", "unreadable_file", int(Severity.DATA_LOSS), 1, str(error)))
     if newer is not None and not opened:
         raise newer
+
+
+def _start_ns(process: StashFile) -> int:
+    started = process.metadata.get("start_realtime_ns")
+    return started if isinstance(started, int) else 0
 
 
 def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossTuple]) -> FormatError:

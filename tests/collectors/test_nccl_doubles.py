@@ -320,7 +320,8 @@ def test_forked_child_writes_nothing_of_its_parent(tmp_path: Path) -> None:
     bare = run_ranks(1, program, tmp_path / "bare", traced=False)
     run = job(1, program, tmp_path)
     assert run.results() == bare.results()
-    tasks = [t for t in rows(run, "nccl_task") if t["group_hash"] == rows(run, "nccl_call")[0]["group_hash"]]
+    [group] = {c["group_hash"] for c in rows(run, "nccl_call") if c["message_bytes"] == 300_000_000}
+    tasks = [t for t in rows(run, "nccl_task") if t["group_hash"] == group]
     assert len(tasks) == 2
     assert len({t["pid"] for t in tasks}) == 1
 

@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stashtrace import _native
@@ -165,7 +164,7 @@ def test_short_threads_share_few_lanes(actor: Actor) -> None:
     assert sorted(actor.values()["thread"]) == sorted(3_000 * list(range(5)))
     (process,) = actor.processes()
     infos = process.records["thread_info"].rows
-    assert len(np.unique(infos["tid"])) >= 3_000  # and perhaps the drainer
+    assert len(infos) >= 3_000  # and perhaps the drainer; the system may give a thread the number of one that ended
 
 
 def test_closed_and_reused_descriptors(actor: Actor) -> None:

@@ -51,6 +51,14 @@ def test_rows_come_back_grouped_by_thread_with_their_texts(tmp_path: Path) -> No
     assert not raw.losses
 
 
+def test_processes_come_in_the_order_in_which_they_started(tmp_path: Path) -> None:
+    begin = StashWriter(tmp_path).metadata["start_realtime_ns"]
+    for pid, after_s in ((32_760, 0), (9_999, 1), (10_000, 2), (7, 3)):  # the system began again with low pids
+        StashWriter(tmp_path, pid=pid, metadata={"start_realtime_ns": begin + after_s * 10**9}).save()
+    StashWriter(tmp_path, pid=8, metadata={"start_realtime_ns": "damaged"}).save()
+    assert [p.metadata["pid"] for p in open_run(tmp_path).processes] == [8, 32_760, 9_999, 10_000, 7]
+
+
 def test_a_single_file_is_a_run_too(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.add("io_op", io_rows(stash, 3))
