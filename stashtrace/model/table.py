@@ -87,7 +87,11 @@ class Table:
         return len(next(iter(self._columns.values()))) if self._columns else 0
 
     def __getitem__(self, name: str) -> Array:
-        return self._columns[name]
+        try:
+            return self._columns[name]
+        except KeyError:
+            known = ", ".join(self.schema.names)
+            raise KeyError(f"table {self.schema.name} has no column {name!r}; it has {known}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns

@@ -70,13 +70,24 @@ class _Tables:
         """Table by name, empty if nothing filled it."""
         found = self._tables.get(name)
         if found is None:
+            if name not in TABLES:
+                raise KeyError(_no_table(name))
             found = self._tables[name] = Table.empty(TABLES[name])
         return found
 
     def __getattr__(self, name: str) -> Table:
-        if name.startswith("_") or name not in TABLES:
+        if name.startswith("_"):
             raise AttributeError(name)
+        if name not in TABLES:
+            raise AttributeError(_no_table(name))
         return self.table(name)
+
+
+def _no_table(name: str) -> str:
+    return (
+        f"no table {name!r}: recorded are {', '.join(TABLES)}; what is computed from them comes from"
+        f" stashtrace.analyze(trace, {name!r})"
+    )
 
 
 class EventTables(_Tables):

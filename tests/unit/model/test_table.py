@@ -118,7 +118,12 @@ def test_trace_tables_are_there_even_if_empty() -> None:
     assert trace.io is trace.io
     assert trace.ranks.tolist() == []
     assert len(trace.replace(counters=counters((1, 2, 3.0))).counters) == 1
-    with pytest.raises(AttributeError):
-        _ = trace.nonsense
+    with pytest.raises(AttributeError, match=r"no table 'steps': .* phases, .* stashtrace.analyze\(trace, 'steps'\)"):
+        _ = trace.steps
+    with pytest.raises(KeyError, match="no table 'steps'"):
+        trace.table("steps")
+    with pytest.raises(KeyError, match="table tracks has no column 'rank'; it has track_id, process_id"):
+        _ = trace.tracks["rank"]
+    assert not hasattr(trace, "_repr_html_")
     with pytest.raises(ValueError, match="unknown"):
         EventTables(StringPool(), {"nonsense": Table.empty(IO)})
