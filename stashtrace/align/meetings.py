@@ -117,7 +117,7 @@ def meetings_of(
 
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= table["device_begin_ns"])
     error = _errors(process, table["source_code"], timed, error_of)[order] + own_error_ns[host[order]]
-    enter = np.where(timed, table["device_begin_ns"], table["call_ns"])[order] - error
+    enter = np.where(timed & ~_begun_by_return(table), table["device_begin_ns"], table["call_ns"])[order] - error
     told = (CollectiveSource.HOST, CollectiveSource.IMPORTED)
     on_host = np.isin(table["source_code"], told) & (table["end_ns"] >= 0)
     end = np.where(timed, table["device_end_ns"], np.where(on_host, table["end_ns"], NONE))[order]
@@ -156,6 +156,13 @@ def meetings_of(
         np.full(len(at), COLLECTIVES, dtype=np.int8),
         dropped,
     )
+
+
+def _begun_by_return(table: Table) -> Bools:
+    """Rows whose begin is no limit: where a stream has nothing else to do, events show a kernel to begin when the call
+    that launches it returns, and it may have begun, and even ended, before that."""
+    by_events = table["source_code"] == CollectiveSource.EVENTS
+    return np.asarray(by_events & (table["device_begin_ns"] <= table["return_ns"]))
 
 
 def _across(number: Int64, host: Int64, new: Bools) -> Bools:

@@ -85,7 +85,8 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     events_begin, events_end = (np.append(times, np.full(len(lone), -1)) for times in _events(calls, raw, context))
     stray = _stray(plugin, events_begin, events_end, context)
     by_plugin = (plugin.begin_ns >= 0) & ~stray
-    # The kernel cannot start before the call that launches it has come that far: a lower bound of the entry.
+    # The kernel starts when the call launches it, if nothing is before it on the stream: near the call's return, though
+    # not always after it (align.meetings allows for that).
     entered = np.minimum(np.maximum(events_begin, return_ns), events_end)
     begin = np.where(by_plugin, plugin.begin_ns, np.where(events_begin >= 0, entered, -1))
     # Who timed it, or for an untimed one who saw it.

@@ -91,8 +91,10 @@ class Job:
         latency_ns: float = 60 * US,
         noise_ns: float = 15 * US,
         on_device: bool = False,
+        return_ns: float = -10 * US,
     ) -> None:
-        """Operations that members enter around these moments."""
+        """Operations that members enter around these moments; ``return_ns``: mean time from a device's entry until the
+        call that launched it returns, which is when events show it to begin, if not negative."""
         members = np.asarray(members, dtype=np.int64)
         count, size = len(true_ns), len(members)
         if group not in self.next_sequence:
@@ -111,7 +113,9 @@ class Job:
         shown = [self.hosts.shown(self.host_of[members], times) for times in (enter, end)]
         self.parts.append(rows_of(
             process_id=np.tile(members, count), sequence=np.repeat(np.arange(first, first + count), size), group=group,
-            op=op, peer=root, enter=shown[0].ravel(), end=shown[1].ravel(), on_device=on_device))  # fmt: skip
+            op=op, peer=root, enter=shown[0].ravel(), end=shown[1].ravel(), on_device=on_device,
+            return_after=np.rint(self.rng.exponential(return_ns, count * size)) if return_ns > 0 else int(return_ns),
+        ))  # fmt: skip
 
     def message(self, true_ns: npt.NDArray[np.float64], sender: int, receiver: int, *, group: int,
                 latency_ns: float = 40 * US) -> None:  # fmt: skip
@@ -152,7 +156,7 @@ class Job:
 
 
 def rows_of(*, process_id: Int64, sequence: Int64, group: int, op: CollectiveOp, peer: int, enter: Int64, end: Int64,
-            on_device: bool = False) -> Table:  # fmt: skip
+            on_device: bool = False, return_after: npt.NDArray[np.float64] | int = -10 * US) -> Table:  # fmt: skip
     """Rows of ``collectives``."""
     schema = TABLES["collectives"]
     rows = len(process_id)
@@ -165,6 +169,8 @@ def rows_of(*, process_id: Int64, sequence: Int64, group: int, op: CollectiveOp,
         "stream_track_id": unseen, "source_code": np.full(rows, int(CollectiveSource.HOST)),
     }  # fmt: skip
     if on_device:
-        columns |= {"device_begin_ns": enter, "device_end_ns": end, "call_ns": enter - 30 * US,
+        back = enter + np.asarray(return_after, dtype=np.int64)
+        columns |= {"device_begin_ns": np.minimum(np.maximum(enter, back), end), "device_end_ns": end,
+                    "call_ns": enter - 30 * US, "return_ns": back,
                     "source_code": np.full(rows, int(CollectiveSource.EVENTS))}  # fmt: skip
     return Table(schema, columns)

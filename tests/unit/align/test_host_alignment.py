@@ -101,6 +101,23 @@ def test_device_times_align_to_five_microseconds() -> None:
     assert error < 5 * US
 
 
+@pytest.mark.parametrize("return_ns", [1 * US, 10 * US, 50 * US])
+def test_a_kernel_that_events_show_to_begin_too_late_limits_nothing(return_ns: float) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        job = job_of(Hosts.random(2, rng), rng, 1)
+        for half in range(2):  # each rank is the last one half of the time
+            late = np.array([half, 1 - half]) * 2.0 * MS
+            job.operate(times(150), np.arange(2), latency_ns=10 * US, noise_ns=0.2 * US, jitter_ns=1 * US, late_ns=late,
+                        on_device=True, return_ns=return_ns)  # fmt: skip
+        found = align(job, 21 * S)
+        assert all(inside(job, found, 21 * S))
+        miss, error = worst(job, found, 1, 5 * S, 12 * S)
+        assert miss < 2 * US
+        assert error < 20 * US
+        assert found.rejected_count == 0
+
+
 def test_wrongly_matched_operations_are_left_out_and_counted() -> None:
     good, rejected = [], 0
     for seed in range(20):
