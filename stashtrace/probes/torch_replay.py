@@ -242,11 +242,11 @@ def _next_data(original: Any) -> Any:
         except StopIteration:
             if replay.batches:  # the epoch was less than what we were to keep
                 replay.ends_after(self._num_yielded)
-                _retire(self)
+                _retire(self, replay)
             raise
         batch = replay.keep(batch)
         if replay.complete:
-            _retire(self)
+            _retire(self, replay)
         return batch
 
     return _next_data
@@ -254,7 +254,7 @@ def _next_data(original: Any) -> Any:
 
 def _replay_next(iterator: Any, replay: Replay) -> Any:
     """Do what ``_next_data`` of torch does but for the work; StopIteration where the real one raises it."""
-    _retire(iterator)
+    _retire(iterator, replay)
     if replay.is_iterable:
         if 0 <= replay.batches_count <= iterator._num_yielded:
             raise StopIteration
@@ -270,14 +270,19 @@ def _replay_next(iterator: Any, replay: Replay) -> Any:
     return replay.next()
 
 
-def _retire(iterator: Any) -> None:
+def _retire(iterator: Any, replay: Replay) -> None:
     """End the workers and the pinning thread of a real iterator; what its sampler gave already is still owed."""
     if not hasattr(iterator, "_shutdown_workers") or getattr(iterator, "_stashtrace_retired", False):
         return
     iterator._stashtrace_retired = True
     try:
         iterator._task_info = dict.fromkeys(iterator._task_info, (-1,))  # their data is not needed
-        iterator._shutdown_workers()
+        try:
+            iterator._shutdown_workers()
+        except RuntimeError as error:
+            # torch tells its workers to end without waiting for the thread that sends their batches, and an interpreter
+            # that ends under this thread aborts. Its batches are not needed either; torch has ended the others.
+            replay.notes.inform("worker_ended_by_signal", str(error))
         iterator._num_workers = 0  # `_reset` of persistent workers then wakes nobody
         waiting = iterator._data_queue
         while isinstance(waiting, queue.Queue) and not waiting.empty():

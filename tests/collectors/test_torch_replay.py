@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 SCRIPT = """
-    import gc, json, multiprocessing, os, sys, threading, time
+    import gc, json, multiprocessing, os, resource, sys, threading, time
     import torch
     from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
     from torch.utils.data import dataloader as torch_loaders
@@ -167,6 +167,14 @@ SCRIPT = """
             return [before, batches, ended(real_s=0.5), iterator._data_queue.qsize()]
         if hasattr(torch, "accelerator"):
             part("pinned", pinned)
+        def aborted():
+            def abort_at_the_end(_):
+                multiprocessing.queues.Queue.cancel_join_thread = lambda self: os.abort()
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            loader = DataLoader(Numbers(80), batch_size=4, num_workers=2, worker_init_fn=abort_at_the_end,
+                                persistent_workers=True)
+            return [[count(loader) for _ in range(2)], ended()] if os.environ.get("STASHTRACE_SYNTHETIC") else None
+        part("aborted", aborted)
         def left_early():
             loader = DataLoader(Numbers(), batch_size=2, num_workers=1)
             values = [next(iter(loader)).sum().item() for _ in range(5)]
@@ -275,6 +283,15 @@ def test_the_thread_that_pins_ends_too(run: TracedRun, real: TracedRun) -> None:
     assert batches == [first, second, first]
     assert (before, after, waiting) == (2, 0, 0), "one worker and one thread"
     assert real.results()[0]["pinned"][2] == 2
+
+
+def test_workers_that_die_when_told_to_end_take_nothing_with_them(run: TracedRun) -> None:
+    assert run.results()[0]["aborted"] == [[20, 20], 0]
+    losses = run.trace.losses
+    names, advice = (run.texts(losses, column) for column in ("name_code", "advice_code"))
+    told = [text for name, text in zip(names, advice, strict=True) if name == "worker_ended_by_signal"]
+    assert told
+    assert all("killed by signal: Aborted" in text for text in told)
 
 
 def test_a_loop_that_is_left_early_keeps_a_batch_each_time(run: TracedRun, real: TracedRun) -> None:
