@@ -1,7 +1,7 @@
 """Measures again where the machine may have spoilt one measurement.
 
     shared = Measurements(lambda folder: record(...), tmp_path)
-    shared.agree(lambda run: check(run))         # asserts; tries up to three runs
+    shared.agree(lambda run: check(run))         # asserts; tries up to five runs
 
 What a test injects takes as long as it says only while nobody else wants the CPU, the disk or the memory. A burst of
 foreign load is no defect of the code, and it is over when the same is measured again; a defect is there each time. So
@@ -32,7 +32,7 @@ class Measurements(Generic[T]):
         How many measurements there may be.
     """
 
-    def __init__(self, measure: Callable[[Path], T], folder: Path, *, most: int = 3) -> None:
+    def __init__(self, measure: Callable[[Path], T], folder: Path, *, most: int = 5) -> None:
         self._measure = measure
         self._folder = folder
         self._most = most

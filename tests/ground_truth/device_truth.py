@@ -40,7 +40,7 @@ def check(
         for run, _ in runs:
             also(run)
 
-    runs = Measurements(lambda each: measured(scenario, mode, each), folder, most=5)
+    runs = Measurements(lambda each: measured(scenario, mode, each), folder, most=8)
     return runs.agree(lambda run: right([run]), together=right)[0]
 
 

@@ -28,7 +28,7 @@ def test_a_page_cache_that_is_too_small(tmp_path: Path) -> None:
     data = tmp_path / "images"
     cached_share.write_images(data)
     os.sync()
-    measured = Measurements(lambda folder: in_little_memory(data, folder), tmp_path, most=2)
+    measured = Measurements(lambda folder: in_little_memory(data, folder), tmp_path, most=4)
     measured.agree(as_forecast)
 
 
