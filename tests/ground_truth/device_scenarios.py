@@ -159,7 +159,7 @@ SCENARIOS = (
     ),
     Scenario(
         "everything",
-        # Nothing else keeps the hosts together: without meeting, each late awakening of one would stay in all later steps.
+        # Nothing else keeps the hosts together: each late awakening would stay in all later steps.
         "meet; batch_wait 80ms;" + _step(
             "wait stream=1 for=0; copy h2d 100MB pinned stream=1; wait stream=0 for=1; kernel 10ms",
             "; rank 1 kernel 15ms", _ALL_REDUCE.format("100MB"),

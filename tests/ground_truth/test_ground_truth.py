@@ -1,6 +1,6 @@
 """The numbers are true: real faults, the script's own clock beside ours, within 5 % of the step.
 
-One run per scenario here, and up to four more if that one is off; five interleaved ones are benchmarks/ground_truth.py's.
+One run per scenario here, up to four more if it is off; five interleaved ones are benchmarks/ground_truth.py's.
 """
 
 # SPDX-License-Identifier: Apache-2.0
