@@ -30,7 +30,7 @@ def _means() -> None:
         with emulated_hosts(Shape()):
             pass
     except CaptureError as error:
-        pytest.skip(f"no network of our own here: {error.message}")
+        pytest.skip(f"no network of our own here: {error}")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ def of(*values: int) -> tuple[Measurements[int], list[Path]]:
         folders.append(folder)
         return next(left)
 
-    return Measurements(measure, Path("here")), folders
+    return Measurements(measure, Path("here"), most=3), folders
 
 
 def small(value: int) -> None:
