@@ -160,12 +160,12 @@ SCENARIOS = (
     Scenario(
         "everything",
         # Nothing else keeps the hosts together: each late awakening would stay in all later steps.
-        "meet; batch_wait 80ms;" + _step(
-            "wait stream=1 for=0; copy h2d 100MB pinned stream=1; wait stream=0 for=1; kernel 10ms",
-            "; rank 1 kernel 15ms", _ALL_REDUCE.format("100MB"),
+        "meet; batch_wait 115ms;" + _step(
+            "wait stream=1 for=0; copy h2d 200MB pinned stream=1; wait stream=0 for=1; kernel 10ms",
+            "; rank 1 kernel 30ms", _ALL_REDUCE.format("200MB"),
         ),
-        {0: {"prep": 23, "h2d": 10, "compute": 22, "straggler": 15, "interconnect": 10},
-         1: {"prep": 23, "h2d": 10, "compute": 37, "interconnect": 10}}, 15, cause_rank=1,
+        {0: {"prep": 23, "h2d": 20, "compute": 22, "straggler": 30, "interconnect": 20},
+         1: {"prep": 23, "h2d": 20, "compute": 52, "interconnect": 20}}, 30, cause_rank=1,
     ),
 )  # fmt: skip
 
