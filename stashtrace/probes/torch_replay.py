@@ -282,6 +282,8 @@ def _retire(iterator: Any, replay: Replay) -> None:
         except RuntimeError as error:
             # torch tells its workers to end without waiting for the thread that sends their batches, and an interpreter
             # that ends under this thread aborts. Its batches are not needed either; torch has ended the others.
+            if "killed by signal" not in str(error):
+                raise
             replay.notes.inform("worker_ended_by_signal", str(error))
         iterator._num_workers = 0  # `_reset` of persistent workers then wakes nobody
         waiting = iterator._data_queue
