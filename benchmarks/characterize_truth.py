@@ -123,14 +123,21 @@ def null_test(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         characterize(folder / f"null{i}", command(folder / "data"), options, "--emulate-network", LINKS["base"])
         for i in range(2 * options.null)
     ]
-    held, agree = 0, dict.fromkeys(STALLS, 0)
+    rows, held, agree = [], 0, dict.fromkeys(STALLS, 0)
     for first, second in zip(answers[::2], answers[1::2], strict=True):
         runs = [[run["step_ns"] for run in answer["steps"]["t2_ns"]["runs"]] for answer in (first, second)]
-        held += stalls({1: runs[0], 2: runs[1]})["interconnect"].clean.holds_zero
-        for name in STALLS:
-            a, b = first["stalls"].get(name), second["stalls"].get(name)
-            agree[name] += bool(a and b and a["low"] <= b["high"] and b["low"] <= a["high"])
-    return {"repetitions": options.null, "intervals_with_zero": held, "intervals_that_meet": agree}
+        twice = stalls({1: runs[0], 2: runs[1]})["interconnect"].clean
+        held += twice.holds_zero
+        intervals = {name: [interval(answer, name) for answer in (first, second)] for name in STALLS}
+        for name, (a, b) in intervals.items():
+            agree[name] += bool(a and b and a[0] <= b[1] and b[0] <= a[1])
+        rows.append({"one_step_twice": [twice.low, twice.high], **intervals})
+    return {"repetitions": options.null, "intervals_with_zero": held, "intervals_that_meet": agree, "pairs": rows}
+
+
+def interval(answer: dict[str, Any], stall: str) -> list[float] | None:
+    said = answer["stalls"].get(stall)
+    return [said["low"], said["high"]] if said and said["low"] is not None else None
 
 
 def main() -> None:
