@@ -176,6 +176,7 @@ class _Session:
                     )
             except StashtraceError as error:
                 why = str(error)
+                hint = f"{error.hint}; {hint}" if error.hint else hint
         if why:
             raise CaptureError(f"the job does not run as it is: {why}", hint=hint)
         self.found.facts["look"] = {"steps_count": figures.steps_count, "step_ns": figures.step_ns}

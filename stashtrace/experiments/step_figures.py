@@ -72,9 +72,10 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
     seen = seen[per_step == len(ranks)]
     if len(seen) < min(iterations, LEAST_STEPS):
         count = len(np.unique(steps["step"][train]))
+        least = min(iterations, LEAST_STEPS)
         raise MissingDataError(
-            f"only {count} steps were seen, of {warmup + iterations} that were asked for",
-            hint="ask for fewer with --iterations, or give the job more to do",
+            f"only {count} training steps were seen: with {warmup} of warm-up it takes {warmup + least}",
+            hint="give the job more to do" + (", or less warm-up with --warmup" if warmup else ""),
         )
     counted = np.setdiff1d(seen, _epoch_begins(trace, steps))
     if len(counted) < LEAST_STEPS:

@@ -213,11 +213,15 @@ def _failure(task: HostTask, code: int, log: Path, *, several: bool) -> str:
 
 
 _WORD = re.compile(r"[A-Za-z]{2}")
+#: Where torchrun begins to tell that a rank has ended: what the rank said stands before it.
+_LAUNCHER = re.compile(r"torch[./]distributed[./]elastic[./]multiprocessing")
+#: What its summary says of a rank that a signal ended, which said nothing itself.
+_SIGNAL = re.compile(r"Signal \d+ \(SIG\w+\).*")
 _COMPLAINT = re.compile(r"can't|cannot|not found|No such|denied|Killed|refused|usage:")
 
 
 def last_words(log: Path) -> str:
-    """The line of a log that tells most of a failure: the last one that names an error."""
+    """The line of a log that tells most of a failure: the last one that names an error, else the job's last."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - 65536))
@@ -227,7 +231,10 @@ def last_words(log: Path) -> str:
     lines = [line for line in lines if _WORD.search(line) and not line.startswith("stashtrace:")]
     errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line and "Signal" not in line]
     complaints = [line for line in lines if _COMPLAINT.search(line)]
-    return (errors or complaints or lines or [""])[-1][:200]
+    cause = next((at for at, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
+    signals = [found[0] for line in lines[cause:] if (found := _SIGNAL.search(line))]
+    begin = next((at for at, line in enumerate(lines) if _LAUNCHER.search(line)), len(lines))
+    return (errors or complaints or signals or lines[:begin] or lines or [""])[-1][:200]
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:

@@ -136,7 +136,9 @@ def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:
 def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
     done = characterize(tmp_path, "--steps", "1,2", "--", *small_job(6))
     assert done.returncode != 0
-    assert "only 6 steps were seen" in done.stderr
+    assert "only 6 training steps were seen" in done.stderr
+    assert "give the job more to do" in done.stderr
+    assert "look.log" in done.stderr
 
 
 def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:

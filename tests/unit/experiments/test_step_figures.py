@@ -68,6 +68,8 @@ def test_workers_of_every_epoch_are_the_same_ones(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_too_early(tmp_path: Path) -> None:
     write(tmp_path / "run", JOB)
-    with pytest.raises(MissingDataError, match="only 40 steps were seen, of 90") as raised:
+    with pytest.raises(MissingDataError, match=r"only 40 training steps .* it takes 58") as raised:
         step_figures(load_trace(str(tmp_path / "run")), 50, 40)
-    assert "--iterations" in str(raised.value.hint)
+    assert "--warmup" in str(raised.value.hint)
+    with pytest.raises(MissingDataError, match=r"only 40 training steps .* it takes 53"):
+        step_figures(load_trace(str(tmp_path / "run")), 50, 3)

@@ -27,12 +27,30 @@ train.py FAILED
 stashtrace: the command ended with exit code 1
 """
 
+SUMMARY = """E1122 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+Failures:
+[1]:
+  traceback : Signal 15 (SIGTERM) received by PID 8
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  traceback : {}
+============================================================
+stashtrace: the command ended with exit code 1
+"""
+
 
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
         ("python: can't open file 'no.py': [Errno 2]\n" + LAUNCHER, "python: can't open file 'no.py': [Errno 2]"),
         ("  File 'a.py', line 1\nValueError: odd\n" + LAUNCHER, "ValueError: odd"),
+        ("it needs two ranks\n" + SUMMARY.format("To enable traceback see: https://pytorch.org"), "it needs two ranks"),
+        ("step 3\n" + SUMMARY.format("Signal 9 (SIGKILL) received by PID 7"), "Signal 9 (SIGKILL) received by PID 7"),
         ("it went wrong\n====\n\nstashtrace: not merged\n", "it went wrong"),
         ("", ""),
     ],
