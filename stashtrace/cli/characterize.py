@@ -49,7 +49,8 @@ def parser() -> Parser:
     parser.add_argument("--no-pin", action="store_true", help="let ranks use all processors in every step")
     parser.add_argument("--timeout", type=float, metavar="S", default=600.0, help="of one run (default 600)")
     parser.add_argument("--instance", default="", help="name of this machine in the catalog of `recommend`")
-    parser.add_argument("--batch-size", type=int, default=0, metavar="B", help="samples per rank and step")
+    parser.add_argument("--batch-size", type=int, default=0, metavar="B",
+                        help="samples per rank and step, if not what its DataLoaders say")  # fmt: skip
     parser.add_argument("--as-published", action="store_true", help="show stalls as Stash's code computes them")
     parser.add_argument("--plot", metavar="FILE", help="draw steps and stalls (.png, .svg, .pdf)")
     parser.add_argument("--html", metavar="FILE", help="write the answer as a page")

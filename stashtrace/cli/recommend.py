@@ -6,11 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.rows import FORMATS, write_rows
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from stashtrace.models.profile import Profile
 
 _UNITS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
-_EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder;
-give one for each kind of machine. Exit code 1: a budget was given and nothing
+_EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder
+(default ./characterization); give one for each kind of machine. Exit code 1: a budget was given and nothing
 keeps it."""
 _MISSED = 1
+#: Where ``characterize`` writes by default.
+_DIRECTORY = "characterization"
 
 
 def parser() -> Parser:
@@ -35,10 +38,10 @@ def parser() -> Parser:
     parser = Parser("recommend", "Say which instances to rent for a job, by time and by money.", _EPILOG)
     parser.add_argument("files", metavar="FILE", nargs="*", help="what was measured, one or more")
     work = parser.add_argument_group("how much is to be done")
-    work.add_argument("--samples", metavar="N", help="of one epoch, as in 1281167 or 1.28M")
+    work.add_argument("--samples", metavar="N", help="of one epoch, as in 1281167 or 1.28M (default: the job's)")
     work.add_argument("--epochs", metavar="N", type=float, help="how often (default 1)")
     work.add_argument("--iterations", metavar="N", help="or: steps of the first FILE, all its devices together")
-    work.add_argument("--batch-size", metavar="N", type=int, help="samples of one device and step, if FILE has none")
+    work.add_argument("--batch-size", metavar="N", type=int, help="samples of one device and step (default: the job's)")
     work.add_argument("--data", choices=DATA, default="auto",
                       help="what epochs read: storage, the page cache, storage in the first one, nothing")  # fmt: skip
     limits = parser.add_argument_group("budgets")
@@ -184,16 +187,19 @@ def _catalog(arguments: argparse.Namespace) -> Catalog:
 
 
 def _profiles(arguments: argparse.Namespace) -> list[Profile]:
-    from stashtrace.models.profile import load_profile
+    from stashtrace.models.profile import FILE_NAME, load_profile
 
-    if not arguments.files:
+    is_here = os.path.isfile(os.path.join(_DIRECTORY, FILE_NAME))
+    files = arguments.files or ([_DIRECTORY] if is_here else [])
+    if not files:
         raise UsageError(
-            "no characterization is given", hint="`stashtrace characterize -- CMD` makes one: characterization.json"
+            f"no characterization is given, and there is none in ./{_DIRECTORY}",
+            hint="`stashtrace characterize -- CMD` makes one: characterization.json",
         )
     size = arguments.batch_size
     if size is not None and size < 1:
         raise UsageError(f"--batch-size {size} is no batch")
-    every = [load_profile(path, instance=arguments.instance) for path in arguments.files]
+    every = [load_profile(path, instance=arguments.instance) for path in files]
     if size is None:
         return every
     kept = [replace(one, batch_samples=size) for one in every if one.batch_samples in (0, size)]
@@ -207,23 +213,24 @@ def _work(arguments: argparse.Namespace, profiles: Sequence[Profile]) -> tuple[W
     """The work, and in words."""
     from stashtrace.models.candidates import Work
 
-    given: dict[str, Any] = {}
     if arguments.samples and arguments.iterations:
         raise UsageError("--samples and --iterations say the same thing twice", hint="give one of them")
     epochs = 1.0 if arguments.epochs is None else arguments.epochs
     if not 0 < epochs < math.inf:
         raise UsageError(f"--epochs {epochs:g} is no number of epochs")
-    if arguments.samples:
-        given = {"samples": parsed_count(arguments.samples, "--samples"), "epochs": epochs}
-        said = f"{epochs:g} epoch{'' if epochs == 1 else 's'} of {given['samples']:,.0f} samples"
+    first = profiles[0]
+    if arguments.samples or (first.epoch_samples and not arguments.iterations):
+        own = not arguments.samples
+        samples = first.epoch_samples if own else parsed_count(arguments.samples, "--samples")
+        said = f"{epochs:g} epoch{'' if epochs == 1 else 's'} of {samples:,.0f} samples"
+        said += ", as many as the job has" if own else ""
         batches = sorted({one.batch_samples for one in profiles})
-        return Work(**given), f"{said}, {' or '.join(map(str, batches))} a step and device"
+        return Work(samples=samples, epochs=epochs), f"{said}, {' or '.join(map(str, batches))} a step and device"
     if arguments.epochs is not None:
         raise UsageError("--epochs needs to know of how many samples", hint="give --samples N")
     if not arguments.iterations:
         raise UsageError("how much is to be trained is not said", hint="give --samples N --epochs M, or --iterations N")
     steps = parsed_count(arguments.iterations, "--iterations")
-    first = profiles[0]
     return Work(iterations=steps), f"{steps:,.0f} steps as {first.path} makes them, with {first.devices_count} devices"
 
 

@@ -33,6 +33,7 @@ from stashtrace.experiments.characterization import (
 from stashtrace.experiments.characterize_request import Request, opened
 from stashtrace.experiments.data_states import COLD, WARM, DataStates
 from stashtrace.experiments.emulated_network import EmulatedHost, emulated_hosts
+from stashtrace.experiments.job_samples import job_samples
 from stashtrace.experiments.page_cache import CacheState
 from stashtrace.experiments.rank_command import SINGLE, TORCHRUN, Meeting, RankCommand, rank_command
 from stashtrace.experiments.step_figures import step_figures
@@ -167,7 +168,8 @@ class _Session:
         hint = f"its output is in {directory}.log"
         if not why:
             try:
-                figures = step_figures(_loaded(directory), self.request.warmup, _LOOK_ITERATIONS)
+                trace = _loaded(directory)
+                figures = step_figures(trace, self.request.warmup, _LOOK_ITERATIONS)
                 why = self._wrong_ranks(figures.ranks_count, self.command.ranks)
                 if why:
                     hint = (
@@ -181,6 +183,9 @@ class _Session:
             raise CaptureError(f"the job does not run as it is: {why}", hint=hint)
         self.found.facts["look"] = {"steps_count": figures.steps_count, "step_ns": figures.step_ns}
         self.found.facts["device"] = "gpu" if figures.on_device else "cpu"
+        samples = job_samples(trace)
+        self.found.facts["batch_samples"] = self.request.batch_samples or samples.step_samples
+        self.found.facts["epoch_samples"] = samples.epoch_samples
         self.found.save(self.request.out)
         return directory
 

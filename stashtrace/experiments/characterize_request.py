@@ -48,7 +48,7 @@ class Request:
     instance : str
         Name of this machine in a catalog.
     batch_samples : int
-        Samples per rank and step, 0 if unknown.
+        Samples per rank and step; 0: as many as its DataLoaders say.
     quick : bool
         Whether fewer and shorter runs were asked for: the answer says so.
     version : str
@@ -110,6 +110,9 @@ def opened(request: Request) -> Characterization:
                 hint="choose another directory with --out, or give the same command to continue that one",
             )
         if begun:
+            # What these say is not measured, so a later call may say it.
+            found.facts["instance"] = request.instance or found.facts.get("instance", "")
+            found.facts["batch_samples"] = request.batch_samples or found.facts.get("batch_samples", 0)
             return found
     elif request.out.exists() and not request.out.is_dir():
         raise UsageError(f"{request.out} is no folder", hint="choose another with --out")
@@ -127,6 +130,7 @@ def opened(request: Request) -> Characterization:
         "network_hosts_count": 0,
         "network": _network(request),
         "batch_samples": request.batch_samples,
+        "epoch_samples": 0,
         "gradients": {"tensors_count": 0, "bytes": 0, "messages_count": 0},
         "quick": request.quick,
         "emulated": request.emulated is not None,

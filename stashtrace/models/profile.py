@@ -54,6 +54,8 @@ class Profile:
         Of one step and rank; 0 if unknown.
     device : str
         What its ranks computed on: ``gpu``, ``cpu``; empty if unknown.
+    epoch_samples : int
+        Of all ranks in an epoch of the job; 0 if unknown.
     notes : tuple of str
         What the file says of itself that weakens it.
     """
@@ -72,6 +74,7 @@ class Profile:
     gradient_bytes: int = 0
     messages_count: int = 0
     device: str = ""
+    epoch_samples: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -155,6 +158,7 @@ def _profile(name: str, content: Mapping[str, Any], instance: str) -> Profile:
         gradient_bytes=_count(name, gradients, "bytes"),
         messages_count=_count(name, gradients, "messages_count"),
         device=_word(name, content, "device"),
+        epoch_samples=_count(name, content, "epoch_samples"),
         notes=_notes(name, content, steps, emulated, own),
     )
 

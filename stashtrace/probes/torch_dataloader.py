@@ -8,7 +8,6 @@ to what travels between the processes: both sides derive the same ``loader_id`` 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 import os
@@ -22,6 +21,7 @@ from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.recorder import cost, failed, now_ticks, stamp
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
+from stashtrace.probes.torch_loader_facts import Loader, tell_samples
 
 COLLECTOR = "torch_dataloader"
 _emit = recorder.RecordWriter("batch").emit
@@ -34,46 +34,6 @@ _PIN = recorder.code("BatchPhase", "pin")
 _ordinals = itertools.count(1)
 #: Whether this torch says which worker made the batch that it returns (2.7 and later).
 _worker_is_told = False
-
-
-class Loader:
-    """One iterator, as both sides see it.
-
-    Parameters
-    ----------
-    owner_pid : int
-        Process that iterates.
-    base_seed : int
-        The iterator's own; handed to its workers by torch.
-    ordinal : int
-        Process counter of worker 0, or minus the number of the iterator if it has no workers: tells
-        iterators apart that were given the same seed.
-
-    Attributes
-    ----------
-    loader_id : int
-        64 bits, other for each epoch of persistent workers, whose batches count from 0 again.
-    """
-
-    __slots__ = ("_key", "begin_ticks", "epoch", "loader_id", "yielded")
-
-    def __init__(self, owner_pid: int, base_seed: int, ordinal: int) -> None:
-        self._key = f"{owner_pid} {base_seed} {ordinal}"
-        self.epoch = 0
-        self.yielded = 0
-        self.begin_ticks = now_ticks()
-        self.loader_id = self._hash()
-
-    def _hash(self) -> int:
-        digest = hashlib.blake2b(f"{self._key} {self.epoch}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
-
-    def restart(self) -> None:
-        """The workers are told to begin another epoch."""
-        self.epoch += 1
-        self.yielded = 0
-        self.begin_ticks = now_ticks()
-        self.loader_id = self._hash()
 
 
 def install(dataloader: ModuleType) -> None:
@@ -116,6 +76,7 @@ def timed_iter(original: Any) -> Any:
             if loader is not None:
                 # Starting or waking workers keeps the step thread waiting for data like any batch.
                 _record(_WAIT, begin, stamp(), loader, -1, -1)
+                tell_samples(self, loader)
         except Exception as error:
             failed(COLLECTOR, "iter", error)
         return iterator

@@ -18,6 +18,7 @@ from stashtrace.probes import lifetime, patching, recorder
 from stashtrace.probes.recorder import cost, failed, now_ticks
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
+from stashtrace.probes.torch_loader_facts import Loader
 
 COLLECTOR = "torch_dataloader"
 _emit = recorder.RecordWriter("batch").emit
@@ -56,8 +57,6 @@ def _worker_loop(original: Any) -> Any:
 
 
 def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) -> None:
-    from stashtrace.probes.torch_dataloader import Loader
-
     lifetime.begin(ends_itself=True)
     window.always()
     _native.watch_waits(False)

@@ -87,8 +87,16 @@ def _steps(found: Characterized, network: Mapping[str, Any] | None) -> list[str]
         else:
             rows.append(head + status)
             rows += _wrapped(why, " " * 8)
-    states = [said for step in STEPS if (said := found.cache(step))]
+    states = [*(said for step in STEPS if (said := found.cache(step))), *filter(None, (samples_text(found),))]
     return [*rows, "", *(line for said in states for line in _wrapped(said, "  "))] if states else rows
+
+
+def samples_text(found: Characterized) -> str:
+    """How much a step and an epoch train on; empty if nobody knows."""
+    batch, epoch = (int(found.facts.get(name) or 0) for name in ("batch_samples", "epoch_samples"))
+    if not batch:
+        return ""
+    return f"samples: {batch:,} a rank and step" + (f", {epoch:,} an epoch of all ranks" if epoch else "")
 
 
 def time_text(time: Estimate) -> str:

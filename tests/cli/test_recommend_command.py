@@ -52,6 +52,25 @@ def test_spellings_that_scripts_rely_on(job: Path, capsys: pytest.CaptureFixture
     assert found["assumptions"]
 
 
+def test_nothing_but_budgets(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What ``characterize`` wrote where it writes by default, and an epoch of the job itself."""
+    whole = characterization("bert-base", "10GbE", "WFBP-A2A") | {"epoch_samples": 100_000}
+    folder = job / "characterization"
+    folder.mkdir()
+    (folder / "characterization.json").write_text(json.dumps(whole), encoding="utf-8")
+    words = ["recommend", "--catalog", "nodes.toml", "--time-budget", "6h", "--cost-budget", "50"]
+    capsys.readouterr()
+    assert main([*words, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["work"]["samples"], found["work"]["epochs"]) == (100_000, 1)
+    asked = as_json(capsys, "--samples", "100000")
+    assert [row["hours"] for row in found["candidates"]] == [row["hours"] for row in asked["candidates"]]
+    assert main([*words, "--epochs", "2"]) == 0
+    assert "work: 2 epochs of 100,000 samples, as many as the job has, 64 a step" in capsys.readouterr().out
+    assert main([*words, "--iterations", "10"]) == 0
+    assert "work: 10 steps" in capsys.readouterr().out
+
+
 def test_json_holds_no_nan(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = characterization("bert-base", "10GbE", "WFBP-A2A")
     for number in (1, 2, 5):
@@ -243,7 +262,8 @@ def test_no_folder_for_the_plot(job: Path, capsys: pytest.CaptureFixture[str]) -
     assert recommend(capsys, *WORK, "--plot", "nowhere/front.png", code=3) == ""
 
 
-def test_no_file_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["recommend", "--samples", "10"]) == 2
     assert "no characterization is given" in capsys.readouterr().err
 

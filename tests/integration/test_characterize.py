@@ -85,6 +85,7 @@ def test_every_step_that_this_machine_can_do_is_measured(answered: tuple[Path, d
     assert {"interconnect", "prep"} <= set(answer["stalls"])
     assert answer["emulated"]
     assert answer["gradients"]["messages_count"] >= 1
+    assert (answer["batch_samples"], answer["epoch_samples"]) == (4, 360), "a tenth of 400 images is for validation"
 
 
 def test_synthetic_steps_prepare_no_data(answered: tuple[Path, dict[str, Any]]) -> None:
@@ -106,12 +107,15 @@ def test_two_hosts_talk_over_the_network(answered: tuple[Path, dict[str, Any]]) 
 def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) -> None:
     folder, answer = answered
     before = {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")}
-    done = characterize(folder, "--emulate-network", "1gbit", "--", *example(folder))
+    assert answer["instance"] == ""
+    done = characterize(folder, "--emulate-network", "1gbit", "--instance", "desk", "--", *example(folder))
     assert done.returncode == 0, done.stderr
     assert {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")} == before
     assert "five steps of a job on 2 CPU ranks" in done.stdout
+    assert "samples: 4 a rank and step, 360 an epoch of all ranks" in done.stdout
     again = json.loads((folder / "answer/characterization.json").read_text())
     assert again["steps"]["t2_ns"]["runs"] == answer["steps"]["t2_ns"]["runs"]
+    assert (again["instance"], again["batch_samples"]) == ("desk", 4), "what is not measured may be said later"
 
 
 def test_a_picture_is_drawn(answered: tuple[Path, dict[str, Any]]) -> None:

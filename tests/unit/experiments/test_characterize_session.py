@@ -19,6 +19,7 @@ from stashtrace.experiments.characterize_request import Request
 from stashtrace.experiments.data_states import DataStates
 from stashtrace.experiments.emulated_network import Shape
 from stashtrace.experiments.job_files import file_set
+from stashtrace.experiments.job_samples import JobSamples
 from stashtrace.experiments.step_figures import Figures
 from stashtrace.experiments.step_runs import HostTask
 
@@ -57,6 +58,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
     monkeypatch.setattr(session, "run_tasks", made.run)
     monkeypatch.setattr(session, "_loaded", lambda directory: directory)
     monkeypatch.setattr(session, "step_figures", made.figures)
+    monkeypatch.setattr(session, "job_samples", lambda trace: JobSamples(32, 1000))
     monkeypatch.setattr(session, "synthetic_data", lambda trace: SimpleNamespace(complete=True, doubts=()))
     monkeypatch.setattr(DataStates, "of", lambda *rest, drop_caches: DataStates(files, files, drop_caches=False))
     monkeypatch.setattr(DataStates, "of_others", lambda *rest: "")
@@ -77,6 +79,15 @@ def test_a_step_that_failed_is_tried_again_by_the_next_call(runs: Runs) -> None:
     runs.failing, runs.made = {}, []
     assert measured((1, 2)).status(2) == ("measured", "")
     assert sorted(runs.made) == ["step2-0", "step2-1", "step2-2"], "and only what is missing is made"
+
+
+def test_samples_are_those_of_the_loaders_unless_they_are_said(runs: Runs) -> None:
+    facts = measured((1, 2), repeats=1).facts
+    assert (facts["batch_samples"], facts["epoch_samples"]) == (32, 1000)
+    facts = measured((1, 2), repeats=1, batch_samples=8).facts
+    assert (facts["batch_samples"], facts["epoch_samples"]) == (8, 1000)
+    assert len(runs.made) == 3, "the runs are the same: a look and two steps"
+    assert measured((1, 2), repeats=1).facts["batch_samples"] == 8
 
 
 def test_synthetic_streams_end(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
