@@ -51,17 +51,17 @@ def job_samples(trace: Trace) -> JobSamples:
     steps = analyze(trace, "steps")
     train = steps.take(np.isin(steps["kind"], ("train", "marked", "skipped_update")))
     waits = trace.batches.take((trace.batches["phase_code"] == BatchPhase.WAIT) & (trace.batches["batch_index"] >= 0))
-    sizes, epoch, every = [], 0, 0
+    sizes, epoch, every, batch = [], 0, 0, 0
     ranks = np.unique(train["rank"]).tolist()
     for rank in ranks:
         size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), told)
         sizes.append(size)
         epoch = epoch + main.epoch if main.epoch and (epoch or rank == ranks[0]) else 0
-        every = main.every
+        every, batch = main.every, main.batch
     if not sizes or not all(sizes):
         return JobSamples()
-    # A sampler that shares a data set out repeats some samples, so that all ranks have as many.
-    epoch = every if abs(epoch - every) < len(sizes) else epoch
+    # Samplers repeat some samples or leave some out, so that all ranks have as many, and whole batches.
+    epoch = every if epoch and abs(epoch - every) < len(sizes) * batch else epoch
     return JobSamples(sizes[0], epoch) if len(set(sizes)) == 1 else JobSamples()
 
 

@@ -41,8 +41,13 @@ def test_a_batch_a_step(trace: Trace) -> None:
     assert job_samples(told(trace, "32 500 1000", "32 500 1000")) == JobSamples(32, 1000)
 
 
-def test_a_data_set_that_is_shared_out_with_repetition_counts_once(trace: Trace) -> None:
-    assert job_samples(told(trace, "32 501 1001", "32 501 1001")) == JobSamples(32, 1001)
+@pytest.mark.parametrize("shared", [501, 512, 480])
+def test_what_is_repeated_or_left_out_for_whole_batches_is_none_of_the_data_set(trace: Trace, shared: int) -> None:
+    assert job_samples(told(trace, f"32 {shared} 1001", f"32 {shared} 1001")) == JobSamples(32, 1001)
+
+
+def test_a_sampler_that_draws_less_than_there_is_makes_the_epoch(trace: Trace) -> None:
+    assert job_samples(told(trace, "32 320 1001", "32 320 1001")) == JobSamples(32, 640)
 
 
 def test_every_rank_may_see_all_of_it(trace: Trace) -> None:
