@@ -42,10 +42,11 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     # Whatever is recorded, the data must be what was asked for; below what torch_dataloader wraps.
-    PROBES["torch.utils.data.dataloader"] = (
-        ("core", "stashtrace.probes.torch_replay:install"),
-        *PROBES["torch.utils.data.dataloader"],
-    )
+    for _name, _replay in (
+        ("torch.utils.data.dataloader", "torch_replay"),
+        ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata_replay"),
+    ):
+        PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 
 _process: _Process | None = None
 

@@ -3,7 +3,8 @@
 On with ``STASHTRACE_SYNTHETIC=N``, which only an experiment sets; ``bootstrap`` does not even import this file
 otherwise. The first N batches of each loader are made as always; then its workers and its pinning thread are ended
 and the kept batches go round. Sampler, epoch lengths, ``StopIteration`` and what ``torch_dataloader`` records of a
-wait stay the real ones. How a batch is kept is in ``torch_replay_batches``.
+wait stay the real ones. How a batch is kept is in ``torch_replay_batches``; what torchdata's loader
+has of its own, in ``torchdata_replay``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -186,6 +187,11 @@ class _Session:
 _session: _Session | None = None
 
 
+def current_session() -> _Session | None:
+    """All loaders of this process; None if it shall have real data."""
+    return _session
+
+
 def wanted_batches(text: str) -> int:
     """What ``STASHTRACE_SYNTHETIC`` asks for; 0: nothing, also if it is no number."""
     return int(text) if text.isdecimal() else 0
@@ -200,8 +206,8 @@ def install(dataloader: ModuleType) -> None:
     _session = _Session(dataloader, wanted, wanted_batches(os.environ.get("STASHTRACE_SYNTHETIC_EPOCH", "")) or -1)
     patching.replace(COLLECTOR, dataloader.DataLoader, "_get_iterator", _get_iterator)
     patching.replace(COLLECTOR, dataloader._BaseDataLoaderIter, "__init__", _made)
-    patching.replace(COLLECTOR, dataloader._SingleProcessDataLoaderIter, "_next_data", _next_data)
-    patching.replace(COLLECTOR, dataloader._MultiProcessingDataLoaderIter, "_next_data", _next_data)
+    patching.replace(COLLECTOR, dataloader._SingleProcessDataLoaderIter, "_next_data", next_data)
+    patching.replace(COLLECTOR, dataloader._MultiProcessingDataLoaderIter, "_next_data", next_data)
 
 
 def _get_iterator(original: Any) -> Any:
@@ -221,15 +227,23 @@ def _made(original: Any) -> Any:
         session = _session
         if session is None or session.is_off():
             return
-        if hasattr(getattr(type(self), "_next_data", None), _MARK):
-            self._stashtrace_replay = session.replay_of(loader)
-        else:
-            session.not_replayed(f"{type(self).__module__}.{type(self).__name__} makes its batches in a way of its own")
+        attach(session, self, loader)
 
     return __init__
 
 
-def _next_data(original: Any) -> Any:
+def attach(session: _Session, iterator: Any, loader: Any) -> None:
+    """Let a real iterator keep its batches, or say that it cannot."""
+    kind = type(iterator)
+    if hasattr(getattr(kind, "_next_data", None), _MARK):
+        iterator._stashtrace_replay = session.replay_of(loader)
+    else:
+        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in a way of its own")
+
+
+def next_data(original: Any) -> Any:
+    """``_next_data`` of an iterator: the real batch first, then one of those that are kept."""
+
     def _next_data(self: Any) -> Any:
         session = _session
         replay: Replay | None = getattr(self, "_stashtrace_replay", None)
@@ -241,7 +255,7 @@ def _next_data(original: Any) -> Any:
             batch = session.make(original, self)
         except StopIteration:
             if replay.batches:  # the epoch was less than what we were to keep
-                replay.ends_after(self._num_yielded)
+                replay.ends_after(_returned_batches(self))
                 _retire(self, replay)
             raise
         batch = replay.keep(batch)
@@ -256,7 +270,9 @@ def _replay_next(iterator: Any, replay: Replay) -> Any:
     """Do what ``_next_data`` of torch does but for the work; StopIteration where the real one raises it."""
     _retire(iterator, replay)
     if replay.is_iterable:
-        if 0 <= replay.batches_count <= iterator._num_yielded:
+        if hasattr(iterator, "_sampler_iter_yielded"):
+            iterator._next_index()  # torchdata saves how often its endless sampler was asked
+        if 0 <= replay.batches_count <= _returned_batches(iterator):
             raise StopIteration
     elif getattr(iterator, "_task_info", None):
         iterator._task_info.popitem()  # the sampler gave its indices before the workers ended
@@ -268,6 +284,11 @@ def _replay_next(iterator: Any, replay: Replay) -> Any:
         iterator._rcvd_idx = iterator._send_idx
         thread_state.received = iterator._send_idx - 1
     return replay.next()
+
+
+def _returned_batches(iterator: Any) -> int:
+    """Batches of this epoch so far; torchdata counts those twice that it skips after a restart."""
+    return int(iterator._num_yielded) - getattr(iterator, "_stashtrace_counted_twice", 0)
 
 
 def _retire(iterator: Any, replay: Replay) -> None:

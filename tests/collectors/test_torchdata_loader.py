@@ -39,10 +39,15 @@ _IMPORT = "from torchdata.stateful_dataloader import StatefulDataLoader as DataL
 _STATEFUL = SCRIPT.replace("import stashtrace\n", f"import stashtrace\n    {_IMPORT}\n")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+def needs_torchdata() -> None:
+    """Skip where it is not installed."""
     if subprocess.run([PYTHON, "-c", _FOUND], check=False).returncode:
         pytest.skip("torchdata is not installed")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+    needs_torchdata()
     return run_traced(_STATEFUL, tmp_path_factory.mktemp("stateful"))
 
 
