@@ -1,7 +1,7 @@
 // What each of the job's own events stands for: the last work on its stream when it was recorded. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: timeline.cpp on job threads. Handles are reused, so a later record replaces what was known. No lock: words are
-// stored one by one, and the id carries bits of the handle, so that a mixture of two entries is taken for none.
+// stored one by one, and the last carries a tag of all others, so that a mixture of two entries is taken for none.
 #pragma once
 
 #include <atomic>
@@ -22,22 +22,23 @@ class EventMap {
  public:
   void set(const void* event, const EventMeaning& meaning) noexcept {
     Entry& entry = place(event);
+    const std::uint64_t ids = std::uint64_t{meaning.mark_id} << 32 | meaning.work_id;
     entry.kind.store(0, std::memory_order_relaxed);
-    entry.ids.store(std::uint64_t{meaning.mark_id} << 32 | meaning.work_id, std::memory_order_relaxed);
+    entry.ids.store(ids, std::memory_order_relaxed);
     entry.stream_key.store(meaning.stream_key, std::memory_order_relaxed);
     entry.event.store(key(event), std::memory_order_relaxed);
-    entry.kind.store(tag(event) | std::uint64_t{meaning.copy_code} << kCopyShift | meaning.awaited | kKnown,
-                     std::memory_order_release);
+    const std::uint64_t bits = std::uint64_t{meaning.copy_code} << kCopyShift | meaning.awaited | kKnown;
+    entry.kind.store(tag(event, ids, meaning.stream_key) | bits, std::memory_order_release);
   }
 
   bool get(const void* event, EventMeaning& meaning) noexcept {
     const Entry& entry = place(event);
     const std::uint64_t kind = entry.kind.load(std::memory_order_acquire);
-    if ((kind & ~(kAwaitedBits | kCopyBits)) != (tag(event) | kKnown) || entry.event.load(std::memory_order_relaxed) != key(event))
-      return false;
     const std::uint64_t ids = entry.ids.load(std::memory_order_relaxed);
+    const std::uint64_t stream_key = entry.stream_key.load(std::memory_order_relaxed);
+    if ((kind & ~(kAwaitedBits | kCopyBits)) != (tag(event, ids, stream_key) | kKnown)) return false;
     meaning = {static_cast<std::uint32_t>(ids >> 32), static_cast<std::uint32_t>(ids),
-               static_cast<std::uint16_t>(kind & kAwaitedBits), entry.stream_key.load(std::memory_order_relaxed),
+               static_cast<std::uint16_t>(kind & kAwaitedBits), stream_key,
                static_cast<std::uint16_t>((kind & kCopyBits) >> kCopyShift)};
     return true;
   }
@@ -63,7 +64,10 @@ class EventMap {
 
   static std::uint64_t key(const void* event) noexcept { return reinterpret_cast<std::uint64_t>(event); }
   static std::uint64_t hash(const void* event) noexcept { return key(event) * 0x9E3779B97F4A7C15ULL; }
-  static std::uint64_t tag(const void* event) noexcept { return hash(event) & ~std::uint64_t{0xffff}; }
+  // Odd factors: other words have other products, and these 48 bits of them are alike by chance alone.
+  static std::uint64_t tag(const void* event, std::uint64_t ids, std::uint64_t stream_key) noexcept {
+    return (hash(event) ^ ids * 0xC2B2AE3D27D4EB4FULL ^ stream_key * 0x165667B19E3779F9ULL) & ~std::uint64_t{0xffff};
+  }
 
   // Its own place, else that of an event that is gone, else an empty one, else the first is given up.
   Entry& place(const void* event) noexcept {

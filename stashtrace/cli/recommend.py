@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
 _EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder
-(default ./characterization); give one for each kind of machine. Exit code 1: a budget was given and nothing
-keeps it."""
+(default ./characterization); give one for each kind of machine. Exit code 1: a
+budget was given and nothing keeps it."""
 _MISSED = 1
 #: Where ``characterize`` writes by default.
 _DIRECTORY = "characterization"

@@ -77,6 +77,34 @@ void threads_never_see_the_meaning_of_another_event(EventMap& map) {
   CHECK_EQUAL(wrong.load(), 0);
 }
 
+// The same where they fight for a few places: a handle that is given up while it is written or read.
+void threads_that_share_places_never_see_a_mixture(EventMap& map) {
+  constexpr std::size_t kThreads = 4, kOfEach = 12;
+  std::vector<std::uint64_t> crowded;  // handles whose search begins at one place of the map
+  for (std::uint64_t number = 1; crowded.size() < kThreads * kOfEach; ++number)
+    if ((reinterpret_cast<std::uint64_t>(event(number)) * 0x9E3779B97F4A7C15u >> 45) % 32768 == 77)
+      crowded.push_back(number);
+  std::atomic<int> wrong{0}, known{0};
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      for (std::uint32_t round = 0; round < 100'000; ++round) {
+        const std::uint64_t number = crowded[t * kOfEach + round % kOfEach];
+        const auto work = static_cast<std::uint32_t>(number);
+        map.set(event(number), {work ^ 0xffff, work, 2, number << 20, 1});
+        EventMeaning meaning;
+        if (!map.get(event(number), meaning)) continue;
+        ++known;
+        const bool whole = meaning.work_id == work && meaning.mark_id == (work ^ 0xffff);
+        if (!whole || meaning.stream_key != number << 20) ++wrong;
+        if (round % 3 == 0) map.forget(event(number));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQUAL(wrong.load(), 0);
+  CHECK(known.load() > 1000);
+}
+
 }  // namespace
 
 int main() {
@@ -84,5 +112,6 @@ int main() {
   the_last_record_counts(*fresh());
   gone_events_give_their_places_back(*fresh());
   threads_never_see_the_meaning_of_another_event(*fresh());
+  threads_that_share_places_never_see_a_mixture(*fresh());
   return result();
 }
