@@ -1,6 +1,6 @@
 """Do the five steps find what was injected, and nothing else? Does a step that is measured twice differ from itself?
 
-    python benchmarks/characterize_truth.py [--repeat 5] [--iterations 40] [--null 10 [--null-only]] [--name NAME]
+    python benchmarks/characterize_truth.py [--series 3] [--repeat 5] [--iterations 40] [--null 10 [--null-only]]
 
 A job without overlap (`tests/ground_truth/five_steps_job.py`) is characterised as it is, and again with CPU burnt in
 its data set, with a disk that reads no faster than told, and with a slower link. The difference of each stall between
@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import harness
@@ -64,8 +65,7 @@ def lost_ms(answer: dict[str, Any]) -> dict[str, float]:
     return {name: answer["stalls"][name]["lost_ns"] / 1e6 for name in STALLS if name in answer["stalls"]}
 
 
-def injected(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    data = folder / "data"
+def injected(options: argparse.Namespace, folder: Path, data: Path) -> list[dict[str, Any]]:
     link = ("--emulate-network", LINKS["base"])
     base = characterize(folder / "base", command(data), options, *link)
 
@@ -100,6 +100,20 @@ def injected(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             "steps_ms": {k: v["value_ns"] / 1e6 for k, v in answer["steps"].items() if v["value_ns"]},
         })  # fmt: skip
         print(json.dumps(rows[-1]), file=sys.stderr)
+    return rows
+
+
+def spread(series: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What all series say of each fault: the median of its error, the least and the largest, and the most elsewhere."""
+    rows = []
+    for same in zip(*series, strict=True):
+        found = [row for row in same if "missing" not in row]
+        errors = sorted(row["error_ratio"] for row in found)
+        row = {"injected": same[0]["injected"], "series": len(found)}
+        if found:
+            row |= {"error_ratio": median(errors), "error_ratio_min": errors[0], "error_ratio_max": errors[-1],
+                    "elsewhere_ratio_max": max(row["elsewhere_ratio"] for row in found)}  # fmt: skip
+        rows.append(row)
     return rows
 
 
@@ -142,6 +156,7 @@ def interval(answer: dict[str, Any], stall: str) -> list[float] | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, default=1, help="times that all faults are injected")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--null", type=int, default=0, help="pairs of characterisations of the same job")
@@ -151,7 +166,10 @@ def main() -> None:
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT, prefix=".truth-")))
-        result: dict[str, Any] = {} if options.null_only else {"injected": injected(options, folder)}
+        result: dict[str, Any] = {}
+        if not options.null_only:
+            series = [injected(options, folder / str(number), folder / "data") for number in range(options.series)]
+            result = {"injected": spread(series), "series": series}
         if options.null or options.null_only:
             result["null"] = null_test(options, folder)
     asked = " ".join(["python benchmarks/characterize_truth.py", *sys.argv[1:]])
