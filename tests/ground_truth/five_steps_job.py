@@ -59,8 +59,7 @@ def progress_without_delay() -> None:
     """Let gloo's threads run as soon as something arrives, as a GPU's or an adapter's own engines do.
 
     A rank has one processor here, and burns it: a thread of the same priority that has to send on waits for the tick
-    of the scheduler, 4 ms with HZ=250, in some steps and not in others. An all-reduce of 1.3 MB then took 2 to 10 ms,
-    longer after a long burn than after a short one.
+    of the scheduler, 4 ms with HZ=250, in some steps and not in others (`benchmarks/bench_burnt_job.py`).
     """
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # needs the permission
@@ -78,6 +77,8 @@ def main() -> None:
     parser.add_argument("--burn-ms", type=float, default=0.0)
     parser.add_argument("--width", type=int, default=512, help="4 * width^2 bytes of gradients in each of two layers")
     parser.add_argument("--compute-ms", type=float, default=10.0, help="burnt in each forward")
+    parser.add_argument("--same-priority", action="store_true", help="gloo's threads wait for their turn")
+    parser.add_argument("--steps", type=int, help="end after so many")
     options = parser.parse_args()
     with contextlib.suppress(OSError):  # what others on this machine would take from it is not injected
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
@@ -90,7 +91,8 @@ def main() -> None:
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(256, options.width), torch.nn.Linear(options.width, options.width))
     model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1000)
-    progress_without_delay()
+    if not options.same_priority:
+        progress_without_delay()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     files = Files(options.data, round(options.burn_ms * 1e6))
     epoch = step = 0
@@ -103,12 +105,17 @@ def main() -> None:
             end = time.thread_time_ns() + round(options.compute_ms * 1e6)
             while time.thread_time_ns() < end:
                 pass
+            begin = time.perf_counter_ns()
             loss.backward()
+            backward_ns = time.perf_counter_ns() - begin
             optimizer.step()
             optimizer.zero_grad()
-            truth.write(f"{step} {files.read_ns} {files.burnt_ns}\n")
+            truth.write(f"{step} {files.read_ns} {files.burnt_ns} {backward_ns} {time.perf_counter_ns()}\n")
             files.read_ns = files.burnt_ns = 0
             step += 1
+            if step == options.steps:
+                time.sleep(0.5)  # the other rank may still be receiving what this one sends
+                return
         epoch += 1
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-READ, BURNT = 1, 2
+READ, BURNT, BACKWARD, END = 1, 2, 3, 4
 
 
 def exposed_ms(answer: Path, step: int, columns: tuple[int, ...], warmup: int, iterations: int) -> float:
@@ -17,13 +17,14 @@ def exposed_ms(answer: Path, step: int, columns: tuple[int, ...], warmup: int, i
     runs = sorted({path.name.split(".")[0] for path in (answer / "runs").glob(f"step{step}-*.truth-*")})
     means = []
     for run in runs:
-        ranks = [_rows(path) for path in (answer / "runs").glob(f"{run}.truth-*")]
+        ranks = [rows_of_rank(path) for path in (answer / "runs").glob(f"{run}.truth-*")]
         numbers = range(warmup, warmup + iterations)
         steps = [max(sum(rank[i][column] for column in columns) for rank in ranks) for i in numbers]
         means.append(sum(steps) / len(steps) / 1e6)
     return median(means)
 
 
-def _rows(path: Path) -> list[list[int]]:
+def rows_of_rank(path: Path) -> list[list[int]]:
+    """Number of the step, then the columns named above, in ns; a line that is still being written is left out."""
     lines = path.read_text().splitlines(keepends=True)
     return [[int(word) for word in line.split()] for line in lines if line.endswith("\n")]
