@@ -73,8 +73,9 @@ def measure(directory: str) -> dict[str, float]:
 def varint_rows_per_cpu_s(folder: Path, rows: int = 2_000_000) -> float:
     """The yardstick: a plain varint loop over columns like those of I/O calls."""
     library = folder / "varint_loop.so"
-    subprocess.run(["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", library, NATIVE / "varint_loop.cpp"],
-                   check=True)
+    subprocess.run(
+        ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-o", library, NATIVE / "varint_loop.cpp"], check=True
+    )
     loop = ctypes.CDLL(str(library)).varint_loop
     loop.restype = ctypes.c_uint64
     random = np.random.default_rng(0)
@@ -85,8 +86,13 @@ def varint_rows_per_cpu_s(folder: Path, rows: int = 2_000_000) -> float:
     best = 0.0
     for _ in range(5):
         cpu = time.process_time()
-        loop(ctypes.c_size_t(rows), ctypes.c_size_t(len(columns)), ctypes.c_void_p(begin.ctypes.data),
-             ctypes.c_void_p(end.ctypes.data), pointers)
+        loop(
+            ctypes.c_size_t(rows),
+            ctypes.c_size_t(len(columns)),
+            ctypes.c_void_p(begin.ctypes.data),
+            ctypes.c_void_p(end.ctypes.data),
+            pointers,
+        )
         best = max(best, rows / (time.process_time() - cpu))
     return best
 
@@ -99,16 +105,41 @@ def repeat(calls: int, folder: Path) -> dict[str, float]:
     """One fresh run, merged in a process of its own."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-                   "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     # An installed package is compiled; a checkout might not be.
     subprocess.run([sys.executable, "-m", "compileall", "-q", ROOT / "stashtrace"], check=True, env=environment)
     steps = max(calls // (2 * 600), 10)
-    subprocess.run([sys.executable, "-m", "stashtrace", "synth", run, "--ranks", "2", "--calls-per-batch", "600",
-                    "--steps", str(steps), "--late-rank", "1", "--late", "7"], check=True, env=environment,
-                   stderr=subprocess.DEVNULL)
-    done = subprocess.run([sys.executable, __file__, "--measure", run], check=True, env=environment,
-                          stdout=subprocess.PIPE, text=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "stashtrace",
+            "synth",
+            run,
+            "--ranks",
+            "2",
+            "--calls-per-batch",
+            "600",
+            "--steps",
+            str(steps),
+            "--late-rank",
+            "1",
+            "--late",
+            "7",
+        ],
+        check=True,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", run], check=True, env=environment, stdout=subprocess.PIPE, text=True
+    )
     shutil.rmtree(run)
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures

@@ -54,13 +54,20 @@ def main() -> None:
             starts_s.append(short[True][0] - short[False][0])
             cpu_ratios.append(figures[True][0] / figures[False][0])
             loop_ratios.append(figures[True][1] / figures[False][1])
-            print(f"pair {pair + 1}/{options.pairs}  CPU {cpu_ratios[-1]:.4f}  loop {loop_ratios[-1]:.4f}"
-                  f"  start {starts_s[-1]:.3f} s  own share {shares[-1]:.2f} %", file=sys.stderr)
+            print(
+                f"pair {pair + 1}/{options.pairs}  CPU {cpu_ratios[-1]:.4f}  loop {loop_ratios[-1]:.4f}"
+                f"  start {starts_s[-1]:.3f} s  own share {shares[-1]:.2f} %",
+                file=sys.stderr,
+            )
     result = {
-        "cpu_ratio": harness.summary(cpu_ratios), "cpu_ratio_interval_95": interval(cpu_ratios),
-        "loop_ratio": harness.summary(loop_ratios), "loop_ratio_interval_95": interval(loop_ratios),
-        "start_cpu_s": harness.summary(starts_s), "start_cpu_s_interval_95": interval(starts_s),
-        "own_cpu_share_percent": harness.summary(shares), "steps_count": options.steps,
+        "cpu_ratio": harness.summary(cpu_ratios),
+        "cpu_ratio_interval_95": interval(cpu_ratios),
+        "loop_ratio": harness.summary(loop_ratios),
+        "loop_ratio_interval_95": interval(loop_ratios),
+        "start_cpu_s": harness.summary(starts_s),
+        "start_cpu_s_interval_95": interval(starts_s),
+        "own_cpu_share_percent": harness.summary(shares),
+        "steps_count": options.steps,
     }
     command = f"python benchmarks/bench_overhead.py --pairs {options.pairs} --steps {options.steps}"
     harness.write_result("overhead", result, command=command, modules=("torch", "numpy"), folder=options.out)
@@ -71,8 +78,19 @@ def job(folder: Path, out: Path, steps: int, *, traced: bool) -> tuple[float, fl
     """CPU seconds of the whole process tree and seconds of the training loop (rank 0, after three steps)."""
     out.mkdir()
     command = [
-        sys.executable, str(LAUNCHER), "--", sys.executable, str(EXAMPLE), "--data", str(folder / "data"),
-        "--steps", str(steps), "--log-every", "1000", "--truth", str(out / "truth"),
+        sys.executable,
+        str(LAUNCHER),
+        "--",
+        sys.executable,
+        str(EXAMPLE),
+        "--data",
+        str(folder / "data"),
+        "--steps",
+        str(steps),
+        "--log-every",
+        "1000",
+        "--truth",
+        str(out / "truth"),
     ]
     if traced:
         command = [sys.executable, "-m", "stashtrace", "run", "--no-merge", "--out", str(out / "run"), "--", *command]

@@ -86,9 +86,7 @@ def recorded(folder: Path, out: Path, workers: int, seed: int) -> Inputs:
     return inputs_of(rates)
 
 
-def measured(
-    folder: Path, out: Path, workers: int, share: float, seed: int, inputs: Inputs
-) -> dict[str, float]:
+def measured(folder: Path, out: Path, workers: int, share: float, seed: int, inputs: Inputs) -> dict[str, float]:
     """One real epoch beside its forecast."""
     out.mkdir(parents=True)
     # Other files than the recorded run had, and no tracer.

@@ -90,12 +90,21 @@ def table_rows(scenario: scenarios.Scenario, runs: list[list[scenarios.RankCompa
             differences = [result.difference_percent(kind) for result in ranks]
             difference = statistics.median(differences)
             limit = OTHER_PERCENT if kind == "other" and difference > 0 else TOLERANCE_PERCENT
-            rows.append({
-                "scenario": scenario.name, "rank": ranks[0].rank, "step_ms": step_ms, "kind": kind,
-                "dominant": kind == scenario.dominant[ranks[0].rank], "truth_ms": truth, "stashtrace_ms": traced,
-                "difference_percent": difference, "difference_min_percent": min(differences),
-                "difference_max_percent": max(differences), "within": abs(difference) <= limit,
-            })
+            rows.append(
+                {
+                    "scenario": scenario.name,
+                    "rank": ranks[0].rank,
+                    "step_ms": step_ms,
+                    "kind": kind,
+                    "dominant": kind == scenario.dominant[ranks[0].rank],
+                    "truth_ms": truth,
+                    "stashtrace_ms": traced,
+                    "difference_percent": difference,
+                    "difference_min_percent": min(differences),
+                    "difference_max_percent": max(differences),
+                    "within": abs(difference) <= limit,
+                }
+            )
     return rows
 
 

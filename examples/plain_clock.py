@@ -50,8 +50,14 @@ class PlainClock:
     def end_step(self) -> None:
         """The optimizer's update has just returned."""
         if self.folder:
-            row = {"rank": self.rank, "step": self.step, "begin_ns": self.begin_ns, "end_ns": self.last_ns,
-                   "laps": self.laps, "gradients_ready_ns": self.gradients_ready_ns}
+            row = {
+                "rank": self.rank,
+                "step": self.step,
+                "begin_ns": self.begin_ns,
+                "end_ns": self.last_ns,
+                "laps": self.laps,
+                "gradients_ready_ns": self.gradients_ready_ns,
+            }
             self._write(f"rank-{self.rank}.jsonl", row)
         self.step += 1
         self.laps = []

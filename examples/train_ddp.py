@@ -34,8 +34,13 @@ def build_model(crop: int, size: str) -> nn.Module:
 
     features = 64 * (crop // 8) ** 2
     return nn.Sequential(
-        *block(3, 16), *block(16, 32), *block(32, 64),
-        nn.Flatten(), nn.Linear(features, HIDDEN[size]), nn.ReLU(), nn.Linear(HIDDEN[size], CLASSES),
+        *block(3, 16),
+        *block(16, 32),
+        *block(32, 64),
+        nn.Flatten(),
+        nn.Linear(features, HIDDEN[size]),
+        nn.ReLU(),
+        nn.Linear(HIDDEN[size], CLASSES),
     )
 
 
@@ -78,8 +83,15 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     faults.prepare()
 
     sampler: DistributedSampler[object] = DistributedSampler(training, world_size, rank, seed=options.seed)
-    loader = DataLoader(training, options.batch_size, sampler=sampler, num_workers=options.workers, drop_last=True,
-                        persistent_workers=options.workers > 0, collate_fn=training.collate)
+    loader = DataLoader(
+        training,
+        options.batch_size,
+        sampler=sampler,
+        num_workers=options.workers,
+        drop_last=True,
+        persistent_workers=options.workers > 0,
+        collate_fn=training.collate,
+    )
     validation_loader = DataLoader(validation, options.batch_size, collate_fn=validation.collate)
 
     model = plain_model = build_model(options.crop, options.model_size)

@@ -51,21 +51,44 @@ class StashWriter:
         More metadata, or other values.
     """
 
-    def __init__(self, directory: str | Path, *, pid: int = 100, ppid: int = 1, host: str = "node01",
-                 run_id: str = RUN_ID, boot_id: str = BOOT_ID, incarnation: int = 0,
-                 env: Mapping[str, str] | None = None, tick_hz: int = 10**9,
-                 metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        pid: int = 100,
+        ppid: int = 1,
+        host: str = "node01",
+        run_id: str = RUN_ID,
+        boot_id: str = BOOT_ID,
+        incarnation: int = 0,
+        env: Mapping[str, str] | None = None,
+        tick_hz: int = 10**9,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.pid = pid
         self.stem = f"{host}.{pid}.{incarnation}"
         self.schema_records = [dict(r) for r in _native.schema()["records"]]
         self.metadata: dict[str, Any] = {
-            "run_id": run_id, "host": host, "boot_id": boot_id, "netns": "net:[1]", "pid": pid, "ppid": ppid,
-            "incarnation": incarnation, "parent_incarnation": -1, "argv": ["python", "train.py"],
-            "exe": "/usr/bin/python3", "env": dict(env or {}), "clock": "tsc", "tick_hz": tick_hz,
-            "start_ticks": START_NS, "start_monotonic_ns": START_NS,
-            "start_realtime_ns": START_NS + REALTIME_OFFSET_NS, "collectors": [], "version": "0.1.0",
+            "run_id": run_id,
+            "host": host,
+            "boot_id": boot_id,
+            "netns": "net:[1]",
+            "pid": pid,
+            "ppid": ppid,
+            "incarnation": incarnation,
+            "parent_incarnation": -1,
+            "argv": ["python", "train.py"],
+            "exe": "/usr/bin/python3",
+            "env": dict(env or {}),
+            "clock": "tsc",
+            "tick_hz": tick_hz,
+            "start_ticks": START_NS,
+            "start_monotonic_ns": START_NS,
+            "start_realtime_ns": START_NS + REALTIME_OFFSET_NS,
+            "collectors": [],
+            "version": "0.1.0",
             **(metadata or {}),
         }
         self.flags = 0
@@ -104,12 +127,19 @@ class StashWriter:
             return self._strings[text]
         string_id = self._strings[text] = len(self._strings) + 1
         data = text.encode()
-        parts = [data[i:i + 56] for i in range(0, len(data), 56)] or [b""]
+        parts = [data[i : i + 56] for i in range(0, len(data), 56)] or [b""]
         self.add("string_part", [(string_id, n, len(data), part) for n, part in enumerate(parts)])
         return string_id
 
-    def add(self, record: str, rows: Sequence[tuple[Any, ...]] | npt.NDArray[np.void], *, tid: int | None = None,
-            packed: bool = False, gap: int = 0) -> None:
+    def add(
+        self,
+        record: str,
+        rows: Sequence[tuple[Any, ...]] | npt.NDArray[np.void],
+        *,
+        tid: int | None = None,
+        packed: bool = False,
+        gap: int = 0,
+    ) -> None:
         """Append one segment. ``gap`` rows before it are missing."""
         array = self.rows(record, rows)
         layout = current_layouts()[record]
@@ -118,12 +148,29 @@ class StashWriter:
         first = self._sequences.get(key, 0) + gap
         self._sequences[key] = first + len(array)
         kind, payload = codec.encode(array) if packed else (codec.Codec.RAW, array.tobytes())
-        self.segments.append(pack_segment(payload, record_id=layout.record_id, codec=kind, tid=tid,
-                                          lane_id=self._lane_id(record, tid), row_count=len(array),
-                                          first_sequence=first))
+        self.segments.append(
+            pack_segment(
+                payload,
+                record_id=layout.record_id,
+                codec=kind,
+                tid=tid,
+                lane_id=self._lane_id(record, tid),
+                row_count=len(array),
+                first_sequence=first,
+            )
+        )
 
-    def add_ring(self, record: str, rows: Sequence[tuple[Any, ...]] | npt.NDArray[np.void], *, tid: int | None = None,
-                 capacity: int = 16, already_drained: int = 0, dropped: int = 0, claimed: int | None = None) -> None:
+    def add_ring(
+        self,
+        record: str,
+        rows: Sequence[tuple[Any, ...]] | npt.NDArray[np.void],
+        *,
+        tid: int | None = None,
+        capacity: int = 16,
+        already_drained: int = 0,
+        dropped: int = 0,
+        claimed: int | None = None,
+    ) -> None:
         """Put rows into a lane of the ring; the first ``already_drained`` of them are in a segment too."""
         array = self.rows(record, rows)
         layout = current_layouts()[record]
@@ -133,13 +180,30 @@ class StashWriter:
         slots = np.zeros(capacity, dtype=layout.dtype)
         slots[np.arange(first, committed) % capacity] = array
         lane_bytes = -(-(PAGE_BYTES + slots.nbytes) // PAGE_BYTES) * PAGE_BYTES
-        header = LANE_HEADER.pack(LANE_MAGIC, layout.record_id, layout.dtype.itemsize, self._lane_id(record, tid),
-                                  capacity, lane_bytes, tid, 0, committed if claimed is None else claimed, committed,
-                                  dropped, first)
+        header = LANE_HEADER.pack(
+            LANE_MAGIC,
+            layout.record_id,
+            layout.dtype.itemsize,
+            self._lane_id(record, tid),
+            capacity,
+            lane_bytes,
+            tid,
+            0,
+            committed if claimed is None else claimed,
+            committed,
+            dropped,
+            first,
+        )
         self.lanes.append((header.ljust(PAGE_BYTES, b"\0") + slots.tobytes()).ljust(lane_bytes, b"\0"))
 
-    def sync(self, *milliseconds: float, drift_ppb: int = 0, offset_ns: int = 0, bracket_ticks: int = 40,
-             realtime_offset_ns: int = REALTIME_OFFSET_NS) -> None:
+    def sync(
+        self,
+        *milliseconds: float,
+        drift_ppb: int = 0,
+        offset_ns: int = 0,
+        bracket_ticks: int = 40,
+        realtime_offset_ns: int = REALTIME_OFFSET_NS,
+    ) -> None:
         """clock_sync rows at these moments (of the monotonic clock)."""
         rows = []
         hz = self.metadata["tick_hz"]
@@ -167,10 +231,21 @@ def write_run_json(directory: str | Path, *, run_id: str = RUN_ID, **more: Any) 
     """run.json as the launcher leaves it."""
     path = Path(directory) / "run.json"
     run = {
-        "format": 1, "run_id": run_id, "command": ["python", "train.py"], "begin_monotonic_ns": START_NS,
-        "begin_realtime_ns": START_NS + REALTIME_OFFSET_NS, "end_monotonic_ns": START_NS + 10**10,
-        "end_realtime_ns": START_NS + 10**10 + REALTIME_OFFSET_NS, "host": "node01", "boot_id": BOOT_ID,
-        "exit_code": 0, "signal": 0, "collectors": [], "stashtrace_version": "0.1.0", "launcher_pid": 99, **more,
+        "format": 1,
+        "run_id": run_id,
+        "command": ["python", "train.py"],
+        "begin_monotonic_ns": START_NS,
+        "begin_realtime_ns": START_NS + REALTIME_OFFSET_NS,
+        "end_monotonic_ns": START_NS + 10**10,
+        "end_realtime_ns": START_NS + 10**10 + REALTIME_OFFSET_NS,
+        "host": "node01",
+        "boot_id": BOOT_ID,
+        "exit_code": 0,
+        "signal": 0,
+        "collectors": [],
+        "stashtrace_version": "0.1.0",
+        "launcher_pid": 99,
+        **more,
     }
     path.write_text(json.dumps(run))
     return path

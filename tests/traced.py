@@ -153,11 +153,23 @@ def run_traced(
     port = free_port()
     processes = []
     for rank in range(ranks):
-        own = base | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        own = base | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         processes.append(
-            subprocess.Popen([*python, str(file), *args], env=own, cwd=directory, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+            subprocess.Popen(
+                [*python, str(file), *args],
+                env=own,
+                cwd=directory,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+            )
         )
     stdout, stderr, codes = _collect(processes, timeout_s)
     if traced:

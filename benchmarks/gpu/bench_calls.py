@@ -92,8 +92,13 @@ def main() -> None:
     for name in pairs[0][0]:
         figures[f"{name}_added_ns"] = harness.summary([traced[name] - bare[name] for bare, traced in pairs])
         figures[f"{name}_ratio"] = harness.summary([traced[name] / bare[name] for bare, traced in pairs])
-    harness.write_result("calls", figures, command=f"python benchmarks/gpu/bench_calls.py --rounds {options.rounds}",
-                         modules=("torch",), folder=Path(__file__).with_name("results"))
+    harness.write_result(
+        "calls",
+        figures,
+        command=f"python benchmarks/gpu/bench_calls.py --rounds {options.rounds}",
+        modules=("torch",),
+        folder=Path(__file__).with_name("results"),
+    )
     print(json.dumps(harness.rounded(figures), indent=2))
 
 

@@ -45,8 +45,18 @@ def run(model: str, variant: str, folder: Path, options: argparse.Namespace) -> 
     if options.cpu:
         command += ["--device", "cpu", "--tiny", "--workers", "1", "--warmup", "2"]
     if tracer is not None:
-        command = [sys.executable, "-m", "stashtrace", "run", "--no-merge", "--out", str(folder / "run"), *tracer, "--",
-                   *command]
+        command = [
+            sys.executable,
+            "-m",
+            "stashtrace",
+            "run",
+            "--no-merge",
+            "--out",
+            str(folder / "run"),
+            *tracer,
+            "--",
+            *command,
+        ]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
@@ -71,8 +81,12 @@ def main() -> None:
             for variant in random.Random(number).sample(variants, len(variants)):
                 with tempfile.TemporaryDirectory(prefix="stashtrace-gpu-") as folder:
                     seconds[variant].append(run(model, variant, Path(folder), options))
-            print(f"{model} round {number + 1}/{options.rounds}: " + "  ".join(
-                f"{v} {seconds[v][-1] * 1e3:.2f} ms" for v in variants), file=sys.stderr, flush=True)
+            print(
+                f"{model} round {number + 1}/{options.rounds}: "
+                + "  ".join(f"{v} {seconds[v][-1] * 1e3:.2f} ms" for v in variants),
+                file=sys.stderr,
+                flush=True,
+            )
         figures = {"step_seconds_untraced": harness.summary(seconds["untraced"]), "steps_count": options.steps}
         for variant in variants[1:]:
             ratios = [own / bare for own, bare in zip(seconds[variant], seconds["untraced"], strict=True)]
@@ -80,8 +94,13 @@ def main() -> None:
         print(json.dumps({model: harness.rounded(figures)}, indent=2))
         if not options.cpu:
             command = f"python benchmarks/gpu/bench_training.py --rounds {options.rounds} --steps {options.steps}"
-            harness.write_result(f"training_{model}", figures, command=f"{command} --models {model}",
-                                 modules=("torch",), folder=options.out)
+            harness.write_result(
+                f"training_{model}",
+                figures,
+                command=f"{command} --models {model}",
+                modules=("torch",),
+                folder=options.out,
+            )
 
 
 if __name__ == "__main__":

@@ -40,8 +40,10 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
         )  # fmt: skip
         same = stride == 1 and inputs == outputs
-        self.shortcut: nn.Module = nn.Identity() if same else nn.Sequential(
-            nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -157,8 +159,9 @@ def train(options: argparse.Namespace) -> list[float]:
     """Run the loop; seconds per step of each block of ten steps after the warm-up."""
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device(options.device, local_rank % max(torch.cuda.device_count(), 1)
-                          if options.device == "cuda" else 0)
+    device = torch.device(
+        options.device, local_rank % max(torch.cuda.device_count(), 1) if options.device == "cuda" else 0
+    )
     wait = (lambda: torch.cuda.synchronize(device)) if options.device == "cuda" else (lambda: None)
     if options.device == "cuda":
         torch.cuda.set_device(device)
@@ -169,8 +172,13 @@ def train(options: argparse.Namespace) -> list[float]:
         dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    loader = DataLoader(data, batch_size, num_workers=options.workers, pin_memory=options.device == "cuda",
-                        sampler=range(rank * batch_size, len(data)))  # type: ignore[arg-type]
+    loader = DataLoader(
+        data,
+        batch_size,
+        num_workers=options.workers,
+        pin_memory=options.device == "cuda",
+        sampler=range(rank * batch_size, len(data)),
+    )  # type: ignore[arg-type]
     batches = iter(loader)
     times = []
     with profiler(options.profiler) as step_ended:
@@ -183,8 +191,11 @@ def train(options: argparse.Namespace) -> list[float]:
                     times.append((now - begin) / options.block)
                 begin = now
             batch = next(batches)
-            batch = [part.to(device, non_blocking=True) for part in batch] if isinstance(batch, list) else batch.to(
-                device, non_blocking=True)
+            batch = (
+                [part.to(device, non_blocking=True) for part in batch]
+                if isinstance(batch, list)
+                else batch.to(device, non_blocking=True)
+            )
             if options.late_ms and rank == 1:
                 time.sleep(options.late_ms / 1000)
             with torch.autocast(options.device, torch.bfloat16, enabled=options.device == "cuda"):

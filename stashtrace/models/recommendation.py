@@ -60,6 +60,7 @@ class Recommendation:
         """Those that nothing beats in both, cheapest first."""
         return tuple(one for one in self.candidates if one.pareto)
 
+
 #: Devices of a catalog's entry that are processors: ranks that used no GPU are at home there.
 _PROCESSORS = re.compile(r"\b(v?cpu|core)s?\b", re.IGNORECASE)
 

@@ -70,8 +70,10 @@ def characterization_page(found: Characterized) -> str:
         f'<p class="soft">{_text(_machine(found))}</p>',
     ]  # fmt: skip
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n' + "\n".join(body) + (
-        "\n</body></html>\n"
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n'
+        + "\n".join(body)
+        + ("\n</body></html>\n")
     )
 
 

@@ -1,7 +1,7 @@
 """Waits for batches that lie between two epochs of a loader, where nothing is made ahead. Used by ``evidence``.
 
-    epoch 1 ... batch n  | workers end | iterator made, workers start | first batch |  batch 1 ...  epoch 2
-                           wait, index -1 ............................  wait, index 0
+epoch 1 ... batch n  | workers end | iterator made, workers start | first batch |  batch 1 ...  epoch 2
+                       wait, index -1 ............................  wait, index 0
 """
 
 # SPDX-License-Identifier: Apache-2.0

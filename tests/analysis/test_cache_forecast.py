@@ -170,4 +170,3 @@ def test_without_batches_there_are_no_rates() -> None:
         rank.phase("optimizer", at + 2 * MS, at + 9 * MS)
     with pytest.raises(MissingDataError, match="no batch was made"):
         loader_rates(build.trace())
-

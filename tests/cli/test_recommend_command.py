@@ -196,7 +196,7 @@ def test_the_catalog(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("added", [0, 1])
 def test_the_catalog_for_programs(job: Path, added: int, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("own.toml").write_text('[instance.desk]\nvcpus_count = 8\npriced_on = 2026-11-01\n', encoding="utf-8")
+    Path("own.toml").write_text("[instance.desk]\nvcpus_count = 8\npriced_on = 2026-11-01\n", encoding="utf-8")
     own = ["--catalog", "own.toml"] * added
     capsys.readouterr()
     assert main(["recommend", "--list", "--format", "json", *own]) == 0

@@ -91,9 +91,19 @@ def uuid(device: int) -> str:
     return f"GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae{device:02x}"
 
 
-def sample(folder: Path, script: str, *, program: str = USES_DEVICE, arguments: Sequence[str] = ("1",), hz: int = 100,
-           nvml: bool = True, env: Mapping[str, str] | None = None, timeout_s: float = 180,
-           missing: Sequence[str] = (), prefix: Sequence[str] = ()) -> Sampled:
+def sample(
+    folder: Path,
+    script: str,
+    *,
+    program: str = USES_DEVICE,
+    arguments: Sequence[str] = ("1",),
+    hz: int = 100,
+    nvml: bool = True,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 180,
+    missing: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+) -> Sampled:
     """Run a program traced on the scripted machine, whose libraries lack the symbols that are `missing`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "script").write_text(script, encoding="utf-8")

@@ -66,11 +66,26 @@ def one(tmp_path: Path) -> RankFile:
 
 def test_brackets_devices_streams_and_calls(one: RankFile, tmp_path: Path) -> None:
     awaited = one.bracket(Bracket.COPY, 10, 12, stream=2, host=(9, 9.5), copy_code=1, size_bytes=4096, bracket_flags=4)
-    one.bracket(Bracket.STREAM_WAIT, 10.5, 12, stream=1, host=(9.6, 9.7), awaited=12, awaited_code=1,
-                correlation=awaited, tid=4321)
+    one.bracket(
+        Bracket.STREAM_WAIT,
+        10.5,
+        12,
+        stream=1,
+        host=(9.6, 9.7),
+        awaited=12,
+        awaited_code=1,
+        correlation=awaited,
+        tid=4321,
+    )
     one.bracket(Bracket.COPY, -1, -1, stream=2, bracket_flags=int(BracketFlag.UNTIMED))
-    one.add("device_call", begin_ticks=ms(20), end_ticks=ms(25), stream_key=1, device_index=0,
-            call_code=int(DeviceCall.STREAM_SYNCHRONIZE))
+    one.add(
+        "device_call",
+        begin_ticks=ms(20),
+        end_ticks=ms(25),
+        stream_key=1,
+        device_index=0,
+        call_code=int(DeviceCall.STREAM_SYNCHRONIZE),
+    )
     one.save()
     trace = load(tmp_path)
     copy, wait = (r for r in trace.device_brackets.rows() if r["begin_ns"] >= 0)
@@ -342,8 +357,12 @@ def test_one_sided_operations_do_not_count_among_the_others(tmp_path: Path) -> N
 def test_an_all_to_all_of_messages_is_one_row(tmp_path: Path) -> None:
     for file in two_ranks(tmp_path):
         file.torch_call(10, 14, group=TORCH, sequence=0, op=CollectiveOp.ALL_TO_ALL, name="c10d::alltoall_base_")
-        calls = [file.call(11 + i / 10, 13, op=op, peer=peer, batch=3, flags=1, size=100) for i, (op, peer) in
-                 enumerate((op, peer) for peer in (0, 1) for op in (CollectiveOp.SEND, CollectiveOp.RECEIVE))]
+        calls = [
+            file.call(11 + i / 10, 13, op=op, peer=peer, batch=3, flags=1, size=100)
+            for i, (op, peer) in enumerate(
+                (op, peer) for peer in (0, 1) for op in (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+            )
+        ]
         file.bracket(Bracket.COLLECTIVE, 15, 25, stream=2, correlation=calls[0], bracket_flags=32)
         file.torch_call(30, 31, group=TORCH, sequence=1)
         file.call(30.2, 30.8)

@@ -80,9 +80,7 @@ def test_deep_bound_caller_is_reached_through_the_plugin(link: tuple[str, ...], 
 import ctypes, os
 assert ctypes.CDLL({str(library)!r}, mode=os.RTLD_DEEPBIND | os.RTLD_LAZY).deep(0, 1) == 0
 """
-    env = fake_environment(tmp_path / "fakes", "devices 1") | {
-        "NCCL_PROFILER_PLUGIN": str(LIBRARY_PATH)
-    }
+    env = fake_environment(tmp_path / "fakes", "devices 1") | {"NCCL_PROFILER_PLUGIN": str(LIBRARY_PATH)}
     recording = record([sys.executable, "-c", text], tmp_path / "run", collectors=("nccl", "cuda"), env=env)
     calls = rows(recording, "nccl_call")
     assert [c["message_bytes"] for c in sorted(calls, key=lambda c: c["sequence"])] == [4000] * 3 + [8000]

@@ -399,7 +399,7 @@ def test_rdma_ports_of_a_host_are_sampled_by_one_process(tmp_path: Path) -> None
     ports.mkdir(parents=True)
     for name, words in (("port_xmit_data", 1000), ("port_rcv_data", 2000)):
         (ports / name).write_text(f"{words}\n", encoding="utf-8")
-    shown = f"mount --bind {tmp_path / 'class'} /sys/class && exec \"$@\""
+    shown = f'mount --bind {tmp_path / "class"} /sys/class && exec "$@"'
     private = ("unshare", "-m", "sh", "-c", shown, "sh")
     if subprocess.run([*private, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("needs root and mount namespaces")

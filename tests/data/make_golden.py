@@ -24,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 CODES = {"u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d", "text56": "56s"}
-NEUTRAL = {"host": "node01", "boot_id": "b0070000-0000-0000-0000-000000000001", "netns": "net:[1]", "ppid": 1,
-           "argv": ["python", "train.py"], "exe": "/usr/bin/python3", "env": {"RANK": "0", "WORLD_SIZE": "1"}}
+NEUTRAL = {
+    "host": "node01",
+    "boot_id": "b0070000-0000-0000-0000-000000000001",
+    "netns": "net:[1]",
+    "ppid": 1,
+    "argv": ["python", "train.py"],
+    "exe": "/usr/bin/python3",
+    "env": {"RANK": "0", "WORLD_SIZE": "1"},
+}
 
 
 def record() -> None:

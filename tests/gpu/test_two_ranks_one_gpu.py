@@ -29,20 +29,41 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 20
 SOCKETS_ONLY = {
-    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_PROTO": "Simple",
 }
 #: Of the step: the ranks take turns on the device in slices of some 2 ms.
 TOLERANCE_RATIO = 0.1
 
 
-def run(out: Path, *workload: str, options: tuple[str, ...] = (), prefix: tuple[str, ...] = (),
-        environment: dict[str, str] | None = None) -> stashtrace.Trace:
+def run(
+    out: Path,
+    *workload: str,
+    options: tuple[str, ...] = (),
+    prefix: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> stashtrace.Trace:
     """The small GPT on both ranks under the tracer."""
     script = f"exec {sys.executable} {ROOT / 'benchmarks/gpu/workloads.py'} gpt --tiny --workers 1 --steps {STEPS} "
     rank = ["sh", "-c", "NCCL_HOSTID=rank$RANK LOCAL_RANK=0 " + script + " ".join(workload)]
-    command = [*prefix, sys.executable, "-m", "stashtrace", "run", "--out", str(out), *options, "--",
-               sys.executable, str(ROOT / "tests/ground_truth/launch_ranks.py"), "--", *rank]
+    command = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "stashtrace",
+        "run",
+        "--out",
+        str(out),
+        *options,
+        "--",
+        sys.executable,
+        str(ROOT / "tests/ground_truth/launch_ranks.py"),
+        "--",
+        *rank,
+    ]
     variables = dict(os.environ, PYTHONPATH=str(ROOT), **SOCKETS_ONLY, **(environment or {}))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -89,7 +110,7 @@ def test_a_slow_link_is_network_time(tmp_path: Path) -> None:
     if probe.returncode:
         pytest.skip(f"loopback cannot be shaped: {probe.stderr.strip()}")
     bare = run(tmp_path / "bare")
-    slow = run(tmp_path / "slow", prefix=("unshare", "-n", "sh", "-c", f"{shape} && exec \"$@\"", "sh"))
+    slow = run(tmp_path / "slow", prefix=("unshare", "-n", "sh", "-c", f'{shape} && exec "$@"', "sh"))
     steps = stashtrace.analyze(slow, "steps").take(stashtrace.analyze(slow, "steps")["rank"] == 0)
     before = stashtrace.analyze(bare, "steps").take(stashtrace.analyze(bare, "steps")["rank"] == 0)
     grown = float(np.median(steps["end_ns"] - steps["begin_ns"]) - np.median(before["end_ns"] - before["begin_ns"]))

@@ -132,6 +132,7 @@ def _call(command: list[str], join: Callable[[], None] | None = None) -> None:
 @contextlib.contextmanager
 def _process(command: list[str], join: Callable[[], None] | None) -> Iterator[subprocess.Popen[str]]:
     """A child in its group; an exit code other than 0 is an error with the end of what it said."""
+
     def prepare() -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

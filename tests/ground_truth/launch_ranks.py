@@ -32,8 +32,14 @@ def main() -> int:
     ranks = []
     for rank in range(options.ranks):
         environment = dict(
-            os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(options.ranks), OMP_NUM_THREADS="1",
-            MASTER_ADDR=addresses[0], MASTER_PORT=str(port), GLOO_SOCKET_IFNAME=interfaces[rank % len(interfaces)],
+            os.environ,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(options.ranks),
+            OMP_NUM_THREADS="1",
+            MASTER_ADDR=addresses[0],
+            MASTER_PORT=str(port),
+            GLOO_SOCKET_IFNAME=interfaces[rank % len(interfaces)],
         )
         prefix = ["ip", "netns", "exec", namespaces[rank]] if namespaces else []
         ranks.append(subprocess.Popen([*prefix, *command], env=environment))

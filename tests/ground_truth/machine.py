@@ -39,8 +39,14 @@ class Link:
     @property
     def launch_options(self) -> list[str]:
         """For launch_ranks.py."""
-        return ["--namespaces", ",".join(self.namespaces), "--addresses", ",".join(self.addresses),
-                "--interfaces", ",".join(self.interfaces)]
+        return [
+            "--namespaces",
+            ",".join(self.namespaces),
+            "--addresses",
+            ",".join(self.addresses),
+            "--interfaces",
+            ",".join(self.interfaces),
+        ]
 
 
 @contextlib.contextmanager
@@ -60,8 +66,25 @@ def slow_link(megabits: int) -> Iterator[Link]:
             _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", interface, "up")
-            _run("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", interface, "root", "tbf",
-                 "rate", f"{megabits}mbit", "burst", "128kb", "latency", "50ms")
+            _run(
+                "ip",
+                "netns",
+                "exec",
+                namespace,
+                "tc",
+                "qdisc",
+                "replace",
+                "dev",
+                interface,
+                "root",
+                "tbf",
+                "rate",
+                f"{megabits}mbit",
+                "burst",
+                "128kb",
+                "latency",
+                "50ms",
+            )
         yield link
     finally:
         for namespace in link.namespaces:  # the interfaces die with their namespace

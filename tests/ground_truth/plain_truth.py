@@ -55,8 +55,10 @@ def load(folder: Path, *, link: str, workers: int) -> list[StepTruth]:
     workers : int
         DataLoader workers per rank; with some, the run must stay within one epoch.
     """
-    steps = {path.stem.split("-")[1]: [json.loads(line) for line in path.read_text().splitlines()]
-             for path in sorted(folder.glob("rank-*.jsonl"))}
+    steps = {
+        path.stem.split("-")[1]: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("rank-*.jsonl"))
+    }
     pieces = {rank: _pieces(folder, rank) for rank in steps}
     # Only steps that every rank has finished: a collective needs all entries.
     count = min(len(rows) for rows in steps.values())

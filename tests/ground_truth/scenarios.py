@@ -63,59 +63,107 @@ class Scenario:
 
 SCENARIOS = (
     Scenario(
-        "fetch", "disk limited to 20 MiB/s, each image reads 256 KiB more from it", ("--inject-fetch-kib", "256"),
-        {0: "fetch", 1: "fetch"}, means="slow_disk",
+        "fetch",
+        "disk limited to 20 MiB/s, each image reads 256 KiB more from it",
+        ("--inject-fetch-kib", "256"),
+        {0: "fetch", 1: "fetch"},
+        means="slow_disk",
     ),
     Scenario(
-        "fetch_cold", "each image reads 8 MiB more, evicted from the page cache", ("--inject-fetch-kib", "8192"),
-        {0: "fetch", 1: "fetch"}, means="eviction",
+        "fetch_cold",
+        "each image reads 8 MiB more, evicted from the page cache",
+        ("--inject-fetch-kib", "8192"),
+        {0: "fetch", 1: "fetch"},
+        means="eviction",
     ),
     Scenario(
-        "fetch_mapped", "each image touches 512 KiB more of a mapped file, evicted from the page cache",
+        "fetch_mapped",
+        "each image touches 512 KiB more of a mapped file, evicted from the page cache",
         # A fault costs the thread about as much CPU time, which is no fetch, as it waits; on a busy machine more.
-        ("--inject-mmap-kib", "512"), {0: "fetch", 1: "fetch"}, means="eviction", share=0.15,
+        ("--inject-mmap-kib", "512"),
+        {0: "fetch", 1: "fetch"},
+        means="eviction",
+        share=0.15,
     ),
     Scenario(
-        "fetch_worker", "the same limit, reads in a DataLoader worker", ("--inject-fetch-kib", "256"),
-        {0: "fetch", 1: "fetch"}, workers=1, means="slow_disk", share=0.2,
+        "fetch_worker",
+        "the same limit, reads in a DataLoader worker",
+        ("--inject-fetch-kib", "256"),
+        {0: "fetch", 1: "fetch"},
+        workers=1,
+        means="slow_disk",
+        share=0.2,
     ),
     Scenario("prep", "10 ms of CPU burnt per image", ("--inject-prep-ms", "10"), {0: "prep", 1: "prep"}),
     Scenario(
-        "prep_worker", "20 ms of CPU burnt per image, in a DataLoader worker", ("--inject-prep-ms", "20"),
-        {0: "prep", 1: "prep"}, workers=1,
+        "prep_worker",
+        "20 ms of CPU burnt per image, in a DataLoader worker",
+        ("--inject-prep-ms", "20"),
+        {0: "prep", 1: "prep"},
+        workers=1,
     ),
     Scenario(
-        "handoff", "half a million Python objects pickled with each batch", ("--inject-handoff-items", "500000"),
-        {0: "handoff", 1: "handoff"}, workers=1, share=0.3,
+        "handoff",
+        "half a million Python objects pickled with each batch",
+        ("--inject-handoff-items", "500000"),
+        {0: "handoff", 1: "handoff"},
+        workers=1,
+        share=0.3,
     ),
     Scenario(
-        "straggler", "rank 1 sleeps 150 ms before its backward", ("--inject-straggler-ms", "150"),
-        {0: "straggler", 1: "other"}, cause_rank=1,
+        "straggler",
+        "rank 1 sleeps 150 ms before its backward",
+        ("--inject-straggler-ms", "150"),
+        {0: "straggler", 1: "other"},
+        cause_rank=1,
     ),
     Scenario(
-        "straggler_by_hand", "the same, ten all-reduces called by the script", ("--inject-straggler-ms", "150",
-                                                                                "--manual-all-reduce"),
-        {0: "straggler", 1: "other"}, cause_rank=1,
+        "straggler_by_hand",
+        "the same, ten all-reduces called by the script",
+        ("--inject-straggler-ms", "150", "--manual-all-reduce"),
+        {0: "straggler", 1: "other"},
+        cause_rank=1,
     ),
     Scenario(
-        "network", f"two network namespaces, {LINK_MEGABITS} Mbit/s between them", (),
-        {0: "network", 1: "network"}, means="slow_link", link="network",
+        "network",
+        f"two network namespaces, {LINK_MEGABITS} Mbit/s between them",
+        (),
+        {0: "network", 1: "network"},
+        means="slow_link",
+        link="network",
     ),
     Scenario(
-        "interconnect", "64 MiB of gradients over loopback", ("--model-size", "large", "--batch-size", "1"),
-        {0: "interconnect", 1: "interconnect"}, share=0.15,
+        "interconnect",
+        "64 MiB of gradients over loopback",
+        ("--model-size", "large", "--batch-size", "1"),
+        {0: "interconnect", 1: "interconnect"},
+        share=0.15,
     ),
     Scenario(
-        "checkpoint", "rank 0 saves 100 MiB more after each step",
+        "checkpoint",
+        "rank 0 saves 100 MiB more after each step",
         ("--checkpoint-every", "1", "--inject-checkpoint-mib", "100"),
-        {0: "checkpoint", 1: "straggler"}, cause_rank=0,
+        {0: "checkpoint", 1: "straggler"},
+        cause_rank=0,
     ),
     Scenario(
-        "everything", "5 ms of CPU per image in a worker, rank 1 late by 150 ms, 30 MiB saved after each step",
+        "everything",
+        "5 ms of CPU per image in a worker, rank 1 late by 150 ms, 30 MiB saved after each step",
         # Later than rank 0 is after saving, on a slow disk too: that takes 30 to 100 ms.
-        ("--inject-prep-ms", "5", "--inject-straggler-ms", "150", "--checkpoint-every", "1",
-         "--inject-checkpoint-mib", "30"),
-        {0: "straggler", 1: "other"}, workers=1, cause_rank=1, share=0.1,
+        (
+            "--inject-prep-ms",
+            "5",
+            "--inject-straggler-ms",
+            "150",
+            "--checkpoint-every",
+            "1",
+            "--inject-checkpoint-mib",
+            "30",
+        ),
+        {0: "straggler", 1: "other"},
+        workers=1,
+        cause_rank=1,
+        share=0.1,
     ),
 )
 
@@ -160,9 +208,26 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
         # The stopwatch must not wait for the disk that the scenario slows down.
         truth.symlink_to(tempfile.mkdtemp(prefix="stashtrace-truth-", dir=_MEMORY))
     script = [
-        sys.executable, str(EXAMPLE), "--data", str(data), *IMAGES, "--truth", str(truth),
-        "--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000", "--log-every", "1000",
-        "--steps", str(scenario.steps), "--workers", str(scenario.workers), *scenario.options,
+        sys.executable,
+        str(EXAMPLE),
+        "--data",
+        str(data),
+        *IMAGES,
+        "--truth",
+        str(truth),
+        "--model-size",
+        "medium",
+        "--batch-size",
+        "8",
+        "--bucket-mb",
+        "1000",
+        "--log-every",
+        "1000",
+        "--steps",
+        str(scenario.steps),
+        "--workers",
+        str(scenario.workers),
+        *scenario.options,
     ]
     if "--checkpoint-every" in scenario.options:
         script += ["--checkpoint", str(out / "checkpoint.pt")]
@@ -173,7 +238,11 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
         log = out / "log.txt"
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=out, start_new_session=True,
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=out,
+                start_new_session=True,
                 preexec_fn=limit.join if limit else None,
                 env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
             )
@@ -187,8 +256,9 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
                     os.killpg(process.pid, 9)
     if code:
         raise RuntimeError(f"{scenario.name}: exit code {code}\n{log.read_text()[-4000:]}")
-    rows = [row for row in plain_truth.load(truth, link=scenario.link, workers=scenario.workers)
-            if row.step >= WARMUP_STEPS]
+    rows = [
+        row for row in plain_truth.load(truth, link=scenario.link, workers=scenario.workers) if row.step >= WARMUP_STEPS
+    ]
     return _compare(rows, run_directory) if traced else _truth_only(rows)
 
 

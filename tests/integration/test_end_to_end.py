@@ -13,6 +13,7 @@ from example_job import STEPS, stashtrace
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
+
 @pytest.fixture(scope="module")
 def trace(job):
     import stashtrace

@@ -57,7 +57,7 @@ def test_the_page_is_whole(found: Characterization) -> None:
     assert "a&lt;b&gt;.py" in page
     assert "a &amp; b" in page
     assert "step 5 is emulated" in page
-    assert "<td class=\"n\">2, over an emulated network</td>" in page
+    assert '<td class="n">2, over an emulated network</td>' in page
     assert "quick: fewer and shorter runs" in page
     assert "http" not in page, "nothing is loaded"
     for name in ("interconnect", "network", "prep", "fetch"):

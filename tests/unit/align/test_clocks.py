@@ -82,8 +82,10 @@ def test_clock_that_counts_ns_is_the_identity() -> None:
     assert mapped(ticks).tolist() == ticks.astype(np.int64).tolist()
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**10), st.integers(1, 10**10)), min_size=1, max_size=20),
-       st.lists(st.integers(-(10**10), 10**11), min_size=1, max_size=50))
+@given(
+    st.lists(st.tuples(st.integers(1, 10**10), st.integers(1, 10**10)), min_size=1, max_size=20),
+    st.lists(st.integers(-(10**10), 10**11), min_size=1, max_size=50),
+)
 def test_exact_at_anchors_and_monotonic(steps: list[tuple[int, int]], probes: list[int]) -> None:
     ticks = T0 + np.cumsum([0] + [s[0] for s in steps])
     ns = N0 + np.cumsum([0] + [s[1] for s in steps])
@@ -96,7 +98,7 @@ def test_exact_at_anchors_and_monotonic(steps: list[tuple[int, int]], probes: li
 def test_an_order_of_rows_does_not_matter() -> None:
     mapped = tick_map(readings(N0 + np.arange(0, 10_000_000_000, 1_000_000_000), noise_ns=9), HZ)
     ticks = np.random.default_rng(3).integers(T0, T0 + 10 * HZ, 1000).astype(np.uint64)
-    one_by_one = [int(mapped(ticks[i:i + 1])[0]) for i in range(len(ticks))]
+    one_by_one = [int(mapped(ticks[i : i + 1])[0]) for i in range(len(ticks))]
     assert mapped(ticks).tolist() == one_by_one
     assert len(mapped(ticks[:0])) == 0
 

@@ -22,8 +22,21 @@ from stashtrace.model.trace import Trace
 
 
 def io(stash: StashWriter, at_ms: float, *, tid: int | None = None, path: str = "/data/a", count: int = 1) -> None:
-    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(at_ms + i), duration_ticks=500_000, result_bytes=10 + i,
-                                  path_id=stash.intern(path), op_code=1) for i in range(count)], tid=tid)
+    stash.add(
+        "io_op",
+        [
+            stash.row(
+                "io_op",
+                begin_ticks=ms(at_ms + i),
+                duration_ticks=500_000,
+                result_bytes=10 + i,
+                path_id=stash.intern(path),
+                op_code=1,
+            )
+            for i in range(count)
+        ],
+        tid=tid,
+    )
 
 
 def write_job(directory: Path) -> None:
@@ -35,26 +48,58 @@ def write_job(directory: Path) -> None:
     io(launcher, 1)
     launcher.save()
     for rank in (0, 1):
-        stash = StashWriter(directory, pid=20 + rank, ppid=10,
-                            env={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)})
+        stash = StashWriter(
+            directory, pid=20 + rank, ppid=10, env={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        )
         stash.sync(5, 1005)
         name = stash.intern("epoch")
         stash.add("span", [stash.row("span", begin_ticks=ms(20), end_ticks=ms(90), name_id=name, value=rank)])
         stash.add("instant", [stash.row("instant", ticks=ms(50 - rank), name_id=name, kind_code=SpanKind.STEP_MARK)])
-        stash.add("counter", [stash.row("counter", ticks=ms(9 + i), value=i / 2, name_id=stash.intern("loss_ratio"))
-                              for i in (2, 0, 1)])
-        stash.add("thread_info", [stash.row("thread_info", ticks=ms(1), tid=stash.pid, role_code=ThreadRole.STEP,
-                                            name_id=stash.intern("MainThread"))])
-        stash.add("metadata", [stash.row("metadata", ticks=ms(1), key_id=stash.intern("torch"),
-                                         value_id=stash.intern("2.13.0"))])
-        stash.add("loss", [stash.row("loss", lost_count=n, reason_id=stash.intern("ring_full"), collector_code=2,
-                                     severity_code=0, detail_id=stash.intern("why")) for n in (3, 4)])
+        stash.add(
+            "counter",
+            [stash.row("counter", ticks=ms(9 + i), value=i / 2, name_id=stash.intern("loss_ratio")) for i in (2, 0, 1)],
+        )
+        stash.add(
+            "thread_info",
+            [
+                stash.row(
+                    "thread_info",
+                    ticks=ms(1),
+                    tid=stash.pid,
+                    role_code=ThreadRole.STEP,
+                    name_id=stash.intern("MainThread"),
+                )
+            ],
+        )
+        stash.add(
+            "metadata",
+            [stash.row("metadata", ticks=ms(1), key_id=stash.intern("torch"), value_id=stash.intern("2.13.0"))],
+        )
+        stash.add(
+            "loss",
+            [
+                stash.row(
+                    "loss",
+                    lost_count=n,
+                    reason_id=stash.intern("ring_full"),
+                    collector_code=2,
+                    severity_code=0,
+                    detail_id=stash.intern("why"),
+                )
+                for n in (3, 4)
+            ],
+        )
         io(stash, 30, count=3)
         io(stash, 10, tid=stash.pid + 500, path="/data/b")
         stash.save()
     worker = StashWriter(directory, pid=30, ppid=20, env={"RANK": "0", "WORLD_SIZE": "2"})
-    worker.add("metadata", [worker.row("metadata", key_id=worker.intern(k), value_id=worker.intern(v))
-                            for k, v in (("role", "worker"), ("worker_id", "1"))])
+    worker.add(
+        "metadata",
+        [
+            worker.row("metadata", key_id=worker.intern(k), value_id=worker.intern(v))
+            for k, v in (("role", "worker"), ("worker_id", "1"))
+        ],
+    )
     io(worker, 200)
     worker.save()
 
@@ -87,8 +132,9 @@ def test_processes(job: Path) -> None:
 def test_worker_number_from_its_batches(job: Path) -> None:
     worker = StashWriter(job, pid=31, ppid=20, env={"RANK": "0"})
     worker.add("thread_info", [worker.row("thread_info", tid=31, role_code=ThreadRole.WORKER)])
-    worker.add("batch", [worker.row("batch", begin_ticks=ms(5), end_ticks=ms(6), worker_id=3, phase_code=p)
-                         for p in (5, 2)])
+    worker.add(
+        "batch", [worker.row("batch", begin_ticks=ms(5), end_ticks=ms(6), worker_id=3, phase_code=p) for p in (5, 2)]
+    )
     worker.save()
     p = load_trace(job).processes
     at = p["pid"].tolist().index(31)
@@ -160,9 +206,18 @@ def test_iter_io_gives_the_same_rows(job: Path) -> None:
 
 
 def test_second_host_is_mapped_by_the_wall_clock_and_says_how_well(job: Path) -> None:
-    other = StashWriter(job, pid=40, host="node02", boot_id="b0070000-2", env={"RANK": "2", "WORLD_SIZE": "3"},
-                        metadata={"start_monotonic_ns": START_NS - 10**9 * 500, "start_realtime_ns":
-                                  START_NS + REALTIME_OFFSET_NS, "start_ticks": START_NS})
+    other = StashWriter(
+        job,
+        pid=40,
+        host="node02",
+        boot_id="b0070000-2",
+        env={"RANK": "2", "WORLD_SIZE": "3"},
+        metadata={
+            "start_monotonic_ns": START_NS - 10**9 * 500,
+            "start_realtime_ns": START_NS + REALTIME_OFFSET_NS,
+            "start_ticks": START_NS,
+        },
+    )
     other.sync(0, 1000, offset_ns=-500 * 10**9, realtime_offset_ns=REALTIME_OFFSET_NS + 500 * 10**9)
     io(other, 70)
     other.save()
@@ -179,8 +234,9 @@ def test_second_host_is_mapped_by_the_wall_clock_and_says_how_well(job: Path) ->
 
 def test_hosts_in_two_directories(tmp_path: Path) -> None:
     for rank, name in enumerate(("a", "b")):
-        stash = StashWriter(tmp_path / name, pid=20, host=name, boot_id=name, run_id=name,
-                            env={"RANK": str(rank), "WORLD_SIZE": "2"})
+        stash = StashWriter(
+            tmp_path / name, pid=20, host=name, boot_id=name, run_id=name, env={"RANK": str(rank), "WORLD_SIZE": "2"}
+        )
         stash.sync(0)
         io(stash, 10 + rank)
         stash.save()
@@ -249,22 +305,31 @@ def test_large_threads_are_cut_where_nothing_runs(tmp_path: Path, monkeypatch: p
     for pid in (20, 21):
         stash = StashWriter(tmp_path, pid=pid)
         for tid in (pid, pid + 100, pid + 200):
-            rows = [stash.row("io_op", begin_ticks=ms(i), duration_ticks=400_000, op_code=1)
-                    for i in range(int(rng.integers(1, 60)))]
+            rows = [
+                stash.row("io_op", begin_ticks=ms(i), duration_ticks=400_000, op_code=1)
+                for i in range(int(rng.integers(1, 60)))
+            ]
             if tid == 20:
                 rows = [stash.row("io_op", begin_ticks=ms(i), duration_ticks=400_000, op_code=1) for i in range(300)]
                 rows[150], rows[151] = rows[151], rows[150]
             for at in range(0, len(rows), 7):
-                stash.add("io_op", rows[at:at + 7], tid=tid)
-            stash.add("io_op_long", [stash.row("io_op_long", begin_ticks=ms(i + 0.5), end_ticks=ms(i + 0.9))
-                                     for i in range(0, len(rows), 9)], tid=tid)
+                stash.add("io_op", rows[at : at + 7], tid=tid)
+            stash.add(
+                "io_op_long",
+                [
+                    stash.row("io_op_long", begin_ticks=ms(i + 0.5), end_ticks=ms(i + 0.9))
+                    for i in range(0, len(rows), 9)
+                ],
+                tid=tid,
+            )
         stash.save()
     whole = load_trace(tmp_path)
     monkeypatch.setattr("stashtrace.format.pieces.pieces.__defaults__", (20,))
     cut = load_trace(tmp_path)
     assert list(cut.io.rows()) == list(whole.io.rows())
-    assert len(cut.io) == sum(p.row_counts()["io_op"] + p.row_counts()["io_op_long"]
-                              for p in open_run(tmp_path).processes)
+    assert len(cut.io) == sum(
+        p.row_counts()["io_op"] + p.row_counts()["io_op_long"] for p in open_run(tmp_path).processes
+    )
     same_track = cut.io["track_id"][1:] == cut.io["track_id"][:-1]
     assert (np.diff(cut.io["begin_ns"])[same_track] >= 0).all()
     assert len(list(iter_io(tmp_path))) > 20

@@ -9,11 +9,28 @@ from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify
 from stashtrace.model.kinds import ProcessRole
 
 
-def process(pid: int, ppid: int, begin: int = 0, *, env: dict[str, str] | None = None, boot: str = "b", inc: int = 0,
-            parent_inc: int = -1, learned: dict[str, str] | None = None, argv: list[str] | None = None,
-            **rows: int) -> ProcessFacts:
-    metadata: dict[str, Any] = {"pid": pid, "ppid": ppid, "boot_id": boot, "incarnation": inc, "env": env or {},
-                                "parent_incarnation": parent_inc, "argv": argv or ["python", "train.py"]}
+def process(
+    pid: int,
+    ppid: int,
+    begin: int = 0,
+    *,
+    env: dict[str, str] | None = None,
+    boot: str = "b",
+    inc: int = 0,
+    parent_inc: int = -1,
+    learned: dict[str, str] | None = None,
+    argv: list[str] | None = None,
+    **rows: int,
+) -> ProcessFacts:
+    metadata: dict[str, Any] = {
+        "pid": pid,
+        "ppid": ppid,
+        "boot_id": boot,
+        "incarnation": inc,
+        "env": env or {},
+        "parent_incarnation": parent_inc,
+        "argv": argv or ["python", "train.py"],
+    }
     return ProcessFacts(metadata, begin, learned or {}, rows)
 
 
@@ -26,26 +43,36 @@ def rank_env(rank: int, world: int = 2) -> dict[str, str]:
 
 
 def test_torchrun_with_workers() -> None:
-    found = identify([
-        process(10, 1, 0, argv=["/usr/bin/python", "/usr/bin/torchrun", "train.py"]),
-        process(20, 10, 5, env=rank_env(0), phase_span=9, batch=4),
-        process(21, 10, 6, env=rank_env(1), phase_span=9, batch=4),
-        process(30, 20, 9, env=rank_env(0), learned={"role": "worker", "worker_id": "1"}),
-        process(31, 21, 9, env=rank_env(1), batch=12),
-        process(32, 21, 9, env=rank_env(1), io_op=3, argv=["gcc", "x.c"]),
-    ])
-    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (1, "RANK", -1), (0, "WORKER", 1), (1, "WORKER", -1),
-                           (1, "OTHER", -1)]
+    found = identify(
+        [
+            process(10, 1, 0, argv=["/usr/bin/python", "/usr/bin/torchrun", "train.py"]),
+            process(20, 10, 5, env=rank_env(0), phase_span=9, batch=4),
+            process(21, 10, 6, env=rank_env(1), phase_span=9, batch=4),
+            process(30, 20, 9, env=rank_env(0), learned={"role": "worker", "worker_id": "1"}),
+            process(31, 21, 9, env=rank_env(1), batch=12),
+            process(32, 21, 9, env=rank_env(1), io_op=3, argv=["gcc", "x.c"]),
+        ]
+    )
+    assert told(found) == [
+        (-1, "LAUNCHER", -1),
+        (0, "RANK", -1),
+        (1, "RANK", -1),
+        (0, "WORKER", 1),
+        (1, "WORKER", -1),
+        (1, "OTHER", -1),
+    ]
     assert [i.parent for i in found] == [-1, 0, 0, 1, 2, 2]
     assert [i.name for i in found] == ["torchrun", "train.py", "train.py", "worker 1", "worker", "gcc"]
     assert [(i.local_rank, i.world_size) for i in found[3:5]] == [(0, 2), (1, 2)]
 
 
 def test_a_shell_with_the_rank_in_its_environment_is_not_the_rank() -> None:
-    found = identify([
-        process(10, 1, 0, env=rank_env(0), argv=["bash", "run.sh"]),
-        process(11, 10, 1, env=rank_env(0), phase_span=3),
-    ])
+    found = identify(
+        [
+            process(10, 1, 0, env=rank_env(0), argv=["bash", "run.sh"]),
+            process(11, 10, 1, env=rank_env(0), phase_span=3),
+        ]
+    )
     assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1)]
 
 
@@ -55,19 +82,23 @@ def test_without_evidence_the_topmost_is_the_rank() -> None:
 
 
 def test_what_the_job_said_goes_before_its_environment() -> None:
-    found = identify([
-        process(10, 1, 0, env=rank_env(0), phase_span=1),
-        process(11, 10, 1, env=rank_env(0), learned={"rank": "5", "world_size": "8"}, phase_span=1),
-    ])
+    found = identify(
+        [
+            process(10, 1, 0, env=rank_env(0), phase_span=1),
+            process(11, 10, 1, env=rank_env(0), learned={"rank": "5", "world_size": "8"}, phase_span=1),
+        ]
+    )
     assert [(i.rank, i.role, i.world_size) for i in found] == [(0, ProcessRole.RANK, 2), (5, ProcessRole.RANK, 8)]
 
 
 def test_a_job_without_ranks_is_rank_0() -> None:
-    found = identify([
-        process(10, 1, 0, argv=["sh", "-c", "python train.py"], io_op=1000),
-        process(11, 10, 1, phase_span=3, batch=2),
-        process(12, 11, 2, batch=5),
-    ])
+    found = identify(
+        [
+            process(10, 1, 0, argv=["sh", "-c", "python train.py"], io_op=1000),
+            process(11, 10, 1, phase_span=3, batch=2),
+            process(12, 11, 2, batch=5),
+        ]
+    )
     assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (0, "WORKER", -1)]
 
 
@@ -78,13 +109,15 @@ def test_no_training_at_all() -> None:
 
 
 def test_reused_pids_and_exec_find_the_right_parent() -> None:
-    found = identify([
-        process(10, 1, 0, inc=0),
-        process(10, 1, 100, inc=1),
-        process(20, 10, 50),
-        process(21, 10, 150),
-        process(22, 10, 150, parent_inc=0),
-    ])
+    found = identify(
+        [
+            process(10, 1, 0, inc=0),
+            process(10, 1, 100, inc=1),
+            process(20, 10, 50),
+            process(21, 10, 150),
+            process(22, 10, 150, parent_inc=0),
+        ]
+    )
     assert [i.parent for i in found] == [-1, -1, 0, 1, 0]
 
 
@@ -100,8 +133,12 @@ def test_a_circle_of_parents_is_cut() -> None:
 
 
 def test_a_worker_whose_parent_left_no_file() -> None:
-    found = identify([process(20, 10, 5, env=rank_env(1), phase_span=9),
-                      process(31, 999, 9, env=rank_env(1), learned={"role": "worker", "worker_id": "0"})])
+    found = identify(
+        [
+            process(20, 10, 5, env=rank_env(1), phase_span=9),
+            process(31, 999, 9, env=rank_env(1), learned={"role": "worker", "worker_id": "0"}),
+        ]
+    )
     assert told(found) == [(1, "RANK", -1), (1, "WORKER", 0)]
 
 
@@ -148,6 +185,7 @@ def test_a_start_can_be_chosen() -> None:
 
 def test_a_host_that_was_replaced_begins_the_next_start() -> None:
     """Its agent is new and counts from 0; the others were restarted without the count growing."""
+
     def on(host: str, pid: int, begin: int, rank: int) -> ProcessFacts:
         facts = process(pid, 10, begin, boot=host, env=elastic_env(rank), phase_span=3)
         return ProcessFacts({**facts.metadata, "host": host}, begin, {}, facts.row_counts)

@@ -69,8 +69,9 @@ def test_derived_values_are_those_of_a_trace_in_memory(run: Path, monkeypatch: p
     assert streamed.streamed_io is not None, "nothing above needs the whole table"
 
 
-@pytest.mark.parametrize("options", [{}, {"budget_slices": 3000}, {"steps": (3, 9)}, {"ranks": [1]},
-                                     {"budget_slices": 900, "steps": (3, 9)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"budget_slices": 3000}, {"steps": (3, 9)}, {"ranks": [1]}, {"budget_slices": 900, "steps": (3, 9)}]
+)
 def test_time_line_is_that_of_a_trace_in_memory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
@@ -95,11 +96,24 @@ def test_notable_calls(tmp_path: Path) -> None:
     """Blocked calls, receives and connects, and writes to files whose name is known."""
     stash = StashWriter(tmp_path, pid=20)
     path = stash.intern("/data/a")
-    calls = [(IoOp.READ, 0, path), (IoOp.READ, IoFlag.BLOCKED, path), (IoOp.STAT, IoFlag.BLOCK_INPUT, 0),
-             (IoOp.RECV, 0, 0), (IoOp.CONNECT, 0, 0), (IoOp.WRITE, 0, path), (IoOp.PWRITE, 0, 0), (IoOp.SEND, 0, path),
-             (IoOp.READ, IoFlag.SOCKET, path)]
-    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(i), duration_ticks=1000, op_code=op, io_flags=int(flags),
-                                  path_id=p) for i, (op, flags, p) in enumerate(calls)])
+    calls = [
+        (IoOp.READ, 0, path),
+        (IoOp.READ, IoFlag.BLOCKED, path),
+        (IoOp.STAT, IoFlag.BLOCK_INPUT, 0),
+        (IoOp.RECV, 0, 0),
+        (IoOp.CONNECT, 0, 0),
+        (IoOp.WRITE, 0, path),
+        (IoOp.PWRITE, 0, 0),
+        (IoOp.SEND, 0, path),
+        (IoOp.READ, IoFlag.SOCKET, path),
+    ]
+    stash.add(
+        "io_op",
+        [
+            stash.row("io_op", begin_ticks=ms(i), duration_ticks=1000, op_code=op, io_flags=int(flags), path_id=p)
+            for i, (op, flags, p) in enumerate(calls)
+        ],
+    )
     stash.save()
     trace = load_trace(tmp_path)
     assert np.searchsorted(trace.io["begin_ns"], trace.notable_io["begin_ns"]).tolist() == [1, 2, 3, 4, 5]
@@ -110,8 +124,13 @@ def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pyte
     stash = StashWriter(tmp_path, pid=20)
     order = [*range(60, 120), *range(60)]
     for at in range(0, len(order), 30):
-        stash.add("io_op", [stash.row("io_op", begin_ticks=ms(i), duration_ticks=1000, io_flags=int(IoFlag.BLOCKED))
-                            for i in order[at:at + 30]])
+        stash.add(
+            "io_op",
+            [
+                stash.row("io_op", begin_ticks=ms(i), duration_ticks=1000, io_flags=int(IoFlag.BLOCKED))
+                for i in order[at : at + 30]
+            ],
+        )
     stash.save()
     compact_run(open_run(tmp_path))
     monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)

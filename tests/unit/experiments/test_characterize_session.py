@@ -171,9 +171,7 @@ def test_nothing_to_measure(runs: Runs, words: tuple[str, ...], capsys: pytest.C
 
 
 @pytest.mark.parametrize(("option", "file"), [("--plot", "nowhere/a.png"), ("--html", "nowhere/a.html")])
-def test_a_picture_that_has_no_place(
-    runs: Runs, option: str, file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_that_has_no_place(runs: Runs, option: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     if option == "--plot":
         pytest.importorskip("matplotlib")
     assert main(["characterize", option, file, "--", *COMMAND]) == 3

@@ -82,9 +82,7 @@ exec sh -c "$(printf %s "$*" | sed 's,{tmp_path}/here,{tmp_path}/there,g')"
     return [str(script)]
 
 
-def test_what_another_host_recorded_comes_home(
-    tmp_path: Path, ssh: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_host_recorded_comes_home(tmp_path: Path, ssh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run = tmp_path / "here" / "run"

@@ -93,13 +93,16 @@ def fields(dtype: np.dtype[np.void]) -> list[tuple[int, int, bool]]:
     return [(dtype.fields[n][1], dtype[n].itemsize, dtype[n].kind == "i") for n in dtype.names]
 
 
-@pytest.mark.parametrize("bad", [
-    [(0, 8, False)],
-    [(0, 8, False), (8, 16, False)],
-    [(0, 8, False), (4, 8, False), (12, 4, False)],
-    [(0, 8, False), (8, 3, False), (11, 5, False)],
-    [(0, 8, False), (12, 8, False)],
-])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [(0, 8, False)],
+        [(0, 8, False), (8, 16, False)],
+        [(0, 8, False), (4, 8, False), (12, 4, False)],
+        [(0, 8, False), (8, 3, False), (11, 5, False)],
+        [(0, 8, False), (12, 8, False)],
+    ],
+)
 def test_fields_must_cover_the_row(bad: list[tuple[int, int, bool]]) -> None:
     with pytest.raises(ValueError, match="field"):
         _native.column_codec.encode(bytes(160), 16, bad)
@@ -119,12 +122,18 @@ def string_parts(texts: list[bytes]) -> np.ndarray:
     return np.array([(i + 1, 0, len(t), t) for i, t in enumerate(texts)], dtype=STRINGS)
 
 
-@pytest.mark.parametrize(("texts", "expected"), [
-    ([f"/data/train/{i * 7919 % 100003:06}.jpg".encode() for i in range(2000)], Codec.DEFLATE_TURNED),
-    ([b"/lib/" + b"%x/" % (i * i * 7919) * (i * i % 5) + b"module%d.py" % (i % 50) for i in range(2000)], Codec.TEXTS),
-    ([b"an abstract socket\0with a zero inside %d" % i for i in range(500)], Codec.DEFLATE_TURNED),
-    ([b"", b"x" * 56] * 50, Codec.TEXTS),
-])
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([f"/data/train/{i * 7919 % 100003:06}.jpg".encode() for i in range(2000)], Codec.DEFLATE_TURNED),
+        (
+            [b"/lib/" + b"%x/" % (i * i * 7919) * (i * i % 5) + b"module%d.py" % (i % 50) for i in range(2000)],
+            Codec.TEXTS,
+        ),
+        ([b"an abstract socket\0with a zero inside %d" % i for i in range(500)], Codec.DEFLATE_TURNED),
+        ([b"", b"x" * 56] * 50, Codec.TEXTS),
+    ],
+)
 def test_texts(texts: list[bytes], expected: Codec) -> None:
     parts = string_parts(texts)
     codec, payload = encode(parts)

@@ -30,13 +30,31 @@ def write_run(directory: Path) -> StashWriter:
     path_ids = [stash.intern(f"/data/{'x' * 60}/{i:05}.jpg") for i in range(50)]
     for round_ in range(3):
         for tid in (100, 101):
-            stash.add("io_op", [stash.row("io_op", begin_ticks=ms(round_ * 100 + i / 10), duration_ticks=900 + i % 7,
-                                          result_bytes=4096, offset_bytes=-1, path_id=path_ids[i % 50],
-                                          op_code=(9, 1, 10)[i % 3]) for i in range(400)], tid=tid)
+            stash.add(
+                "io_op",
+                [
+                    stash.row(
+                        "io_op",
+                        begin_ticks=ms(round_ * 100 + i / 10),
+                        duration_ticks=900 + i % 7,
+                        result_bytes=4096,
+                        offset_bytes=-1,
+                        path_id=path_ids[i % 50],
+                        op_code=(9, 1, 10)[i % 3],
+                    )
+                    for i in range(400)
+                ],
+                tid=tid,
+            )
     stash.add("io_op", [stash.row("io_op", begin_ticks=ms(900))], tid=101, gap=5)
     stash.sync(0, 1000)
-    stash.add_ring("io_op", [stash.row("io_op", begin_ticks=ms(950 + i), op_code=2) for i in range(9)],
-                   tid=100, already_drained=4, dropped=3)
+    stash.add_ring(
+        "io_op",
+        [stash.row("io_op", begin_ticks=ms(950 + i), op_code=2) for i in range(9)],
+        tid=100,
+        already_drained=4,
+        dropped=3,
+    )
     stash.add_ring("loss", [stash.row("loss", lost_count=2)], tid=100)
     stash.save()
     return stash
@@ -112,8 +130,9 @@ def test_many_losses_find_room_in_the_head(tmp_path: Path) -> None:
 def test_rows_of_unknown_records_are_carried_along(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.sync(0)
-    stash.segments.append(pack_segment(b"12345678" * 3, record_id=0x777, codec=9, tid=1, lane_id=3, row_count=3,
-                                       first_sequence=0))
+    stash.segments.append(
+        pack_segment(b"12345678" * 3, record_id=0x777, codec=9, tid=1, lane_id=3, row_count=3, first_sequence=0)
+    )
     stash.save()
     assert compact_run(open_run(tmp_path), live=NOBODY).merged
     [process] = open_run(tmp_path).processes
@@ -153,15 +172,19 @@ def test_full_disk(tmp_path: Path) -> None:
     stash.path.write_bytes(stash.path.read_bytes())
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320k", "tmpfs", str(disk)], check=False,
-                             capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=320k", "tmpfs", str(disk)], check=False, capture_output=True, text=True
+    )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a small tmpfs: {mounted.stderr.strip()}")
     try:
         for file in (stash.path, stash.ring_path):
             shutil.copy(file, disk)
-        os.posix_fallocate(os.open(disk / "ballast", os.O_CREAT | os.O_RDWR), 0,
-                           os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize - 4096)
+        os.posix_fallocate(
+            os.open(disk / "ballast", os.O_CREAT | os.O_RDWR),
+            0,
+            os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize - 4096,
+        )
         before = content(disk)
         report = compact_run(open_run(disk), live=NOBODY)
         assert "No space left" in report.problems[0][1]
@@ -184,10 +207,13 @@ def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path, boot_id=boot_id)
     stash.add_ring("clock_sync", [stash.row("clock_sync", ticks=ms(1))])
     stash.save()
-    program = ("import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); "
-               "print('mapped', flush=True); sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", program, str(stash.ring_path)], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as writer:
+    program = (
+        "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); "
+        "print('mapped', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(stash.ring_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "mapped\n"
         assert compact_run(open_run(tmp_path)).alive == [stash.stem]

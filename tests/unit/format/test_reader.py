@@ -18,8 +18,18 @@ from stashtrace.format.stash_file import StashFile
 
 def io_rows(stash: StashWriter, count: int, first: int = 0, path: str = "/data/a.bin") -> list[tuple[Any, ...]]:
     path_id = stash.intern(path)
-    return [stash.row("io_op", begin_ticks=ms(first + i), duration_ticks=1000 + i, result_bytes=4096,
-                      offset_bytes=(first + i) * 4096, path_id=path_id, op_code=3) for i in range(count)]
+    return [
+        stash.row(
+            "io_op",
+            begin_ticks=ms(first + i),
+            duration_ticks=1000 + i,
+            result_bytes=4096,
+            offset_bytes=(first + i) * 4096,
+            path_id=path_id,
+            op_code=3,
+        )
+        for i in range(count)
+    ]
 
 
 def begins(stash_file: StashFile) -> list[int]:
@@ -176,14 +186,25 @@ def test_damaged_payload_loses_its_rows_alone_and_is_counted_once(tmp_path: Path
 def test_older_and_newer_fields_are_matched_by_name(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     now = next(r for r in stash.schema_records if r["name"] == "io_op")
-    fields = [{"name": n, "type": t, "offset": o} for n, t, o in (
-        ("from_the_future", "u64", 0), ("begin_ticks", "u64", 8), ("op_code", "u16", 16), ("odd", "u256", 18))]
-    stash.schema_records = [*(r for r in stash.schema_records if r is not now),
-                            {**now, "version": 9, "row_bytes": 24, "fields": fields}]
+    fields = [
+        {"name": n, "type": t, "offset": o}
+        for n, t, o in (
+            ("from_the_future", "u64", 0),
+            ("begin_ticks", "u64", 8),
+            ("op_code", "u16", 16),
+            ("odd", "u256", 18),
+        )
+    ]
+    stash.schema_records = [
+        *(r for r in stash.schema_records if r is not now),
+        {**now, "version": 9, "row_bytes": 24, "fields": fields},
+    ]
     from stashtrace.format.container import pack_segment
+
     payload = struct.pack("<QQHHI", 1, ms(5), 3, 0, 0)
-    stash.segments.append(pack_segment(payload, record_id=now["id"], codec=0, tid=1, lane_id=0, row_count=1,
-                                       first_sequence=0))
+    stash.segments.append(
+        pack_segment(payload, record_id=now["id"], codec=0, tid=1, lane_id=0, row_count=1, first_sequence=0)
+    )
     stash.save()
     [row] = open_run(tmp_path, strict=True).processes[0].load().records["io_op"].rows
     assert (row["begin_ticks"], row["op_code"], row["duration_ticks"], row["offset_bytes"]) == (ms(5), 3, 0, 0)

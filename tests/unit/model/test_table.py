@@ -25,12 +25,15 @@ def test_columns_have_the_declared_type_and_order() -> None:
     assert "other" not in table
 
 
-@pytest.mark.parametrize("columns", [
-    {"ts_ns": [1], "track_id": [1]},
-    {"ts_ns": [1], "track_id": [1], "value": [1], "more": [1]},
-    {"ts_ns": [1, 2], "track_id": [1], "value": [1]},
-    {"ts_ns": [[1]], "track_id": [[1]], "value": [[1]]},
-])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"ts_ns": [1], "track_id": [1]},
+        {"ts_ns": [1], "track_id": [1], "value": [1], "more": [1]},
+        {"ts_ns": [1, 2], "track_id": [1], "value": [1]},
+        {"ts_ns": [[1]], "track_id": [[1]], "value": [[1]]},
+    ],
+)
 def test_wrong_columns_are_refused(columns: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="counters"):
         Table(COUNTERS, columns)

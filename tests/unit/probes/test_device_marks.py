@@ -69,8 +69,16 @@ def test_marks_of_a_loop(device: Device) -> None:
         window.updated()
         marks.update_ends()
     assert device.calls == [
-        ("STEP", 103, 0), ("BATCH_WAIT", 103, "begin"), ("end", 77, 0), ("MARK", 103, 0), ("MARK", 103, 0),
-        ("STEP", 103, 1), ("BATCH_WAIT", 103, "begin"), ("end", 77, 1), ("MARK", 103, 0), ("MARK", 103, 0),
+        ("STEP", 103, 0),
+        ("BATCH_WAIT", 103, "begin"),
+        ("end", 77, 0),
+        ("MARK", 103, 0),
+        ("MARK", 103, 0),
+        ("STEP", 103, 1),
+        ("BATCH_WAIT", 103, "begin"),
+        ("end", 77, 1),
+        ("MARK", 103, 0),
+        ("MARK", 103, 0),
         ("STEP", 103, 2),
     ]
 
