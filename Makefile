@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# demo: own virtual environment, a real two-rank training job, its summary.    test: the same environment, all tests.
-# truth: five runs of every scenario of tests/ground_truth, into benchmarks/results/ground_truth.md.
+# demo: own virtual environment, a real two-rank training job, its summary.
+# test: the same environment, every test that a busy machine cannot change: side by side, under ten minutes.
+# Long, for a quiet machine, no gate; they write benchmarks/results/ (docs/internals/tests.md says what each holds):
+#   truth: injections by amount, the null test, sharpness of clocks and samplers.    bench: every benchmark, one by one.
 # native: build both shared objects into stashtrace/, for work from a checkout.
 # Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
 PYTHON ?= python3
@@ -14,7 +16,7 @@ bin := $(VENV)/bin
 torch_stamp := $(VENV)/.installed-$(subst :,_,$(subst /,_,$(TORCH)))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test truth native clean
+.PHONY: demo test truth bench native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built $(torch_stamp)
@@ -23,23 +25,20 @@ demo: $(VENV)/.built $(torch_stamp)
 	$(bin)/stashtrace run --out $(DEMO_DIR) -- \
 	  $(bin)/torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
-# Tests that neither measure time nor fill the machine with jobs run side by side, then the others one by one.
-# Exit code 5 of pytest is "no test was chosen": fine for one of the two.
-side_by_side := $(addprefix tests/,analysis architecture cli exporters importers report unit)
-
+# A worker takes whole files, so that what a file sets up once is set up once.
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
-	@failed=0; empty=0; \
-	for part in "-n auto --maxprocesses 8 --dist loadfile $(side_by_side)" "$(addprefix --ignore=,$(side_by_side)) tests"; do \
-	  echo "$(bin)/python -m pytest $(PYTEST) $$part"; \
-	  $(bin)/python -m pytest $(PYTEST) $$part; code=$$?; \
-	  if [ $$code = 5 ]; then empty=$$((empty + 1)); elif [ $$code != 0 ]; then failed=$$code; fi; \
-	done; \
-	if [ $$empty = 2 ]; then failed=5; fi; \
+	$(bin)/python -m pytest $(PYTEST) -n auto --maxprocesses 8 --dist loadfile -m "not truth and not trust" tests
+
+# About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
+truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
+	@failed=0; \
+	$(bin)/python -m pytest $(PYTEST) -m truth --record benchmarks/results/truth.json tests || failed=1; \
+	$(bin)/python benchmarks/ground_truth.py || failed=1; \
+	$(bin)/python benchmarks/characterize_truth.py --repeat 3 --iterations 20 --null 10 --null-only --name characterize_null || failed=1; \
 	exit $$failed
 
-# Not part of the tests: about ten minutes, on a machine that does nothing else.
-truth: $(VENV)/.built $(torch_stamp)
-	$(bin)/python benchmarks/ground_truth.py
+bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
+	$(bin)/python benchmarks/run_all.py
 
 native:
 	$(PYTHON) setup.py build_ext --inplace

@@ -18,6 +18,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+#: Measurements made in this process, of anything; a record of the tests says how many each took.
+taken_count = 0
+
 
 class Measurements(Generic[T]):
     """Measurements of one thing, each made when it is first asked for; tests of a module may share them.
@@ -39,7 +42,9 @@ class Measurements(Generic[T]):
         self._taken: list[T] = []
 
     def __getitem__(self, number: int) -> T:
+        global taken_count
         while len(self._taken) <= number:
+            taken_count += 1
             self._taken.append(self._measure(self._folder / f"measured-{len(self._taken)}"))
         return self._taken[number]
 

@@ -35,6 +35,7 @@ def plain(runs: Measurements[tuple[Sampled, Path]]) -> tuple[Sampled, Path]:
     return runs.first
 
 
+@pytest.mark.truth
 def test_rates_are_those_of_the_machine(runs) -> None:
     runs.agree(rates_are_those_of_the_machine)
 
@@ -57,6 +58,7 @@ def test_every_time_stamp_is_the_reading_s_own(plain) -> None:
     assert 0 <= calls(folder)["nvmlDeviceGetFieldValues"] - len(ts) <= 2
 
 
+@pytest.mark.truth
 def test_a_time_stamp_is_the_moment_of_the_reading(runs) -> None:
     def right(plain: tuple[Sampled, Path]) -> None:
         assert late_ns(plain[0], device=1) < 50_000
@@ -64,6 +66,7 @@ def test_a_time_stamp_is_the_moment_of_the_reading(runs) -> None:
     runs.agree(right)
 
 
+@pytest.mark.truth
 def test_a_slow_answer_is_stamped_when_it_was_read(tmp_path: Path) -> None:
     def right(sampled: Sampled) -> None:
         # The double reads its counters at the end of a call, so that the middle of the call is 20 ms too early.
@@ -101,6 +104,7 @@ def test_only_the_device_in_use_is_sampled_and_matched_by_uuid(plain) -> None:
     assert len(sampled.series("power_watts", 0)[0]) == 0
 
 
+@pytest.mark.truth
 def test_steady_calls_are_made_ten_times_a_second_and_gpm_five(runs) -> None:
     runs.agree(steady_calls_are_made)
 
@@ -282,6 +286,7 @@ def test_nvlink_5_is_counted_by_link(tmp_path: Path) -> None:
     assert sampled.rate("nvlink_transmit_bytes_total", 0, 1) == pytest.approx(12.5e9, rel=1e-2)
 
 
+@pytest.mark.truth
 def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
     def cheap(sampled: Sampled) -> None:
         ts, cpu_ns = sampled.named("nvml_sampler_cpu_ns_total")

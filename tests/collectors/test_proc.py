@@ -78,6 +78,7 @@ def sampled(samples: Measurements[tuple[dict, dict]]) -> tuple[dict, dict]:
     return samples.first
 
 
+@pytest.mark.truth
 def test_samples_come_at_the_period(samples: Measurements[tuple[dict, dict]]) -> None:
     def often(sampled: tuple[dict, dict]) -> None:
         times, _ = sampled[1]["process_user_ns_total", 0]
@@ -96,6 +97,21 @@ def test_cumulative_counters_never_fall(sampled) -> None:
     assert [k for k, v in totals.items() if np.any(np.diff(v) < 0)] == []
 
 
+def test_time_stamps_grow(sampled) -> None:
+    times, _ = sampled[1]["process_user_ns_total", 0]
+    assert len(times) > 1
+    assert np.all(np.diff(times) > 0)
+
+
+def test_threads_and_the_process_are_there(sampled) -> None:
+    told, found = sampled
+    assert found["thread_run_ns_total", told["burner"]][1].max() > 0
+    assert ("thread_runqueue_ns_total", told["tid"]) in found
+    assert found["process_user_ns_total", 0][1].max() > 0
+    assert 4 << 20 < found["process_resident_bytes", 0][1].max() < 4 << 30
+
+
+@pytest.mark.truth
 def test_threads(samples: Measurements[tuple[dict, dict]]) -> None:
     samples.agree(threads_are_there)
 
@@ -108,6 +124,7 @@ def threads_are_there(sampled: tuple[dict, dict]) -> None:
     assert found["thread_timeslices_count_total", told["tid"]][1].max() > 1
 
 
+@pytest.mark.truth
 def test_process(samples: Measurements[tuple[dict, dict]]) -> None:
     samples.agree(process_is_there)
 
@@ -146,6 +163,7 @@ def test_only_one_rank_reads_the_host(tmp_path: Path, environment: dict[str, str
     assert not [n for n in names if n.startswith(("host_", "net_"))]
 
 
+@pytest.mark.truth
 def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
     script = (
         "from stashtrace import _native; import time, threading\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,21 @@ def test_results_are_untouched(scenes: Recording) -> None:
     assert scenes.stderr == ""
 
 
-def test_each_wait_of_the_watched_thread(scenes: Recording, recordings: Measurements[Recording]) -> None:
+def test_waits_are_of_the_watched_thread(scenes: Recording) -> None:
+    """Sleeps last as long as they say on any machine; what another thread ends may be over before it is awaited."""
+    assert len({r.tid for r in scenes.waits}) == 1
+    long = Counter(r.op for r in scenes.waits if r.end_ns - r.begin_ns > LONG_NS)
+    assert long[WaitOp.SLEEP] == EXPECTED.count(WaitOp.SLEEP)
+    assert long.keys() <= set(EXPECTED) | {WaitOp.COND_WAIT}
+
+
+@pytest.mark.truth
+def test_each_wait_of_the_watched_thread(recordings: Measurements[Recording]) -> None:
     def as_written(recording: Recording) -> None:
         rows = sorted(recording.waits, key=lambda r: r.begin_ns)
         # Waits for a helper thread to begin are short; each scene proper lasts 20 ms.
         assert [r.op for r in rows if r.end_ns - r.begin_ns > LONG_NS] == EXPECTED
 
-    assert len({r.tid for r in scenes.waits}) == 1
     recordings.agree(as_written)
 
 
@@ -92,6 +101,7 @@ time.sleep(0.03)
 """
 
 
+@pytest.mark.truth
 def test_python_sleep_and_queue(tmp_path: Path) -> None:
     Measurements(
         lambda folder: record([sys.executable, "-c", PYTHON_SCRIPT], folder, collectors=("waits",),

@@ -80,6 +80,7 @@ def test_kinds_sum_to_each_step(job: TracedRun) -> None:
         assert total[row["rank"], row["step"]] == row["end_ns"] - row["begin_ns"]
 
 
+@pytest.mark.truth
 @pytest.mark.slow
 def test_late_rank_is_named(jobs: Measurements[TracedRun]) -> None:
     jobs.agree(late_rank_is_named)
@@ -114,15 +115,16 @@ def collectives(trace: Trace, rank: int = 0) -> list[dict[str, Any]]:
     return list(table.take(table["rank"] == rank).sort_by("call_ns").rows())
 
 
+REPLAYS = """
+    comm init new=0; allreduce 1MB stream=1; sync device
+    capture stream=1 graph=1 { kernel 2ms stream=1; allreduce 10MB stream=1; kernel 1ms stream=1 }
+    meet; step
+    repeat 5 { wait stream=1 for=0; launch graph=1 stream=1; wait stream=0 for=1; kernel 1ms; step }
+    """
+
+
 def test_replays_of_a_graph(tmp_path: Path) -> None:
-    program = """
-        comm init new=0; allreduce 1MB stream=1; sync device
-        capture stream=1 graph=1 { kernel 2ms stream=1; allreduce 10MB stream=1; kernel 1ms stream=1 }
-        meet; step
-        repeat 5 { wait stream=1 for=0; launch graph=1 stream=1; wait stream=0 for=1; kernel 1ms; step }
-        """
-    runs = Measurements(lambda folder: run_ranks(2, program, folder, "nccl.bandwidth 10GB"), tmp_path)
-    run = runs.agree(replays_take_what_they_do)
+    run = run_ranks(2, REPLAYS, tmp_path, "nccl.bandwidth 10GB")
     assert [result["errors"] for result in run.results()] == [{}, {}]
     for rank in range(2):
         brackets = run.trace.device_brackets
@@ -136,6 +138,12 @@ def test_replays_of_a_graph(tmp_path: Path) -> None:
     assert len({(row["group_hash"], row["sequence"], row["call_ns"]) for row in found}) == len(found)
     table = list(stalls(run.trace, by="rank", warmup=True).rows())
     assert {row["method"] for row in table} == {"brackets"}
+
+
+@pytest.mark.truth
+def test_replays_take_what_they_do(tmp_path: Path) -> None:
+    runs = Measurements(lambda folder: run_ranks(2, REPLAYS, folder, "nccl.bandwidth 10GB"), tmp_path)
+    runs.agree(replays_take_what_they_do)
 
 
 def replays_take_what_they_do(run: TracedRun) -> None:

@@ -16,6 +16,8 @@ from ground_truth.device_truth import TOLERANCE, check
 from stashtrace.analysis.hidden import hidden
 from stashtrace.report.text import summary
 
+pytestmark = pytest.mark.truth
+
 HOSTS = ("node01", "node01", "node02", "node02")
 _TRAIN = "forward {{ {} kernel 10ms }} backward {{ repeat 20 {{ kernel 500us }} }} optimizer {{ {} kernel 2ms }}"
 _ALL_REDUCE = "wait stream=2 for=0; allreduce {} stream=2; wait stream=0 for=2;"

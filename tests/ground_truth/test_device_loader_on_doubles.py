@@ -18,6 +18,8 @@ from traced import TracedRun, run_traced
 
 from ground_truth.device_scenarios import LEFT_OUT, measure
 
+pytestmark = pytest.mark.truth
+
 KERNEL_MS, STEPS = 10, 24
 JOB = Path(__file__).with_name("device_loader_job.py")
 SCRIPT = "device 0 event.offset 3s\ndevice 0 event.drift 20ppm"

@@ -17,6 +17,8 @@ from stashtrace.analysis.stalls import stalls
 from stashtrace.analysis.steps import steps as steps_of
 from stashtrace.report.text import summary
 
+pytestmark = pytest.mark.truth
+
 STEPS = 120
 #: 22 ms of compute, 10 of a copy, rank 1 late by 15, 10 of transfer. Rank 1 copies far more often than rank 0.
 SCENARIO = Scenario(

@@ -18,6 +18,8 @@ from measurements import Measurements
 from ground_truth.five_steps_truth import BURNT, READ, exposed_ms
 from ground_truth.machine import Missing, slow_disk
 
+pytestmark = pytest.mark.truth
+
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "tests" / "ground_truth" / "five_steps_job.py"
 RANKS, BATCH, FILE_BYTES, WIDTH = 2, 4, 512 << 10, 512

@@ -16,7 +16,7 @@ from measurements import Measurements
 from ground_truth import machine, scenarios
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow]
 
 #: Of the step's wall time.
 TOLERANCE_PERCENT = 5.0

@@ -18,6 +18,8 @@ from ground_truth import late_job, machine
 from stashtrace.analysis.registry import analyze
 from stashtrace.model.table import Table
 
+pytestmark = pytest.mark.truth
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FILE_BYTES = 192 << 20

@@ -17,6 +17,8 @@ from ground_truth.device_truth import TOLERANCE
 from stashtrace.model.kinds import CollectiveSource
 from stashtrace.report.text import summary
 
+pytestmark = pytest.mark.truth
+
 #: As Megatron does it: the host looks at the loss of each step.
 SCENARIO = Scenario(
     "one_connection",

@@ -18,7 +18,7 @@ from measurements import Measurements
 pytest.importorskip("torch")
 from ground_truth import machine, staging_job
 
-pytestmark = [pytest.mark.torch, pytest.mark.root]
+pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.root]
 
 ROOT = Path(__file__).resolve().parents[2]
 DISK_BYTES_PER_S = 20_000_000

@@ -18,7 +18,7 @@ import stashtrace
 from ground_truth import cached_share, machine
 from stashtrace.analysis.cache_forecast import Inputs, cache_forecast, inputs_of
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow, pytest.mark.root]
 
 CACHE_BYTES, EPOCHS = 400_000_000, 4
 TOLERANCE_RATIO = 0.10

