@@ -2,6 +2,7 @@
 #include <fcntl.h>
 
 #include "collectors/posix_io/traced.h"
+#include "core/user_memory.h"
 #include "hooks/interpose.h"
 
 using namespace stashtrace::posix_io;
@@ -104,7 +105,9 @@ ssize_t between(int in, std::int64_t* in_offset, int out, std::int64_t* out_offs
   const std::uint64_t end = stashtrace::now_ticks();
   std::int64_t offset = -1;
   if (in_offset == nullptr) offset = source.advance(result);
-  else if (result >= 0) offset = *in_offset - result;  // only after success is the pointer known to be good
+  // Only when bytes were moved is the pointer known to be good: splice of none does not look at it.
+  else if (result > 0 || (result == 0 && stashtrace::all_readable(in_offset, sizeof *in_offset)))
+    offset = *in_offset - result;
   if (out_offset == nullptr) target.advance(result);
   if (!stashtrace::recording() || ((source_word | target_word) & kOurs) != 0) return result;
   // From a pipe into a file (splice) the file is the interesting end.

@@ -41,7 +41,7 @@ STASHTRACE_HOOK(int, connect, int fd, const sockaddr* address, socklen_t length)
   const std::uint64_t end = stashtrace::now_ticks();
   const int error = result == 0 ? 0 : errno;
   std::uint64_t word = kNamed | kKnown | flag_bits(flag::socket);
-  if (error != EFAULT) word |= address_id(address, length);
+  word |= given_address_id(address, length, error == 0);
   if (error == 0 || error == EINPROGRESS) fd_table.set(fd, word, kUnknownPosition);
   if (stashtrace::recording()) record(op::connect, word, -1, begin, end, -static_cast<std::int64_t>(error));
   if (result != 0) errno = error;

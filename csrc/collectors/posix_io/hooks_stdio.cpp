@@ -9,6 +9,7 @@
 #include "collectors/posix_io/posix_io.h"
 #include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
+#include "core/user_memory.h"
 #include "hooks/interpose.h"
 
 using namespace stashtrace::posix_io;
@@ -17,6 +18,11 @@ namespace real = stashtrace::real;
 namespace {
 
 int descriptor_of(const FILE* stream) noexcept { return stream == nullptr ? -1 : stream->_fileno; }
+
+// libc answers a request for nothing without a look at the stream, which may then be anything.
+bool is_stream(const FILE* stream) noexcept {
+  return stream != nullptr && stashtrace::is_readable(&stream->_fileno);
+}
 
 // moved(result) tells the bytes of a result, or minus errno.
 template <class Call, class Moved>
@@ -36,16 +42,19 @@ template <class Call, class Moved>
 
 template <class Call>
 std::size_t on_items(std::uint16_t op_code, const FILE* stream, std::size_t size, std::size_t count, Call call) {
+  if (size * count == 0 && !is_stream(stream)) [[unlikely]] return call();
   return on_stream(op_code, stream, size * count, call,
                    [&](std::size_t items) { return static_cast<std::int64_t>(items * size); });
 }
 template <class Call>
-char* on_line(const FILE* stream, Call call) {
+char* on_line(const FILE* stream, int room, Call call) {
+  if (room <= 1 && !is_stream(stream)) [[unlikely]] return call();
   return on_stream(op::fread, stream, 0, call,
                    [](const char* line) { return line == nullptr ? 0 : static_cast<std::int64_t>(std::strlen(line)); });
 }
 template <class Call>
-ssize_t on_delimited(const FILE* stream, Call call) {
+ssize_t on_delimited(const void* line, const void* room, const FILE* stream, Call call) {
+  if ((line == nullptr || room == nullptr) && !is_stream(stream)) [[unlikely]] return call();
   return on_stream(op::fread, stream, 0, call, [](ssize_t bytes) { return bytes < 0 ? 0 : std::int64_t{bytes}; });
 }
 template <class Call>
@@ -138,26 +147,26 @@ STASHTRACE_HOOK(std::size_t, __fread_unlocked_chk, void* buffer, std::size_t roo
                   [&] { return real::__fread_unlocked_chk(buffer, room, size, count, stream); });
 }
 STASHTRACE_HOOK(char*, fgets, char* buffer, int room, FILE* stream) {
-  return on_line(stream, [&] { return real::fgets(buffer, room, stream); });
+  return on_line(stream, room, [&] { return real::fgets(buffer, room, stream); });
 }
 STASHTRACE_HOOK(char*, fgets_unlocked, char* buffer, int room, FILE* stream) {
-  return on_line(stream, [&] { return real::fgets_unlocked(buffer, room, stream); });
+  return on_line(stream, room, [&] { return real::fgets_unlocked(buffer, room, stream); });
 }
 STASHTRACE_HOOK(char*, __fgets_chk, char* buffer, std::size_t size, int room, FILE* stream) {
-  return on_line(stream, [&] { return real::__fgets_chk(buffer, size, room, stream); });
+  return on_line(stream, room, [&] { return real::__fgets_chk(buffer, size, room, stream); });
 }
 STASHTRACE_HOOK(char*, __fgets_unlocked_chk, char* buffer, std::size_t size, int room, FILE* stream) {
-  return on_line(stream, [&] { return real::__fgets_unlocked_chk(buffer, size, room, stream); });
+  return on_line(stream, room, [&] { return real::__fgets_unlocked_chk(buffer, size, room, stream); });
 }
 STASHTRACE_HOOK(ssize_t, getline, char** line, std::size_t* room, FILE* stream) {
-  return on_delimited(stream, [&] { return real::getline(line, room, stream); });
+  return on_delimited(line, room, stream, [&] { return real::getline(line, room, stream); });
 }
 STASHTRACE_HOOK(ssize_t, getdelim, char** line, std::size_t* room, int delimiter, FILE* stream) {
-  return on_delimited(stream, [&] { return real::getdelim(line, room, delimiter, stream); });
+  return on_delimited(line, room, stream, [&] { return real::getdelim(line, room, delimiter, stream); });
 }
 // What <stdio.h> turns getline into when optimising.
 STASHTRACE_HOOK(ssize_t, __getdelim, char** line, std::size_t* room, int delimiter, FILE* stream) {
-  return on_delimited(stream, [&] { return real::__getdelim(line, room, delimiter, stream); });
+  return on_delimited(line, room, stream, [&] { return real::__getdelim(line, room, delimiter, stream); });
 }
 
 STASHTRACE_HOOK(std::size_t, fwrite, const void* buffer, std::size_t size, std::size_t count, FILE* stream) {

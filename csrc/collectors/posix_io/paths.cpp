@@ -13,6 +13,7 @@
 #include "collectors/posix_io/staged.h"
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
+#include "core/user_memory.h"
 
 namespace stashtrace::posix_io {
 namespace {
@@ -102,14 +103,15 @@ __attribute__((noinline)) PathName relative_name(int dirfd, std::string_view giv
 
 }  // namespace
 
-bool make_absolute(int dirfd, const char* path, AbsolutePath& out) noexcept {
-  out.length_ = join(dirfd, {path, strnlen(path, kMaxPathBytes)}, out.text_);
+bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept {
+  out.length_ = join(dirfd, path, out.text_);
   return out.length_ != 0;
 }
 
-PathName path_name(int dirfd, const char* path) noexcept {
-  if (path == nullptr) return {};
-  const std::string_view given(path, strnlen(path, kMaxPathBytes));
+PathName path_name(int dirfd, const char* path, bool was_read) noexcept {
+  const std::size_t length = readable_length(path, kMaxPathBytes, was_read);
+  if (length == kUnreadable) return {};
+  const std::string_view given(path, length);
   return given.starts_with('/') ? named(given) : relative_name(dirfd, given);
 }
 
@@ -160,6 +162,13 @@ std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcep
     return 0;
   }
   return intern(text.view());
+}
+
+// Nobody's address is longer than sockaddr_storage: such a length is refused before the address is looked at.
+std::uint32_t given_address_id(const sockaddr* address, unsigned length_bytes, bool was_read) noexcept {
+  if (address == nullptr || length_bytes > sizeof(sockaddr_storage)) return 0;
+  if (!was_read && !all_readable(address, length_bytes)) return 0;
+  return address_id(address, length_bytes);
 }
 
 void exclude_folder(std::string_view folder) noexcept {

@@ -1,7 +1,7 @@
 // Names of files and peers as string ids. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks that take a path, and fd_table.cpp. Called after the real function returned, so the path is known
-// to be readable unless it failed with EFAULT. Raw system calls only; no allocation; errno untouched.
+// Callers: hooks that take a path, and fd_table.cpp. Called after the real function returned; a pointer of the job that the
+// function may not have read is read with care (core/user_memory.h). Raw system calls only; no allocation; errno untouched.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,11 +20,11 @@ class AbsolutePath {
   std::string_view view() const noexcept { return {text_, length_}; }
 
  private:
-  friend bool make_absolute(int dirfd, const char* path, AbsolutePath& out) noexcept;
+  friend bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept;
   char text_[kMaxPathBytes];
   std::size_t length_ = 0;
 };
-bool make_absolute(int dirfd, const char* path, AbsolutePath& out) noexcept;  // false: the folder is not known
+bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept;  // false: the folder is not known
 
 struct PathName {
   std::uint32_t id = 0;  // string id, 0 if unknown
@@ -32,12 +32,15 @@ struct PathName {
   bool staged = false;   // what is open is a copy of it
 };
 
-// What was passed, made absolute by the folder of dirfd or the current one. Not resolved further.
-PathName path_name(int dirfd, const char* path) noexcept;
+// What was passed, made absolute by the folder of dirfd or the current one. Not resolved further. `was_read`: the call has
+// read it, so that the pointer is good. No name if it cannot be read.
+PathName path_name(int dirfd, const char* path, bool was_read) noexcept;
 // What /proc/self/fd says of an open descriptor; of a copy, the file that it stands for.
 PathName descriptor_name(int fd) noexcept;
 // "10.0.0.1:80", "[::1]:80", "unix:/path"; 0 if it has none.
 std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept;
+// The same of an address that a call was given; `was_read` as above.
+std::uint32_t given_address_id(const sockaddr* address, unsigned length_bytes, bool was_read) noexcept;
 
 // Paths below these folders are the tracer's own; called once at the start. At most 4.
 void exclude_folder(std::string_view folder) noexcept;

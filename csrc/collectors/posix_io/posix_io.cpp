@@ -49,6 +49,14 @@ class KeepErrno {
   int saved_;
 };
 
+// Whether a call that ended like this has read its (first) path. ENOENT, the one failure that is common (a search along a
+// list of folders), comes of looking the name up; of two names it may be the second. The filter of scandir runs after its path was read,
+// and may have freed it.
+bool has_read_path(std::uint16_t op_code, std::int64_t result) noexcept {
+  if (op_code == op::readdir) return false;
+  return result >= 0 || (result == -ENOENT && op_code != op::rename);
+}
+
 std::uint64_t word_of(const PathName& name) noexcept { return kNamed | (name.ours ? kOurs : 0) | name.id; }
 
 // Registers what an open made and records it; extra is IoFlag bits and kAppend.
@@ -95,8 +103,7 @@ ssize_t record_and_return(std::uint64_t begin_ticks, std::uint64_t end_ticks, st
 void record_named(std::uint16_t op_code, int dirfd, const char* path, std::uint64_t begin_ticks, std::uint64_t end_ticks,
                   std::int64_t result) noexcept {
   const KeepErrno keep;
-  // EFAULT: the pointer itself is bad.
-  const PathName name = result == -EFAULT ? PathName{} : path_name(dirfd, path);
+  const PathName name = path_name(dirfd, path, has_read_path(op_code, result));
   if (!name.ours) record(op_code, word_of(name), -1, begin_ticks, end_ticks, result);
 }
 
@@ -105,7 +112,7 @@ void finish_open(int fd, int dirfd, const char* path, int open_flags, bool stage
   const KeepErrno keep;
   const std::int64_t error = fd >= 0 ? 0 : keep.negative();
   if (fd < 0 && !recording()) return;
-  const PathName name = error == -EFAULT ? PathName{} : path_name(dirfd, path);
+  const PathName name = path_name(dirfd, path, has_read_path(op::open, error));
   const bool append = (open_flags & O_APPEND) != 0;
   const std::uint64_t extra = (append ? kAppend : 0) | ((open_flags & O_DIRECT) != 0 ? flag_bits(flag::direct) : 0) |
                               (staged ? flag_bits(flag::staged) : 0);
@@ -117,7 +124,7 @@ void finish_fopen(bool failed, int fd, const char* path, bool staged, std::uint6
   const KeepErrno keep;
   const std::int64_t error = failed ? keep.negative() : 0;
   if (failed && !recording()) return;
-  const PathName name = error == -EFAULT ? PathName{} : path_name(AT_FDCWD, path);
+  const PathName name = path_name(AT_FDCWD, path, has_read_path(op::fopen, error));
   const std::uint64_t extra = flag_bits(flag::stdio) | (staged ? flag_bits(flag::staged) : 0);
   finish_named_open(fd, name, extra, kUnknownPosition, op::fopen, begin_ticks, end_ticks, error);
 }
@@ -126,7 +133,7 @@ void finish_opendir(int fd, const char* path, std::uint64_t begin_ticks, std::ui
   const KeepErrno keep;
   const std::int64_t error = fd >= 0 ? 0 : keep.negative();
   if (fd < 0 && !recording()) return;
-  const PathName name = error == -EFAULT ? PathName{} : path_name(AT_FDCWD, path);
+  const PathName name = path_name(AT_FDCWD, path, has_read_path(op::open, error));
   finish_named_open(fd, name, 0, kUnknownPosition, op::readdir, begin_ticks, end_ticks, error);
 }
 

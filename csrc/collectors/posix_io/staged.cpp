@@ -11,6 +11,7 @@
 
 #include "collectors/posix_io/paths.h"
 #include "core/raw_syscall.h"
+#include "core/user_memory.h"
 
 namespace stashtrace::posix_io {
 
@@ -72,22 +73,16 @@ const StagedList::Slot* find(const StagedList& list, bool back, std::string_view
 
 // Apart, so that an absolute path needs no 4 KiB of stack.
 __attribute__((noinline)) const StagedList::Slot* find_relative(const StagedList& list, int dirfd,
-                                                                const char* path) noexcept {
+                                                                std::string_view path) noexcept {
   AbsolutePath whole;
   return make_absolute(dirfd, path, whole) ? find(list, false, whole.view()) : nullptr;
 }
 
-// The kernel has not looked at the pointer yet, and a bad one is EFAULT for the job, not the end of it: copying a signal
-// mask from there, for an operation that does not exist, changes nothing and tells.
-bool is_readable(const char* path) noexcept {
-  const auto word = static_cast<long>(reinterpret_cast<std::uintptr_t>(path) & ~std::uintptr_t{7});
-  constexpr int kNoOperation = ~0;
-  return word != 0 && raw::call(SYS_rt_sigprocmask, kNoOperation, word, 0, 8) != -EFAULT;  // null would be no mask
-}
-
+// The kernel has not looked at the pointer yet, and a bad one is EFAULT for the job, not the end of it.
 const StagedList::Slot* find_file(const StagedList& list, int dirfd, const char* path) noexcept {
-  if (path == nullptr || !is_readable(path) || path[0] == '\0') return nullptr;
-  return path[0] == '/' ? find(list, false, path) : find_relative(list, dirfd, path);
+  const std::size_t length = readable_length(path, kMaxPathBytes, false);
+  if (length == kUnreadable || length == 0) return nullptr;
+  return path[0] == '/' ? find(list, false, {path, length}) : find_relative(list, dirfd, {path, length});
 }
 
 }  // namespace

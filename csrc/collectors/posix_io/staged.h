@@ -53,7 +53,9 @@ constexpr Purpose purpose_of(int flags) noexcept {
 // Of fopen.
 inline Purpose purpose_of(const char* mode) noexcept {
   if (mode == nullptr) return Purpose::other;
-  return mode[0] == 'r' && std::strchr(mode, '+') == nullptr ? Purpose::reading : Purpose::writing;
+  if (mode[0] != 'r') return Purpose::writing;
+  constexpr std::size_t kMost = 7;  // libc reads as far, so that this is no other memory than it reads
+  return std::memchr(mode, '+', ::strnlen(mode, kMost)) == nullptr ? Purpose::reading : Purpose::writing;
 }
 
 // Opens the copy where there is one that is whole, and says so in `staged`; else the file itself. call(dirfd, path)
