@@ -116,6 +116,22 @@ inline int getppid() noexcept { return static_cast<int>(call(SYS_getppid)); }
 inline int gettid() noexcept { return static_cast<int>(call(SYS_gettid)); }
 inline int tgkill(int pid, int tid, int signal) noexcept { return static_cast<int>(call(SYS_tgkill, pid, tid, signal)); }
 inline void sched_yield() noexcept { call(SYS_sched_yield); }
+// Until no thread of the process has this id: also its last system calls are over then, and the kernel no longer counts
+// it (unshare(CLONE_NEWUSER) asks). Sleeps between looks, since the thread may have a lower priority than the caller.
+inline void wait_until_gone(int pid, int tid, std::int64_t limit_ns) noexcept {
+  constexpr int kYields = 50;
+  constexpr std::int64_t kSlice = 50'000;
+  const std::uint32_t never = 0;
+  std::int64_t waited = 0;
+  for (int look = 0; waited < limit_ns && tgkill(pid, tid, 0) == 0; ++look) {
+    if (look < kYields) {
+      sched_yield();
+      continue;
+    }
+    futex_wait(&never, 0, kSlice);
+    waited += kSlice;
+  }
+}
 inline int getrusage(int who, struct rusage* out) noexcept {
   return static_cast<int>(call(SYS_getrusage, who, address(out)));
 }

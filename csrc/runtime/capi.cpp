@@ -40,6 +40,10 @@ uint64_t stashtrace_tick_hz() noexcept { return runtime().tick_hz(); }
 const char* stashtrace_clock_name() noexcept { return clock_name(); }
 
 void stashtrace_stamp(stashtrace_stamp_t* out) noexcept {
+  if (runtime().gave_up()) {  // sealed: no system call
+    *out = {now_ticks(), -1, -1};
+    return;
+  }
   out->runqueue_ns = thread_runqueue_ns();
   out->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
   out->ticks = now_ticks();
@@ -68,6 +72,7 @@ void stashtrace_set_thread_role(uint32_t role, const char* name, size_t bytes) n
 void stashtrace_watch_waits(int on) noexcept { detail::thread_state.watches_waits = on != 0; }
 int stashtrace_start_drainer() noexcept { return runtime().start_drainer(); }
 int stashtrace_flush() noexcept { return runtime().flush(); }
+void stashtrace_seal(const char* reason) noexcept { runtime().seal(reason); }
 
 void stashtrace_report_loss(uint32_t collector_code, const char* reason, uint64_t count, const char* detail,
                             uint32_t severity) noexcept {

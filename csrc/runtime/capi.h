@@ -52,6 +52,7 @@ STASHTRACE_API void stashtrace_set_thread_role(uint32_t role, const char* name, 
 STASHTRACE_API void stashtrace_watch_waits(int on) noexcept;
 STASHTRACE_API int stashtrace_start_drainer() noexcept;
 STASHTRACE_API int stashtrace_flush() noexcept;
+STASHTRACE_API void stashtrace_seal(const char* reason) noexcept;  // Runtime::seal
 STASHTRACE_API void stashtrace_report_loss(uint32_t collector_code, const char* reason, uint64_t count,
                                            const char* detail, uint32_t severity) noexcept;
 STASHTRACE_API void stashtrace_stats(stashtrace_stats_t* out) noexcept;

@@ -110,6 +110,7 @@ void* Drainer::thread_main(void* self) noexcept {
 
 void Drainer::loop() noexcept {
   raw::call(SYS_prctl, PR_SET_NAME, raw::address("stashtrace"));
+  thread_id_.store(raw::gettid(), std::memory_order_relaxed);
   runtime().drainer_thread_begins();
   std::int64_t next_tick = clock_ns(CLOCK_MONOTONIC);
   while (state_.load(std::memory_order_acquire) == kRunning) {
@@ -138,9 +139,11 @@ void Drainer::stop_thread(std::int64_t wait_ns) noexcept {
   wake();
   constexpr std::int64_t kSlice = 10'000'000;
   for (std::int64_t waited = 0; waited < wait_ns; waited += kSlice) {
-    if (state_.load(std::memory_order_acquire) == kStopped) return;
+    if (state_.load(std::memory_order_acquire) == kStopped) break;
     raw::futex_wait(&state_, kStopping, kSlice);
   }
+  const int thread = thread_id_.load(std::memory_order_relaxed);
+  if (state_.load(std::memory_order_acquire) == kStopped) raw::wait_until_gone(raw::getpid(), thread, wait_ns);
 }
 
 void Drainer::reset_after_fork() noexcept {

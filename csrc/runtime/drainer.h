@@ -31,7 +31,7 @@ class Drainer {
 
   // `period_ns` between ticks. Must be called at a safe point: pthread_create allocates.
   bool start_thread(std::int64_t period_ns) noexcept;
-  void stop_thread(std::int64_t wait_ns) noexcept;
+  void stop_thread(std::int64_t wait_ns) noexcept;  // returns when the kernel has let the thread go
   bool running() const noexcept { return state_.load(std::memory_order_acquire) == kRunning; }
   void wake() noexcept;
   bool add_listener(TickListener& listener) noexcept;
@@ -51,6 +51,7 @@ class Drainer {
   SegmentWriter& writer_;
   FutexLock lock_;
   std::atomic<std::uint32_t> state_{kNone};
+  std::atomic<std::int32_t> thread_id_{0};
   std::atomic<std::uint32_t> wakes_{0};
   std::atomic<bool> sleeping_{false};
   std::atomic<std::int64_t> blocked_until_ns_{0};  // after a failed write: nobody tries before

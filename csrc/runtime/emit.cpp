@@ -30,7 +30,8 @@ namespace detail {
 bool revive() noexcept {
   std::uint32_t forked = kForked;
   if (state_page.word.compare_exchange_strong(forked, kReviving, std::memory_order_acq_rel)) {
-    runtime().forked();
+    // A child of a sealed process may have inherited what forbids system calls: it makes none.
+    if (!runtime().gave_up()) runtime().forked();
     state_page.word.store(runtime().state_after_fork(), std::memory_order_release);
   }
   while (state_page.word.load(std::memory_order_acquire) == kReviving) raw::sched_yield();

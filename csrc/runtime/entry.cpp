@@ -22,7 +22,8 @@ constinit pthread_key_t g_key = 0;
 constinit std::atomic<void (*)() noexcept> g_thread_end_listener{nullptr};
 
 void at_thread_end(void*) noexcept {
-  if (detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked) return;
+  const std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
+  if (state == detail::kForked || state == detail::kInert) return;
   if (auto* listener = g_thread_end_listener.load(std::memory_order_acquire)) listener();
   runtime().thread_ends();
 }

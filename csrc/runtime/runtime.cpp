@@ -147,17 +147,26 @@ void Runtime::thread_ends() noexcept {
   detail::thread_state.known = false;
 }
 
-void Runtime::finish() noexcept {
+void Runtime::finish() noexcept { end(nullptr); }
+
+void Runtime::seal(const char* reason) noexcept { end(reason); }
+
+void Runtime::end(const char* reason) noexcept {
   if (!config_.active) return;
+  if (reason != nullptr && detail::state_page.word.load(std::memory_order_acquire) == detail::kForked) detail::revive();
   const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
   if (state != detail::kRecording && state != detail::kPaused) return;  // forked and silent, or given up
   if (raw::getpid() != identity_.pid) return;                           // a vfork child in its parent's memory
+  if (ending_.exchange(true, std::memory_order_acq_rel)) return;
   wanted_.store(false, std::memory_order_relaxed);
   detail::state_page.word.store(detail::kPaused, std::memory_order_release);
   drainer_.stop_thread(kExitWaitNs);
   const RoomList list = room_list();
   for (std::size_t i = 0; i < list.count; ++i)
     if (list.rooms[i].started) list.rooms[i].collector().stop();
+  if (reason != nullptr)
+    report_loss(0, reason, 0, "the process goes on, but nothing of it is recorded from here on",
+                schema::codes::Severity::info);
   if (opened_) {
     write_own_cost();
     sync_clocks(true);
@@ -165,6 +174,8 @@ void Runtime::finish() noexcept {
   }
   gave_up_ = true;
   detail::state_page.word.store(detail::kInert, std::memory_order_release);
+  // From here on also a row that is not asked for by recording() takes the slow path, which refuses it.
+  for (std::size_t i = 0; i < lanes_.count(); ++i) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
   if (opened_ && drainer_.everything_written()) ring_.remove();
 }
 

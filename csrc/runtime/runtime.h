@@ -1,6 +1,6 @@
 // The recorder of this process: its files, its lanes, its collectors. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: entry.cpp (start, finish, fork), emit.cpp (slow paths), capi.cpp. One object for ever, without constructor or
+// Callers: entry.cpp (start, finish, fork), hooks (seal), emit.cpp (slow paths), capi.cpp. One object for ever, without constructor or
 // destructor, since hooks may be called before the first and after the last. Files and lanes are made at the first
 // record: a process that records nothing leaves nothing. Two locks: files_lock_ (files, lanes), then, only by trying,
 // the drainer's.
@@ -36,6 +36,12 @@ class Runtime final : public Context {
   // entry.cpp
   void start(const char* const* environment) noexcept;
   void finish() noexcept;
+  // Ends recording in a process that goes on, before something makes our system calls deadly (a seccomp filter that
+  // the process installs): every row is written, the thread has ended, the ring is removed if nothing is left in it, and
+  // from then on nothing of ours calls the system. `reason` is snake_case text with static lifetime; it becomes a loss row.
+  // Blocks for as long as writing takes. A forked child of a sealed process stays silent. In a vfork child it does
+  // nothing, since the recorder is its parent's.
+  void seal(const char* reason) noexcept;
   void forked() noexcept;            // in the child, before anything else of ours
   void thread_ends() noexcept;       // of the calling thread
 
@@ -44,6 +50,7 @@ class Runtime final : public Context {
   bool make_room(container::LaneHeader* lane) noexcept;
   void greet() noexcept;             // rows that open a file or a thread, after take_lane()
   std::uint32_t state_after_fork() const noexcept;
+  bool gave_up() const noexcept { return gave_up_.load(std::memory_order_relaxed); }
   std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
 
   // drainer.cpp
@@ -64,6 +71,7 @@ class Runtime final : public Context {
 
  private:
   void start_rooms() noexcept;
+  void end(const char* reason) noexcept;  // null: the process ends
   bool open_files() noexcept;        // under files_lock_
   bool create_files() noexcept;
   bool give_up(const char* text, const char* subject, int error_number) noexcept;  // false
@@ -83,6 +91,7 @@ class Runtime final : public Context {
   Drainer drainer_;
   std::atomic<bool> opened_{false};  // the files of this incarnation exist
   std::atomic<bool> gave_up_{false}; // the directory takes no files, or the process is over
+  std::atomic<bool> ending_{false};  // one thread writes what is left
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};
   std::atomic<bool> wanted_{true};   // recording, but for what a fork wiped

@@ -147,6 +147,16 @@ def test_vforked_child_records_into_its_parent(actor: Actor) -> None:
     assert len(actor.processes()) == 1
 
 
+def test_sealed_process_has_written_all_and_calls_the_system_no_more(actor: Actor) -> None:
+    actor.run("seal", 500)
+    assert (actor.code, actor.errors) == (0, "")  # its child would have been killed by any system call of ours
+    assert actor.values() == {"before": list(range(500))}
+    (process,) = actor.processes()
+    reasons = [process.strings[int(name)] for name in process.records["loss"].rows["reason_id"]]
+    assert reasons == ["sealed_for_the_test"]
+    assert actor.rings() == []
+
+
 def test_exec_makes_a_new_incarnation(actor: Actor) -> None:
     actor.run("exec", 200)
     assert actor.code == 0

@@ -5,8 +5,10 @@
 //
 // Uses the library as shipped, by its C interface, so that no hook has to be there for the test.
 #include <fcntl.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -140,6 +142,25 @@ int limited(int rows) {
   return 0;
 }
 
+// The process goes on where any system call but write, read and exit ends it, and so does its child.
+int seals(int rows) {
+  write_rows("before", rows);
+  stashtrace_start_drainer();
+  stashtrace_seal("sealed_for_the_test");
+  const std::uint32_t id = name("after");
+  const schema::Counter row{0, 0.0, id, 0};  // no clock: the strict mode forbids rdtsc
+  const bool refused = stashtrace_emit(schema::Counter::kId, &row, sizeof row) != 1;
+  const pid_t child = fork();
+  if (child == 0) {
+    syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
+    const bool silent = stashtrace_emit(schema::Counter::kId, &row, sizeof row) != 1 && name("more") == 0;
+    syscall(SYS_exit, silent ? 0 : 1);
+  }
+  std::thread([&row] { stashtrace_emit(schema::Counter::kId, &row, sizeof row); }).join();
+  const bool alive = wait_for(child) == 0;
+  return refused && alive ? 0 : 1;
+}
+
 // Until somebody ends it; says when the first rows are there.
 [[noreturn]] int endless() {
   write_rows("endless", 100);
@@ -174,6 +195,7 @@ int main(int argc, char** argv) {
   if (scenario == "interrupted") return interrupted(rows);
   if (scenario == "endless") endless();
   if (scenario == "limited") return limited(rows);
+  if (scenario == "seal") return seals(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
   const int kept = write_rows("main", rows);
   if (scenario == "plain") std::printf("%d\n", kept);
