@@ -187,10 +187,20 @@ class Session:
                 if len(table) and (wanted is None or name in wanted or name in ("losses", "metadata")):
                     found.setdefault(name, []).append(table)
         merge_collectives(found, context, self.group_notes)
-        joined = {name: Table.concat(TABLES[name], parts) for name, parts in found.items()}
+        joined = {name: self._placed(Table.concat(TABLES[name], parts), context) for name, parts in found.items()}
         self.losses += [(index, row) for row in context.losses]
         self.ends_ns[index] = self._end_of(index, joined)
         return EventTables(self.strings, joined)
+
+    def _placed(self, table: Table, context: DecodeContext) -> Table:
+        """The table with a track for each row; a row whose track was not recorded is still shown."""
+        table, count = self.tracks.placed(table)
+        if count:
+            text = (
+                f"{count} rows of {table.schema.name} do not say on what they ran; they are shown on an unknown track"
+            )
+            context.add_loss("format", "track_unknown", count, text, Severity.ERROR)
+        return table
 
     def io_pieces(self, index: int) -> Iterator[Table]:
         """The ``io`` table of one process in pieces of bounded size, by thread and time."""

@@ -58,7 +58,22 @@ def device_groups(rows: RankRows, tree: TrackTree, root: int) -> dict[tuple[int,
         name = f"GPU {row['device_index']} · rank {rows.rank:03d}{whose}"
         line = Line(name, Order.DEVICES + order, _about(rows, row))
         groups[row["process_id"], row["device_index"]] = tree.group(root, line)
+    for order, (process, index) in enumerate(_undescribed(rows, groups), len(groups)):
+        about = "What device it is was not recorded."
+        groups[process, index] = tree.group(
+            root, Line(f"GPU {index} · rank {rows.rank:03d}", Order.DEVICES + order, about)
+        )
     return groups
+
+
+def _undescribed(rows: RankRows, known: Groups) -> list[tuple[int, int]]:
+    """Devices that did something in the trace but have no row of their own."""
+    found: set[tuple[int, int]] = set()
+    for name in ("device_brackets", "kernels"):
+        table = rows.table(name)
+        pairs = np.unique(np.stack([table["process_id"], table["device_index"]], axis=1), axis=0)
+        found.update((int(process), int(index)) for process, index in pairs)
+    return sorted(found - set(known))
 
 
 def _about(rows: RankRows, device: dict[str, int]) -> str:
@@ -126,7 +141,8 @@ def device_layer(
         t.track_id: Line(f"device calls · {t.label}", Order.DEVICE_CALLS + t.order, about.format(t.description))
         for t in rows.threads.values()
     }
-    return slices + tree.add(root, threads, [piece for piece in host if np.isin(piece.key, list(threads)).all()])
+    # A call whose thread is not known has no line; the work on the device is shown all the same.
+    return slices + tree.add(root, threads, [_part(piece, np.isin(piece.key, list(threads))) for piece in host])
 
 
 def host_lead(rows: RankRows, process: int, device: int) -> tuple[Ints, Doubles]:
@@ -153,7 +169,7 @@ def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
         row = streams.get(track)
         flags = StreamFlag(row["stream_flags"] if row else 0)
         words = [flag.name.lower().replace("_", " ") for flag in StreamFlag if flag in flags and flag.name]
-        about = f"{', '.join(words) or 'plain'}, priority {row['priority_index']}." if row else "Known to CUPTI only."
+        about = f"{', '.join(words) or 'plain'}, priority {row['priority_index']}." if row else "It was not described."
         first = 0 if StreamFlag.CARRIES_COMPUTE in flags else 1000
         name = rows.trace.text(names[track])
         lines[track] = Line(f"{name}{suffix}", 10 + first + 2 * order, about + note)

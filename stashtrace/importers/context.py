@@ -155,7 +155,11 @@ class ImportContext:
             ranks = np.array([p.rank for p in self.processes], dtype=np.int64)
             columns["rank"] = ranks[np.asarray(columns["process_id"], dtype=np.int64)]
         full = {c.name: self._filled(schema.name, c, columns.get(c.name), rows) for c in schema.columns}
-        self._pieces.setdefault(table, []).append(Table(schema, full))
+        placed, lost_count = self.tracks.placed(Table(schema, full))
+        if lost_count:
+            advice = f"{self._source}: rows of {table} do not say on what they ran; they are shown on an unknown track"
+            self.lose("track_unknown", lost_count, severity=Severity.ERROR, advice=advice)
+        self._pieces.setdefault(table, []).append(placed)
 
     def lose(
         self,

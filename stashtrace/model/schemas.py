@@ -71,7 +71,7 @@ TRACKS = _schema(
     ("track_id", "i8", "", "row number, unique in the trace"),
     ("process_id", "i8", "", "processes.process_id"),
     ("kind_code", "i8", "", "TrackKind"),
-    ("native_id", "i8", "", "thread id, stream id, ...; 0 if none"),
+    ("native_id", "i8", "", "thread id, stream id, ...; 0 if none, -1 of an unknown one"),
     ("role_code", "i8", "", "ThreadRole of a thread"),
     ("name_code", "i8", "", "string"),
     ("unit_code", "i8", "", "string: unit of a counter, empty otherwise"),

@@ -3,10 +3,25 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
+
 from stashtrace.model.kinds import ThreadRole, TrackKind
 from stashtrace.model.schemas import TRACKS
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
+
+#: Tables whose rows lie on another kind of track than a thread.
+_KINDS = {
+    "devices": TrackKind.DEVICE,
+    "streams": TrackKind.STREAM,
+    "device_brackets": TrackKind.STREAM,
+    "kernels": TrackKind.STREAM,
+}
+
+
+def kind_of_rows(table: str) -> TrackKind:
+    """Kind of the tracks on which the rows of a table lie."""
+    return _KINDS.get(table, TrackKind.THREAD)
 
 
 class TrackRegistry:
@@ -50,6 +65,25 @@ class TrackRegistry:
     def device(self, process_id: int, device_index: int, name: str) -> int:
         """Track of a device as one process sees it."""
         return self._get(process_id, TrackKind.DEVICE, device_index, name, "", False)
+
+    def unknown(self, process_id: int, kind: TrackKind) -> int:
+        """Track of what is known to belong to a process, but not to which of its threads, streams or devices."""
+        return self._get(process_id, kind, -1, f"unknown {kind.name.lower()}", "", False)
+
+    def placed(self, table: Table) -> tuple[Table, int]:
+        """The table with a track for each row, and how many rows named none (-1): these lie on an unknown track.
+
+        Only tables that also say the process of each row can be mended so; the others are returned as they are.
+        """
+        if "track_id" not in table or "process_id" not in table:
+            return table, 0
+        nowhere = table["track_id"] < 0
+        if not nowhere.any():
+            return table, 0
+        tracks, owners, kind = table["track_id"].copy(), table["process_id"], kind_of_rows(table.schema.name)
+        for process_id in np.unique(owners[nowhere]).tolist():
+            tracks[nowhere & (owners == process_id)] = self.unknown(process_id, kind)
+        return table.replace(track_id=tracks), int(np.count_nonzero(nowhere))
 
     def rename(self, track_id: int, name: str) -> None:
         """Give a track another name."""

@@ -181,6 +181,8 @@ def gather(trace: Trace) -> RunFacts:
     hosts = len(np.unique(trace.processes["host_code"]))
     try:
         steps = analyze(trace, "steps")
+        if not len(steps):
+            raise MissingDataError("no rank has a step")
         stalls = analyze(trace, "stalls")
     except MissingDataError:
         return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, (), {}))

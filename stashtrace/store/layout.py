@@ -55,6 +55,8 @@ def read_facts(path: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         version = int(facts["version"])
+        facts["ranks"] = [int(rank) for rank in facts.get("ranks", [])]
+        facts["rows"] = {str(name): int(count) for name, count in dict(facts.get("rows", {})).items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{file} is no description of a store: {error}", hint="export the run again") from error
     if version > VERSION:

@@ -13,15 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import FormatError, UsageError
+from stashtrace.model.kinds import Severity
+from stashtrace.model.losses import LossRow
 from stashtrace.model.row_order import SORT_KEYS, in_order_of, number_collectives
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Array, Table
 from stashtrace.model.trace import Trace
 from stashtrace.store.layout import NO_RANK, PROCESS, TRACK, from_arrow, partition, read_facts, require_pyarrow
+from stashtrace.store.reinstating import Reinstated, add_losses
 
 #: Tables that are there whatever was asked for.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
+#: What the export found out from all ranks together.
+_DERIVED = ("numbered_steps", "matched_collectives")
 #: Keys counted from 0 in each partition -> the tables that refer to them.
 _KEYED = {"collective_key": ("collectives", "collective_waits", "collective_details", "matched_collectives")}
 
@@ -63,15 +68,21 @@ def load_store(
     strings = StringPool()
     joined: dict[str, Table] = {}
     counts: list[int] = []
+    reinstated = Reinstated(strings)
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = [_read(folder, name, rank, strings) for rank in wanted]
+        parts = [reinstated.look(rank, _read(folder, name, rank, strings)) for rank in wanted]
         if name == "collectives":
             counts = [len(part) for part in parts]
         joined[name] = Table.concat(schema, _unique(name, parts, counts))
+        reinstated.note(name, joined[name])
+    reinstated.complete(joined)
+    written = facts.get("rows", {})
+    if ranks is None:
+        _count_lost(joined, written, strings)
     numbers = _make_dense(joined)
-    steps_count = str(facts.get("rows", {}).get("numbered_steps", 0))
+    steps_count = str(written.get("numbered_steps", 0))
     fact = (-1, strings.code("numbered_steps"), strings.code(steps_count))
     joined["metadata"] = Table.concat(
         TABLES["metadata"], [joined["metadata"], Table.from_rows(TABLES["metadata"], [fact])]
@@ -110,6 +121,21 @@ def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
         raise FormatError(f"{file} cannot be read: {error}", hint="export the run again") from error
 
 
+def _count_lost(tables: dict[str, Table], written: dict[str, int], strings: StringPool) -> None:
+    """Compare with what was written: missing rows go to ``losses``; what was derived from all is derived anew."""
+    lost: list[LossRow] = []
+    for name, table in tables.items():
+        count = written.get(name, 0) - len(table)
+        if count > 0 and name not in ("processes", "tracks"):  # these were put back and counted already
+            text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
+            lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
+    if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
+        for name in _DERIVED:
+            tables[name] = Table.empty(TABLES[name])
+        written["numbered_steps"] = 0
+    add_losses(tables, lost, strings)
+
+
 def _unique(name: str, parts: Sequence[Table], counts: Sequence[int]) -> list[Table]:
     """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it."""
     out = list(parts)
@@ -140,8 +166,11 @@ def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
 def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
     for column in table.columns:
         for key, known in numbers.items():
-            if not column.endswith(key) or not len(known):
+            if not column.endswith(key):
                 continue
             values = table[column]
+            if not len(known):
+                yield column, np.full(len(values), -1, dtype=np.int64)
+                continue
             at = np.minimum(np.searchsorted(known, values), len(known) - 1)
             yield column, np.where(known[at] == values, at, -1)

@@ -1,0 +1,79 @@
+"""Copies of runs that lack single rows, as a crash, a full disk or a bad medium leaves them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace.format.container import pack_head, pack_segment
+from stashtrace.format.stash_file import StashFile
+
+_REFERRED = ("tracks", "processes", "groups", "devices", "streams", "device_clocks", "metadata", "alignment")
+
+
+def rows_of(path: Path) -> dict[str, int]:
+    """How many rows of each record a .stash file holds."""
+    return StashFile(str(path)).row_counts()
+
+
+def write_without(source: Path, target: Path, record: str, row: int | None) -> None:
+    """Copy a .stash file without one row of a record (counted through all segments), or without all of them."""
+    file = StashFile(str(source))
+    segments, seen = [], 0
+    for chunk in file.chunks():
+        rows = chunk.rows
+        if chunk.layout.name == record:
+            kept = np.zeros(len(rows), dtype=bool) if row is None else np.arange(seen, seen + len(rows)) != row
+            seen += len(rows)
+            rows = rows[kept]
+        if len(rows):
+            segments.append(
+                pack_segment(
+                    rows.tobytes(),
+                    record_id=chunk.layout.record_id,
+                    codec=0,
+                    tid=chunk.tid,
+                    lane_id=chunk.lane_id,
+                    row_count=len(rows),
+                    first_sequence=chunk.first_sequence,
+                )
+            )
+    head = pack_head(file.head.records, file.metadata, flags=file.head.flags)
+    target.write_bytes(head + b"".join(segments))
+
+
+def stores_without(
+    store: Path, folder: Path, chosen: Mapping[str, Sequence[int]] | None = None
+) -> Iterator[tuple[str, Path]]:
+    """Copies of a store, each without one whole file, or without one row of a table that others refer to.
+
+    ``chosen`` names the tables and rows; all that are worth it if it is not given.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    for file in sorted(store.rglob("*.parquet")):
+        table = file.parent.parent.name
+        if chosen is not None and table not in chosen:
+            continue
+        rows = pyarrow.parquet.ParquetFile(file).read(use_threads=False)
+        lost: list[int | None] = [None]
+        if chosen is not None:
+            lost += [row for row in chosen[table] if row < len(rows)]
+        elif table in _REFERRED:
+            lost += range(len(rows))
+        for row in lost:
+            copy = folder / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(store, copy)
+            place = copy / file.relative_to(store)
+            if row is None:
+                place.unlink()
+            else:
+                kept = rows.filter(pyarrow.array(np.arange(len(rows)) != row))
+                pyarrow.parquet.write_table(kept, place)
+            yield f"{file.relative_to(store).parent} without {'the file' if row is None else f'row {row}'}", copy
