@@ -124,6 +124,14 @@ class Imported:
         except MemoryError:
             self.context.drop()
             trouble = ImporterError(f"{source.path} does not fit into memory", hint=HINT)
+        except Exception as error:
+            # A format has more ways to be broken than an importer can name: the file costs itself, not the load.
+            what = f"{type(error).__name__}: {error}"[:200]
+            trouble = ImporterError(
+                f"{source.path} holds what no {name} file holds ({what})",
+                hint="write it again with the tool it comes from, and tell the authors of stashtrace if that opens it",
+            )
+            trouble.__cause__ = error
         else:
             self.importers[name] += 1
             return None

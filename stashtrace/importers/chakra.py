@@ -11,7 +11,6 @@ newer Kineto trace of the same process. The page ``docs/importers/chakra.md`` sa
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import LONGEST_LINE_BYTES, parse_next
 from stashtrace.importers.chakra_protobuf import looks_like_protobuf, nodes_of
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
@@ -58,7 +58,7 @@ def sniff(head: bytes, path: Path) -> bool:
 def load(source: Source, context: ImportContext) -> None:
     """Read the nodes of one process."""
     named = (pattern.search(source.path.name) for pattern in _RANKS_IN_NAME)
-    rank = next((int(found[1]) for found in named if found), -1)
+    rank = next((int(found[1]) for found in named if found and len(found[1]) < 8), -1)
     is_json = source.head.lstrip()[:1] == b"{"
     reader = _Json(source) if is_json else None
     nodes = reader.nodes() if reader else nodes_of(source)
@@ -72,7 +72,10 @@ def load(source: Source, context: ImportContext) -> None:
         except (EOFError, OSError, zlib.error, ValueError) as error:
             node, cut = None, str(error)
         if node is not None:
-            row = _row(node)
+            try:
+                row = _row(node)
+            except (RecursionError, OverflowError, ValueError):  # deeper, or larger, than any tensor
+                row = None
             if row is None:
                 damaged += 1
             else:
@@ -111,7 +114,7 @@ class _Json:
 
     def nodes(self) -> Iterator[Mapping[str, Any]]:
         """Objects of the list ``nodes``; raises ValueError where the text ends in the middle."""
-        decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with self.source.open() as stream:
             text, at = "", -1
             while at < 0:
@@ -119,6 +122,8 @@ class _Json:
                 if not piece:
                     raise ValueError("no list of nodes")
                 text += utf8.decode(piece)
+                if len(text) > LONGEST_LINE_BYTES:
+                    raise ValueError("no list of nodes in its first 16 MiB")
                 found = re.search(r'"nodes"\s*:\s*\[', text)
                 at = found.end() if found else -1
             self._head(text[:at])
@@ -129,7 +134,7 @@ class _Json:
                 if at < len(text) and text[at] == "]":
                     return
                 try:
-                    node, at = decoder.raw_decode(text, at)
+                    node, at = parse_next(text, at)
                 except ValueError:
                     if ended or len(text) - at > _LARGEST_NODE:
                         raise ValueError("a node is damaged, or the list of nodes is not closed") from None

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.columns import Column
+from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import HIGHEST, MOST_RANKS
+from stashtrace.model.columns import STAMPS, Column
 from stashtrace.model.kinds import ProcessRole, Severity
 from stashtrace.model.losses import LossRow, losses_columns
 from stashtrace.model.schemas import TABLES
@@ -22,6 +24,8 @@ from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 from stashtrace.model.trace import EventTables
 from stashtrace.model.track_registry import TrackRegistry
+
+_ENDS = frozenset({"end_ns", "device_end_ns", "return_ns"})
 
 
 @dataclass(slots=True)
@@ -97,6 +101,10 @@ class ImportContext:
         name : str
             What a person calls it; made from rank and role if empty.
         """
+        if not -1 <= rank < MOST_RANKS:
+            raise ImporterError(f"{self._source} names a rank that no job has: {str(rank)[:40]}", hint="write it again")
+        if not -1 <= world_size < MOST_RANKS:
+            world_size = -1
         key = (self._source if not pid and rank < 0 else "", host, pid, rank, role, worker_id)
         found = self._known.get(key)
         if found is None:
@@ -155,11 +163,22 @@ class ImportContext:
             ranks = np.array([p.rank for p in self.processes], dtype=np.int64)
             columns["rank"] = ranks[np.asarray(columns["process_id"], dtype=np.int64)]
         full = {c.name: self._filled(schema.name, c, columns.get(c.name), rows) for c in schema.columns}
+        full = self._without_impossible(table, full)
         placed, lost_count = self.tracks.placed(Table(schema, full))
         if lost_count:
             advice = f"{self._source}: rows of {table} do not say on what they ran; they are shown on an unknown track"
             self.lose("track_unknown", lost_count, severity=Severity.ERROR, advice=advice)
         self._pieces.setdefault(table, []).append(placed)
+
+    def _without_impossible(self, table: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Rows that begin within reach of 62 bits; an end without end was clipped by who read it."""
+        fits = np.ones(1, dtype=bool)
+        for name in (STAMPS - _ENDS) & columns.keys():
+            fits = fits & (np.abs(columns[name].astype(np.float64)) < HIGHEST)
+        if fits.all():
+            return columns
+        self.lose("impossible_times", int(np.count_nonzero(~fits)), advice=f"{self._source}: times of {table}")
+        return {name: values[fits] for name, values in columns.items()}
 
     def lose(
         self,

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import HIGHEST
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.darshan_child import Item, Job, Segments, read_apart
 from stashtrace.importers.darshan_sums import Moved, Sums, sums_of
@@ -139,11 +140,19 @@ class _Log:
             advice = f"{self.source.path.name}: records with negative times, taken as unknown"
             self.context.lose("negative_times", self.moved.negative_count, advice=advice)
 
+        if self.moved.impossible_count:
+            advice = f"{self.source.path.name}: numbers that do not fit 62 bits, taken as unknown"
+            self.context.lose("impossible_numbers", self.moved.impossible_count, advice=advice)
+
     def _open(self, head: Job) -> None:
         self.head = head
         self.network = _network(head.mounts)
         seconds = head.job.get("start_time_sec", head.job.get("start_time", 0))
-        self.start_ns = int(seconds) * 1_000_000_000 + int(head.job.get("start_time_nsec", 0))
+        start_ns = int(seconds) * 1_000_000_000 + int(head.job.get("start_time_nsec", 0))
+        if 0 <= start_ns < HIGHEST:
+            self.start_ns = start_ns
+        else:
+            self.moved.impossible_count += 1
         for name, module in head.modules.items():
             if module.get("partial_flag"):
                 advice = f"{self.source.path.name}: {name} ran out of memory; files are missing"
@@ -198,8 +207,11 @@ class _Log:
         return found
 
     def _ns(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Seconds since the job's start -> ns since 1970."""
-        return self.start_ns + np.rint(seconds * 1e9).astype(np.int64)
+        """Seconds since the job's start -> ns since 1970; those that no job can have are taken as its start."""
+        since = np.asarray(seconds, dtype=np.float64) * 1e9
+        fits = np.abs(since) < HIGHEST - self.start_ns  # false for what is no number
+        self.moved.impossible_count += int(np.count_nonzero(~fits))
+        return self.start_ns + np.rint(np.where(fits, since, 0.0)).astype(np.int64)
 
     # DXT ------------------------------------------------------------------------------------------
 

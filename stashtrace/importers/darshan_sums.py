@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from stashtrace.importers.bounds import counted
+from stashtrace.importers.bounds import nanoseconds as as_ns
 from stashtrace.model.kinds import IoOp
 
 #: Counters of each module that are opens, reads, writes; the rest have one name in all modules.
@@ -36,6 +38,7 @@ class Moved:
     by_file: dict[tuple[int, int, IoOp], _Timed] = field(default_factory=lambda: defaultdict(_Timed))
     untimed_count: int = 0
     negative_count: int = 0
+    impossible_count: int = 0
 
     def add(self, record_id: int, rank: int, op: IoOp, count: int, moved_bytes: int, seconds: float) -> None:
         """Calls of DXT on a file."""
@@ -81,15 +84,30 @@ class Sums:
     hulls: tuple[tuple[float, float, int], tuple[float, float, int]]
 
 
+def _known(read: Callable[[Any], int], value: Any, moved: Moved) -> int:
+    """A counter, or 0 if it is a number that no file and no job can have."""
+    try:
+        return read(value)
+    except (ValueError, OverflowError):
+        moved.impossible_count += 1
+        return 0
+
+
+def _seconds(value: Any, moved: Moved) -> float:
+    """A time, 0 for one that no job can have; negative ones are told apart by who reads them."""
+    return float(value) if _known(as_ns, value, moved) or not value else 0.0
+
+
 def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None:
     """Counters of one record less what DXT has of it; None if nothing is left."""
     prefix = module.replace("-", "") + "_"
-    counters = {name.removeprefix(prefix): int(value) for name, value in record["counters"].items()}
-    times = {name.removeprefix(prefix + "F_"): float(value) for name, value in record["fcounters"].items()}
+    counters = {n.removeprefix(prefix): _known(counted, v, moved) for n, v in record["counters"].items()}
+    times = {n.removeprefix(prefix + "F_"): _seconds(v, moved) for n, v in record["fcounters"].items()}
     names = _COUNTERS[module]
 
     def count(what: str) -> int:
-        return sum(max(counters.get(name, 0), 0) for name in names[what])
+        total = sum(max(counters.get(name, 0), 0) for name in names[what])
+        return _known(counted, total, moved)
 
     def nanoseconds(name: str, less: float = 0.0) -> int:
         seconds = times.get(name, 0.0)

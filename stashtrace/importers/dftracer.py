@@ -11,7 +11,6 @@ What is known of the training loop (``dftracer_loop``) becomes batches, phases a
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from array import array
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import LONGEST_LINE_BYTES, parse_json
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.dftracer_calls import IO_OPS, MOVES_BYTES, STDIO_CATEGORIES, is_io
 from stashtrace.importers.dftracer_loop import Functions, Loop, has_own_rows, loop_of
@@ -109,6 +109,9 @@ class _Events:
                 except (EOFError, OSError, zlib.error) as error:
                     cut, piece = str(error), b""
                 *lines, torn = (torn + piece).split(b"\n")
+                if len(torn) > LONGEST_LINE_BYTES:  # no event is so long: what begins here is none
+                    self.unreadable += 1
+                    torn = b""
                 for event in self._parsed(lines if piece else [*lines, torn]):
                     self._take(event)
                 if not piece:
@@ -117,14 +120,14 @@ class _Events:
     def _parsed(self, lines: list[bytes]) -> Iterator[dict[str, Any]]:
         texts = [text for line in lines if (text := line.strip(b"\x00 \t\r\n,")).startswith(b"{")]
         try:
-            return iter(json.loads(b"[" + b",".join(texts) + b"]"))
+            return iter(parse_json(b"[" + b",".join(texts) + b"]"))
         except ValueError:
             return self._one_by_one(texts)
 
     def _one_by_one(self, texts: list[bytes]) -> Iterator[dict[str, Any]]:
         for text in texts:
             try:
-                event = json.loads(text)
+                event = parse_json(text)
             except ValueError:
                 self.unreadable += 1
             else:

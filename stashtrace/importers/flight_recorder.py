@@ -8,7 +8,6 @@ are when a polling thread noticed them.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import HIGHEST, parse_json, parse_next
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.flight_recorder_pickle import read_pickle
@@ -90,17 +90,17 @@ def load(source: Source, context: ImportContext) -> None:
 def _read_json(text: str) -> tuple[Any, bool]:
     """The dump, and whether it was whole; of a cut one the entries before the cut."""
     try:
-        return json.loads(text), True
-    except (ValueError, RecursionError):
+        return parse_json(text), True
+    except ValueError:
         pass
-    decoder, entries = json.JSONDecoder(), []
+    entries = []
     found = re.search(r'"entries"\s*:\s*\[', text)
     at = found.end() if found else len(text)
     while at < len(text):
         at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\r\t"))
         try:
-            entry, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
+            entry, at = parse_next(text, at)
+        except ValueError:
             break
         entries.append(entry)
     return {"entries": entries}, False
@@ -121,8 +121,8 @@ def _groups(dump: Mapping[Any, Any]) -> dict[str, Group]:
     for name, row in config.items() if isinstance(config, dict) else ():
         if not isinstance(row, dict):
             continue
-        listed = [int(rank) for rank in re.findall(r"\d+", str(row.get("ranks", "")))[:_MOST_RANKS]]
-        members = tuple(listed) if all(rank < _MOST_RANKS for rank in listed) else ()
+        listed = re.findall(r"\d+", str(row.get("ranks", "")))[:_MOST_RANKS]
+        members = tuple(map(int, listed)) if all(len(rank) < 7 for rank in listed) else ()
         if str(name) or members:
             found[str(name)] = Group(str(name), str(row.get("desc", "")), members)
     return found
@@ -180,7 +180,7 @@ def _number(raw: Mapping[Any, Any], key: str, default: int = -1) -> int:
 def _peer(name: str) -> int:
     """Peer of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, -1 of others."""
     found = re.search(r"\d+\s*(?:->|<-)\s*(\d+)", name)
-    return int(found.group(1)) if found else -1
+    return int(found.group(1)) if found and len(found.group(1)) < 10 else -1
 
 
 def _bytes_of(sizes: Any, types: Any) -> int:
@@ -193,7 +193,9 @@ def _bytes_of(sizes: Any, types: Any) -> int:
         if not item or not isinstance(shape, list | tuple) or not all(isinstance(s, int) for s in shape[:64]):
             return 0
         total += item * math.prod(shape[:64])
-    return total if 0 <= total < 1 << 62 else 0
+        if not 0 <= total < HIGHEST:
+            return 0
+    return total
 
 
 def _place(frames: Any) -> str:

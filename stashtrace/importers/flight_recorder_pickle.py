@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import MOST_INSTRUCTIONS, OutOfBoundsError, check_values
 
 _MARK = object()
 #: Instructions that call, import or resolve something.
@@ -25,6 +26,7 @@ _VALUES = frozenset(
     + ["UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"]
     + ["STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"]
 )
+_KEYS = (str, int, float, bytes, type(None))
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _NEW: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 
@@ -38,8 +40,16 @@ def read_pickle(data: bytes, name: str) -> tuple[Any, bool]:
         If it asks for anything but plain data, or is damaged in its first instructions.
     """
     machine = _Machine()
+    value, whole = _run(machine, data, name)
+    check_values(value, name)
+    return value, whole
+
+
+def _run(machine: _Machine, data: bytes, name: str) -> tuple[Any, bool]:
     try:
-        for opcode, argument, _ in pickletools.genops(data):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if number > MOST_INSTRUCTIONS:
+                raise OutOfBoundsError(name, f"has more than {MOST_INSTRUCTIONS} instructions")
             if opcode.name in _CALLS:
                 wanted = " ".join([opcode.name, str(argument or "")[:60]]).strip()
                 raise ImporterError(
@@ -157,4 +167,6 @@ def _set(holder: dict[Any, Any], items: list[Any]) -> None:
     if len(items) % 2:
         raise ValueError("a key without a value")
     for at in range(0, len(items), 2):
+        if not isinstance(items[at], _KEYS):  # to hash a tuple of tuples may take for ever
+            raise TypeError("a key that no dump has")
         holder[items[at]] = items[at + 1]

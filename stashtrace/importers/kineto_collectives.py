@@ -12,7 +12,6 @@ each step, so that ranks agree although their recordings began at different step
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.importers.bounds import parse_json
 from stashtrace.importers.kineto_device import DeviceRows
 from stashtrace.importers.kineto_host import Steps
 from stashtrace.importers.kineto_reading import ABSENT, Codes, EventRows, Int64, is_rank
@@ -344,7 +344,7 @@ def _configured(top: dict[str, Any], name: str) -> tuple[int, ...]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None
 

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import parse_json
 from stashtrace.importers.source import Source
 
 Int64 = npt.NDArray[np.int64]
@@ -207,8 +207,8 @@ def _parsed(top: dict[str, str]) -> dict[str, Any]:
     out = {}
     for key, text in top.items():
         try:
-            value = json.loads(text, strict=False)
-        except (ValueError, RecursionError):  # damaged, or cut: nobody depends on it
+            value = parse_json(text, strict=False)
+        except ValueError:  # damaged, or cut: nobody depends on it
             continue
         if isinstance(value, _SHAPES.get(key, object)):
             out[key] = value

@@ -8,7 +8,6 @@ lines after it. Only verbose files hold times, in microseconds of the host's clo
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import zlib
 from array import array
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import parse_json
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.nccl_inspector_rows import COLUMNS, Communicator, Proxy, add_operations
@@ -197,7 +197,7 @@ def _read(stream: BinaryIO, log: _Log) -> None:
         if line.isspace():
             continue
         try:
-            log.take(json.loads(line))
+            log.take(parse_json(line))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             log.broken += 1
 

@@ -7,6 +7,7 @@ is not there. A database that is damaged gives the rows before the damage.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import bound_queries
 from stashtrace.importers.source import Source
 
 Int64 = npt.NDArray[np.int64]
@@ -150,6 +152,7 @@ def opened(source: Source, tables: Sequence[str]) -> Iterator[Database]:
         try:
             with closing(sqlite3.connect(address, uri=True)) as connection:
                 connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+                bound_queries(connection, os.stat(path).st_size)
                 meter = _Meter(0 if packed else source.size_bytes, source)
                 database = Database(connection, meter.rows)
                 meter.total = sum(database.rows_count(name) for name in tables)

@@ -7,11 +7,11 @@ bytes with the number of the schema and the length, then the fields where the ta
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stashtrace.importers.bounds import MOST_DIGITS, parse_json
 from stashtrace.importers.nsys_database import Database
 
 _HEAD = struct.Struct("<QQQQ")
@@ -59,8 +59,8 @@ def read_payloads(database: Database, texts: Sequence[object], blobs: Sequence[o
 
 def _from_text(text: str) -> Payload:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except ValueError:
         return Payload()
     return _payload(found) if isinstance(found, dict) else Payload()
 
@@ -91,7 +91,7 @@ def _number(value: object) -> int | None:
     if isinstance(value, str):
         plain = value.replace(",", "").strip()
         try:
-            value = int(plain, 0)
+            value = int(plain, 0) if len(plain) <= MOST_DIGITS else -2
         except ValueError:
             return None
     if isinstance(value, bool) or not isinstance(value, int):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import FREE_BYTES, Expansion
 
 #: What ``sniff`` may look at.
 HEAD_BYTES = 1 << 16
@@ -35,6 +36,7 @@ class _Counted(io.RawIOBase):
         super().__init__()
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
         self._advance = advance
+        self.count = 0
 
     def readable(self) -> bool:
         return True
@@ -42,6 +44,7 @@ class _Counted(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         count = self._file.readinto(buffer)  # type: ignore[arg-type]
         if count:
+            self.count += count
             self._advance(count)
         return count or 0
 
@@ -50,11 +53,13 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
+def _unzipped(compressed: io.RawIOBase, name: str) -> Iterator[bytes]:
     """Content of one or several gzip members; zero bytes after them are padding."""
+    expansion = Expansion(name)
     member = zlib.decompressobj(wbits=31)
     begun = False
     while given := compressed.read(_ZIPPED_BYTES):
+        expansion.add(len(given), 0)
         while given:
             if not begun:
                 if member.eof and not (given := given.lstrip(b"\0")).startswith(_GZIP[: len(given)]):
@@ -63,6 +68,7 @@ def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
                     break
                 member, begun = zlib.decompressobj(wbits=31), True
             if content := member.decompress(given):
+                expansion.add(0, len(content))
                 yield content
             given = member.unused_data
             begun = not member.eof
@@ -73,9 +79,9 @@ def _unzipped(compressed: io.RawIOBase) -> Iterator[bytes]:
 class _Unzipped(io.RawIOBase):
     """A gzip stream in pieces: a plain ``GzipFile`` fills each request, and loses all of one that meets a cut."""
 
-    def __init__(self, compressed: io.RawIOBase) -> None:
+    def __init__(self, compressed: io.RawIOBase, name: str) -> None:
         super().__init__()
-        self._compressed, self._pieces, self._piece = compressed, _unzipped(compressed), memoryview(b"")
+        self._compressed, self._pieces, self._piece = compressed, _unzipped(compressed, name), memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -91,6 +97,31 @@ class _Unzipped(io.RawIOBase):
 
     def close(self) -> None:
         self._compressed.close()
+        super().close()
+
+
+class _Unpacked(io.RawIOBase):
+    """A stream of another decompressor, whose expansion is counted."""
+
+    def __init__(self, unpacked: BinaryIO, compressed: _Counted, name: str) -> None:
+        super().__init__()
+        self._unpacked, self._compressed, self._expansion = unpacked, compressed, Expansion(name)
+        self._packed = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        content = self._unpacked.read(len(view))
+        view[: len(content)] = content
+        packed = self._compressed.count - self._packed
+        self._packed += packed
+        self._expansion.add(packed, len(content))
+        return len(content)
+
+    def close(self) -> None:
+        self._unpacked.close()
         super().close()
 
 
@@ -157,17 +188,18 @@ class Source:
             zipped = raw.read(len(_GZIP)) == _GZIP
         if zipped:
             with _Counted(self.path, self._advance) as compressed:
-                yield from _unzipped(compressed)
+                yield from _unzipped(compressed, str(self.path))
             return
         with self.open() as stream:
             while chunk := stream.read(CHUNK_BYTES):
                 yield chunk
 
     def _stream(self, advance: Advance) -> BinaryIO:
-        raw = io.BufferedReader(_Counted(self.path, advance), 1 << 20)
+        file = _Counted(self.path, advance)
+        raw = io.BufferedReader(file, 1 << 20)
         first = raw.peek(4)[:4]
         if first.startswith(_GZIP):
-            return cast(BinaryIO, io.BufferedReader(_Unzipped(cast(io.RawIOBase, raw)), 1 << 20))
+            return cast(BinaryIO, io.BufferedReader(_Unzipped(cast(io.RawIOBase, raw), str(self.path)), 1 << 20))
         if first == _ZSTD:
             try:
                 zstandard = importlib.import_module("zstandard")
@@ -175,7 +207,8 @@ class Source:
                 raise ImporterError(
                     f"{self.path.name} is compressed with zstd", hint="pip install zstandard, or unpack it: zstd -d"
                 ) from error
-            return cast(BinaryIO, io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw), 1 << 20))
+            unpacked = zstandard.ZstdDecompressor(max_window_size=FREE_BYTES).stream_reader(raw)
+            return cast(BinaryIO, io.BufferedReader(_Unpacked(unpacked, file, str(self.path)), 1 << 20))
         return cast(BinaryIO, raw)
 
     def _torn_head(self) -> bytes:

@@ -37,7 +37,7 @@ FLOORS = {
 # Rooms whose files stand side by side: they may use the named shared doors of their package only.
 ROOMS = {
     "collectors": {"context", "registry", "core"},
-    "importers": {"registry", "context", "source", "collective_names", "io_calls"},
+    "importers": {"registry", "context", "source", "bounds", "collective_names", "io_calls"},
 }
 # Packages that may import floor 0 alone.
 GROUND_ONLY = {"launch"}

@@ -1,0 +1,267 @@
+"""What a file of another tool may cost is bounded, and whatever is in it, only a StashtraceError comes out.
+
+Limits are counted, never timed; the timeout of a test only keeps a defect from hanging the others.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+import re
+import sqlite3
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_flight_recorder
+from everything import fault_of, faults_of_everything, summarize
+from kineto_files import rank_of_two
+from mutations import SEEDS, mutated
+from nsys_exports import Export
+
+from stashtrace.align.align import load_trace
+from stashtrace.cli import main
+from stashtrace.errors import StashtraceError
+from stashtrace.exporters.registry import export
+from stashtrace.importers import bounds
+from stashtrace.importers.darshan_sums import Moved, sums_of
+from stashtrace.importers.source import Source
+from stashtrace.model.trace import Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
+
+
+#: Formats that are no text.
+NOT_TEXT = ("nsys", "chakra protobuf", "flight_recorder pickle")
+
+
+def shared(levels: int) -> list[Any]:
+    """A list that holds the same list twice, which holds the same list twice: 2^levels values when written out."""
+    value: list[Any] = ["x"]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def dump(**more: Any) -> dict[str, Any]:
+    return test_flight_recorder._dump([test_flight_recorder._entry(n) for n in (1, 2)], **more)
+
+
+def refusal(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a file is refused, which has a hint."""
+    assert main(["analyze", "summary", str(path)]) == 4
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "fault of stashtrace" not in errors[0]
+    assert any(line.startswith("hint: ") for line in lines)
+    return errors[0]
+
+
+# Pickles ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["pg_status", "pg_config", "version"])
+def test_shared_lists_of_a_pickle(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(dump(**{where: {"0": {"ranks": shared(60)}} if where != "version" else shared(60)})))
+    assert "shared over and over" in refusal(path, capsys)
+
+
+def test_pickle_that_holds_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(dump(version=loop)))
+    assert "part of itself" in refusal(path, capsys)
+
+
+def test_deep_pickle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = pickle.dumps(dump())[:-2]  # without SETITEMS and STOP
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(head + b"X\x03\0\0\0bad" + b"]" * 5000 + b"a" * 4999 + b"u.")
+    assert "lists inside lists" in refusal(path, capsys)
+
+
+def test_pickle_with_a_number_of_5000_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(dump(version=10**4000 * 10**1000)))
+    assert "digits" in refusal(path, capsys)
+
+
+def test_keys_that_are_lists_in_lists_are_not_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    key: Any = ("x",)
+    for _ in range(60):
+        key = (key, key)
+    head = pickle.dumps({"profiling_name": 1, "time_created_ns": 2})[:-2]
+    path.write_bytes(head + pickle.dumps(key)[2:-1] + b"K\x01u.")
+    assert fault_of(lambda: load_trace(path)) == ""
+
+
+# JSON ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["7" * 5000, "[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000])
+def test_numbers_and_depth_of_json(text: str) -> None:
+    with pytest.raises(ValueError):
+        bounds.parse_json(text)
+    with pytest.raises(ValueError):
+        bounds.parse_json(text.encode())
+    with pytest.raises(ValueError):
+        bounds.parse_next(text, 0)
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(SEEDS) if n not in NOT_TEXT])
+@pytest.mark.parametrize("odd", [b"7" * 5000, b"[" * 5000 + b"]" * 5000, b"[" * 100_000])
+def test_each_number_of_a_file_in_turn(name: str, odd: bytes, tmp_path: Path) -> None:
+    path = SEEDS[name](tmp_path)
+    data = path.read_bytes()
+    spots = list(re.finditer(rb"(?<=[:\[, ])-?\d+(?=[,}\]])", data))
+    assert spots
+    for spot in spots[:: max(1, len(spots) // 12)]:
+        path.write_bytes(data[: spot.start()] + odd + data[spot.end() :])
+        assert fault_of(lambda: load_trace(path)) == ""
+
+
+# Compression --------------------------------------------------------------------------------------------
+
+
+def bomb(begin: bytes, unpacked_bytes: int) -> bytes:
+    """A gzip file that begins like a trace and goes on with spaces."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    piece = b" " * (1 << 20)
+    return b"".join(
+        [packer.compress(begin), *(packer.compress(piece) for _ in range(unpacked_bytes >> 20)), packer.flush()]
+    )
+
+
+@pytest.mark.parametrize("name", sorted(SEEDS))
+def test_gzip_bomb(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "FREE_BYTES", 4 << 20)
+    plain = SEEDS[name](tmp_path)
+    data = plain.read_bytes()
+    begin = data if name == "nsys" else data[: len(data) * 2 // 3]
+    packed = plain.with_name(plain.name + (".gz" if plain.suffix != ".et" else ""))
+    packed.write_bytes(bomb(begin, 16 << 20))
+    if packed != plain:
+        plain.unlink()
+    assert "times its size" in refusal(packed, capsys)
+
+
+def test_how_much_is_unpacked_of_a_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(bomb(b"", 256 << 20))
+    seen: list[int] = []
+    with pytest.raises(bounds.OutOfBoundsError):
+        seen.extend(map(len, Source(path).chunks()))
+    assert sum(seen) <= 2 * bounds.FREE_BYTES
+
+
+def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
+    plain = rank_of_two(tmp_path / "rank0.json", 0)
+    path = tmp_path / "packed" / "rank0.json.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(plain.read_bytes() + b"\n" * (8 << 20), 9))
+    assert len(load_trace(path).kernels) == len(load_trace(plain).kernels) > 0
+
+
+# SQLite -------------------------------------------------------------------------------------------------
+
+
+def test_work_of_sqlite_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "_FREE_STEPS", 1_000_000)
+    export_ = Export(tmp_path / "x.sqlite")
+    export_.close()
+    connection = sqlite3.connect(tmp_path / "x.sqlite")
+    bounds.bound_queries(connection, 0)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        connection.execute(endless).fetchall()
+
+
+# Darshan ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 1e300, -1e300, 2**63, 2**70])
+def test_numbers_of_darshan_that_64_bits_do_not_hold(odd: float) -> None:
+    names = ("OPENS", "READS", "BYTES_READ", "CONSEC_READS")
+    times = ("READ_TIME", "META_TIME", "READ_START_TIMESTAMP", "READ_END_TIMESTAMP", "SLOWEST_RANK_TIME")
+    for chosen in (*names, *times):
+        moved = Moved()
+        record = {
+            "id": 1,
+            "rank": -1,
+            "counters": {f"POSIX_{n}": odd if n == chosen else 3 for n in names},
+            "fcounters": {f"POSIX_F_{n}": odd if n == chosen else 1.5 for n in times},
+        }
+        sums = sums_of("POSIX", record, moved)
+        assert sums is not None
+        assert all(abs(getattr(sums, name)) < bounds.HIGHEST for name in sums.COLUMNS)
+        assert moved.impossible_count + moved.negative_count >= 1 or odd == -1e300
+
+
+# Everything ---------------------------------------------------------------------------------------------
+
+
+def fault_of_file(path: Path, folder: Path, *, thorough: bool) -> list[str]:
+    """What came out that should not have: of load, summary and time line, or of all that there is."""
+    traces: list[Trace] = []
+
+    def load() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traces.append(load_trace(path))
+
+    found = [fault_of(load)]
+    for trace in traces:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            if thorough:
+                found += faults_of_everything(trace, folder)
+            else:
+                found.append(fault_of(lambda trace=trace: summarize(trace)))  # type: ignore[misc]
+                found.append(fault_of(lambda trace=trace: export(trace, "perfetto", folder / "t.pftrace")))  # type: ignore[misc]
+    return [each for each in found if each]
+
+
+def try_mutations(name: str, seed: int, count: int, folder: Path, *, thorough: bool) -> list[str]:
+    """Faults of so many mutations of a format's small file."""
+    rng = random.Random(f"{name} {seed}")
+    path = SEEDS[name](folder)
+    data = path.read_bytes()
+    found = []
+    for number in range(count):
+        path.write_bytes(mutated(data, rng))
+        found += [f"{name} {seed} {number}: {each}" for each in fault_of_file(path, folder, thorough=thorough)]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(SEEDS))
+def test_mutations(name: str, tmp_path: Path) -> None:
+    assert try_mutations(name, 0, 30, tmp_path, thorough=False) == []
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("name", sorted(SEEDS))
+def test_many_mutations(name: str, seed: int, tmp_path: Path) -> None:
+    assert try_mutations(name, seed, 100, tmp_path, thorough=True) == []
+
+
+def test_json_of_the_flight_recorder_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "dump_rank_0.json"
+    path.write_text(json.dumps(dump()))
+    assert len(load_trace(path).collectives) == 2
+
+
+def test_errors_are_of_our_kind() -> None:
+    assert issubclass(bounds.OutOfBoundsError, StashtraceError)
+    assert bounds.OutOfBoundsError("x", "y").exit_code == 4
