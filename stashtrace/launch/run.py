@@ -2,8 +2,9 @@
 
 Called by ``stashtrace run`` (merging is the caller's business). The command runs in our own process group
 with our own stdin and stdout, exactly where it would run without us: what the terminal sends (Ctrl-C,
-Ctrl-Z) reaches it by the kernel, what somebody sends to us alone is passed on. Signals are taken by
-``sigwaitinfo``, which tells the two apart; no handler runs, so nothing can be interrupted halfway.
+Ctrl-Z) and what is sent to the group reaches it by the kernel, what somebody sends to us alone is passed on;
+``launch.group_witness`` tells the two apart. Signals are taken by ``sigwaitinfo``; no handler runs, so nothing
+can be interrupted halfway.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,13 +16,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.launch.directory import claim_run_file, prepare_directory, write_run_file
 from stashtrace.launch.environment import traced_environment
+from stashtrace.launch.group_witness import GroupWitness
 from stashtrace.launch.job import Job, job_of
 from stashtrace.launch.launchers import announce, own_place
 from stashtrace.launch.program import find_program, spawn
@@ -34,7 +36,6 @@ FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
 )  # fmt: skip
-_SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 #: Control devices of the NVIDIA and AMD drivers.
@@ -92,10 +93,9 @@ class _Watch:
     """What is known about the command while it runs."""
 
     child: int
+    witness: GroupWitness
     status: int | None = None
     interrupts_count: int = 0
-    children_left: bool = True
-    received: list[int] = field(default_factory=list)
 
 
 def run_command(
@@ -201,9 +201,10 @@ def run_command(
     # An ignored signal (nohup) stays ignored: for us, and for the command, which inherits it.
     taken = [s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN] + [signal.SIGCHLD]
     signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    witness = GroupWitness()
     try:
         _adopt_orphans()
-        watch = _Watch(spawn(program, command, environment, old_mask))
+        watch = _Watch(spawn(program, command, environment, old_mask), witness)
         goal = StepGoal(records) if until_step is not None else None
         _wait_for_command(watch, taken, goal)
         ended = time.time_ns(), time.monotonic_ns()
@@ -213,6 +214,7 @@ def run_command(
         while (late := signal.sigtimedwait(taken, 0)) is not None:
             _take(watch, late)  # else it would strike when the mask is lifted, and the outcome were lost
     finally:
+        witness.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         own_list.unlink(missing_ok=True)
     reached = goal is not None and goal.reached
@@ -277,7 +279,6 @@ def _reap(watch: _Watch) -> None:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            watch.children_left = False
             return
         if pid == 0:
             return
@@ -287,20 +288,38 @@ def _reap(watch: _Watch) -> None:
 
 def _take(watch: _Watch, info: signal.struct_siginfo) -> None:
     """Act on one signal that reached us."""
-    number = info.si_signo
+    number, sender = info.si_signo, info.si_pid
     if number == signal.SIGCHLD:
         return
-    watch.received.append(number)
     if number == signal.SIGINT:
         watch.interrupts_count += 1
-    by_terminal = info.si_code == _SI_KERNEL
-    if not by_terminal and watch.status is None:
-        try:
-            os.kill(watch.child, number)
-        except ProcessLookupError:
-            return
+    other = None
+    if watch.status is None:
+        reached_group = watch.witness.settle(number, sender)
+        if reached_group:
+            # Sent to us alone and to the group it may be pending once more; of one event we take it once.
+            again = signal.sigtimedwait([number], 0)
+            if again is not None and again.si_pid == sender:
+                watch.witness.sent_to_group(number, sender)
+            else:
+                other = again
+        # A job that left our group did not get what the group got; a terminal knows where it is.
+        if not reached_group or (sender != 0 and not _is_in_our_group(watch.child)):
+            try:
+                os.kill(watch.child, number)
+            except ProcessLookupError:
+                return
     if number == signal.SIGTSTP:
         os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees the job stopped, as it would without us
+    if other is not None:
+        _take(watch, other)
+
+
+def _is_in_our_group(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == os.getpgrp()
+    except ProcessLookupError:
+        return True  # it has ended and cannot be signalled any more
 
 
 def _wait_for_command(watch: _Watch, taken: Sequence[int], goal: StepGoal | None) -> None:
