@@ -3,7 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.cli import main
+import os
+import sys
 
 if __name__ == "__main__":
+    if sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]  # `-m` put it there: what is named types.py in it is not ours
+    from stashtrace.cli import main
+
     raise SystemExit(main())

@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stashtrace.launch.own_program import own_program
+
 _WORKER = "stashtrace.experiments.layer_worker"
 _POLL_S = 0.02
 
@@ -38,7 +40,7 @@ def main(argv: list[str]) -> int:
 def _start(task: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
     with open(words_file(task, rank), "wb") as words:
         return subprocess.Popen(
-            [sys.executable, "-m", _WORKER, str(task)],
+            own_program(_WORKER, str(task)),
             stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=rank_environment(os.environ, rank, ranks),
         )  # fmt: skip
 
@@ -50,6 +52,7 @@ def rank_environment(environment: Mapping[str, str], rank: int, ranks: int) -> d
     kept = {**environment, "PYTHONPATH": os.pathsep.join(paths if package in paths else [*paths, package])}
     # All ranks are on this host; gloo would otherwise ask for the address of the host's name, which not all know.
     kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    kept["PYTHONSAFEPATH"] = "1"  # what is in the current folder is none of its business
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {**kept, **{name: str(number) for name, number in place.items()}}
 

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from stashtrace.errors import CaptureError, FormatError, MissingDataError, Usage
 from stashtrace.experiments.layer_ranks import cores_of_ranks, last_words
 from stashtrace.experiments.link_ranks import probe_machine
 from stashtrace.experiments.machine import machine_facts
+from stashtrace.launch.own_program import own_program
 from stashtrace.launch.run import run_command
 from stashtrace.model.trace import Trace
 from stashtrace.models.layer_study import ALL_BYTES, FILE_NAME, FORMAT_VERSION, Variant, resized, variant_row
@@ -229,7 +229,7 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
     meeting = {"rendezvous": str((folder / "meet").absolute())}
     path.write_text(json.dumps({**task, **meeting}, indent=1) + "\n", encoding="utf-8")
     outcome = run_command(
-        [sys.executable, "-m", _COMMAND, str(path.absolute())],
+        own_program(_COMMAND, str(path.absolute())),
         out=str(folder / "run"), collectors=_COLLECTORS, grace_s=_GRACE_S,
     )  # fmt: skip
     if outcome.interrupts_count:

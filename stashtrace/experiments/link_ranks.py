@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
+from stashtrace.launch.own_program import own_program
 
 _WORKER = "stashtrace.experiments.link_worker"
 _POLL_S = 0.05
@@ -74,7 +74,7 @@ def _start(task: Mapping[str, Any], rank: int, ranks: int, folder: Path) -> subp
     path.write_text(json.dumps(own), encoding="utf-8")
     with open(folder / f"words{rank}.txt", "wb") as words:
         return subprocess.Popen(
-            [sys.executable, "-m", _WORKER, str(path)],
+            own_program(_WORKER, str(path)),
             stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=worker_environment(os.environ, rank, ranks),
         )  # fmt: skip
 
@@ -89,6 +89,7 @@ def worker_environment(environment: Mapping[str, str], rank: int, ranks: int) ->
     # All ranks are on this host; gloo would otherwise ask for the address of the host's name, which not all know.
     kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
     kept.setdefault("OMP_NUM_THREADS", "1")
+    kept["PYTHONSAFEPATH"] = "1"  # what is in the current folder is none of its business
     return {**kept, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
 
 

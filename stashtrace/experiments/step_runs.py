@@ -13,7 +13,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import IO
 
 from stashtrace.errors import CaptureError
+from stashtrace.launch.own_program import own_program
 from stashtrace.launch.run import living_processes
 
 #: From asking a host to end to making it.
@@ -140,7 +140,7 @@ def run_tasks(
                 options = ["--out", str(directory), "--no-merge", "--until-step", str(until_step), *task.options]
                 if len(tasks) > 1:
                     options += ["--run-id", name]
-                words = [sys.executable, "-m", "stashtrace", "run", *options, "--", *task.words]
+                words = own_program("stashtrace", "run", *options, "--", *task.words)
                 started.append(_start(task, words, out))
             failed = _wait(tasks, started, log, timeout_s, on_wait)
         finally:

@@ -65,7 +65,7 @@ def record_cost_ns() -> float | None:
     )
 
     def spent_ns(environment: Mapping[str, str]) -> float:
-        command = [sys.executable, "-S", "-E", "-c", script]
+        command = [sys.executable, "-S", "-I", "-c", script]
         return (
             int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
             / _RECORDS_TRIED

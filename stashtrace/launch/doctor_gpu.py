@@ -52,7 +52,7 @@ def probe(environment: Mapping[str, str]) -> dict[str, Any]:
     for name in ("LD_PRELOAD", *PROFILER_VARIABLES):
         kept.pop(name, None)
     script = Path(__file__).with_name("gpu_probe.py")
-    command = [sys.executable, "-S", "-E", str(script), *nccl_candidates()]
+    command = [sys.executable, "-S", "-I", str(script), *nccl_candidates()]
     try:
         done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=_PROBE_S)
         output, hung = done.stdout, done.returncode != 0

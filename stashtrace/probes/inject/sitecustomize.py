@@ -37,12 +37,16 @@ def _execute(spec: ModuleSpec) -> None:
 
 
 def _make_importable() -> None:
+    from importlib.machinery import PathFinder
+
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    # Looked for before it is imported: nothing of the user's may run earlier than it would without us.
+    found = PathFinder.find_spec("stashtrace")
+    if found is not None and found.origin is not None and os.path.dirname(os.path.realpath(found.origin)) != package:
+        raise ImportError(f"{found.origin} has the name of this package")
     try:
         import stashtrace  # noqa: F401
     except ModuleNotFoundError:
-        from importlib.machinery import PathFinder
-
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         spec = PathFinder.find_spec("stashtrace", [os.path.dirname(package)])
         if spec is not None:
             _execute(spec)

@@ -1,0 +1,161 @@
+"""A folder full of files that are named like modules of Python, of ours and of what we need: none is imported."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import ROOT, environment
+from test_reading import write_run
+
+from stashtrace.cli import COMMANDS
+from stashtrace.launch.own_program import own_program
+
+PACKAGES = ("numpy", "torch", "torchdata", "dask", "distributed", "fsspec", "pyarrow", "pandas", "matplotlib",
+            "cupy", "tomllib", "tomli", "yaml", "sitecustomize", "usercustomize")  # fmt: skip
+#: Commands with arguments that make them do their work; those that train are in tests of their own.
+WORK: dict[str, tuple[tuple[str, ...], ...]] = {
+    "run": (("run", "--out", "{tmp}/traced", "--", sys.executable, "-c", "print(6 * 7)"),),
+    "env": (("env", "--out", "{tmp}/env"),),
+    "merge": (("merge", "{run}"),),
+    "info": (("info", "{run}"),),
+    "status": (("status", "{run}"),),
+    "analyze": (("analyze", "stalls", "{run}"), ("analyze", "io", "{run}", "--format", "json")),
+    "export": (("export", "perfetto", "{run}", "-o", "{tmp}/t.pftrace"),),
+    "view": (("view", "{tmp}/nothing"),),
+    "diff": (("diff", "{run}", "{run}"),),
+    "characterize": (("characterize", "{tmp}/nothing"),),
+    "whatif-cache": (("whatif-cache", "{run}"),),
+    "stage": (("stage", "{run}", "--to", "{tmp}/fast"),),
+    "recommend": (("recommend", "{tmp}/nothing"),),
+    "model": (("model", "{run}"),),
+    "synth": (("synth", "--out", "{tmp}/synth"),),
+    "calibrate": (("calibrate", "--sizes", "nonsense"),),
+    "doctor": (("doctor",),),
+}
+#: What the installed command does; with PYTHONPATH nothing is in the way of a package that is not installed.
+COMMAND = "import sys\nfrom stashtrace.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+
+
+@pytest.fixture(scope="module")
+def shadows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder; each file writes its name into the file ``imported`` beside the folder."""
+    folder = tmp_path_factory.mktemp("shadows") / "here"
+    folder.mkdir()
+    text = f"open({str(folder.parent / 'imported')!r}, 'a').write(__name__ + ' ')\nraise SystemExit('a shadow')\n"
+    for name in {*sys.stdlib_module_names, *PACKAGES} - set(sys.builtin_module_names):
+        (folder / f"{name}.py").write_text(text)
+    (folder / "stashtrace").mkdir()
+    (folder / "stashtrace/__init__.py").write_text(text)
+    return folder
+
+
+def imported(shadows: Path) -> str:
+    file = shadows.parent / "imported"
+    names = file.read_text() if file.exists() else ""
+    file.unlink(missing_ok=True)
+    return names
+
+
+def outside(**extra: str) -> dict[str, str]:
+    """Without PYTHONSAFEPATH, which would make all of this easy."""
+    return {k: v for k, v in environment(**extra).items() if k != "PYTHONSAFEPATH"}
+
+
+def run_in(folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=folder, env=outside(**extra), capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+    )
+
+
+def test_every_command_is_tried() -> None:
+    assert set(WORK) == {name for name, _, _ in COMMANDS}
+
+
+@pytest.mark.parametrize("command", WORK)
+def test_no_command_imports_from_the_current_folder(shadows: Path, tmp_path: Path, command: str) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "command.py").write_text(COMMAND)
+    for line in WORK[command]:
+        words = [word.format(tmp=tmp_path, run=tmp_path / "run") for word in line]
+        done = run_in(shadows, sys.executable, str(tmp_path / "command.py"), *words)
+        assert (imported(shadows), "a fault of stashtrace" in done.stderr) == ("", False), done.stderr
+
+
+def test_our_own_processes_do_not_either(shadows: Path) -> None:
+    for module in ("stashtrace", "stashtrace.experiments.link_worker", "stashtrace.experiments.layer_worker"):
+        done = run_in(shadows, *own_program(module, "--help"))
+        assert imported(shadows) == "", done.stderr
+    assert run_in(shadows, *own_program("stashtrace", "--version")).stdout.startswith("stashtrace ")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("calibrate", "--backend", "gloo",
+         "--sizes", "1K:4K", "--seconds", "1", "--launches", "1", "--out", "{tmp}/c"),
+        pytest.param(
+            ("model", "--sweep", "depth", "--family", "transformer", "--depths", "1,2,3", "--repeat", "1",
+             "--iterations", "12", "--batch-size", "2", "--out", "{tmp}/s"),
+            marks=pytest.mark.trust,
+        ),
+    ],
+    ids=["calibrate", "sweep"],
+)  # fmt: skip
+def test_what_trains_does_not_either(shadows: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "command.py").write_text(COMMAND)
+    done = run_in(shadows, sys.executable, str(tmp_path / "command.py"), *(w.format(tmp=tmp_path) for w in words))
+    assert (imported(shadows), done.returncode) == ("", 0), done.stderr
+
+
+JOB = """
+import os, sys
+print(repr(sys.path), os.getcwd(), sys.argv, sorted(k for k in os.environ if k.startswith("PYTHONSAFE")))
+import helper
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "-c", "-m"])
+@pytest.mark.parametrize("safe", [False, True])
+def test_the_job_keeps_its_own_path(tmp_path: Path, how: str, safe: bool) -> None:
+    """The folder of the script, or the current one, stands where it would; PYTHONPATH goes on behind ours."""
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/helper.py").write_text("print('helped')\n")
+    (tmp_path / "lib/sitecustomize.py").write_text("import sys\nprint('the user\\'s own', __name__ in sys.modules)\n")
+    words = {"script": ["job.py"], "-c": ["-c", JOB], "-m": ["-m", "job"]}[how]
+    extra = {"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"} | ({"PYTHONSAFEPATH": "1"} if safe and how != "-m" else {})
+    done = [
+        subprocess.run(
+            [*before, sys.executable, *words],
+            cwd=tmp_path, env={**outside(), **extra}, capture_output=True, text=True, timeout=100,
+        )
+        for before in ([], [sys.executable, "-m", "stashtrace", "run", "--out", "out", "--no-merge", "--"])
+    ]  # fmt: skip
+    inject = str(ROOT / "stashtrace/probes/inject")
+    # The first is that of the Python that runs the command line.
+    assert done[1].stdout.removeprefix("the user's own True\n").replace(f"{inject!r}, ", "") == done[0].stdout
+    assert done[0].stdout.count("the user's own True") == 1
+    assert "helped" in done[0].stdout
+    assert "error" not in done[1].stderr
+
+
+def test_a_foreign_package_of_our_name_is_not_imported_early(tmp_path: Path) -> None:
+    """In PYTHONPATH it is the user's will: the probes stand aside, and the job imports it as it would without us."""
+    (tmp_path / "stashtrace").mkdir()
+    (tmp_path / "stashtrace/__init__.py").write_text("print('imported', flush=True)\n")
+    job = "print('begun', flush=True)\nimport stashtrace\nprint(stashtrace.__file__)"
+    inject = str(ROOT / "stashtrace/probes/inject")
+    extra = {"PYTHONPATH": os.pathsep.join([inject, str(tmp_path)]), "STASHTRACE_DIR": str(tmp_path / "out")}
+    alone = subprocess.run(
+        [sys.executable, "-c", job], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        env=outside() | extra,
+    )  # fmt: skip
+    assert alone.stdout.splitlines() == ["begun", "imported", str(tmp_path / "stashtrace/__init__.py")]
+    assert "probes are off" in alone.stderr
