@@ -12,10 +12,8 @@
 
 namespace py = pybind11;
 
-namespace {
-
 // Cheap path for str; lone surrogates (os.fsdecode of odd file names) go back to the bytes they stand for.
-std::uint32_t intern(const py::str& text) {
+std::uint32_t intern_text(const py::str& text) {
   Py_ssize_t bytes = 0;
   const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &bytes);
   if (utf8 != nullptr) return stashtrace_intern(utf8, static_cast<std::size_t>(bytes));
@@ -29,6 +27,8 @@ std::uint32_t intern(const py::str& text) {
   const std::string_view view(raw);
   return stashtrace_intern(view.data(), view.size());
 }
+
+namespace {
 
 bool emit(std::uint32_t record_id, const py::bytes& row) {
   char* data = nullptr;
@@ -99,7 +99,7 @@ void bind_runtime(py::module_& module) {
   module.def("clock_name", &stashtrace_clock_name, "\"tsc\", or \"monotonic\" where the TSC is not to be trusted.");
   module.def("stamp", &stamp, "(ticks, thread_cpu_ns, thread_runqueue_ns), -1 for what the kernel does not tell.");
   module.def("usage", &usage, "(major_faults, block_inputs) of the calling thread.");
-  module.def("intern", &intern, py::arg("text"));
+  module.def("intern", &intern_text, py::arg("text"));
   module.def("emit", &emit, py::arg("record_id"), py::arg("row"), "False if the row was not kept.");
   module.def("set_thread_role",
              [](std::uint32_t role, std::string_view name) { stashtrace_set_thread_role(role, name.data(), name.size()); },

@@ -7,6 +7,8 @@
 #define STASHTRACE_BINDERS(BINDER) \
   BINDER(bind_schema)              \
   BINDER(bind_runtime)             \
+  BINDER(bind_calls)               \
+  BINDER(bind_probes)              \
   BINDER(bind_device)              \
   BINDER(bind_intervals)           \
   BINDER(bind_perfetto)            \

@@ -44,8 +44,8 @@ void stashtrace_stamp(stashtrace_stamp_t* out) noexcept {
     *out = {now_ticks(), -1, -1};
     return;
   }
-  out->runqueue_ns = thread_runqueue_ns();
   out->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+  out->runqueue_ns = thread_runqueue_ns(now_ticks(), out->cpu_ns);
   out->ticks = now_ticks();
 }
 

@@ -16,8 +16,24 @@ struct ThreadClock {
   std::uint32_t generation;  // 0: none yet; of the parent in a forked child, where the file tells of the parent's thread
   dev_t device;
   ino_t inode;
+  // The last reading, and when it was made.
+  std::uint64_t read_ticks;
+  std::int64_t read_cpu_ns, value_ns;
+  double ns_per_tick;
 };
 constinit thread_local ThreadClock thread_clock{};
+
+// A thread cannot have been runnable without running for longer than it was off the CPU. As long as that is next to
+// nothing since the last reading, the last reading still holds: the system calls of another one are spared.
+constexpr double kLongestOffCpuNs = 5'000;
+// Beyond this the tick rate's own error would count.
+constexpr double kOldestReadingNs = 5'000'000;
+
+bool still_holds(const ThreadClock& clock, std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
+  const double passed_ns = static_cast<double>(ticks - clock.read_ticks) * clock.ns_per_tick;
+  return clock.value_ns >= 0 && passed_ns < kOldestReadingNs &&
+         passed_ns - static_cast<double>(cpu_ns - clock.read_cpu_ns) < kLongestOffCpuNs;
+}
 
 bool is_ours(const ThreadClock& clock) noexcept {
   struct stat info;
@@ -37,11 +53,16 @@ std::int64_t read_runqueue(int fd) noexcept {
 
 }  // namespace
 
-std::int64_t thread_runqueue_ns() noexcept {
+std::int64_t thread_runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   ThreadClock& clock = thread_clock;
   const std::uint32_t generation = runtime().generation();
+  if (clock.generation != 0 && clock.generation == generation && still_holds(clock, ticks, cpu_ns)) return clock.value_ns;
   if (clock.generation != 0 && is_ours(clock)) {
-    if (clock.generation == generation) return read_runqueue(clock.fd);
+    if (clock.generation == generation) {
+      clock.read_ticks = ticks;
+      clock.read_cpu_ns = cpu_ns;
+      return clock.value_ns = read_runqueue(clock.fd);
+    }
     raw::close(clock.fd);
   }
   clock = {};
@@ -50,7 +71,14 @@ std::int64_t thread_runqueue_ns() noexcept {
   const std::int64_t value = read_runqueue(fd);
   struct stat info;
   if (raw::fstat(fd, &info) == 0 && watch_thread_end()) {
-    clock = {move_high(fd), generation, info.st_dev, info.st_ino};
+    clock = {.fd = move_high(fd),
+             .generation = generation,
+             .device = info.st_dev,
+             .inode = info.st_ino,
+             .read_ticks = ticks,
+             .read_cpu_ns = cpu_ns,
+             .value_ns = value,
+             .ns_per_tick = 1e9 / static_cast<double>(runtime().tick_hz())};
   } else {
     raw::close(fd);  // nobody would close it when the thread ends
   }

@@ -69,6 +69,6 @@ def end() -> None:
 
 def _forked() -> None:
     # _pid stays the parent's, so that a child which never touches torch again starts no thread.
-    recorder.cost.calls = recorder.cost.ticks = 0
+    recorder.cost.forget()
     for action in _in_child:
         action()

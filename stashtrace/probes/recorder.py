@@ -18,8 +18,12 @@ from stashtrace import _native
 _FORMATS = {"u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d", "text56": "56s"}
 
 now_ticks = _native.now_ticks
-stamp = _native.stamp
 intern = _native.intern
+probe_begins = _native.probe_begins
+phase_ends = _native.phase_ends
+batch_ends = _native.batch_ends
+#: What ``probe_begins`` reads: ticks alone; and the thread's CPU and run-queue time; and its faults and block inputs.
+TICKS, CLOCKS, USAGE = 0, 1, 2
 
 
 @functools.lru_cache(maxsize=1)
@@ -116,31 +120,28 @@ _LONGEST_TICKS = _native.tick_hz() * 300 // 1_000_000  # 300 us
 class Cost:
     """Ticks spent in probes, summed over the threads; races lose a few, which a sum of costs can bear.
 
-    Attributes
-    ----------
-    stamp_ticks : int
-        What one ``stamp()`` takes here, measured once.
-    wrapper_ticks : int
-        What a Python wrapper adds to a call that is not recorded.
+    What :func:`phase_ends`, :func:`batch_ends` and :func:`probe_begins` take, they count themselves.
     """
 
-    __slots__ = ("calls", "stamp_ticks", "ticks", "wrapper_ticks")
+    __slots__ = ("calls", "glue_ticks", "ticks")
 
     def __init__(self) -> None:
         self.calls = 0
         self.ticks = 0
-        self.stamp_ticks = 0
-        self.wrapper_ticks = 0
+        self.glue_ticks = 0
 
     def calibrate(self) -> None:
-        """Measure what cannot be measured at each call; takes some twenty microseconds."""
+        """Measure what cannot be measured at each call, the Python around it; takes some ten microseconds."""
 
         def wrapped(*args: Any, **kwargs: Any) -> None:
             return None
 
-        stamp()
-        self.stamp_ticks = min(_elapsed(stamp) for _ in range(8))
-        self.wrapper_ticks = 2 * min(_elapsed(wrapped, self) for _ in range(8))
+        self.glue_ticks = 4 * min(_elapsed(wrapped, self) for _ in range(8))
+
+    def forget(self) -> None:
+        """A forked child has spent nothing yet."""
+        self.calls = self.ticks = 0
+        _native.forget_probe_account()
 
     def add(self, ticks: int) -> None:
         """Account for one call of a probe that measured itself."""
@@ -148,14 +149,15 @@ class Cost:
         # One that took longer was off the CPU, or waited for the GIL, for most of it.
         self.ticks += min(ticks, _LONGEST_TICKS)
 
-    def add_recorded(self, end_ticks: int, stamps: int = 2, inner_calls: int = 0) -> None:
-        """Account for one recorded interval: stamps, what was done since its end, wrapped calls inside."""
-        self.add(now_ticks() - end_ticks)
-        self.ticks += stamps * self.stamp_ticks + (inner_calls + 1) * self.wrapper_ticks
+    def total(self) -> tuple[int, int]:
+        """Ticks, and recorded calls, of Python and native code."""
+        native_ticks, native_calls = _native.probe_account()
+        calls = self.calls + native_calls
+        return self.ticks + native_ticks + calls * self.glue_ticks, calls
 
     def as_ns(self) -> int:
         """Sum in nanoseconds."""
-        return self.ticks * 1_000_000_000 // max(1, _native.tick_hz())
+        return self.total()[0] * 1_000_000_000 // max(1, _native.tick_hz())
 
 
 def _elapsed(function: Callable[..., Any], *args: Any) -> int:
@@ -180,4 +182,4 @@ def record_fact(key: str, value: object) -> None:
 def record_cost() -> None:
     """Record what the probes cost so far; called at exit and at the end of a worker."""
     record_fact("probe_cost_ns", cost.as_ns())
-    record_fact("probe_calls", cost.calls)
+    record_fact("probe_calls", cost.total()[1])

@@ -21,8 +21,6 @@ class ThreadState(threading.local):
     ----------
     is_step_thread : bool
         Known to drive the optimizer, or the steps the user marks.
-    in_forward : bool
-        Inside an outermost module call.
     in_backward : bool
         Inside the autograd engine.
     open_updates : list
@@ -36,7 +34,7 @@ class ThreadState(threading.local):
     batch : tuple or None
         Loader, index and worker of the batch being waited for or made.
     received, received_from, receive_begin
-        The batch last taken from a queue: index, loader, and the stamp when its bytes came.
+        The batch last taken from a queue: index, loader, and what ``probe_begins`` gave when its bytes came.
     in_pin : bool
         Inside ``pin_memory``, which calls itself.
     lingering, launches
@@ -46,7 +44,6 @@ class ThreadState(threading.local):
     """
 
     is_step_thread = False
-    in_forward = False
     in_backward = False
     functional = False
     in_checkpoint = False
@@ -54,7 +51,7 @@ class ThreadState(threading.local):
     batch: tuple[Any, int, int] | None = None
     received = -1
     received_from: Any = None
-    receive_begin: tuple[int, int, int] | None = None
+    receive_begin: bytes | None = None
     in_pin = False
     lingering: Any = None
     launches = 0
@@ -78,6 +75,7 @@ def mark_step_thread() -> None:
 
 def _forget() -> None:
     thread_state.__dict__.clear()
+    _native.forget_outermost_call()
     thread_state.open_updates = []
 
 

@@ -13,12 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from stashtrace.probes import patching, recorder
-from stashtrace.probes.recorder import cost, failed, intern, stamp
+from stashtrace.probes.recorder import CLOCKS, failed, phase_ends, probe_begins
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
 
 COLLECTOR = "torch_step"
-_emit_phase = recorder.RecordWriter("phase_span").emit
 _SAVE = recorder.code("Phase", "checkpoint")
 _LOAD = recorder.code("Phase", "checkpoint_load")
 _FAILED = recorder.code("PhaseFlag", "failed")
@@ -49,7 +48,7 @@ def _checkpoint(label: str, phase: int) -> Any:
             if thread_state.in_checkpoint or not window.open:
                 return original(*args, **kwargs)
             thread_state.in_checkpoint = True
-            begin = stamp()
+            begin = probe_begins(CLOCKS)
             flags = _FAILED
             try:
                 result = original(*args, **kwargs)
@@ -60,9 +59,7 @@ def _checkpoint(label: str, phase: int) -> Any:
                 try:
                     if threading.current_thread() is not threading.main_thread():
                         flags |= _BACKGROUND
-                    end = stamp()
-                    _emit_phase(begin[0], end[0], begin[1], end[1], begin[2], end[2], intern(label), phase, flags)
-                    cost.add_recorded(end[0])
+                    phase_ends(begin, label, phase, flags)
                 except Exception as error:
                     failed(COLLECTOR, "checkpoint", error)
 

@@ -18,13 +18,12 @@ from typing import Any
 from stashtrace import _native
 from stashtrace.probes import patching, recorder, torch_dataloader_worker
 from stashtrace.probes.device_marks import device_marks
-from stashtrace.probes.recorder import cost, failed, now_ticks, stamp
+from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import thread_state
 from stashtrace.probes.torch_loader_facts import Loader, tell_samples
 
 COLLECTOR = "torch_dataloader"
-_emit = recorder.RecordWriter("batch").emit
 _WAIT = recorder.code("BatchPhase", "wait")
 _FETCH = recorder.code("BatchPhase", "fetch")
 _COLLATE = recorder.code("BatchPhase", "collate")
@@ -54,11 +53,6 @@ def install(dataloader: ModuleType) -> None:
     torch_dataloader_worker.install(tools.worker)
 
 
-def _now() -> tuple[int, int, int]:
-    """A stamp without CPU and run-queue time, where nobody asks for them: a tenth of the price."""
-    return now_ticks(), -1, -1
-
-
 # The main process -------------------------------------------------------------------------------
 
 
@@ -69,13 +63,13 @@ def timed_iter(original: Any) -> Any:
         _asks()
         if not window.open:
             return original(self)
-        begin = stamp()
+        begin = probe_begins(CLOCKS)
         iterator = original(self)
         try:
             loader = _loader_of(iterator)
             if loader is not None:
                 # Starting or waking workers keeps the step thread waiting for data like any batch.
-                _record(_WAIT, begin, stamp(), loader, -1, -1)
+                batch_ends(begin, _WAIT, loader.loader_id, -1, -1)
                 tell_samples(self, loader)
         except Exception as error:
             failed(COLLECTOR, "iter", error)
@@ -122,7 +116,7 @@ def _next(original: Any) -> Any:
         index = worker = -1
         token = 0
         given: dict[int, int] = {}
-        begin = stamp()
+        begin = probe_begins(CLOCKS)
         try:
             token = device_marks.wait_begins()
             loader = _loader_of(self)
@@ -171,16 +165,15 @@ def _returned(iterator: Any, awaited: int) -> int:
 
 
 def _yielded(
-    iterator: Any, loader: Loader | None, begin: Any, index: int, worker: int, ended: bool, token: int
+    iterator: Any, loader: Loader | None, begin: bytes, index: int, worker: int, ended: bool, token: int
 ) -> None:
     try:
         device_marks.wait_ends(token, index)
         if loader is None:
             return
-        end = stamp()
-        _record(_WAIT, begin, end, loader, index, worker)
+        batch_ends(begin, _WAIT, loader.loader_id, index, worker)
         if ended:
-            _emit_life(loader.begin_ticks, end[0], loader.loader_id, loader.yielded)
+            _emit_life(loader.begin_ticks, now_ticks(), loader.loader_id, loader.yielded)
         else:
             loader.yielded += 1
     except Exception as error:
@@ -236,7 +229,7 @@ def _watch_receive(queue: Any, loader: Loader) -> None:
     weak = weakref.ref(queue)
 
     def _recv_bytes(*args: Any) -> Any:
-        thread_state.receive_begin = _now()
+        thread_state.receive_begin = probe_begins(TICKS)
         return receive_bytes(*args)
 
     def get(*args: Any, **kwargs: Any) -> Any:
@@ -248,7 +241,7 @@ def _watch_receive(queue: Any, loader: Loader) -> None:
                 thread_state.received = result[0]
                 thread_state.received_from = loader
                 if window.open:
-                    _record(_RECEIVE, begin, _now(), loader, result[0], -1)
+                    batch_ends(begin, _RECEIVE, loader.loader_id, result[0], -1)
         except Exception as error:
             failed(COLLECTOR, "receive", error)
         return result
@@ -284,15 +277,12 @@ def _timed_fetch(fetcher: Any) -> Any:
         batch = thread_state.batch
         if batch is None or not window.open:
             return fetch_original(weak(), index)
-        faults, inputs = _native.usage()
-        begin = stamp()
+        begin = probe_begins(USAGE)
         try:
             return fetch_original(weak(), index)
         finally:
             try:
-                end = stamp()
-                faults_after, inputs_after = _native.usage()
-                _record(_FETCH, begin, end, *batch, faults_after - faults, inputs_after - inputs)
+                _record(_FETCH, begin, *batch)
             except Exception as error:
                 failed(COLLECTOR, "fetch", error)
 
@@ -304,25 +294,20 @@ def _timed_collate(collate: Any) -> Any:
         batch = thread_state.batch
         if batch is None or not window.open:
             return collate(samples)
-        begin = _now()
+        begin = probe_begins(TICKS)
         try:
             return collate(samples)
         finally:
             try:
-                _record(_COLLATE, begin, _now(), *batch)
+                _record(_COLLATE, begin, *batch)
             except Exception as error:
                 failed(COLLECTOR, "collate", error)
 
     return timed_collate
 
 
-def _record(
-    phase: int, begin: Any, end: Any, loader: Loader, index: int, worker: int, faults: int = 0, inputs: int = 0
-) -> None:
-    cpu = end[1] - begin[1] if begin[1] >= 0 <= end[1] else -1
-    runqueue = end[2] - begin[2] if begin[2] >= 0 <= end[2] else -1
-    _emit(begin[0], end[0], loader.loader_id, index, cpu, runqueue, worker, faults, inputs, phase)
-    cost.add_recorded(end[0], stamps=2 if cpu >= 0 else 0)
+def _record(phase: int, begin: bytes, loader: Loader, index: int, worker: int) -> None:
+    batch_ends(begin, phase, loader.loader_id, index, worker)
 
 
 # Pinning ----------------------------------------------------------------------------------------
@@ -334,16 +319,16 @@ def _pin_memory(original: Any) -> Any:
         if state.in_pin or not window.open:  # it calls itself for each part of a batch
             return original(data, *args, **kwargs)
         state.in_pin = True
-        begin = stamp()
+        begin = probe_begins(CLOCKS)
         try:
             return original(data, *args, **kwargs)
         finally:
             state.in_pin = False
             try:
                 if state.batch is not None:
-                    _record(_PIN, begin, stamp(), *state.batch)
+                    _record(_PIN, begin, *state.batch)
                 elif state.received_from is not None:
-                    _record(_PIN, begin, stamp(), state.received_from, state.received, -1)
+                    _record(_PIN, begin, state.received_from, state.received, -1)
             except Exception as error:
                 failed(COLLECTOR, "pin", error)
 

@@ -74,7 +74,7 @@ def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) ->
 def _record(phase: int, begin: int, end: int, loader: Any, index: int, worker: int) -> None:
     # Where a hand-over spends its time is told by its neighbours, so ticks alone will do.
     _emit(begin, end, loader.loader_id, index, -1, -1, worker, 0, 0, phase)
-    cost.add_recorded(end, stamps=0)
+    cost.add(now_ticks() - end)
 
 
 def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:

@@ -1,8 +1,9 @@
 """Phases of a training step: forward, backward, optimizer, skipped updates; garbage collection pauses.
 
-Installed by ``bootstrap`` when torch has been imported. Wrappers sit on ``nn.Module.__call__``, on the one
-door to the autograd engine, and on the optimizers' global hooks; an inner module call costs one thread-local
-look-up. Under Dynamo every wrapper is the original (``is_compiling`` is a constant there).
+Installed by ``bootstrap`` when torch has been imported. Calls of modules are seen in the call slot of the one function
+behind ``nn.Module.__call__`` (``csrc/bindings/bind_calls.cpp``), which stays torch's own; nothing of ours runs for a
+module inside another but a look at a flag. Wrappers sit on the one door to the autograd engine, and hooks on the
+optimizers. Under Dynamo every wrapper is the original (``is_compiling`` is a constant there).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,7 +19,7 @@ from stashtrace import _native
 from stashtrace.probes import annotations as marks
 from stashtrace.probes import patching, recorder
 from stashtrace.probes.device_marks import device_marks
-from stashtrace.probes.recorder import cost, failed, intern, now_ticks, stamp
+from stashtrace.probes.recorder import CLOCKS, failed, intern, now_ticks, phase_ends, probe_begins
 from stashtrace.probes.step_window import window
 from stashtrace.probes.thread_state import mark_step_thread, thread_state
 
@@ -27,7 +28,6 @@ COLLECTOR = "torch_step"
 GC_THRESHOLD_NS = 100_000
 _MOST_NESTED_UPDATES = 8
 
-_emit_phase = recorder.RecordWriter("phase_span").emit
 _FORWARD = recorder.code("Phase", "forward")
 _BACKWARD = recorder.code("Phase", "backward")
 _OPTIMIZER = recorder.code("Phase", "optimizer")
@@ -37,11 +37,8 @@ _TRAINING = recorder.code("PhaseFlag", "training")
 _NESTED = recorder.code("PhaseFlag", "nested")
 _FAILED = recorder.code("PhaseFlag", "failed")
 
-Stamp = tuple[int, int, int]
 is_compiling = marks.never_compiling
 _grad_enabled: Any = bool
-_module_counts: dict[int, int] = {}
-_MOST_MODULES = 1024
 
 
 def install(torch: ModuleType) -> None:
@@ -53,7 +50,7 @@ def install(torch: ModuleType) -> None:
     )
     _grad_enabled = torch.is_grad_enabled
     _describe_process(torch)
-    patching.replace(COLLECTOR, torch.nn.Module, "__call__", _module_call)
+    _watch_modules(torch.nn.Module)
     # torch.autograd.backward and grad both enter the engine here; older ones are wrapped themselves.
     if not patching.replace(COLLECTOR, torch.autograd, "_engine_run_backward", _engine_call, needed=False):
         patching.replace(COLLECTOR, torch.autograd, "backward", _engine_call)
@@ -88,65 +85,39 @@ def _describe_process(torch: ModuleType) -> None:
 # Forward ----------------------------------------------------------------------------------------
 
 
-def _module_call(original: Any) -> Any:
-    state = thread_state
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or state.in_forward:
-            return original(self, *args, **kwargs)
-        state.in_forward = True
-        begin = None
-        flags = _FAILED
-        try:
-            begin = _forward_begins()
-            result = original(self, *args, **kwargs)
-            flags = 0
-            return result
-        finally:
-            state.in_forward = False
-            if begin is not None:
-                _forward_ends(self, begin, flags)
-
-    return __call__
+def _watch_modules(module: Any) -> None:
+    """Be told of outermost module calls; a call inside one costs a look at a flag, and no Python code of ours."""
+    function = vars(module).get("__call__")
+    if not _native.watch_outermost_calls(function, _forward_begins, _forward_ends):
+        recorder.unavailable(
+            COLLECTOR, "not_patched", f"Module.__call__ is no Python function but a {type(function).__name__}"
+        )
 
 
-def _forward_begins() -> Stamp | None:
+def _forward_begins() -> bytes | None:
     try:
+        if is_compiling():
+            return None
         window.forward_begins()
         device_marks.phase_begins()
-        return stamp() if window.open else None
+        return probe_begins(CLOCKS) if window.open else None
     except Exception as error:
         failed(COLLECTOR, "forward", error)
         return None
 
 
-def _forward_ends(module: Any, begin: Stamp, flags: int) -> None:
+def _forward_ends(module: Any, begin: bytes, failed_inside: bool) -> None:
     try:
+        flags = _FAILED if failed_inside else 0
         if not _grad_enabled():
             flags |= _NO_GRAD
         if module.training:
             flags |= _TRAINING
         if thread_state.in_backward:
             flags |= _NESTED  # recomputed by activation checkpointing
-        _record(_FORWARD, begin, stamp(), type(module).__name__, flags, _inner_calls(module))
+        phase_ends(begin, type(module).__name__, _FORWARD, flags)
     except Exception as error:
         failed(COLLECTOR, "forward", error)
-
-
-def _inner_calls(module: Any) -> int:
-    """About how many module calls are inside one of this module: for the account of our own cost."""
-    key = id(module)
-    count = _module_counts.get(key)
-    if count is None:
-        if len(_module_counts) >= _MOST_MODULES:
-            _module_counts.clear()
-        count = _module_counts[key] = sum(1 for _ in module.modules()) - 1
-    return count
-
-
-def _record(phase: int, begin: Stamp, end: Stamp, name: str, flags: int, inner_calls: int = 0) -> None:
-    _emit_phase(begin[0], end[0], begin[1], end[1], begin[2], end[2], intern(name), phase, flags)
-    cost.add_recorded(end[0], inner_calls=inner_calls)
 
 
 # Backward ---------------------------------------------------------------------------------------
@@ -172,20 +143,20 @@ def _engine_call(original: Any) -> Any:
     return run_backward
 
 
-def _backward_begins() -> Stamp | None:
+def _backward_begins() -> bytes | None:
     try:
         device_marks.phase_begins()
-        return stamp()
+        return probe_begins(CLOCKS)
     except Exception as error:
         failed(COLLECTOR, "backward", error)
         return None
 
 
-def _backward_ends(begin: Stamp, flags: int) -> None:
+def _backward_ends(begin: bytes, flags: int) -> None:
     try:
-        if thread_state.in_forward:
+        if _native.in_outermost_call():
             flags |= _NESTED
-        _record(_BACKWARD, begin, stamp(), "backward", flags)
+        phase_ends(begin, "backward", _BACKWARD, flags)
     except Exception as error:
         failed(COLLECTOR, "backward", error)
 
@@ -217,7 +188,7 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         # A step that raises calls no hook, so what it left is found when its optimizer steps again.
         pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
         # Kept outside the window too: the forward that opens it may be in the closure of this step.
-        pending.append((owner, stamp()))
+        pending.append((owner, probe_begins(CLOCKS)))
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
 
@@ -234,7 +205,7 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
             owner, begin = pending.pop()
             if owner == id(optimizer):
                 if window.open:
-                    _record(_OPTIMIZER, begin, stamp(), type(optimizer).__name__, 0)
+                    phase_ends(begin, type(optimizer).__name__, _OPTIMIZER, 0)
                 break
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
@@ -243,7 +214,7 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
 def _scaler_step(original: Any) -> Any:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before = thread_state.updates
-        begin = stamp() if window.open else None
+        begin = probe_begins(CLOCKS) if window.open else None
         result = original(self, optimizer, *args, **kwargs)
         try:
             if thread_state.updates == before:
@@ -251,7 +222,7 @@ def _scaler_step(original: Any) -> Any:
                 window.updated()
                 device_marks.update_ends()
                 if begin is not None:
-                    _record(_SKIPPED, begin, stamp(), type(optimizer).__name__, 0)
+                    phase_ends(begin, type(optimizer).__name__, _SKIPPED, 0)
         except Exception as error:
             failed(COLLECTOR, "grad_scaler", error)
         return result
