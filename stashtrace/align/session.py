@@ -307,13 +307,13 @@ class Session:
             if going:
                 text = f"{going} processes are still recording; load again for the rest"
                 rows.append((-1, ("format", "still_recording", int(Severity.INFO), going, text)))
-        merged: dict[tuple[int, str, str, int, str], int] = {}
+        merged: dict[int, dict[tuple[str, str, int, str], int]] = {}
         for process_id, (collector, reason, severity, count, advice) in rows:
-            key = (process_id, collector, reason, severity, advice)
-            merged[key] = merged.get(key, 0) + count
+            of_process, key = merged.setdefault(process_id, {}), (collector, reason, severity, advice)
+            of_process[key] = of_process.get(key, 0) + count
         tables = list(parts)
-        for process_id in sorted({key[0] for key in merged}):
-            own = [(c, r, s, n, a) for (p, c, r, s, a), n in merged.items() if p == process_id]
+        for process_id in sorted(merged):
+            own = [(c, r, s, n, a) for (c, r, s, a), n in merged[process_id].items()]
             tables.append(Table(TABLES["losses"], losses_columns(process_id, own, self.strings)))
         return Table.concat(TABLES["losses"], tables)
 

@@ -10,11 +10,13 @@ call finishes or does nothing. Memory is bounded by ``_BUFFER_BYTES`` whatever t
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -33,6 +35,11 @@ _SEGMENT_ROWS = 1 << 16
 _BUFFER_BYTES = 64 << 20
 #: Room for the losses found while the rows are read, and for more of them than anybody should have.
 _HEAD_SLACK_BYTES = (512, 1 << 20)
+
+#: Files that become durable together, and the threads that wait for the disk meanwhile.
+_BATCH_FILES = 64
+_BATCH_BYTES = 64 << 20
+_WAITING_THREADS = 16
 
 #: Called with (bytes done, bytes in all) as files are rewritten.
 Progress = Callable[[int, int], None]
@@ -76,33 +83,137 @@ def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRing
     report = CompactReport()
     total = sum(p.size_bytes for p in run.processes)
     done = 0
-    for process in run.processes:
-        if process.head.merged:
-            _drop(process.ring_path)
-            report.already.append(process.name)
-        elif live.holds(process):
-            report.alive.append(process.name)
-        else:
-            _compact_one(process, report)
-        done += process.size_bytes
-        if progress is not None:
-            progress(done, total)
+    with _Batch(report) as batch:
+        for process in run.processes:
+            if process.head.merged:
+                _drop(process.ring_path)
+                report.already.append(process.name)
+            elif live.holds(process):
+                report.alive.append(process.name)
+            else:
+                batch.add(process)
+            done += process.size_bytes
+            if progress is not None:
+                progress(done, total)
     return report
 
 
-def _compact_one(process: StashFile, report: CompactReport) -> None:
-    try:
-        size = compact_file(process)
-    except BlockingIOError:
-        report.alive.append(process.name)
-    except OSError as error:
-        report.problems.append((process.name, f"{error.strerror}; the raw file is kept"))
-    except FormatError as error:
-        report.problems.append((process.name, f"{error}; the raw file is kept"))
-    else:
-        report.merged.append(process.name)
-        report.bytes_before += process.size_bytes
-        report.bytes_after += size
+class _Batch:
+    """Files written anew that wait to be made durable together.
+
+    Each waits for the disk's journal; a run of thousands of small processes would wait thousands of times. Waiting side
+    by side takes as long as one. Until :meth:`settle` the raw files are as they were.
+    """
+
+    def __init__(self, report: CompactReport) -> None:
+        self._report = report
+        self._written: list[_Rewritten] = []
+
+    def add(self, process: StashFile) -> None:
+        with self._noting(process):
+            self._written.append(_Rewritten(process))
+        if len(self._written) >= _BATCH_FILES or sum(w.size for w in self._written) >= _BATCH_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        written, self._written = self._written, []
+        if not written:
+            return
+        with ThreadPoolExecutor(min(len(written), _WAITING_THREADS)) as waiting:
+            synced = [waiting.submit(os.fsync, one.out.fileno()) for one in written]
+        replaced = []
+        for one, sync in zip(written, synced, strict=True):
+            with self._noting(one.process):
+                if sync.exception() is not None:
+                    one.give_up()
+                sync.result()
+                one.replace()
+                replaced.append(one)
+        for directory in {os.path.dirname(one.process.path) for one in replaced}:
+            _sync_directory(directory)
+        for one in replaced:
+            one.drop_ring()
+            self._report.merged.append(one.process.name)
+            self._report.bytes_before += one.process.size_bytes
+            self._report.bytes_after += one.size
+
+    def __enter__(self) -> _Batch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.settle()
+        for one in self._written:  # an interrupt came
+            one.give_up()
+
+    @contextlib.contextmanager
+    def _noting(self, process: StashFile) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:
+            self._report.alive.append(process.name)
+        except OSError as error:
+            self._report.problems.append((process.name, f"{error.strerror}; the raw file is kept"))
+        except FormatError as error:
+            self._report.problems.append((process.name, f"{error}; the raw file is kept"))
+
+
+class _Rewritten:
+    """One file written anew beside the old one, locked, and read back; not yet in its place.
+
+    Raises
+    ------
+    OSError
+        If there is no room or no permission; BlockingIOError if another merge is at work on this file.
+    FormatError
+        If what was written does not read back as what was to be written.
+    """
+
+    def __init__(self, process: StashFile) -> None:
+        self.process = process
+        self._temporary = process.path + ".tmp"
+        self.size = 0
+        descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.out = os.fdopen(descriptor, "r+b")
+        try:
+            fcntl.flock(self.out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another merge may have finished between our opening and our lock: this file then is what it made.
+            there = os.path.exists(self._temporary)
+            if not there or not os.path.samestat(os.stat(self._temporary), os.fstat(self.out.fileno())):
+                raise BlockingIOError(errno.EWOULDBLOCK, "another merge has just rewritten it", process.path)
+        except BaseException:
+            self.out.close()
+            raise
+        try:
+            if _is_merged(process.path):  # since we looked at it; what we know of its segments is of the old file
+                raise BlockingIOError(errno.EWOULDBLOCK, "another merge has rewritten it", process.path)
+            checksums = _write(process, self.out)
+            self.out.flush()
+            self.size = self.out.tell()
+            _check(self._temporary, checksums)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def replace(self) -> None:
+        """Put it, once synced, in the place of the old file; the directory is the caller's to sync."""
+        try:
+            os.chmod(self._temporary, os.stat(self.process.path).st_mode & 0o777)
+            os.replace(self._temporary, self.process.path)
+        except BaseException:
+            self.give_up()
+            raise
+        self.out.close()
+
+    def give_up(self) -> None:
+        """Leave the raw files as they were."""
+        _drop(self._temporary)
+        self.out.close()
+
+    def drop_ring(self) -> None:
+        """Remove the ring whose rows are in the new file."""
+        if self.process.has_ring:  # a ring that could not be understood stays for whoever can
+            _drop(self.process.ring_path)
 
 
 def compact_file(process: StashFile) -> int:
@@ -110,36 +221,19 @@ def compact_file(process: StashFile) -> int:
 
     Raises
     ------
-    OSError
-        If there is no room or no permission; the raw files are then as they were. BlockingIOError if
-        another merge is at work on this file.
-    FormatError
-        If what was written does not read back as what was to be written.
+    OSError, FormatError
+        As :class:`_Rewritten`; the raw files are then as they were.
     """
-    temporary = process.path + ".tmp"
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    with os.fdopen(descriptor, "r+b") as out:
-        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another merge may have finished between our opening and our lock: this file then is what it made.
-        if not os.path.exists(temporary) or not os.path.samestat(os.stat(temporary), os.fstat(out.fileno())):
-            raise BlockingIOError(errno.EWOULDBLOCK, "another merge has just rewritten it", process.path)
-        try:
-            if _is_merged(process.path):  # since we looked at it; what we know of its segments is of the old file
-                raise BlockingIOError(errno.EWOULDBLOCK, "another merge has rewritten it", process.path)
-            checksums = _write(process, out)
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
-            _check(temporary, checksums)
-            os.chmod(temporary, os.stat(process.path).st_mode & 0o777)
-            os.replace(temporary, process.path)
-        except BaseException:
-            _drop(temporary)
-            raise
+    written = _Rewritten(process)
+    try:
+        os.fsync(written.out.fileno())
+    except BaseException:
+        written.give_up()
+        raise
+    written.replace()
     _sync_directory(os.path.dirname(process.path))
-    if process.has_ring:  # a ring that could not be understood stays for whoever can
-        _drop(process.ring_path)
-    return size
+    written.drop_ring()
+    return written.size
 
 
 def _is_merged(path: str) -> bool:

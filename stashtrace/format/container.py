@@ -7,6 +7,7 @@ an offset that a checksum has not confirmed, and never reads past the size the f
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
@@ -63,7 +64,7 @@ class FileHead:
     major: int
     minor: int
     flags: int
-    records: list[dict[str, Any]]
+    records: tuple[Any, ...]
     metadata: dict[str, Any]
     data_offset: int
 
@@ -153,15 +154,29 @@ def read_head(source: ByteFile) -> FileHead:
     if len(text) < table_bytes + metadata_bytes or zlib.crc32(text) != crc:
         raise FormatError(f"{path} has a damaged header")
     try:
-        table = json.loads(text[:table_bytes])
+        records = field_table(text[:table_bytes])
         metadata = json.loads(text[table_bytes:])
-        records = table["records"]
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} has a damaged field table") from error
-    if not isinstance(records, list) or not isinstance(metadata, dict):
+    if not isinstance(metadata, dict):
         raise FormatError(f"{path} has a damaged field table")
     metadata.pop("blanks", None)  # filling of a merged file's head
     return FileHead(major, minor, flags, records, metadata, data_offset)
+
+
+@functools.lru_cache(maxsize=256)
+def field_table(text: bytes) -> tuple[Any, ...]:
+    """Entries of a field table; the same object for the same text, since the processes of a run have one in common.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        If it is none.
+    """
+    records = json.loads(text)["records"]
+    if not isinstance(records, list):
+        raise TypeError("records is no list")
+    return tuple(records)
 
 
 class Scan(NamedTuple):

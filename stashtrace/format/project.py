@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +65,33 @@ def layout_of(entry: Mapping[str, Any]) -> Layout | None:
         return None
 
 
+class _Known(NamedTuple):
+    table: object
+    layouts: dict[int, Layout]
+
+
+_known: dict[int, _Known] = {}
+_MOST_KNOWN = 256
+
+
 def layouts(table: Iterable[Any]) -> dict[int, Layout]:
-    """Record id -> layout, of the entries that make sense."""
+    """Record id -> layout, of the entries that make sense. Not to be changed.
+
+    The processes of a run have few different field tables, and ``read_head`` gives the same object for the same one:
+    its layouts, some 100 kB of dtypes, are made once.
+    """
+    known = _known.get(id(table))
+    if known is not None and known.table is table:
+        return known.layouts
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    made = _layouts(table)
+    if isinstance(table, tuple):
+        _known[id(table)] = _Known(table, made)
+    return made
+
+
+def _layouts(table: Iterable[Any]) -> dict[int, Layout]:
     found = (layout_of(entry) for entry in table if isinstance(entry, Mapping))
     return {layout.record_id: layout for layout in found if layout is not None}
 

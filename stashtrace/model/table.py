@@ -58,8 +58,11 @@ class Table:
 
     @classmethod
     def empty(cls, schema: Schema) -> Table:
-        """Table of no rows."""
-        return cls(schema, {c.name: np.empty(0, dtype=c.dtype) for c in schema.columns})
+        """Table of no rows, the same one for each call: a run of thousands of processes asks for many."""
+        found = _EMPTY.get(schema.name)
+        if found is None or found.schema is not schema or type(found) is not cls:
+            found = _EMPTY[schema.name] = cls(schema, {c.name: np.empty(0, dtype=c.dtype) for c in schema.columns})
+        return found
 
     @classmethod
     def from_rows(cls, schema: Schema, rows: Sequence[Sequence[Any]]) -> Table:
@@ -143,3 +146,6 @@ class Table:
 
         arrays = [pyarrow.array(a.astype(object) if a.dtype.kind == "U" else a) for a in self._columns.values()]
         return pyarrow.table(arrays, names=list(self._columns))
+
+
+_EMPTY: dict[str, Table] = {}
