@@ -52,6 +52,23 @@ def cuda_headers() -> list[Path]:
     return [root for root in roots if (root / "cuda.h").is_file() and (root / "crt/host_defines.h").is_file()]
 
 
+def driver_headers() -> list[Path]:
+    """Folders with cuda.h and cudaTypedefs.h, of CUDA 12 and 13: the runtime's wheels, the usual place."""
+    roots = [Path(root) / "include" for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
+    roots += sorted(p.parent for p in _SITE.glob("nvidia/*/include/cudaTypedefs.h"))
+    return [root for root in roots if (root / "cuda.h").is_file() and (root / "cudaTypedefs.h").is_file()]
+
+
+def cuda_runtimes() -> list[Path]:
+    """libcudart.so.12 and .13 of the runtime's wheels."""
+    return [
+        path
+        for major in (12, 13)
+        for site in _sites()
+        for path in sorted(site.glob(f"nvidia/*/lib/libcudart.so.{major}"))
+    ]
+
+
 def nccl_libraries() -> list[Path]:
     """libnccl.so.2 of NCCL's wheels, and the one that STASHTRACE_NCCL_LIBRARY names."""
     named = os.environ.get("STASHTRACE_NCCL_LIBRARY")

@@ -13,82 +13,82 @@ namespace fake {
 
 using Address = unsigned long long;
 
-// name of the table's member, name to look up, parameters
-#define FAKE_DRIVER_CALLS(X)                                                                          \
-  X(cuInit, unsigned)                                                                                 \
-  X(cuDriverGetVersion, int*)                                                                         \
-  X(cuDeviceGetCount, int*)                                                                           \
-  X(cuDeviceGetName, char*, int, int)                                                                 \
-  X(cuDeviceGetUuid, unsigned char*, int)                                                             \
-  X(cuDeviceTotalMem, std::size_t*, int)                                                              \
-  X(cuDeviceGetAttribute, int*, int, int)                                                             \
-  X(cuDeviceGetPCIBusId, char*, int, int)                                                             \
-  X(cuDevicePrimaryCtxRetain, void**, int)                                                            \
-  X(cuCtxSetCurrent, void*)                                                                           \
-  X(cuCtxGetCurrent, void**)                                                                          \
-  X(cuCtxGetDevice, int*)                                                                             \
-  X(cuCtxSynchronize)                                                                                 \
-  X(cuCtxGetStreamPriorityRange, int*, int*)                                                          \
-  X(cuCtxEnablePeerAccess, void*, unsigned)                                                           \
-  X(cuStreamCreateWithPriority, void**, unsigned, int)                                                \
-  X(cuStreamDestroy, void*)                                                                           \
-  X(cuStreamQuery, void*)                                                                             \
-  X(cuStreamSynchronize, void*)                                                                       \
-  X(cuStreamWaitEvent, void*, void*, unsigned)                                                        \
-  X(cuStreamGetPriority, void*, int*)                                                                 \
-  X(cuStreamGetFlags, void*, unsigned*)                                                               \
-  X(cuStreamGetId, void*, unsigned long long*)                                                        \
-  X(cuStreamBeginCapture, void*, int)                                                                 \
-  X(cuStreamEndCapture, void*, void**)                                                                \
-  X(cuStreamIsCapturing, void*, int*)                                                                 \
-  X(cuStreamAddCallback, void*, void (*)(void*, int, void*), void*, unsigned)                         \
-  X(cuThreadExchangeStreamCaptureMode, int*)                                                          \
-  X(cuLaunchHostFunc, void*, void (*)(void*), void*)                                                  \
-  X(cuEventCreate, void**, unsigned)                                                                  \
-  X(cuEventDestroy, void*)                                                                            \
-  X(cuEventRecord, void*, void*)                                                                      \
-  X(cuEventRecordWithFlags, void*, void*, unsigned)                                                   \
-  X(cuEventQuery, void*)                                                                              \
-  X(cuEventSynchronize, void*)                                                                        \
-  X(cuEventElapsedTime, float*, void*, void*)                                                         \
-  X(cuMemGetInfo, std::size_t*, std::size_t*)                                                         \
-  X(cuMemAlloc, Address*, std::size_t)                                                                \
-  X(cuMemAllocManaged, Address*, std::size_t, unsigned)                                               \
-  X(cuMemFree, Address)                                                                               \
-  X(cuMemAllocAsync, Address*, std::size_t, void*)                                                    \
-  X(cuMemFreeAsync, Address, void*)                                                                   \
-  X(cuMemHostAlloc, void**, std::size_t, unsigned)                                                    \
-  X(cuMemFreeHost, void*)                                                                             \
-  X(cuMemHostRegister, void*, std::size_t, unsigned)                                                  \
-  X(cuMemHostUnregister, void*)                                                                       \
-  X(cuPointerGetAttributes, unsigned, const int*, void**, Address)                                    \
-  X(cuMemcpy, Address, Address, std::size_t)                                                          \
-  X(cuMemcpyAsync, Address, Address, std::size_t, void*)                                              \
-  X(cuMemsetD8, Address, unsigned char, std::size_t)                                                  \
-  X(cuMemsetD8Async, Address, unsigned char, std::size_t, void*)                                      \
-  X(cuModuleLoadData, void**, const void*)                                                            \
-  X(cuModuleGetFunction, void**, void*, const char*)                                                  \
-  X(cuLaunchKernel, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**) \
-  X(cuGraphInstantiateWithFlags, void**, void*, unsigned long long)                                   \
-  X(cuGraphLaunch, void*, void*)                                                                      \
-  X(cuGraphGetNodes, void*, void**, std::size_t*)                                                     \
-  X(cuGraphDestroy, void*)                                                                            \
-  X(cuGraphExecDestroy, void*)
+// name, the CUDA version that it is looked up for (as the real runtime asks, by signature and not by its own version), parameters
+#define FAKE_DRIVER_CALLS(X) \
+  X(cuInit, 2000, unsigned) \
+  X(cuDriverGetVersion, 2020, int*) \
+  X(cuDeviceGetCount, 2000, int*) \
+  X(cuDeviceGetName, 2000, char*, int, int) \
+  X(cuDeviceGetUuid, 11040, unsigned char*, int) \
+  X(cuDeviceTotalMem, 3020, std::size_t*, int) \
+  X(cuDeviceGetAttribute, 2000, int*, int, int) \
+  X(cuDeviceGetPCIBusId, 4010, char*, int, int) \
+  X(cuDevicePrimaryCtxRetain, 7000, void**, int) \
+  X(cuCtxSetCurrent, 4000, void*) \
+  X(cuCtxGetCurrent, 4000, void**) \
+  X(cuCtxGetDevice, 2000, int*) \
+  X(cuCtxSynchronize, 2000) \
+  X(cuCtxGetStreamPriorityRange, 5050, int*, int*) \
+  X(cuCtxEnablePeerAccess, 4000, void*, unsigned) \
+  X(cuStreamCreateWithPriority, 5050, void**, unsigned, int) \
+  X(cuStreamDestroy, 4000, void*) \
+  X(cuStreamQuery, 2000, void*) \
+  X(cuStreamSynchronize, 2000, void*) \
+  X(cuStreamWaitEvent, 3020, void*, void*, unsigned) \
+  X(cuStreamGetPriority, 5050, void*, int*) \
+  X(cuStreamGetFlags, 5050, void*, unsigned*) \
+  X(cuStreamGetId, 12000, void*, unsigned long long*) \
+  X(cuStreamBeginCapture, 10010, void*, int) \
+  X(cuStreamEndCapture, 10000, void*, void**) \
+  X(cuStreamIsCapturing, 10000, void*, int*) \
+  X(cuStreamAddCallback, 5000, void*, void (*)(void*, int, void*), void*, unsigned) \
+  X(cuThreadExchangeStreamCaptureMode, 10010, int*) \
+  X(cuLaunchHostFunc, 10000, void*, void (*)(void*), void*) \
+  X(cuEventCreate, 2000, void**, unsigned) \
+  X(cuEventDestroy, 4000, void*) \
+  X(cuEventRecord, 2000, void*, void*) \
+  X(cuEventRecordWithFlags, 11010, void*, void*, unsigned) \
+  X(cuEventQuery, 2000, void*) \
+  X(cuEventSynchronize, 2000, void*) \
+  X(cuEventElapsedTime, 2000, float*, void*, void*) \
+  X(cuMemGetInfo, 3020, std::size_t*, std::size_t*) \
+  X(cuMemAlloc, 3020, Address*, std::size_t) \
+  X(cuMemAllocManaged, 6000, Address*, std::size_t, unsigned) \
+  X(cuMemFree, 3020, Address) \
+  X(cuMemAllocAsync, 11020, Address*, std::size_t, void*) \
+  X(cuMemFreeAsync, 11020, Address, void*) \
+  X(cuMemHostAlloc, 2020, void**, std::size_t, unsigned) \
+  X(cuMemFreeHost, 2000, void*) \
+  X(cuMemHostRegister, 6050, void*, std::size_t, unsigned) \
+  X(cuMemHostUnregister, 4000, void*) \
+  X(cuPointerGetAttributes, 7000, unsigned, const int*, void**, Address) \
+  X(cuMemcpy, 4000, Address, Address, std::size_t) \
+  X(cuMemcpyAsync, 4000, Address, Address, std::size_t, void*) \
+  X(cuMemsetD8, 3020, Address, unsigned char, std::size_t) \
+  X(cuMemsetD8Async, 3020, Address, unsigned char, std::size_t, void*) \
+  X(cuModuleLoadData, 2000, void**, const void*) \
+  X(cuModuleGetFunction, 2000, void**, void*, const char*) \
+  X(cuLaunchKernel, 4000, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**) \
+  X(cuGraphInstantiateWithFlags, 11040, void**, void*, unsigned long long) \
+  X(cuGraphLaunch, 10000, void*, void*) \
+  X(cuGraphGetNodes, 10000, void*, void**, std::size_t*) \
+  X(cuGraphDestroy, 10000, void*) \
+  X(cuGraphExecDestroy, 10000, void*)
 
 struct DriverTable {
-#define FAKE_MEMBER(name, ...) int (*name)(__VA_ARGS__) = nullptr;
+#define FAKE_MEMBER(name, version, ...) int (*name)(__VA_ARGS__) = nullptr;
   FAKE_DRIVER_CALLS(FAKE_MEMBER)
 #undef FAKE_MEMBER
   int (*look_up)(const char*, void**, int, std::uint64_t, int*) = nullptr;
   bool complete = false;
 
-  explicit DriverTable(int version) {
+  DriverTable() {
     void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (library == nullptr) return;
     look_up = reinterpret_cast<decltype(look_up)>(dlsym(library, "cuGetProcAddress_v2"));
     if (look_up == nullptr) return;
     complete = true;
-#define FAKE_FIND(name, ...)                                                                                 \
+#define FAKE_FIND(name, version, ...) \
   complete = look_up(#name, reinterpret_cast<void**>(&name), version, 0, nullptr) == 0 && complete;
     FAKE_DRIVER_CALLS(FAKE_FIND)
 #undef FAKE_FIND

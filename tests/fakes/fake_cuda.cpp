@@ -316,13 +316,47 @@ FAKE_API int cuCtxEnablePeerAccess(void*, unsigned) {
   return context_error();
 }
 
-FAKE_API int cuCtxSynchronize() {
-  FAKE_CALL(cuCtxSynchronize);
-  if (const int error = context_error(); error != kSuccess) return error;
+namespace {
+
+int synchronize(Context* context) {
   std::unique_lock lock(state().mutex);
   if (const int error = unsafe_call(); error != kSuccess) return error;
   std::vector<CompletionPtr> pending;
-  for (Stream* stream : current_context()->streams) pending.push_back(stream->last);
+  for (Stream* stream : context->streams) pending.push_back(stream->last);
   for (const CompletionPtr& done : pending) wait_for(lock, done);
+  return kSuccess;
+}
+
+}  // namespace
+
+FAKE_API int cuCtxSynchronize() {
+  FAKE_CALL(cuCtxSynchronize);
+  if (const int error = context_error(); error != kSuccess) return error;
+  return synchronize(current_context());
+}
+
+// CUDA 13's: of any context, null is the current one.
+FAKE_API int cuCtxSynchronize_v2(void* context) {
+  FAKE_CALL(cuCtxSynchronize_v2);
+  if (context == nullptr) {
+    if (const int error = context_error(); error != kSuccess) return error;
+    return synchronize(current_context());
+  }
+  if (const int error = ready_error(); error != kSuccess) return error;
+  {
+    const std::lock_guard lock(state().mutex);
+    if (!state().contexts.contains(context)) return kInvalidContext;
+    if (static_cast<Context*>(context)->dead) return kContextDestroyed;
+  }
+  return synchronize(static_cast<Context*>(context));
+}
+
+FAKE_API int cuCtxGetDevice_v2(int* device, void* context) {
+  FAKE_CALL(cuCtxGetDevice_v2);
+  if (context == nullptr) return cuCtxGetDevice(device);
+  if (const int error = ready_error(); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  if (!state().contexts.contains(context)) return kInvalidContext;
+  *device = static_cast<Context*>(context)->device;
   return kSuccess;
 }

@@ -1,9 +1,7 @@
-// Modules, kernels and the look-up of entry points of the libcuda double. SPDX-License-Identifier: Apache-2.0
+// Modules and kernels of the libcuda double. SPDX-License-Identifier: Apache-2.0
 //
 // A kernel runs for as long as its first argument says (std::uint64_t, ns). PTX that reads %globaltimer is the one thing
 // that is understood: its kernel stores the timer to the address in its first argument and takes kernel.globaltimer ns.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -108,30 +106,6 @@ struct LaunchConfig {  // CUlaunchConfig
 FAKE_API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
   FAKE_CALL(cuLaunchKernelEx);
   return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, config->stream, arguments, extra);
-}
-
-// As the driver answers: the newest form of the name that is not newer than asked for.
-FAKE_API int cuGetProcAddress_v2(const char* name, void** function, int version, std::uint64_t, int* found) {
-  FAKE_CALL(cuGetProcAddress_v2);
-  static void* const own = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  const std::string base(name);
-  *function = nullptr;
-  // Forms of the same name that came with CUDA 12.8 and 13 and have another signature.
-  static const std::map<std::string, int> since = {{"cuCtxCreate_v4", 13000}, {"cuStreamGetCaptureInfo_v3", 12030},
-                                                   {"cuEventElapsedTime_v2", 12080}, {"cuStreamGetCtx_v2", 12050}};
-  for (const char* suffix : {"_v4", "_v3", "_v2", ""}) {
-    const auto needed = since.find(base + suffix);
-    if (needed != since.end() && needed->second > version) continue;
-    *function = dlsym(own, (base + suffix).c_str());
-    if (*function != nullptr) break;
-  }
-  if (found != nullptr) *found = *function == nullptr ? 1 : 0;
-  return *function == nullptr ? kNotFound : kSuccess;
-}
-
-FAKE_API int cuGetProcAddress(const char* name, void** function, int version, std::uint64_t flags) {
-  FAKE_CALL(cuGetProcAddress);
-  return cuGetProcAddress_v2(name, function, version, flags, nullptr);
 }
 
 FAKE_API int cuGetExportTable(const void** table, const void*) {

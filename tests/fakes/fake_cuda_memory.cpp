@@ -304,6 +304,11 @@ FAKE_API int cuMemcpyDtoH_v2(void* to, Address from, std::size_t bytes) {
   return copy(to, POINTER(from), bytes, nullptr, true);
 }
 
+FAKE_API int cuMemcpyDtoD_v2(Address to, Address from, std::size_t bytes) {
+  FAKE_CALL(cuMemcpyDtoD_v2);
+  return copy(POINTER(to), POINTER(from), bytes, nullptr, true);
+}
+
 FAKE_API int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemcpyHtoDAsync_v2);
   return copy(POINTER(to), from, bytes, stream, false);
@@ -332,4 +337,9 @@ FAKE_API int cuMemsetD8_v2(Address to, unsigned char value, std::size_t bytes) {
 FAKE_API int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemsetD8Async);
   return set(POINTER(to), value, bytes, stream, false);
+}
+
+FAKE_API int cuMemsetD32Async(Address to, unsigned value, std::size_t count, void* stream) {
+  FAKE_CALL(cuMemsetD32Async);
+  return set(POINTER(to), static_cast<int>(value), 4 * count, stream, false);
 }

@@ -19,7 +19,7 @@ enum : int { kSuccess = 0, kInvalidValue = 1, kInsufficientDriver = 35, kNoDevic
 constexpr int kVersion = FAKE_CUDART_MAJOR * 1000;
 
 const fake::DriverTable& driver() {
-  static const fake::DriverTable* const table = new fake::DriverTable(kVersion);
+  static const fake::DriverTable* const table = new fake::DriverTable();
   return *table;
 }
 

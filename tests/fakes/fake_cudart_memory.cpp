@@ -8,7 +8,7 @@
 namespace {
 
 const fake::DriverTable& driver() {
-  static const fake::DriverTable* const table = new fake::DriverTable(FAKE_CUDART_MAJOR * 1000);
+  static const fake::DriverTable* const table = new fake::DriverTable();
   return *table;
 }
 

@@ -4,10 +4,12 @@
 // Callers: libstashtrace_lookup.so asks stashtrace_lookup() about each name that begins with "cu"; the functions that it
 // gives in return are called like the driver's own. Only with STASHTRACE_LOOKUP_HOOK=1. Each function exists twice: as it is,
 // and for callers whose stream 0 is their thread's own (_ptsz).
+#include <atomic>
 #include <string_view>
 
 #include "collectors/cuda/calls.h"
 #include "collectors/cuda/cuda.h"
+#include "core/text_buffer.h"
 #include "device/driver.h"
 #include "runtime/capi.h"
 
@@ -18,9 +20,9 @@ namespace {
 const void* address(DevicePointer pointer) noexcept { return reinterpret_cast<const void*>(pointer); }
 
 // Real functions by variant: [0] as it is, [1] per-thread.
-#define LOOKED_UP(name, ...)                      \
-  using Real_##name = Result (*)(__VA_ARGS__);    \
-  constinit Real_##name real_##name[2] = {nullptr, nullptr};
+#define LOOKED_UP(name, suffix, since, until, per_thread, per_thread_since, ...) \
+  using Real_##name##suffix = Result (*)(__VA_ARGS__);                           \
+  constinit Real_##name##suffix real_##name##suffix[2] = {nullptr, nullptr};
 #include "collectors/cuda/driver_calls.def"
 #undef LOOKED_UP
 
@@ -40,25 +42,29 @@ struct Ours {
     return copying({address(to), address(from), bytes, kDefaultKind, of(stream), false, false},
                    [=] { return real_cuMemcpyAsync[kVariant](to, from, bytes, stream); });
   }
-  static Result cuMemcpyHtoDAsync(DevicePointer to, const void* from, std::size_t bytes, Stream stream) {
+  static Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, Stream stream) {
     return copying({address(to), from, bytes, kHostToDevice, of(stream), false, false},
-                   [=] { return real_cuMemcpyHtoDAsync[kVariant](to, from, bytes, stream); });
+                   [=] { return real_cuMemcpyHtoDAsync_v2[kVariant](to, from, bytes, stream); });
   }
-  static Result cuMemcpyDtoHAsync(void* to, DevicePointer from, std::size_t bytes, Stream stream) {
+  static Result cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, Stream stream) {
     return copying({to, address(from), bytes, kDeviceToHost, of(stream), false, false},
-                   [=] { return real_cuMemcpyDtoHAsync[kVariant](to, from, bytes, stream); });
+                   [=] { return real_cuMemcpyDtoHAsync_v2[kVariant](to, from, bytes, stream); });
   }
-  static Result cuMemcpyDtoDAsync(DevicePointer to, DevicePointer from, std::size_t bytes, Stream stream) {
+  static Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, Stream stream) {
     return copying({address(to), address(from), bytes, kDeviceToDevice, of(stream), false, false},
-                   [=] { return real_cuMemcpyDtoDAsync[kVariant](to, from, bytes, stream); });
+                   [=] { return real_cuMemcpyDtoDAsync_v2[kVariant](to, from, bytes, stream); });
   }
-  static Result cuMemcpyHtoD(DevicePointer to, const void* from, std::size_t bytes) {
+  static Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
     return copying({address(to), from, bytes, kHostToDevice, of(nullptr), true, false},
-                   [=] { return real_cuMemcpyHtoD[kVariant](to, from, bytes); });
+                   [=] { return real_cuMemcpyHtoD_v2[kVariant](to, from, bytes); });
   }
-  static Result cuMemcpyDtoH(void* to, DevicePointer from, std::size_t bytes) {
+  static Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
     return copying({to, address(from), bytes, kDeviceToHost, of(nullptr), true, false},
-                   [=] { return real_cuMemcpyDtoH[kVariant](to, from, bytes); });
+                   [=] { return real_cuMemcpyDtoH_v2[kVariant](to, from, bytes); });
+  }
+  static Result cuMemcpyDtoD_v2(DevicePointer to, DevicePointer from, std::size_t bytes) {
+    return copying({address(to), address(from), bytes, kDeviceToDevice, of(nullptr), true, false},
+                   [=] { return real_cuMemcpyDtoD_v2[kVariant](to, from, bytes); });
   }
   static Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     return waiting_for(of(stream), event, [=] { return real_cuStreamWaitEvent[kVariant](stream, event, flags); });
@@ -70,13 +76,13 @@ struct Ours {
     return recording_event(event, of(stream), flags,
                            [=] { return real_cuEventRecordWithFlags[kVariant](event, stream, flags); });
   }
-  static Result cuEventDestroy(Event event) {
+  static Result cuEventDestroy_v2(Event event) {
     if (watching()) device::note_event_gone(event);
-    return real_cuEventDestroy[kVariant](event);
+    return real_cuEventDestroy_v2[kVariant](event);
   }
-  static Result cuStreamDestroy(Stream stream) {
+  static Result cuStreamDestroy_v2(Stream stream) {
     if (room_is_on) device::note_stream_gone(stream);
-    return real_cuStreamDestroy[kVariant](stream);
+    return real_cuStreamDestroy_v2[kVariant](stream);
   }
   static Result cuStreamSynchronize(Stream stream) {
     return timed_call(call_code::stream_synchronize, of(stream), true, 0,
@@ -85,15 +91,19 @@ struct Ours {
   static Result cuCtxSynchronize() {
     return timed_call(call_code::device_synchronize, nullptr, false, 0, [] { return real_cuCtxSynchronize[kVariant](); });
   }
+  static Result cuCtxSynchronize_v2(Context context) {
+    return timed_call(call_code::device_synchronize, nullptr, false, 0,
+                      [=] { return real_cuCtxSynchronize_v2[kVariant](context); });
+  }
   static Result cuEventSynchronize(Event event) {
     return timed_call(call_code::event_synchronize, nullptr, false, 0,
                       [=] { return real_cuEventSynchronize[kVariant](event); });
   }
-  static Result cuMemAlloc(DevicePointer* pointer, std::size_t bytes) {
-    return allocating(nullptr, false, bytes, [=] { return real_cuMemAlloc[kVariant](pointer, bytes); });
+  static Result cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
+    return allocating(nullptr, false, bytes, [=] { return real_cuMemAlloc_v2[kVariant](pointer, bytes); });
   }
-  static Result cuMemFree(DevicePointer pointer) {
-    return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFree[kVariant](pointer); });
+  static Result cuMemFree_v2(DevicePointer pointer) {
+    return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFree_v2[kVariant](pointer); });
   }
   static Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t count, Stream stream) {
     return launching(of(stream), [=] { return real_cuMemsetD8Async[kVariant](to, value, count, stream); });
@@ -118,41 +128,34 @@ struct Ours {
   }
 };
 
-// `version_2`: the library's symbol of today's ABI ends in _v2.
+// One signature of a function, as driver_calls.def lists it. [0]: as it is, [1]: per-thread; the second is null where there is none.
 struct Known {
   std::string_view name;
-  bool version_2;
+  std::string_view symbols[2];
+  int since[2];
+  int until;
   void* ours[2];
   void** real;
+
+  // Which of the two the driver gives for this version and these flags, -1 for neither.
+  int variant(int version, std::uint64_t flags) const noexcept {
+    const int which = (flags & kLookUpPerThread) != 0 && since[1] != 0 ? 1 : 0;
+    return version >= since[which] && version < until ? which : -1;
+  }
 };
 
-#define LOOKED_UP_AS(name, version_2)                                                                      \
-  {#name, version_2, {reinterpret_cast<void*>(&Ours<0>::name), reinterpret_cast<void*>(&Ours<1>::name)}, \
-   reinterpret_cast<void**>(real_##name)},
+#define LOOKED_UP(name, suffix, since, until, per_thread, per_thread_since, ...)     \
+  {#name,                                                                            \
+   {#name #suffix, #name #suffix #per_thread},                                       \
+   {since, per_thread_since},                                                        \
+   until,                                                                            \
+   {reinterpret_cast<void*>(&Ours<0>::name##suffix),                                 \
+    per_thread_since != 0 ? reinterpret_cast<void*>(&Ours<1>::name##suffix) : nullptr}, \
+   reinterpret_cast<void**>(real_##name##suffix)},
 const Known kKnown[] = {
-    LOOKED_UP_AS(cuMemcpyAsync, false)
-    LOOKED_UP_AS(cuMemcpyHtoDAsync, true)
-    LOOKED_UP_AS(cuMemcpyDtoHAsync, true)
-    LOOKED_UP_AS(cuMemcpyDtoDAsync, true)
-    LOOKED_UP_AS(cuMemcpyHtoD, true)
-    LOOKED_UP_AS(cuMemcpyDtoH, true)
-    LOOKED_UP_AS(cuStreamWaitEvent, false)
-    LOOKED_UP_AS(cuEventRecord, false)
-    LOOKED_UP_AS(cuEventRecordWithFlags, false)
-    LOOKED_UP_AS(cuEventDestroy, true)
-    LOOKED_UP_AS(cuStreamDestroy, true)
-    LOOKED_UP_AS(cuStreamSynchronize, false)
-    LOOKED_UP_AS(cuCtxSynchronize, false)
-    LOOKED_UP_AS(cuEventSynchronize, false)
-    LOOKED_UP_AS(cuMemAlloc, true)
-    LOOKED_UP_AS(cuMemFree, true)
-    LOOKED_UP_AS(cuMemsetD8Async, false)
-    LOOKED_UP_AS(cuMemsetD32Async, false)
-    LOOKED_UP_AS(cuLaunchKernel, false)
-    LOOKED_UP_AS(cuLaunchKernelEx, false)
-    LOOKED_UP_AS(cuGraphLaunch, false)
+#include "collectors/cuda/driver_calls.def"
 };
-#undef LOOKED_UP_AS
+#undef LOOKED_UP
 
 void* wrap(const Known& known, int variant, void* real) noexcept {
   if (real == known.ours[variant]) return real;
@@ -160,25 +163,47 @@ void* wrap(const Known& known, int variant, void* real) noexcept {
   return known.ours[variant];
 }
 
+// A program that is newer than this recorder works, and its calls go unrecorded: it is told of the first.
+void tell_too_new(std::string_view name) noexcept {
+  static constinit std::atomic<bool> told{false};
+  if (!recording() || told.exchange(true, std::memory_order_relaxed)) return;
+  char memory[160];
+  TextBuffer text(memory, sizeof memory);
+  text.add(name).add(" and perhaps other functions were asked for in a version of CUDA that is newer than this recorder knows: ");
+  text.add("these calls are not recorded");
+  device::report("driver_call_too_new", 0, text.c_str(), schema::codes::Severity::info);
+}
+
 Result look_up(const char* symbol, void** function, int version, std::uint64_t flags);
 Result look_up_with_status(const char* symbol, void** function, int version, std::uint64_t flags, int* status);
 
-// An answer of the driver's own look-up, by the name without suffixes.
+// An answer of the driver's own look-up, by the name without suffixes. What is in no known range is left as it came: its
+// signature may be another.
 void replace(const char* symbol, void** function, int version, std::uint64_t flags) noexcept {
-  constexpr int kWithStatus = 12000;
+  constexpr int kLookUpSince = 11030, kWithStatus = 12000;
   if (symbol == nullptr || function == nullptr || *function == nullptr || device::Inside::already()) return;
+  if ((flags & ~(kLookUpLegacy | kLookUpPerThread)) != 0) return;
   const std::string_view name(symbol);
-  const int variant = (flags & kLookUpPerThread) != 0 ? 1 : 0;
   if (name == "cuGetProcAddress") {
-    if (version >= kWithStatus && *function != reinterpret_cast<void*>(&look_up_with_status)) {
+    if (version >= kWithStatus && version < kKnownUntil) {
+      if (*function == reinterpret_cast<void*>(&look_up_with_status)) return;
       g_look_up_with_status = reinterpret_cast<LookUpWithStatus>(*function);
       *function = reinterpret_cast<void*>(&look_up_with_status);
+    } else if (version >= kLookUpSince && version < kWithStatus) {
+      if (*function == reinterpret_cast<void*>(&look_up)) return;
+      g_look_up = reinterpret_cast<LookUp>(*function);
+      *function = reinterpret_cast<void*>(&look_up);
     }
     return;
   }
-  constexpr int kTodaysAbi = 4000;
-  for (const Known& known : kKnown)
-    if (known.name == name && version >= kTodaysAbi) *function = wrap(known, variant, *function);
+  for (const Known& known : kKnown) {
+    if (known.name != name) continue;
+    if (const int variant = known.variant(version, flags); variant >= 0) {
+      *function = wrap(known, variant, *function);
+      return;
+    }
+    if (version >= kKnownUntil) return tell_too_new(name);
+  }
 }
 
 Result look_up(const char* symbol, void** function, int version, std::uint64_t flags) {
@@ -191,18 +216,6 @@ Result look_up_with_status(const char* symbol, void** function, int version, std
   const Result result = g_look_up_with_status(symbol, function, version, flags, status);
   if (result == kSuccess) replace(symbol, function, version, flags);
   return result;
-}
-
-// What stands behind a known name in a symbol of the library: "", "_v2", "_ptsz", "_v2_ptsz"; -1 if it is another function.
-int variant_of(const Known& known, std::string_view symbol) noexcept {
-  if (!symbol.starts_with(known.name)) return -1;
-  std::string_view rest = symbol.substr(known.name.size());
-  if (known.version_2) {
-    if (!rest.starts_with("_v2")) return -1;
-    rest = rest.substr(3);
-  }
-  if (rest.empty()) return 0;
-  return rest == "_ptsz" || rest == "_ptds" ? 1 : -1;
 }
 
 }  // namespace
@@ -221,9 +234,9 @@ extern "C" void* stashtrace_lookup(const char* symbol, void* real) noexcept {
     g_look_up = reinterpret_cast<LookUp>(real);
     return reinterpret_cast<void*>(&look_up);
   }
-  for (const Known& known : kKnown) {
-    const int variant = variant_of(known, name);
-    if (variant >= 0) return wrap(known, variant, real);
-  }
+  // A symbol of the library has one signature for ever: the version is in its name.
+  for (const Known& known : kKnown)
+    for (int variant = 0; variant < 2; ++variant)
+      if (known.ours[variant] != nullptr && known.symbols[variant] == name) return wrap(known, variant, real);
   return real;
 }

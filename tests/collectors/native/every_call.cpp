@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <string>
 
 #include "abi/cuda_abi.h"
 #include "abi/nccl_abi.h"
@@ -65,22 +64,21 @@ void nccl() {
 #undef HOOKED
 }
 
-// What the look-up hook gives in return for a function of the driver, under each of the names of that function.
+// What the look-up hook gives in return for a symbol of the driver's library.
 template <class F>
-void looked_up(void* (*look_up)(const char*, void*), const char* name) {
-  for (const char* suffix : {"", "_ptsz", "_v2", "_v2_ptsz"}) {
-    const std::string symbol = std::string(name) + suffix;
-    void* const real = reinterpret_cast<void*>(&Call<F>::refuse);
-    void* const given = look_up(symbol.c_str(), real);
-    if (given != real) judge(symbol.c_str(), Call<F>::with_nothing(given), stashtrace::cuda::kSymbolNotFound);
-  }
+void looked_up(void* (*look_up)(const char*, void*), const char* symbol) {
+  void* const real = reinterpret_cast<void*>(&Call<F>::refuse);
+  void* const given = look_up(symbol, real);
+  if (given != real) judge(symbol, Call<F>::with_nothing(given), stashtrace::cuda::kSymbolNotFound);
 }
 
 void driver() {
   using namespace stashtrace::cuda;
   auto* look_up = reinterpret_cast<void* (*)(const char*, void*)>(dlsym(RTLD_DEFAULT, "stashtrace_lookup"));
   if (look_up == nullptr) return;
-#define LOOKED_UP(name, ...) looked_up<Result(__VA_ARGS__)>(look_up, #name);
+#define LOOKED_UP(name, suffix, since, until, per_thread, per_thread_since, ...) \
+  looked_up<Result(__VA_ARGS__)>(look_up, #name #suffix);                       \
+  if (per_thread_since != 0) looked_up<Result(__VA_ARGS__)>(look_up, #name #suffix #per_thread);
 #include "collectors/cuda/driver_calls.def"
 #undef LOOKED_UP
 }
