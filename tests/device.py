@@ -115,8 +115,10 @@ def fake_environment(
     shared.mkdir()
     calls = directory / "calls"
     calls.mkdir(exist_ok=True)
+    # How calls are read that may need a current context or not: a run of all tests of devices in each reading sets it.
+    reading = {name: os.environ[name] for name in ("FAKE_CONTEXT",) if name in os.environ}
     return {"LD_LIBRARY_PATH": str(folder), "FAKE_SCRIPT": str(file), "FAKE_SHARED": str(shared), "FAKE_CLOCK": clock,
-            "FAKE_CALLS": str(calls)}  # fmt: skip
+            "FAKE_CALLS": str(calls), **reading}  # fmt: skip
 
 
 def _install(source: Path, target: Path, missing: Sequence[str]) -> None:

@@ -78,6 +78,18 @@ class CurrentContext {
   bool failed_ = false;
 };
 
+// What a question about an object of `context` says. A thread that has no context yet may be refused (cuda.h: 201): it is
+// asked again with that one current. So kInvalidContext is the answer only where one is current, and means that it is gone.
+template <class Question>
+cuda::Result ask_in(cuda::Context context, Question question) noexcept {
+  const cuda::Result result = question();
+  if (result != cuda::kInvalidContext) [[likely]] return result;
+  cuda::Context now = nullptr;
+  if (driver.context_current(&now) == cuda::kSuccess && now != nullptr) return result;
+  const CurrentContext current(context);
+  return current ? question() : cuda::kContextIsDestroyed;
+}
+
 #pragma GCC visibility pop
 
 }  // namespace stashtrace::device

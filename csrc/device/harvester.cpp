@@ -110,8 +110,18 @@ void fail(StreamState& stream, std::uint32_t number) noexcept {
   finish(stream, number, false);
 }
 
-// Events of one stream complete in order, so the first that is not done ends its turn.
+// No event of a context that is gone can be asked any more.
+void fail_all(StreamState& stream) noexcept {
+  lose_anchor(*stream.context);
+  drop_events(*stream.context);
+  while (stream.first != kNone) fail(stream, stream.first);
+}
+
+// Events of one stream complete in order, so the first that is not done ends its turn. The driver may refuse to tell times,
+// and whether an event is done, where no context is current; this thread has none of its own.
 void harvest(StreamState& stream, bool last_chance) noexcept {
+  const CurrentContext current(stream.context->context.load(std::memory_order_relaxed));
+  if (!current) return fail_all(stream);
   while (stream.first != kNone) {
     const std::uint32_t number = stream.first;
     Slot& slot = slot_at(number);

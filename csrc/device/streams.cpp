@@ -138,6 +138,7 @@ bool ask_driver(cuda::Stream handle, cuda::Context context, Seen& seen) noexcept
     seen.flags = schema::codes::StreamFlag::per_thread;
     return true;
   }
+  const CurrentContext current(context);  // this thread may have none yet
   unsigned flags = 0;
   if (driver.stream_flags(handle, &flags) == cuda::kSuccess && (flags & cuda::kStreamNonBlocking) != 0)
     seen.flags = schema::codes::StreamFlag::non_blocking;
@@ -224,8 +225,11 @@ StreamState* find_stream(cuda::Stream stream) noexcept {
   StreamState* known = look_up(key);
   if (known == nullptr) return meet(handle, key, context);
   // Where destruction is not seen (a static runtime) the driver's own number tells a reused handle.
+  if (known->driver_id == 0) return known;
   unsigned long long id = 0;
-  if (known->driver_id == 0 || driver.stream_id(handle, &id) != cuda::kSuccess || id == known->driver_id) return known;
+  const cuda::Context own = known->context->context.load(std::memory_order_relaxed);
+  const cuda::Result result = ask_in(own, [&] { return driver.stream_id(handle, &id); });
+  if (result != cuda::kSuccess || id == known->driver_id) return known;
   forget_stream(stream);
   return meet(handle, key, context);
 }

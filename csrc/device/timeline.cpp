@@ -28,7 +28,9 @@ std::uint32_t own_tid() noexcept {
 
 bool is_capturing(const StreamState& stream) noexcept {
   cuda::CaptureStatus status = cuda::kCaptureNone;
-  return driver.stream_capturing(stream.handle, &status) != cuda::kSuccess || status != cuda::kCaptureNone;
+  const cuda::Context context = stream.context->context.load(std::memory_order_relaxed);
+  const cuda::Result result = ask_in(context, [&] { return driver.stream_capturing(stream.handle, &status); });
+  return result != cuda::kSuccess || status != cuda::kCaptureNone;
 }
 
 // Steps give the frame in which all the rest is read; they and the few events of batches are never left out.
@@ -54,7 +56,8 @@ cuda::Event record_event(StreamState& stream, std::uint16_t& flags) noexcept {
   cuda::Event event = take_event(context);
   cuda::Result result = cuda::kOutOfMemory;
   if (event != nullptr) {
-    result = driver.event_record(event, stream.handle);
+    const cuda::Context current = context.context.load(std::memory_order_relaxed);
+    result = ask_in(current, [&] { return driver.event_record(event, stream.handle); });
     count_result(result);
     if (result == cuda::kInvalidHandle || result == cuda::kInvalidContext || result == cuda::kContextIsDestroyed) {
       drop_events(context);

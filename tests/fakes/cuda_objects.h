@@ -146,6 +146,11 @@ extern thread_local int t_capture_mode;
 // Error of the calling thread's situation: not initialized, forked, no context.
 int ready_error();
 int context_error();
+// Of a call that some read as needing a current context and some as not. `named`: cuda.h names CUDA_ERROR_INVALID_CONTEXT for it.
+//   context needed|free [script or FAKE_CONTEXT]   how all of them are read; without it as cuda.h has it
+//   context.CALL needed|free                       how one of them is
+bool reads_context(const char* call, bool named);
+int read_error(bool needed);
 inline Context* current_context() { return t_contexts.empty() ? nullptr : t_contexts.back(); }
 
 // The stream behind a handle (0 and 1: legacy, 2: per thread); null if it is none. Mutex held.
@@ -183,3 +188,17 @@ struct InstantWork : Work {
 };
 
 }  // namespace fake
+
+// The first lines of a call that is read in two ways; the header's is the second argument.
+#define AS_READ(NAME, NAMED)                                        \
+  FAKE_CALL(NAME);                                                  \
+  static const bool needed_by_##NAME = reads_context(#NAME, NAMED); \
+  if (const int error = read_error(needed_by_##NAME); error != kSuccess) return error
+
+// The default streams are those of the current context, whatever is read.
+#define STREAM_AS_READ(NAME, NAMED)                                                               \
+  AS_READ(NAME, NAMED);                                                                           \
+  if (reinterpret_cast<std::uintptr_t>(handle) <= 2 && context_error() != kSuccess) return context_error(); \
+  std::unique_lock lock(state().mutex);                                                           \
+  Stream* stream = find_stream(handle);                                                           \
+  if (stream == nullptr) return kInvalidHandle

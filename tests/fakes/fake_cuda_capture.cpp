@@ -100,7 +100,7 @@ FAKE_API int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 
 FAKE_API int cuStreamIsCapturing(void* handle, int* status) {
-  WITH_STREAM(cuStreamIsCapturing);
+  STREAM_AS_READ(cuStreamIsCapturing, false);
   return status_of(stream, status);
 }
 

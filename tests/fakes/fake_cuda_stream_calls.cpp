@@ -110,25 +110,25 @@ FAKE_API int cuStreamDestroy_v2(void* handle) {
   if (stream == nullptr) return kInvalidHandle
 
 FAKE_API int cuStreamGetFlags(void* handle, unsigned* flags) {
-  WITH_STREAM(cuStreamGetFlags);
+  STREAM_AS_READ(cuStreamGetFlags, true);
   *flags = stream->flags;
   return kSuccess;
 }
 
 FAKE_API int cuStreamGetPriority(void* handle, int* priority) {
-  WITH_STREAM(cuStreamGetPriority);
+  STREAM_AS_READ(cuStreamGetPriority, true);
   *priority = stream->priority;
   return kSuccess;
 }
 
 FAKE_API int cuStreamGetId(void* handle, unsigned long long* id) {
-  WITH_STREAM(cuStreamGetId);
+  STREAM_AS_READ(cuStreamGetId, false);
   *id = stream->id;
   return kSuccess;
 }
 
 FAKE_API int cuStreamGetCtx(void* handle, void** context) {
-  WITH_STREAM(cuStreamGetCtx);
+  STREAM_AS_READ(cuStreamGetCtx, false);
   if (stream->capture != nullptr && stream->capture->invalidated) return kCaptureInvalidated;
   *context = stream->context;
   return kSuccess;
@@ -196,20 +196,19 @@ FAKE_API int cuEventDestroy_v2(void* event) {
 }
 
 FAKE_API int cuEventRecord(void* event, void* stream) {
-  FAKE_CALL(cuEventRecord);
-  if (const int error = enter(); error != kSuccess) return error;
+  AS_READ(cuEventRecord, true);
+  if (reinterpret_cast<std::uintptr_t>(stream) <= 2 && context_error() != kSuccess) return context_error();
   return record(event, stream, 0);
 }
 
 FAKE_API int cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
-  FAKE_CALL(cuEventRecordWithFlags);
-  if (const int error = enter(); error != kSuccess) return error;
+  AS_READ(cuEventRecordWithFlags, true);
+  if (reinterpret_cast<std::uintptr_t>(stream) <= 2 && context_error() != kSuccess) return context_error();
   return record(event, stream, flags);
 }
 
 FAKE_API int cuEventQuery(void* handle) {
-  FAKE_CALL(cuEventQuery);
-  if (const int error = ready_error(); error != kSuccess) return error;
+  AS_READ(cuEventQuery, false);
   const std::lock_guard lock(state().mutex);
   const Event* event = find_event(handle);
   if (event == nullptr) return kInvalidHandle;
@@ -223,8 +222,7 @@ FAKE_API int cuEventQuery(void* handle) {
 }
 
 FAKE_API int cuEventSynchronize(void* handle) {
-  FAKE_CALL(cuEventSynchronize);
-  if (const int error = ready_error(); error != kSuccess) return error;
+  AS_READ(cuEventSynchronize, true);
   std::unique_lock lock(state().mutex);
   const Event* event = find_event(handle);
   if (event == nullptr) return kInvalidHandle;
@@ -236,9 +234,7 @@ FAKE_API int cuEventSynchronize(void* handle) {
   return kSuccess;
 }
 
-FAKE_API int cuEventElapsedTime_v2(float* milliseconds, void* first, void* second) {
-  FAKE_CALL(cuEventElapsedTime_v2);
-  if (const int error = ready_error(); error != kSuccess) return error;
+static int elapsed_time(float* milliseconds, void* first, void* second) {
   const std::lock_guard lock(state().mutex);
   const Event *from = find_event(first), *to = find_event(second);
   if (from == nullptr || to == nullptr || from->context != to->context) return kInvalidHandle;
@@ -255,8 +251,13 @@ FAKE_API int cuEventElapsedTime_v2(float* milliseconds, void* first, void* secon
 }
 
 FAKE_API int cuEventElapsedTime(float* milliseconds, void* first, void* second) {
-  FAKE_CALL(cuEventElapsedTime);
-  return cuEventElapsedTime_v2(milliseconds, first, second);
+  AS_READ(cuEventElapsedTime, true);
+  return elapsed_time(milliseconds, first, second);
+}
+
+FAKE_API int cuEventElapsedTime_v2(float* milliseconds, void* first, void* second) {
+  AS_READ(cuEventElapsedTime_v2, true);
+  return elapsed_time(milliseconds, first, second);
 }
 
 namespace {

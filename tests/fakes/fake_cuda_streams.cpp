@@ -29,6 +29,14 @@ int context_error() {
   return context->dead ? kContextDestroyed : kSuccess;
 }
 
+bool reads_context(const char* call, bool named) {
+  const char* variable = getenv("FAKE_CONTEXT");
+  const std::string all = text_setting("context", variable != nullptr ? variable : named ? "needed" : "free");
+  return text_setting(std::string("context.") + call, all) == "needed";
+}
+
+int read_error(bool needed) { return needed ? context_error() : ready_error(); }
+
 void told(const Ran& description, std::int64_t begin_ns, std::int64_t end_ns) {
   const RanObserver observer = state().observer.load();
   if (observer == nullptr || description.kind == RanKind::event) return;
