@@ -69,6 +69,13 @@ def cuda_runtimes() -> list[Path]:
     ]
 
 
+def cupti_libraries() -> list[Path]:
+    """libcupti.so.12 and .13 of CUPTI's wheels, and the one that STASHTRACE_CUPTI_LIBRARY names."""
+    named = os.environ.get("STASHTRACE_CUPTI_LIBRARY")
+    found = [path for site in _sites() for path in sorted(site.glob("nvidia/**/libcupti.so.1[23]"))]
+    return [path for path in [*found, *([Path(named)] if named else [])] if path.is_file()]
+
+
 def nccl_libraries() -> list[Path]:
     """libnccl.so.2 of NCCL's wheels, and the one that STASHTRACE_NCCL_LIBRARY names."""
     named = os.environ.get("STASHTRACE_NCCL_LIBRARY")
