@@ -57,8 +57,12 @@ int read_names(dl_phdr_info* object, std::size_t, void* argument) noexcept {
   return ++names.count == Names::kMost;
 }
 
+void* look_in(void* handle, const char* name, const char* version) noexcept {
+  return version != nullptr ? dlvsym(handle, name, version) : dlsym(handle, name);
+}
+
 // dlsym through a handle of each object: an object's own symbols come before those of what it needs.
-void* look_everywhere(const char* name, void* own) noexcept {
+void* look_everywhere(const char* name, const char* version, void* own) noexcept {
   Names names;
   std::size_t seen = 0;
   do {
@@ -69,7 +73,7 @@ void* look_everywhere(const char* name, void* own) noexcept {
     for (std::size_t i = 0; i < names.count; ++i) {
       void* handle = names.text[i][0] != '\0' ? dlopen(names.text[i], RTLD_LAZY | RTLD_NOLOAD) : nullptr;
       if (handle == nullptr) continue;
-      void* found = foreign(dlsym(handle, name), own);
+      void* found = foreign(look_in(handle, name, version), own);
       dlclose(handle);
       if (found != nullptr) return found;
     }
@@ -136,9 +140,48 @@ void* find_behind_hook(const char* const* libraries, std::size_t count, const ch
   void* next = dlsym(RTLD_NEXT, name);
   asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
   void* found = foreign(next, own_base());
-  if (found == nullptr) found = look_everywhere(name, own_base());
+  if (found == nullptr) found = look_everywhere(name, nullptr, own_base());
   dlerror();
   return found;
+}
+
+void* find_versioned_behind_hook(const char* version, const char* name) noexcept {
+  const KeepErrno quiet;
+  // The global scope comes first for the loader too: also another library that stands in front of CUDA.
+  void* next = dlvsym(RTLD_NEXT, name, version);
+  asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
+  void* found = foreign(next, own_base());
+  if (found == nullptr) {
+    const char* which = "";
+    if (void* library = open_first(&version, 1, RTLD_NOLOAD, which)) {
+      found = foreign(dlvsym(library, name, version), own_base());
+      dlclose(library);
+    }
+  }
+  if (found == nullptr) found = look_everywhere(name, version, own_base());  // under a name that a packager gave it
+  dlerror();
+  return found;
+}
+
+const void* object_of(const void* address) noexcept {
+  Dl_info info{};
+  return address != nullptr && dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
+const void* object_of_unversioned(const void* caller, const char* name) noexcept {
+  const KeepErrno quiet;
+  void* next = dlsym(RTLD_NEXT, name);
+  asm volatile("" : "+r"(next));
+  void* found = foreign(next, own_base());
+  Dl_info info{};
+  if (found == nullptr && dladdr(caller, &info) != 0 && info.dli_fname != nullptr) {
+    if (void* handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) {
+      found = foreign(dlsym(handle, name), own_base());
+      dlclose(handle);
+    }
+  }
+  dlerror();
+  return object_of(found);
 }
 
 }  // namespace stashtrace

@@ -46,4 +46,15 @@ unsigned long long libraries_added() noexcept;
 void* find_behind_hook(const char* const* libraries, std::size_t count, const char* name,
                        const char* preferred = nullptr) noexcept;
 
+// The same for a hook that callers reach by a version of the symbol: the definition that the loader would have bound them to.
+// `version` is also the name of the library that defines it.
+void* find_versioned_behind_hook(const char* version, const char* name) noexcept;
+
+// Start of the loaded object that an address lies in, null if none.
+const void* object_of(const void* address) noexcept;
+
+// The object whose definition of `name` a reference without a version binds to, in the object that `caller` lies in: the first
+// in the global scope, else in what that object needs. Null if there is none.
+const void* object_of_unversioned(const void* caller, const char* name) noexcept;
+
 }  // namespace stashtrace

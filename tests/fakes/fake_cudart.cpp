@@ -6,16 +6,19 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "cudart_driver.h"
 #include "script.h"
 
-FAKE_COUNTS_AT_EXIT("cudart")
+#define FAKE_TEXT_OF(x) #x
+#define FAKE_TEXT(x) FAKE_TEXT_OF(x)
+FAKE_COUNTS_AT_EXIT("cudart_" FAKE_TEXT(FAKE_CUDART_MAJOR))
 
 namespace {
 
-enum : int { kSuccess = 0, kInvalidValue = 1, kInsufficientDriver = 35, kNoDevice = 100, kNotReady = 600 };
+enum : int { kSuccess = 0, kInvalidValue = 1, kInsufficientDriver = 35, kInvalidDeviceFunction = 98, kNoDevice = 100, kNotReady = 600 };
 constexpr int kVersion = FAKE_CUDART_MAJOR * 1000;
 
 const fake::DriverTable& driver() {
@@ -178,8 +181,22 @@ struct LaunchConfig {  // cudaLaunchConfig_t
   unsigned attributes_count;
 };
 
+// Host stubs that programs registered, as the compiler's code does before main. Programs of the tests that register none
+// may launch any.
+std::mutex registered_mutex;
+std::set<const void*>& registered() {
+  static auto& stubs = *new std::set<const void*>();
+  return stubs;
+}
+
+bool is_known(const void* function) {
+  const std::lock_guard lock(registered_mutex);
+  return registered().empty() || registered().contains(function);
+}
+
 int launch(const void* function, void** arguments, void* stream) {
   if (const int error = ready(); error != kSuccess) return kept(error);
+  if (!is_known(function)) return kept(kInvalidDeviceFunction);
   static std::mutex mutex;
   static auto& kernels = *new std::map<const void*, void*>();
   void* kernel = nullptr;
@@ -204,6 +221,11 @@ int launch(const void* function, void** arguments, void* stream) {
 }
 
 }  // namespace
+
+FAKE_API void __cudaRegisterFunction(void**, const char* stub, char*, const char*, int, void*, void*, void*, void*, int*) {
+  const std::lock_guard lock(registered_mutex);
+  registered().insert(stub);
+}
 
 FAKE_API int cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
   FAKE_CALL(cudaLaunchKernel);

@@ -1,7 +1,6 @@
-// Implementation of calls.h: finds libcudart's functions, writes device_call rows. SPDX-License-Identifier: Apache-2.0
+// Implementation of calls.h: writes device_call rows. SPDX-License-Identifier: Apache-2.0
 #include "collectors/cuda/calls.h"
 
-#include "abi/dynlib.h"
 #include "collectors/cuda/cuda.h"
 #include "device/driver.h"
 
@@ -11,19 +10,7 @@ constinit bool room_is_on = false;
 
 namespace {
 
-constexpr const char* kRuntimes[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"};
 constinit thread_local std::size_t t_failed_bytes = 0;  // of the allocation that failed last on this thread
-
-// What rt::name points to at first: finds its target, then leaves the way to it.
-template <auto& Slot, class Name, class... A>
-struct Stub {
-  static Result missing(A...) { return kSymbolNotFound; }
-  static Result call(A... arguments) {
-    void* found = find_behind_hook(kRuntimes, sizeof kRuntimes / sizeof kRuntimes[0], Name::text);
-    Slot.set(found != nullptr ? reinterpret_cast<Result (*)(A...)>(found) : &missing);
-    return Slot(arguments...);
-  }
-};
 
 // Memory type and device of a pointer; 0 is memory that CUDA does not know: pageable.
 struct Place {
@@ -50,22 +37,6 @@ std::uint16_t between_devices(const Place& to, const Place& from) noexcept {
 }
 
 }  // namespace
-
-namespace rt {
-#define CUDART(name, ...)                                          \
-  namespace {                                                      \
-  struct Name_##name {                                             \
-    static constexpr const char* text = #name;                     \
-  };                                                               \
-  template <class F>                                               \
-  struct StubOf_##name;                                            \
-  template <class... A>                                            \
-  struct StubOf_##name<Result(A...)> : Stub<name, Name_##name, A...> {}; \
-  }                                                                \
-  constinit decltype(name) name{&StubOf_##name<Result(__VA_ARGS__)>::call};
-#include "collectors/cuda/runtime_calls.def"
-#undef CUDART
-}  // namespace rt
 
 CopyFacts look_at(const Copy& copy) noexcept {
   if (copy.peer) return {direction::peer, 0};

@@ -10,19 +10,11 @@
 #include "abi/cuda_abi.h"
 #include "core/clock.h"
 #include "device/timeline.h"
-#include "hooks/behind.h"
 #include "runtime/emit.h"
 
 namespace stashtrace::cuda {
 
 #pragma GCC visibility push(hidden)
-
-namespace rt {
-
-#define CUDART(name, ...) extern Behind<Result(__VA_ARGS__)> name;
-#include "collectors/cuda/runtime_calls.def"
-#undef CUDART
-}  // namespace rt
 
 namespace call_code = schema::codes::DeviceCall;
 namespace direction = schema::codes::CopyDirection;
