@@ -1,9 +1,10 @@
 """What the hooks add to single calls on a GPU: copies, stream waits, event records, allocations.
 
-    python benchmarks/gpu/bench_calls.py [--rounds 7]
+    python benchmarks/gpu/bench_calls.py [--rounds 7] [--out FOLDER]
 
 The same loops run in an untraced and a traced process, in turn; the figure is nanoseconds added per call and its ratio.
-Host time only: the loops wait for the device after each block of calls, outside the clock.
+Host time only: the loops wait for the device after each block of calls, outside the clock. The result is written anew
+after each pair, so an interrupted series (exit code 130) leaves those that were whole.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -71,36 +72,42 @@ def run(traced: bool) -> dict[str, float]:
         return times
 
 
-def main() -> None:
-    """Run the pairs, write the result."""
+def main() -> int:
+    """Run the pairs, write the result after each; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         options.measure.write_text(json.dumps(measure()), encoding="utf-8")
-        return
+        return 0
+
+    pairs: list[tuple[dict[str, float], dict[str, float]]] = []
+    try:
+        for number in range(options.rounds):
+            order = (False, True) if number % 2 else (True, False)
+            own = {traced: run(traced) for traced in order}
+            pairs.append((own[False], own[True]))
+            print(f"pair {number + 1}/{options.rounds}", file=sys.stderr, flush=True)
+            write(pairs, options)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(pairs)} of {options.rounds} pairs", file=sys.stderr)
+        return 130
+    return 0
+
+
+def write(pairs: list[tuple[dict[str, float], dict[str, float]]], options: argparse.Namespace) -> None:
+    """Write the result of the pairs so far; each figure's ``count`` says how many they are."""
     import harness
 
-    pairs = []
-    for number in range(options.rounds):
-        order = (False, True) if number % 2 else (True, False)
-        own = {traced: run(traced) for traced in order}
-        pairs.append((own[False], own[True]))
-        print(f"pair {number + 1}/{options.rounds}", file=sys.stderr, flush=True)
     figures = {}
     for name in pairs[0][0]:
         figures[f"{name}_added_ns"] = harness.summary([traced[name] - bare[name] for bare, traced in pairs])
         figures[f"{name}_ratio"] = harness.summary([traced[name] / bare[name] for bare, traced in pairs])
-    harness.write_result(
-        "calls",
-        figures,
-        command=f"python benchmarks/gpu/bench_calls.py --rounds {options.rounds}",
-        modules=("torch",),
-        folder=Path(__file__).with_name("results"),
-    )
-    print(json.dumps(harness.rounded(figures), indent=2))
+    command = f"python benchmarks/gpu/bench_calls.py --rounds {options.rounds}"
+    harness.write_result("calls", figures, command=command, modules=("torch",), folder=options.out)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

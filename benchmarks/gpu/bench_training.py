@@ -1,10 +1,11 @@
 """What tracing costs a training step on a GPU, beside torch.profiler on the same job.
 
-    python benchmarks/gpu/bench_training.py [--rounds 5] [--models resnet gpt]
+    python benchmarks/gpu/bench_training.py [--rounds 5] [--models resnet gpt] [--variants default] [--out FOLDER]
 
 Each round runs every variant once, in changing order: untraced, stashtrace as it is by default, the same without device
 events, deep mode (every kernel, of all steps), and torch.profiler. The figure is the ratio of the median block of a
-variant to that of the untraced run of its round; the bar for the default mode is 1.01, the goal 1.003.
+variant to that of the untraced run of its round; the bar for the default mode is 1.01, the goal 1.003. The result of a
+model is written anew after each round, so an interrupted series (exit code 130) leaves the rounds that were whole.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -64,44 +65,55 @@ def run(model: str, variant: str, folder: Path, options: argparse.Namespace) -> 
     return statistics.median(json.loads(times.read_text(encoding="utf-8")))
 
 
-def main() -> None:
-    """Run the rounds, write one result per model."""
+def write(model: str, seconds: dict[str, list[float]], options: argparse.Namespace) -> None:
+    """Write the result of a model's rounds so far; each figure's ``count`` says how many they are."""
+    figures = {"step_seconds_untraced": harness.summary(seconds["untraced"]), "steps_count": options.steps}
+    for variant in list(seconds)[1:]:
+        ratios = [own / bare for own, bare in zip(seconds[variant], seconds["untraced"], strict=True)]
+        figures[f"{variant}_ratio"] = harness.summary(ratios)
+    if options.cpu:
+        print(json.dumps({model: harness.rounded(figures)}, indent=2))
+        return
+    variants = " ".join(list(seconds)[1:])
+    command = f"python benchmarks/gpu/bench_training.py --rounds {options.rounds} --steps {options.steps}"
+    command += f" --models {model} --variants {variants}"
+    harness.write_result(f"training_{model}", figures, command=command, modules=("torch",), folder=options.out)
+
+
+def measure(model: str, variants: list[str], options: argparse.Namespace) -> None:
+    """Run the rounds of one model."""
+    seconds: dict[str, list[float]] = {variant: [] for variant in variants}
+    for number in range(options.rounds):
+        own: dict[str, float] = {}
+        for variant in random.Random(number).sample(variants, len(variants)):
+            with tempfile.TemporaryDirectory(prefix="stashtrace-gpu-") as folder:
+                own[variant] = run(model, variant, Path(folder), options)
+        for variant in variants:
+            seconds[variant].append(own[variant])
+        told = "  ".join(f"{v} {own[v] * 1e3:.2f} ms" for v in variants)
+        print(f"{model} round {number + 1}/{options.rounds}: {told}", file=sys.stderr, flush=True)
+        write(model, seconds, options)
+
+
+def main() -> int:
+    """Run the rounds, write one result per model; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--models", nargs="+", default=["resnet", "gpt"])
+    parser.add_argument("--models", nargs="+", choices=("resnet", "gpt"), default=["resnet", "gpt"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--cpu", action="store_true", help="tiny models without a device: tries the script, no result")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args()
     variants = ["untraced", *(v for v in options.variants if v != "untraced")]
-    for model in options.models:
-        seconds: dict[str, list[float]] = {variant: [] for variant in variants}
-        for number in range(options.rounds):
-            for variant in random.Random(number).sample(variants, len(variants)):
-                with tempfile.TemporaryDirectory(prefix="stashtrace-gpu-") as folder:
-                    seconds[variant].append(run(model, variant, Path(folder), options))
-            print(
-                f"{model} round {number + 1}/{options.rounds}: "
-                + "  ".join(f"{v} {seconds[v][-1] * 1e3:.2f} ms" for v in variants),
-                file=sys.stderr,
-                flush=True,
-            )
-        figures = {"step_seconds_untraced": harness.summary(seconds["untraced"]), "steps_count": options.steps}
-        for variant in variants[1:]:
-            ratios = [own / bare for own, bare in zip(seconds[variant], seconds["untraced"], strict=True)]
-            figures[f"{variant}_ratio"] = harness.summary(ratios)
-        print(json.dumps({model: harness.rounded(figures)}, indent=2))
-        if not options.cpu:
-            command = f"python benchmarks/gpu/bench_training.py --rounds {options.rounds} --steps {options.steps}"
-            harness.write_result(
-                f"training_{model}",
-                figures,
-                command=f"{command} --models {model}",
-                modules=("torch",),
-                folder=options.out,
-            )
+    try:
+        for model in options.models:
+            measure(model, variants, options)
+    except KeyboardInterrupt:
+        print("interrupted; the rounds that were whole are written", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

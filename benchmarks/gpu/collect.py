@@ -1,19 +1,21 @@
-"""Everything that only a machine with a GPU can answer, in one command: build, contract, tests, benchmarks.
+"""Everything that only a machine with a GPU can answer, in one command: questions, build, contract, tests, benchmarks.
 
-    python benchmarks/gpu/collect.py --out results [--limit-s 570] [--parts build contract gpu calls training]
+    python benchmarks/gpu/collect.py --out results [--limit-s 570] [--parts probe build contract gpu calls training]
+                                     [--rounds 3] [--models resnet gpt] [--variants default kernels]
 
-Each part runs in a process of its own, whatever became of the part before; one that outlasts its share of the limit is
-ended and reported so. ``--out`` (else ``$OUT``) gets few small files, written anew after each part:
+Each part runs in processes of its own. One that outlasts its share of the limit is interrupted (SIGINT), so that it can
+write what it has, and killed if it does not end within seconds; so it is when this command is interrupted or
+terminated. ``--out`` (else ``$OUT``) gets few small files, written anew every few seconds:
 
     result.json     machine, versions, command, date; per part: status, seconds, counts, reasons for what was skipped
-    contract.xml, gpu.xml    the tests, one by one (JUnit)
-    benchmarks.json          what the benchmarks measured, with their commands
-    log.txt                  the last of what each part printed
+    probe.json      what driver_probe.py found out about the driver
+    contract.xml, gpu.xml    the tests, one by one (JUnit); each test file runs by itself
+    benchmarks.json          what the benchmarks measured in the rounds so far, with their commands
+    log.txt                  the last of what each command printed
 
-On a machine without a GPU the benchmarks are skipped with the reason and the tests skip themselves: the result says so.
-``--wheels FOLDER`` installs packages from files into a folder of the run, where no index can be reached; ``--venv
-FOLDER`` makes an environment and installs what the tests need. Standard library only. The exit code is 0 when no part
-failed, 1 else.
+Without a GPU the probe and the benchmarks are skipped and the tests skip themselves; the result says so. ``--wheels``
+installs packages from files where no index can be reached, ``--venv`` makes an environment with what the tests need.
+Standard library only. The exit code is 0 when no part failed, 130 when this command was interrupted, 1 else.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import ctypes
 import datetime
 import importlib.util
@@ -39,17 +42,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import harness  # noqa: E402
 
 #: Part -> the most of the whole limit that it may take.
-PARTS = {"build": 0.5, "contract": 0.4, "gpu": 0.6, "calls": 0.5, "training": 1.0}
-#: Kept of what a part printed.
+PARTS = {"probe": 0.1, "build": 0.5, "contract": 0.4, "gpu": 0.6, "calls": 0.5, "training": 1.0}
+#: Kept of what a command printed.
 TAIL_BYTES = 100_000
+#: Between SIGINT and SIGKILL, at most a quarter of what a command may take.
+GRACE_S = 20.0
+#: Between two looks at a command that runs; the files are written as often.
+LOOK_S = 2.0
 NEEDED = ("numpy", "pytest", "pybind11")
 TOLD = (*NEEDED, "torch", "cupy", "triton", "jax")
 
@@ -63,15 +72,15 @@ class Run:
     python: str
     deadline_s: float
     environment: dict[str, str]
+    benchmark_options: dict[str, list[str]] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
-    benchmarks: list[Any] = field(default_factory=list)
 
     def left_s(self) -> float:
         return self.deadline_s - time.monotonic()
 
     def write(self) -> None:
-        """The files as of now; paths of the machine are cut out."""
+        """Write the files as of now; paths of the machine are cut out."""
         places = {self.python: "python", str(ROOT): ".", str(self.work): "TMP", sys.prefix: "PREFIX"}
 
         def clean(text: str) -> str:
@@ -79,43 +88,108 @@ class Run:
                 text = text.replace(path, name)
             return re.sub(r' hostname="[^"]*"', "", text)
 
+        benchmarks = [content for path in sorted(self.work.glob("measured/*/*.json")) if (content := _json_of(path))]
         texts = {
             "result.json": json.dumps(self.report, indent=2) + "\n",
-            "benchmarks.json": json.dumps(self.benchmarks, indent=2) + "\n",
+            "benchmarks.json": json.dumps(benchmarks, indent=2) + "\n",
             "log.txt": "\n".join(self.log),
         }
+        for folder in self.work.glob("junit/*"):
+            texts[f"{folder.name}.xml"] = joined_junit(sorted(folder.glob("*.xml")))
+        if (self.work / "probe.json").is_file():
+            texts["probe.json"] = (self.work / "probe.json").read_text(encoding="utf-8")
         for name, text in texts.items():
-            (self.out / name).write_text(clean(text), encoding="utf-8")
-        for path in self.work.glob("*.xml"):
-            (self.out / path.name).write_text(clean(path.read_text(encoding="utf-8")), encoding="utf-8")
+            part = self.out / f"{name}.part"  # whoever kills us in the middle leaves the file of before
+            part.write_text(clean(text), encoding="utf-8")
+            part.replace(self.out / name)
 
     def call(self, command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-        """Exit code (None: it took too long) and the end of the output; the whole process group is ended."""
+        """Run a command in a process group of its own.
+
+        Parameters
+        ----------
+        command : sequence of str
+            Runs in the repository's root.
+        limit_s : float
+            Seconds until it has ended, the time that it needs to write its results after an interrupt included.
+
+        Returns
+        -------
+        code : int or None
+            Exit code; None if it took too long.
+        printed : str
+            The end of its output.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If this command was interrupted; the other one was before.
+        """
         text = self.work / "output"
+        title = f"$ {shlex.join(command)}\n"
+        self.log.append(title)
+        deadline_s = time.monotonic() + limit_s
+        grace_s = min(GRACE_S, limit_s / 4)
+        code: int | None = None
         with text.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
-                code: int | None = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
+                while code is None and time.monotonic() < deadline_s - grace_s:
+                    try:
+                        code = process.wait(timeout=min(LOOK_S, max(0.01, deadline_s - grace_s - time.monotonic())))
+                    except subprocess.TimeoutExpired:
+                        self.log[-1] = title + _end_of(text)
+                        self.write()
             finally:
+                if code is None:
+                    _interrupt(process, grace_s)
                 _end_group(process)
-        printed = text.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-        self.log.append(f"$ {shlex.join(command)}\n{printed}")
-        return code, printed
+                self.log[-1] = title + _end_of(text)
+        return code, _end_of(text)
+
+
+def _end_of(path: Path) -> str:
+    return path.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+
+
+def _json_of(path: Path) -> Any:
+    """Content of a file that another process may be about to write; None where it is not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+
+
+def _interrupt(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Send the whole group SIGINT, as a terminal does, and wait for its leader to write what it has."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=grace_s)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Whatever a part left running holds the device, and would be measured with the next."""
+    """Kill whatever a command left running: it holds the device, and would be measured with the next."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
     finally:
         process.wait()
+
+
+def joined_junit(paths: Sequence[Path]) -> str:
+    """One JUnit text of several; a file that is not whole is left out."""
+    root = ElementTree.Element("testsuites")
+    for path in paths:
+        try:
+            tree = ElementTree.parse(path).getroot()
+        except ElementTree.ParseError:
+            continue
+        root.extend([tree] if tree.tag == "testsuite" else list(tree))
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def why_no_device() -> str:
@@ -159,14 +233,14 @@ print(json.dumps(found))
     return found
 
 
-def counts(path: Path) -> dict[str, Any]:
-    """Numbers of a JUnit file, why tests were skipped, and which failed."""
-    if not path.is_file():
+def counts(paths: Sequence[Path]) -> dict[str, Any]:
+    """Numbers of JUnit files, why tests were skipped, and which failed."""
+    if not paths:
         return {}
     numbers: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     failed = []
-    for case in ElementTree.parse(path).iter("testcase"):
+    for case in ElementTree.fromstring(joined_junit(paths)).iter("testcase"):
         kinds = {child.tag: child for child in case}
         name = f"{case.get('classname')}.{case.get('name')}"
         if "failure" in kinds or "error" in kinds:
@@ -184,6 +258,29 @@ def counts(path: Path) -> dict[str, Any]:
             "failed_tests": failed}  # fmt: skip
 
 
+def probe(run: Run, limit_s: float) -> dict[str, Any]:
+    """What the driver says; without a device there is none to ask."""
+    reason = run.report["no_device_because"]
+    if reason:
+        return {"status": "skipped", "skipped_because": {reason: 1}}
+    limit = f"{max(1.0, limit_s * 0.7):.0f}"
+    code, printed = run.call([run.python, "benchmarks/gpu/driver_probe.py", "--limit-s", limit], limit_s)
+    with contextlib.suppress(ValueError):  # it died: the log has what it said
+        found, _ = json.JSONDecoder().raw_decode(printed, max(printed.find("{"), 0))
+        (run.work / "probe.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return _told(code, printed)
+
+
+def mark_unfinished(report: Path) -> None:
+    """Mark the last test of an interrupted pytest, which writes it as one that passed."""
+    with contextlib.suppress(OSError, ElementTree.ParseError):
+        tree = ElementTree.parse(report)
+        cases = list(tree.iter("testcase"))
+        if cases and not any(child.tag in ("failure", "error", "skipped") for child in cases[-1]):
+            ElementTree.SubElement(cases[-1], "skipped", message=UNFINISHED)
+            tree.write(report, encoding="unicode")
+
+
 def build(run: Run, limit_s: float) -> dict[str, Any]:
     """Both shared objects, in place."""
     code, printed = run.call([run.python, "setup.py", "build_ext", "--inplace"], limit_s)
@@ -195,41 +292,72 @@ def _told(code: int | None, printed: str) -> dict[str, Any]:
     return {"status": status} if status == "passed" else {"status": status, "output_end": printed[-3000:]}
 
 
+#: Why a test counts as skipped.
+UNFINISHED = "not finished: interrupted at the time limit or by the user"
+#: pytest's exit code where a file has no test that was chosen.
+NO_TESTS = 5
+
+
 def _tests(folder: str) -> Callable[[Run, float], dict[str, Any]]:
     def part(run: Run, limit_s: float) -> dict[str, Any]:
-        report = run.work / f"{folder}.xml"
-        command = [run.python, "-m", "pytest", f"tests/{folder}", f"--junitxml={report}", "-o", "junit_logging=no"]
-        code, printed = run.call(command, limit_s)
-        found = counts(report)
-        if code == 0 and not found.get("passed"):
-            return {"status": "skipped", **found}
-        return {**_told(code, printed), **found}
+        """One process per file: one that hangs or dies costs no other, and its own finished tests are kept."""
+        reports = run.work / "junit" / folder
+        reports.mkdir(parents=True, exist_ok=True)
+        until_s = time.monotonic() + limit_s
+        files = sorted((TESTS / folder).glob("test_*.py"))
+        codes: dict[str, int | None] = {}
+        ends: list[str] = []
+        for number, file in enumerate(files):
+            left_s = until_s - time.monotonic()
+            if left_s < 1:
+                break
+            # A file that hangs may take half of what is left, the last one all of it.
+            share_s = left_s if number == len(files) - 1 else left_s / 2
+            report = reports / f"{file.stem}.xml"
+            place = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+            command = [run.python, "-m", "pytest", str(place), f"--junitxml={report}", "-o", "junit_logging=no"]
+            code: int | None = None
+            try:
+                code, printed = run.call(command, share_s)
+            finally:
+                if code is None:
+                    mark_unfinished(report)
+            codes[file.name] = code
+            if code not in (0, NO_TESTS):
+                ends.append(printed[-1500:])
+            run.write()
+        found = counts(sorted(reports.glob("*.xml")))
+        unfinished = [name for name, code in codes.items() if code is None]
+        not_reached = [file.name for file in files if file.name not in codes]
+        bad = [name for name, code in codes.items() if code not in (0, NO_TESTS, None)]
+        status = "failed" if bad else "timed out" if unfinished or not_reached else "passed"
+        if status == "passed" and not found.get("passed"):
+            status = "skipped"
+        told = {"output_end": "\n".join(ends)[-3000:]} if ends else {}
+        return {"status": status, **found, "timed_out_files": unfinished, "not_reached_files": not_reached, **told}
 
     return part
 
 
-def _benchmark(script: str, *options: str) -> Callable[[Run, float], dict[str, Any]]:
+def _benchmark(name: str) -> Callable[[Run, float], dict[str, Any]]:
     def part(run: Run, limit_s: float) -> dict[str, Any]:
         reason = run.report["no_device_because"]
         if reason:
             return {"status": "skipped", "skipped_because": {reason: 1}}
-        results = ROOT / "benchmarks/gpu/results"
-        before = {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
-        code, printed = run.call([run.python, f"benchmarks/gpu/{script}", *options], limit_s)
-        for path in sorted(results.glob("*.json")):
-            if before.get(path) != path.stat().st_mtime_ns:
-                run.benchmarks.append(json.loads(path.read_text(encoding="utf-8")))
-        return _told(code, printed)
+        measured = run.work / "measured" / name
+        options = [*run.benchmark_options.get(name, []), "--out", str(measured)]
+        return _told(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
 
     return part
 
 
 STEPS: dict[str, Callable[[Run, float], dict[str, Any]]] = {
+    "probe": probe,
     "build": build,
     "contract": _tests("contract"),
     "gpu": _tests("gpu"),
-    "calls": _benchmark("bench_calls.py", "--rounds", "3"),
-    "training": _benchmark("bench_training.py", "--rounds", "3"),
+    "calls": _benchmark("calls"),
+    "training": _benchmark("training"),
 }
 
 
@@ -254,12 +382,45 @@ def prepare(options: argparse.Namespace, run: Run) -> str:
     return "" if code == 0 else printed[-1000:]
 
 
+def run_parts(run: Run, names: Sequence[str], limit_s: float) -> bool:
+    """Run the parts in turn; True if this command was interrupted, whose remaining parts are then not reached."""
+    for name in names:
+        share_s = min(PARTS[name] * limit_s, run.left_s())
+        if share_s < 1:
+            run.report["parts"][name] = {"status": "not reached", "reason": "the time limit was used up"}
+            continue
+        run.report["parts"][name] = {"status": "running"}
+        run.write()
+        started = time.monotonic()
+        interrupted = False
+        try:
+            found = STEPS[name](run, share_s)
+        except KeyboardInterrupt:
+            found, interrupted = {"status": "interrupted"}, True
+            found |= counts(sorted(run.work.glob(f"junit/{name}/*.xml")))
+        except Exception as error:  # one part must not cost the others
+            found = {"status": "failed", "output_end": repr(error)}
+        run.report["parts"][name] = {**found, "seconds": round(time.monotonic() - started, 1)}
+        print(f"{name:10} {found['status']}", file=sys.stderr, flush=True)
+        run.write()
+        if interrupted:
+            return True
+    return False
+
+
+def _terminated(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of the result; else $OUT")
     parser.add_argument("--limit-s", type=float, default=570, help="seconds for all of it (570)")
     parser.add_argument("--parts", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--rounds", type=int, default=3, help="of each benchmark (3)")
+    parser.add_argument("--models", nargs="+", help="of the training benchmark (all)")
+    parser.add_argument("--variants", nargs="+", help="of the training benchmark (all)")
     environment = parser.add_mutually_exclusive_group()
     environment.add_argument("--wheels", type=Path, help="folder of *.whl files to install beside this interpreter")
     environment.add_argument("--venv", type=Path, help="environment to make, with what the tests need")
@@ -269,10 +430,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
+    before = signal.signal(signal.SIGTERM, _terminated)
     with tempfile.TemporaryDirectory(prefix="stashtrace-collect-") as work:
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {**os.environ, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1", "TMPDIR": work}
         run = Run(out, Path(work), sys.executable, begin + options.limit_s, variables)
+        rounds = ["--rounds", str(options.rounds)]
+        models = ["--models", *options.models] if options.models else []
+        variants = ["--variants", *options.variants] if options.variants else []
+        run.benchmark_options = {"calls": rounds, "training": [*rounds, *models, *variants]}
         run.report = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "command": shlex.join(["python", "benchmarks/gpu/collect.py", *(arguments or sys.argv[1:])]),
@@ -283,26 +449,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "parts": {name: {"status": "not reached"} for name in options.parts},
         }
         run.write()
-        problem = prepare(options, run)
-        run.report["versions"] |= module_versions(run.python)
+        problem, interrupted = "", False
+        try:
+            problem = prepare(options, run)
+            run.report["versions"] |= module_versions(run.python)
+        except KeyboardInterrupt:
+            interrupted = True
         if problem:
             run.report["environment_problem"] = problem
-        for name in options.parts:
-            limit_s = min(PARTS[name] * options.limit_s, run.left_s())
-            if limit_s < 1:
-                run.report["parts"][name] = {"status": "not reached", "reason": "the time limit was used up"}
-                continue
-            run.report["parts"][name] = {"status": "running"}
-            run.write()
-            started = time.monotonic()
-            try:
-                found = STEPS[name](run, limit_s)
-            except Exception as error:  # one part must not cost the others
-                found = {"status": "failed", "output_end": repr(error)}
-            run.report["parts"][name] = {**found, "seconds": round(time.monotonic() - started, 1)}
-            print(f"{name:10} {found['status']}", file=sys.stderr, flush=True)
+        interrupted = interrupted or run_parts(run, options.parts, options.limit_s)
+        signal.signal(signal.SIGTERM, before)
+        run.report["interrupted"] = interrupted
         run.report["seconds"] = round(time.monotonic() - begin, 1)
         run.write()
+    if interrupted:
+        return 130
     bad = [n for n, part in run.report["parts"].items() if part["status"] not in ("passed", "skipped")]
     return 1 if bad or problem else 0
 
