@@ -1,0 +1,201 @@
+"""Programs that are hard on a recorder come to the same verdict with it as without it.
+
+Each scene of ``programs/scenes.c`` checks itself: what it reads, what its children return, that nobody wrote into its
+files. Compared are output, exit code and the files that it left.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from trust.pairs import LIMIT_S, Pair, compiled, plain_environment, recorded_rows, run_group
+
+#: Until a mended recorder passes, as a strict xfail: what fails, and how it can be seen.
+CHILD_THREAD = "a cloned child gets a thread of the recorder and does not end with its only own thread"
+TWO_NUMBERS = "below a low limit of descriptors the recorder's two files take numbers of the program's"
+TRANSIENT = "samples open files of /proc at the lowest number while the program opens its own"
+THREADED = "the recorder's thread makes a single-threaded program multi-threaded"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Rounds of the quick form (0: none) and of the long one, what it needs, and why it fails today, if it does."""
+
+    name: str
+    quick: int
+    long: int
+    root: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+    fails: str = ""
+    limit_s: float = LIMIT_S
+
+    def case(self, *, long: bool) -> object:
+        marks = [pytest.mark.trust] if long else []
+        if self.root:
+            marks.append(pytest.mark.root)
+        if self.fails:
+            marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=self.fails))
+        return pytest.param(self, self.long if long else self.quick, id=self.name, marks=marks)
+
+
+SCENES = (
+    Scene("dup2_thread", 2, 200),
+    Scene("dup2_handler", 1, 100),
+    Scene("dup2_vfork", 5, 500),
+    Scene("close_all", 12, 600),
+    Scene("lowest_number", 0, 300_000, settings={"DRAINER": "thread", "SAMPLE_MS": "1"}, fails=TRANSIENT),
+    Scene("forks", 2, 200),
+    Scene("vforks", 2, 200),
+    Scene("clone_plain", 0, 3, fails=CHILD_THREAD, limit_s=30),
+    Scene("clone_files", 0, 3, fails=CHILD_THREAD, limit_s=30),
+    Scene("clone_vm", 0, 3, fails=CHILD_THREAD, limit_s=30),
+    Scene("clone_vm_vfork", 0, 3, fails=CHILD_THREAD, limit_s=30),
+    Scene("other_user", 20_000, 500_000, root=True),
+    Scene("other_root", 20_000, 500_000, root=True),
+    Scene("namespace_after_work", 0, 100_000, fails=THREADED),
+    Scene("few_files", 0, 100, fails=TWO_NUMBERS),
+    Scene("few_files_from_the_start", 0, 1, fails=TWO_NUMBERS),
+    Scene("little_memory", 5, 500),
+    Scene("small_files", 20_000, 500_000),
+    Scene("jumps_from_handlers", 100, 10_000),
+    Scene("small_signal_stack", 50, 5_000),
+    Scene("execs", 20, 500),
+    Scene("bare_calls", 3, 200),
+    Scene("another_title", 20_000, 500_000),
+    Scene("many_threads", 5, 500),
+    Scene("ends_while_threads_work", 4, 100),
+)
+QUICK = [scene.case(long=False) for scene in SCENES if scene.quick]
+LONG = [scene.case(long=True) for scene in SCENES]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("scenes", tmp_path_factory.mktemp("scenes"))
+
+
+def open_folder(folder: Path) -> Pair:
+    """A pair whose run directory others may write into: a scene becomes another user."""
+    pair = Pair(folder)
+    pair.run_dir.mkdir()
+    pair.run_dir.chmod(0o777)
+    for place in (folder, *folder.parents[:3]):  # pytest's folders are closed to other users
+        place.chmod(place.stat().st_mode | 0o711)
+    return pair
+
+
+def check_scene(program: Path, folder: Path, scene: Scene, rounds: int) -> None:
+    """Run both and compare; stderr is not compared: the recorder says there what it cannot write."""
+    if scene.root and os.geteuid() != 0:
+        pytest.skip(f"{scene.name} needs root")
+    pair = open_folder(folder)
+    plain, traced = pair.run([program, scene.name, str(rounds)], limit_s=scene.limit_s, **scene.settings)
+    assert plain.code == 0, plain.output + plain.errors
+    assert (traced.code, traced.output, traced.files) == (plain.code, plain.output, plain.files), traced.errors[-2000:]
+    # Under a file-size limit from the first row on there is no record, and the recorder says so.
+    assert scene.name == "small_files" or recorded_rows(pair.run_dir) > 0
+
+
+@pytest.mark.parametrize(("scene", "rounds"), QUICK)
+def test_same_verdict(program: Path, tmp_path: Path, scene: Scene, rounds: int) -> None:
+    check_scene(program, tmp_path, scene, rounds)
+
+
+@pytest.mark.parametrize(("scene", "rounds"), LONG)
+def test_same_verdict_of_many_rounds(
+    program: Path, tmp_path: Path, scene: Scene, rounds: int, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("rounds_count", rounds)
+    check_scene(program, tmp_path, scene, rounds)
+
+
+def delete(run_dir: Path) -> None:
+    shutil.rmtree(run_dir)
+
+
+def close_folder(run_dir: Path) -> None:
+    run_dir.chmod(0o500)
+
+
+def empty_files(run_dir: Path) -> None:
+    for path in run_dir.iterdir():
+        path.unlink()
+
+
+def replace(run_dir: Path) -> None:
+    run_dir.rename(run_dir.with_name("moved"))
+    run_dir.mkdir()
+
+
+@pytest.mark.parametrize("act", [delete, close_folder, empty_files, replace])
+@pytest.mark.parametrize("rounds", [300, pytest.param(300_000, marks=pytest.mark.trust)])
+def test_run_directory_changes_under_it(
+    program: Path, tmp_path: Path, act: Callable[[Path], None], rounds: int
+) -> None:
+    """Deleted, closed, emptied, or replaced while the program runs: it goes on to its end."""
+    pair = open_folder(tmp_path)
+    with subprocess.Popen(
+        [str(program), "until_told", str(rounds)], env=pair.traced_variables(), cwd=tmp_path, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        act(pair.run_dir)
+        output, _ = process.communicate("go\n", timeout=LIMIT_S)
+    assert (process.returncode, output) == (0, "went on\n")
+
+
+@pytest.mark.parametrize("stops", [3, pytest.param(100, marks=pytest.mark.trust)])
+def test_stopped_and_continued(program: Path, tmp_path: Path, stops: int) -> None:
+    pair = open_folder(tmp_path)
+    with subprocess.Popen(
+        [str(program), "many_threads", str(10 * stops)], env=pair.traced_variables(), cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        for _ in range(stops):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.01)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.005)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, output) == (0, "joined\n")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("a full disk needs root, to mount a small tmpfs")
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.trust)])
+def test_full_disk(program: Path, tmp_path: Path, small_disk: Path, rounds: int) -> None:
+    """The run directory has room for a quarter of a lane: the program does not notice."""
+    pair = Pair(tmp_path / "pair")
+    variables = pair.traced_variables() | {"STASHTRACE_DIR": str(small_disk)}
+    command = [str(program), "forks", str(rounds)]
+    plain = run_group(command, cwd=tmp_path / "pair", env=plain_environment())
+    traced = run_group(command, cwd=tmp_path / "pair", env=variables)
+    assert (traced.code, traced.output) == (plain.code, plain.output) == (0, "forked\n")
