@@ -66,6 +66,7 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   config.active = dir.starts_with('/') && copy(config.dir, dir);
   if (!config.active) return;
   copy(config.run_id, variable(environment, "STASHTRACE_RUN_ID"));
+  new_file_mode = variable(environment, "STASHTRACE_SHARE") == "1" ? 0640 : 0600;
   copy(config.steps, variable(environment, "STASHTRACE_STEPS"));
   copy(config.staged, variable(environment, "STASHTRACE_STAGED"));
   const std::string_view collectors = variable(environment, "STASHTRACE_COLLECTORS");

@@ -15,6 +15,9 @@ enum class NcclSource : std::uint8_t { automatic, plugin, events };
 enum class LogLevel : std::uint8_t { error, info, debug };
 enum class KernelMode : std::uint8_t { off, nodes, graphs };  // graphs: one row per graph launch, not per node
 
+// Access rights of files that we make: for others of the group with STASHTRACE_SHARE. Set once, by parse_config.
+inline constinit int new_file_mode = 0600;
+
 struct Config {
   static constexpr std::size_t kDirBytes = 3072;  // PATH_MAX less room for our file names
   static constexpr std::size_t kRunIdBytes = 80;

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "core/config.h"
 #include "core/raw_syscall.h"
 
 namespace stashtrace {
@@ -39,8 +40,9 @@ int PinnedFile::adopt(int fd) noexcept {
 
 int PinnedFile::create(int flags) noexcept {
   flags_ = flags;
-  const int fd = raw::open(path_, flags | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  const int fd = raw::open(path_, flags | O_CREAT | O_EXCL | O_CLOEXEC, new_file_mode);
   if (fd < 0) return fd;
+  raw::call(SYS_fchmod, fd, new_file_mode);  // whatever the umask of the job is
   struct stat info;
   const int error = raw::fstat(fd, &info);
   if (error < 0) {

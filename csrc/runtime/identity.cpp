@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/raw_syscall.h"
+#include "core/scrubbing.h"
 #include "runtime/version.h"
 #include "schema/schema.h"
 
@@ -35,17 +36,22 @@ std::string_view link_target(const char* path, char* memory, std::size_t bytes) 
   return got > 0 ? std::string_view(memory, static_cast<std::size_t>(got)) : std::string_view{};
 }
 
-// Named one by one where a launcher also keeps keys and tokens under its prefix.
+// What tells ranks and launchers apart, and no more: launchers keep keys, tokens and names of people under their prefixes.
 bool is_rank_variable(std::string_view name) noexcept {
   for (const std::string_view exact :
        {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_JOBID",
         "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMIX_RANK", "PMIX_NAMESPACE", "PALS_RANKID", "PALS_LOCAL_RANKID",
         "PALS_APID", "FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "JOB_COMPLETION_INDEX",
-        "CUDA_VISIBLE_DEVICES"})
+        "CUDA_VISIBLE_DEVICES", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MAX_RESTARTS",
+        "PET_STANDALONE", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+        "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID",
+        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES",
+        "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
+        "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"})
     if (name == exact) return true;
-  for (const std::string_view family : {"OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PET_", "SLURM_"})
-    if (name.starts_with(family)) return name != "SLURM_JWT";
   return false;
 }
 
@@ -56,6 +62,8 @@ void write_argv(TextBuffer& out) noexcept {
   if (fd >= 0) {
     // Arguments end with a zero byte; one that crosses a read goes on in the next.
     char argument[4096];
+    char scrubbed[4096 + 256];  // a value of one byte becomes longer
+    ArgumentScrubber scrubber;
     std::size_t used = 0, total = 0;
     bool first = true;
     for (long got; total < kMostArgvBytes && (got = raw::read(fd, memory, sizeof memory)) > 0;) {
@@ -65,7 +73,9 @@ void write_argv(TextBuffer& out) noexcept {
           continue;
         }
         if (!first) out.add(", ");
-        out.quote({argument, used});
+        TextBuffer kept(scrubbed, sizeof scrubbed);
+        scrubber.add({argument, used}, kept);
+        out.quote(kept.text());
         total += used;
         used = 0;
         first = false;

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.run import recording_arguments, recording_options
 from stashtrace.errors import UsageError
-from stashtrace.launch.directory import prepare_directory
+from stashtrace.launch.directory import file_rights, prepare_directory
 from stashtrace.launch.environment import traced_environment
 from stashtrace.launch.job import job_of
 from stashtrace.launch.remote import is_url
@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     options = recording_arguments(arguments)
     if ours:
         traced_environment({}, run_dir=".", run_id=job.run_id, **options)  # complains before anything is made
-        directory = prepare_directory(arguments.out, job=job)
+        with file_rights(arguments.share):
+            directory = prepare_directory(arguments.out, job=job)
     else:
         directory = arguments.out
     # Of the formats for elsewhere, nothing of this machine's own variables may be a part.
@@ -72,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
         facts = run_facts((), job, environment["STASHTRACE_COLLECTORS"].split(","), str(__version__))
         # What prints the variables is gone at once and can tell nothing of the job's end.
         facts |= {"launcher_pid": os.getppid(), "launcher": "env"}
-        open_run_directory(directory, facts, job)
+        with file_rights(arguments.share):
+            open_run_directory(directory, facts, job)
     sys.stdout.write(_written(changed, arguments.format))
     return 0
 

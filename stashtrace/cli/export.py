@@ -10,6 +10,7 @@ from typing import Any
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
+from stashtrace.launch.directory import rights_of_run
 from stashtrace.units import bytes_text
 
 
@@ -67,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
                 path, Path(arguments.output), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )
     else:
-        written = export(load_trace(path, run_id=arguments.run), name, arguments.output, **options)
+        with rights_of_run(Path(arguments.output).parent):
+            written = export(load_trace(path, run_id=arguments.run), name, arguments.output, **options)
     screen.say(f"wrote {arguments.output} ({bytes_text(written.file_bytes)})")
     for note in written.notes:
         screen.say(note)

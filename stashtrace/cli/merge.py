@@ -14,6 +14,7 @@ from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
+from stashtrace.launch.directory import rights_of_run
 from stashtrace.launch.launchers import end_turns
 from stashtrace.launch.remote import fetch, is_url
 from stashtrace.launch.scratch import trace_files
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
     if any(target.glob("launch.*.json")):
         fold_launchers(target)
         end_turns(target)
-    merge_and_report(target, screen, shown=short_path(target), run_id=arguments.run)
+    with rights_of_run(target):
+        merge_and_report(target, screen, shown=short_path(target), run_id=arguments.run)
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from stashtrace.cli.ending import conclude, processes_text, shown_directory
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
+from stashtrace.launch.directory import file_rights
 from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS, NCCL_SOURCES
 from stashtrace.launch.run import Outcome, run_command
 
@@ -89,11 +90,15 @@ def recording_options(parser: Parser) -> None:
         help="device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
     )  # fmt: skip
 
+    parser.add_argument(
+        "--share", action="store_true", help="let the group read the run (0750, 0640); else the user alone (0700, 0600)"
+    )
+
 
 def recording_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """What :func:`recording_options` was given, under the names of ``traced_environment``."""
     names = ("collectors", "steps", "nvml_hz", "nvml_links", "kernels", "kernels_steps", "nccl_source", "event_budget",
-             "lookup_hook")  # fmt: skip
+             "lookup_hook", "share")  # fmt: skip
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -117,8 +122,9 @@ def main(argv: Sequence[str]) -> int:
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
     )
     _say_how_it_ended(screen, outcome)
-    conclude(outcome, screen, merge=not arguments.no_merge and outcome.interrupts_count < 2, debug=arguments.debug,
-             command=command)  # fmt: skip
+    merge = not arguments.no_merge and outcome.interrupts_count < 2
+    with file_rights(arguments.share):
+        conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command)
     return outcome.exit_code
 
 

@@ -16,6 +16,7 @@ from stashtrace.cli.screen import Screen
 from stashtrace.cli.whatif_cache import parsed_size
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.launch.directory import read_run_file
+from stashtrace.scrubbing import SCRUBBED
 
 if TYPE_CHECKING:
     from stashtrace.experiments.staging import Gain, Staged
@@ -122,6 +123,8 @@ def _command(path: Path) -> tuple[list[str], str | None]:
     command = facts.get("command")
     if not command or not isinstance(command, list):
         raise MissingDataError("the run does not say which command it was", hint=hint)
+    if any(SCRUBBED in str(word) for word in command):
+        raise MissingDataError("the command held a secret, which is not stored, so it cannot be run again", hint=hint)
     if int(facts.get("launchers_count") or 1) > 1:
         raise MissingDataError("the run was started on several hosts, --check runs on this one", hint=hint)
     directory = facts.get("working_directory")

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,38 @@ from stashtrace.launch.job import Job
 from stashtrace.launch.launchers import all_ended
 
 RUN_FILE = "run.json"
+_OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20
 _TRACE_SUFFIXES = (".stash", ".ring")
+
+
+@contextlib.contextmanager
+def file_rights(share: bool) -> Iterator[None]:
+    """Let what is made meanwhile belong to the user alone, or with ``share`` be read by the group; whatever the umask.
+
+    Nothing of the user's may be started meanwhile: it would inherit this.
+    """
+    before = os.umask(_GROUP_UMASK if share else _OWN_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def rights_of_run(directory: Path) -> Iterator[None]:
+    """As :func:`file_rights`, after the example of the ``run.json`` of a directory; without one nothing changes."""
+    try:
+        mode = (directory / RUN_FILE).stat().st_mode
+    except OSError:
+        yield
+        return
+    before = os.umask(0o777 & ~(mode | (mode & 0o444) >> 2))
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def prepare_directory(out: str | None, *, job: Job | None = None, now: time.struct_time | None = None) -> Path:

@@ -63,6 +63,7 @@ def traced_environment(
     nccl_source: str | None = None,
     synthetic_batches: int = 0,
     staged: str | None = None,
+    share: bool = False,
     library: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
@@ -101,6 +102,8 @@ def traced_environment(
         Batches that each DataLoader keeps and returns again and again; 0: real data.
     staged : str, optional
         STASHTRACE_STAGED: list of files of which copies are opened in their place.
+    share : bool
+        STASHTRACE_SHARE: let the group read the files that the processes write.
     library : path, optional
         Runtime library to preload, the package's own by default.
 
@@ -140,10 +143,12 @@ def traced_environment(
         raise UsageError("--staged needs the collector posix_io", hint="it leads the opens to the copies")
     if staged is not None:
         check_staged_list(Path(staged))
-    for inherited in ("STEPS", "UNTIL_STEP", "KERNELS", "KERNELS_STEPS", "SYNTHETIC", "STAGED"):
+    for inherited in ("STEPS", "UNTIL_STEP", "KERNELS", "KERNELS_STEPS", "SYNTHETIC", "STAGED", "SHARE"):
         environment.pop(f"STASHTRACE_{inherited}", None)
     if staged is not None:
         environment["STASHTRACE_STAGED"] = str(Path(staged).absolute())
+    if share:
+        environment["STASHTRACE_SHARE"] = "1"
     if synthetic_batches > 0:
         environment["STASHTRACE_SYNTHETIC"] = str(synthetic_batches)
     if deep:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
-from stashtrace.launch.directory import claim_run_file, prepare_directory, write_run_file
+from stashtrace.launch.directory import claim_run_file, file_rights, prepare_directory, write_run_file
 from stashtrace.launch.environment import traced_environment
 from stashtrace.launch.group_witness import GroupWitness
 from stashtrace.launch.job import Job, job_of
@@ -31,6 +31,7 @@ from stashtrace.launch.remote import is_url
 from stashtrace.launch.scratch import make_scratch
 from stashtrace.launch.staged_list import list_for_run
 from stashtrace.launch.step_goal import StepGoal
+from stashtrace.scrubbing import scrub_arguments
 
 FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
@@ -116,6 +117,7 @@ def run_command(
     event_budget: int | None = None,
     lookup_hook: bool = False,
     nccl_source: str | None = None,
+    share: bool = False,
     grace_s: float = 10.0,
     version: str = "",
     library: str | None = None,
@@ -143,6 +145,8 @@ def run_command(
         Let DataLoaders return their first batches again and again in place of new ones.
     staged : str, optional
         List of files of which copies are opened in their place.
+    share : bool
+        Let the group read the run; without it the user alone can.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
     version : str
@@ -168,7 +172,7 @@ def run_command(
         traced_environment, run_id=job.run_id, collectors=collectors, steps=steps, until_step=until_step,
         synthetic_batches=synthetic_batches, staged=staged,
         nvml_hz=nvml_hz, nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
-        event_budget=event_budget, lookup_hook=lookup_hook, nccl_source=nccl_source, library=library,
+        event_budget=event_budget, lookup_hook=lookup_hook, nccl_source=nccl_source, share=share, library=library,
     )  # fmt: skip
     environment = traced(os.environ, run_dir=".")
     content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
@@ -181,17 +185,19 @@ def run_command(
     if "STASHTRACE_KERNELS_STEPS" in environment:
         content["kernels_steps"] = environment["STASHTRACE_KERNELS_STEPS"]
     url = out if out is not None and is_url(out) else ""
-    records = make_scratch(scratch, job) if scratch is not None or url else None
-    directory = prepare_directory(out, job=job) if records is None or not url else records
-    launch_file = open_run_directory(directory, content, job)
-    if records is None:
-        records = directory
-    elif records != directory:
-        write_run_file(records, content)  # so that it can be merged where it is, should it never come home
+    with file_rights(share):
+        records = make_scratch(scratch, job) if scratch is not None or url else None
+        directory = prepare_directory(out, job=job) if records is None or not url else records
+        launch_file = open_run_directory(directory, content, job)
+        if records is None:
+            records = directory
+        elif records != directory:
+            write_run_file(records, content)  # so that it can be merged where it is, should it never come home
     environment["STASHTRACE_DIR"] = str(records)
     own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
     if staged:
-        usable = list_for_run(Path(staged), own_list)
+        with file_rights(share):
+            usable = list_for_run(Path(staged), own_list)
         environment["STASHTRACE_STAGED"] = str(own_list)
         if usable[1] and on_changed is not None:
             on_changed(*usable)
@@ -228,10 +234,11 @@ def run_command(
     content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
     complaint = ""
     try:
-        if launch_file is None:
-            write_run_file(directory, content)
-        if records != directory:
-            write_run_file(records, content)
+        with file_rights(share):
+            if launch_file is None:
+                write_run_file(directory, content)
+            if records != directory:
+                write_run_file(records, content)
     except CaptureError as error:  # the disk filled up meanwhile: the run is readable, it only looks unfinished
         complaint = str(error)
     return Outcome(
@@ -381,7 +388,7 @@ def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], versi
         "format": 1,
         "run_id": job.run_id,
         **({"job": job.name, "launchers_count": job.launchers_count} if job.name else {}),
-        "command": list(command),
+        "command": scrub_arguments(command),
         "working_directory": os.getcwd(),
         "begin_realtime_ns": time.time_ns(),
         "begin_monotonic_ns": time.monotonic_ns(),

@@ -31,6 +31,7 @@ FLOORS = {
     "catalog": 0,
     "errors": 0,
     "log": 0,
+    "scrubbing": 0,
     "units": 0,
     "_native": 0,
 }

@@ -85,7 +85,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
         "STASHTRACE_COLLECTORS": "annotations",
         "STASHTRACE_STEPS": "5:10",
         "RANK": "1",
-        "SLURM_JOB_NAME": 'odd "name" \udcff',
+        "PET_RDZV_ID": 'odd "name" \udcff',
     }
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_what_is_in_the_file(guest: tuple[dict[str, Any], Path]) -> None:
     assert (process.strings[int(loss["reason_id"])], int(loss["lost_count"])) == ("test_reason", 5)
     assert process.strings[int(loss["detail_id"])] == "a sentence"
     assert process.metadata["env"]["RANK"] == "1"
-    assert process.metadata["env"]["SLURM_JOB_NAME"] == 'odd "name" \udcff'
+    assert process.metadata["env"]["PET_RDZV_ID"] == 'odd "name" \udcff'
     assert process.metadata["tick_hz"] > 0
 
 

@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "core/pinned_file.h"
+#include "core/config.h"
 #include "core/raw_syscall.h"
 #include "core/text_buffer.h"
 
@@ -30,7 +31,7 @@ class Ownership {
     char memory[PinnedFile::kPathBytes];
     TextBuffer path(memory, sizeof memory - 1);
     path.add(directory).add("/").add(host.nodename).add(".nvml.lock");
-    const int fd = raw::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    const int fd = raw::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, new_file_mode);
     fd_ = fd < 0 ? fd : move_high(fd);
   }
   void forget() noexcept { fd_ = -1; }

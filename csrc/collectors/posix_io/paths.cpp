@@ -12,6 +12,7 @@
 
 #include "collectors/posix_io/staged.h"
 #include "core/raw_syscall.h"
+#include "core/scrubbing.h"
 #include "core/string_table.h"
 #include "core/user_memory.h"
 
@@ -97,6 +98,12 @@ std::size_t join(int dirfd, std::string_view given, char (&room)[kMaxPathBytes])
 // Apart from path_name, so that the usual absolute path needs no 4 KiB of stack.
 __attribute__((noinline)) PathName relative_name(int dirfd, std::string_view given) noexcept {
   char whole[kMaxPathBytes];
+  char address[kMaxPathBytes];
+  if (given.find("://") != given.npos) {  // an address, which may hold a signature; no local path begins like this
+    TextBuffer kept(address, sizeof address);
+    add_scrubbed_urls(given, kept);
+    given = kept.text();
+  }
   const std::size_t length = join(dirfd, given, whole);
   return named(length != 0 ? std::string_view(whole, length) : given);
 }

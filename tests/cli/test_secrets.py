@@ -1,0 +1,82 @@
+"""What a run directory holds of secrets (nothing), and who may read it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import ROOT, Answer, environment
+
+from stashtrace.format.reader import open_run
+
+CASES = json.loads((ROOT / "tests/data/scrubbed_arguments.json").read_text(encoding="utf-8"))
+Run = Callable[..., Answer]
+#: A presigned address as the name of a file, and a local name with the same signs.
+JOB = """
+import contextlib, os
+for name in ("https://u:X1secret@host/a?sig=X1secret", os.path.abspath("local?b@c")):
+    with contextlib.suppress(OSError): open(name).close()
+"""
+
+
+def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
+    """The native half agrees with ``stashtrace.scrubbing`` on every case, and no file holds a secret."""
+    words = [word for given, _ in CASES for word in (*given, "--next", "x")]
+    expected = [word for _, kept in CASES for word in (*kept, "--next", "x")]
+    (tmp_path / "job.py").write_text(JOB)
+    extra = {"SLURM_PROCID": "0", "SLURM_JWT": "X1secret", "SLURM_JOB_USER": "X1secret", "PET_RDZV_CONF": "X1secret",
+             "OMPI_COMM_WORLD_X": "X1secret", "RANK": "0", "WORLD_SIZE": "1"}  # fmt: skip
+    answer = run("run", "--out", "out", "--", sys.executable, "job.py", *words, **extra)
+    assert answer.code == 0, answer.err
+    (process,) = open_run(str(tmp_path / "out")).processes
+    assert process.metadata["argv"][2:] == expected
+    assert process.metadata["env"] == {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0"}
+    assert json.loads((tmp_path / "out/run.json").read_text())["command"][2:] == expected
+    names = run("analyze", "io", "out", "--format", "json").out + run("info", "out").out
+    assert "X1secret" not in names
+    raw = run("run", "--out", "raw", "--no-merge", "--", sys.executable, "job.py", *words, **extra)
+    assert raw.code == 0
+    texts = [path.read_bytes() for path in (tmp_path / "raw").iterdir()]
+    assert not any(b"X1secret" in text for text in texts)
+    assert any(b"local?b@c" in text for text in texts)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize(("options", "directory", "file"), [((), 0o700, 0o600), (("--share",), 0o750, 0o640)])
+def test_only_the_user_may_read_a_run(
+    tmp_path: Path, umask: int, options: tuple[str, ...], directory: int, file: int
+) -> None:
+    """The umask of the job is its own; merging again and exporting into the run keep the rights."""
+    script = "import os; was = os.umask(0); os.umask(was); print(oct(was))"
+    ours = [sys.executable, "-m", "stashtrace"]
+    for words in (
+        ["run", "--out", "out", *options, "--", sys.executable, "-c", script],
+        ["merge", "out"],
+        ["export", "perfetto", "out", "-o", "out/more.pftrace"],
+    ):
+        done = subprocess.run(
+            [*ours, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100,
+            preexec_fn=lambda: os.umask(umask) and None,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        if words[0] == "run":
+            assert done.stdout == f"{oct(umask)}\n"
+    assert (tmp_path / "out").stat().st_mode & 0o777 == directory
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {
+        path.name: oct(file) for path in (tmp_path / "out").iterdir()
+    }
+    assert (tmp_path / "out/more.pftrace").exists()
+
+
+def test_env_makes_a_private_run_too(run: Run, tmp_path: Path) -> None:
+    assert "STASHTRACE_SHARE" not in run("env", "--out", "own").out
+    assert "export STASHTRACE_SHARE=1" in run("env", "--share", "--out", "shared").out
+    for name, mode in (("own", 0o700), ("shared", 0o750)):
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+        assert (tmp_path / name / "run.json").stat().st_mode & 0o777 == mode & 0o666
