@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import TextIO, cast
 
 from stashtrace.errors import StashtraceError, UsageError
 
@@ -86,6 +86,20 @@ def find_command(name: str) -> Callable[[list[str]], int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the only caller of the commands."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] in (["-h"], ["--help"], ["-V"], ["--version"]):  # our own words alone, at the cost of nothing
+        return _answer(arguments)
+    from stashtrace.visible import VisibleStream
+
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, VisibleStream(stream)) for stream in streams)
+    try:
+        return _answer(arguments)
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _answer(arguments: list[str]) -> int:
+    """Exit code of a command line; errors become words here."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     try:
@@ -157,8 +171,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:
     """Write ``error:`` and, after an empty line, ``hint:``; every error of the CLI goes through here."""
+    from stashtrace.visible import visible, visible_line
+
     stream = sys.stderr if stream is None else stream
-    text = f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else "")
+    text = f"error: {visible_line(message)}\n" + (f"\nhint: {visible(hint)}\n" if hint else "")
     try:
         stream.write(text)
     except UnicodeEncodeError:

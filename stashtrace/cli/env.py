@@ -75,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
         facts |= {"launcher_pid": os.getppid(), "launcher": "env"}
         with file_rights(arguments.share):
             open_run_directory(directory, facts, job)
-    sys.stdout.write(_written(changed, arguments.format))
+    # For a shell or a program, which must have each value as it is; quoting keeps it from being run.
+    getattr(sys.stdout, "write_as_is", sys.stdout.write)(_written(changed, arguments.format))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import DataLossWarning, StashtraceError
+from stashtrace.visible import visible
 
 if TYPE_CHECKING:
     from stashtrace.model.trace import Trace
@@ -55,7 +56,7 @@ def merge_and_report(
         facts = gather(trace)
         findings = choose(facts)
     try:
-        (directory / SUMMARY_FILE).write_text(render(facts, findings, Look(), shown), encoding="utf-8")
+        (directory / SUMMARY_FILE).write_text(visible(render(facts, findings, Look(), shown)), encoding="utf-8")
     except OSError as error:
         troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
     screen.say("\n" + render(facts, findings, Look(screen.width, screen.utf8, screen.colour), shown))

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 from stashtrace.units import bytes_text, duration_text, shortened
+from stashtrace.visible import spreadsheet_cell, visible_line
 
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 60
@@ -40,7 +41,7 @@ def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], format_na
     elif format_name == "csv":
         writer = csv.DictWriter(stream, list(columns), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
     else:
         stream.write(aligned(rows, columns))
 
@@ -49,7 +50,7 @@ def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     """Columns under their names, numbers to the right; a column in which no row says anything is left out."""
     if not rows:
         return "no rows\n"
-    every = [[_cell(name, row[name]) for name in columns] for row in rows]
+    every = [[visible_line(_cell(name, row[name])) for name in columns] for row in rows]
     told = [at for at in range(len(columns)) if any(line[at] != "-" for line in every)]
     columns, cells = [columns[at] for at in told], [[line[at] for at in told] for line in every]
     titles = [_title(name) for name in columns]

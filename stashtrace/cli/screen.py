@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TextIO
 
+from stashtrace.visible import visible, visible_line
+
 _REDRAW_NS = 100_000_000
 
 
@@ -41,7 +43,7 @@ class Screen:
     def say(self, text: str) -> None:
         """Write lines of words; a stream that has gone away is no reason to fail."""
         try:
-            self.stream.write(text if text.endswith("\n") else text + "\n")
+            self.stream.write(visible(text if text.endswith("\n") else text + "\n"))
             self.stream.flush()
         except (BrokenPipeError, ValueError):
             self.interactive = False
@@ -49,6 +51,11 @@ class Screen:
             self.stream.write(text.encode("ascii", "replace").decode("ascii") + "\n")
         except OSError:  # the terminal was closed while the job ran
             self.interactive = False
+
+    def draw(self, text: str) -> None:
+        """Write what holds commands for the terminal; names in it were made visible by the caller."""
+        getattr(self.stream, "write_as_is", self.stream.write)(text)
+        self.stream.flush()
 
     def progress(self, title: str) -> Progress:
         """Bar for a task of several stages; draws nothing when stderr is no terminal."""
@@ -71,8 +78,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._screen.interactive and self._drawn_ns:
-            self._screen.stream.write("\r\x1b[K")
-            self._screen.stream.flush()
+            self._screen.draw("\r\x1b[K")
 
     def stage(self, begin: float, end: float) -> None:
         """Map the shares that follow, 0 to 1, into a part of the bar."""
@@ -89,9 +95,8 @@ class Progress:
         done = self._begin + self._span * min(max(share, 0.0), 1.0)
         full, empty = ("█", "·") if self._screen.utf8 else ("#", ".")
         cells = round(done * 24)
-        line = f"{self._title} {full * cells}{empty * (24 - cells)} {done * 100:3.0f} %  {what}"
-        self._screen.stream.write("\r\x1b[K" + line[: self._screen.width - 1])
-        self._screen.stream.flush()
+        line = f"{self._title} {full * cells}{empty * (24 - cells)} {done * 100:3.0f} %  {visible_line(what)}"
+        self._screen.draw("\r\x1b[K" + line[: self._screen.width - 1])
 
 
 def _speaks_utf8(environment: Mapping[str, str]) -> bool:

@@ -18,6 +18,7 @@ from stashtrace.exporters.registry import Exported
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+from stashtrace.visible import spreadsheet_cell
 
 _CSV_ROWS = 65536
 
@@ -55,7 +56,7 @@ def export_csv(
             writer.writerow(chosen.columns)
             for start in range(0, len(chosen), _CSV_ROWS):
                 part = [chosen[name][start : start + _CSV_ROWS].tolist() for name in chosen.columns]
-                writer.writerows(zip(*part, strict=True))
+                writer.writerows(map(spreadsheet_cell, row) for row in zip(*part, strict=True))
     return Exported(path, path.stat().st_size, len(chosen))
 
 

@@ -33,6 +33,7 @@ FLOORS = {
     "log": 0,
     "scrubbing": 0,
     "units": 0,
+    "visible": 0,
     "_native": 0,
 }
 # Rooms whose files stand side by side: they may use the named shared doors of their package only.
