@@ -50,8 +50,11 @@ def job(jobs: Measurements[TracedRun]) -> TracedRun:
 @pytest.mark.slow
 def test_each_collective_is_there_once_on_each_rank(job: TracedRun) -> None:
     assert all(result["errors"] == {} for result in job.results())
-    assert job.losses() == []
     table = job.trace.collectives
+    timed = (table["device_begin_ns"] > 0) & (table["device_end_ns"] > table["device_begin_ns"])
+    # Eight ranks on a machine of two cores that others use too: a stamp may be gone before it is read. That is told.
+    assert {(collector, reason) for collector, reason, _ in job.losses()} <= {("nccl", "collectives_untimed")}
+    assert (~timed).sum() == sum(count for _, _, count in job.losses())
     found = Counter(zip(table["rank"].tolist(), table["group_hash"].tolist(), strict=True))
     groups = {group for _, group in found}
     assert found == {(rank, group): STEPS * EACH for rank in range(RANKS) for group in groups}
@@ -61,8 +64,6 @@ def test_each_collective_is_there_once_on_each_rank(job: TracedRun) -> None:
         for rank in range(RANKS):
             own = table.take((table["rank"] == rank) & (table["group_hash"] == group)).sort_by("call_ns")
             assert own["sequence"].tolist() == list(range(STEPS * EACH))
-            assert (own["device_begin_ns"] > 0).all()
-            assert (own["device_end_ns"] > own["device_begin_ns"]).all()
             ops |= set(own["op_code"].tolist())
         assert len(ops) == 1
 

@@ -74,7 +74,7 @@ def test_every_step_that_this_machine_can_do_is_measured(answered: tuple[Path, d
     for number in range(1, 6):
         entry = steps[f"t{number}_ns"]
         if number in can:
-            assert entry["status"] == "measured", entry
+            assert entry["status"] == "measured", entry["why"]
             assert entry["value_ns"] > 0
             assert sum(answer["attribution"][str(number)].values()) == pytest.approx(1.0, abs=0.01)
         else:

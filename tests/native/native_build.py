@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",), "coverage": ()}
 #: Findings end a process with another status. Programs of tests leave memory to the system: leaks are no findings.
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0",
+    "ASAN_OPTIONS": "detect_leaks=0:exitcode=66",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "exitcode=66",
 }
