@@ -20,6 +20,7 @@ constinit std::atomic<int> g_lines[3]{};
 const char* error_text(int number) noexcept {
   switch (number) {
     case EACCES: return "Permission denied";
+    case EAGAIN: return "Resource temporarily unavailable";
     case EDQUOT: return "Disk quota exceeded";
     case EEXIST: return "File exists";
     case EFBIG: return "File too large";

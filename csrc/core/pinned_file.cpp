@@ -21,11 +21,6 @@ int lowest_number() noexcept {
 
 }  // namespace
 
-bool PinnedFile::is_ours(int fd) const noexcept {
-  struct stat info;
-  return raw::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
-}
-
 int move_high(int fd) noexcept {
   const int high = raw::fcntl(fd, F_DUPFD_CLOEXEC, lowest_number());
   if (high < 0) return fd;
@@ -33,14 +28,8 @@ int move_high(int fd) noexcept {
   return high;
 }
 
-int PinnedFile::adopt(int fd) noexcept {
-  fd_ = move_high(fd);
-  return fd_;
-}
-
-int PinnedFile::create(int flags) noexcept {
-  flags_ = flags;
-  const int fd = raw::open(path_, flags | O_CREAT | O_EXCL | O_CLOEXEC, new_file_mode);
+int PinnedFile::create() noexcept {
+  const int fd = raw::open(path_, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, new_file_mode);
   if (fd < 0) return fd;
   raw::call(SYS_fchmod, fd, new_file_mode);  // whatever the umask of the job is
   struct stat info;
@@ -51,24 +40,18 @@ int PinnedFile::create(int flags) noexcept {
   }
   device_ = info.st_dev;
   inode_ = info.st_ino;
-  adopt(fd);
-  return 0;
+  return fd;
 }
 
-int PinnedFile::fd() noexcept {
-  if (fd_ >= 0 && is_ours(fd_)) return fd_;
-  const int fd = raw::open(path_, flags_ | O_CLOEXEC);
+int PinnedFile::open() noexcept {
+  const int fd = raw::open(path_, O_RDWR | O_CLOEXEC);
   if (fd < 0) return fd;
-  if (!is_ours(fd)) {
-    raw::close(fd);
-    return -ESTALE;
-  }
-  return adopt(fd);
+  struct stat info;
+  if (raw::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_) return fd;
+  raw::close(fd);
+  return -ESTALE;
 }
 
-void PinnedFile::close() noexcept {
-  if (fd_ >= 0 && is_ours(fd_)) raw::close(fd_);
-  fd_ = -1;
-}
+void PinnedFile::remove() noexcept { raw::unlink(path_); }
 
 }  // namespace stashtrace

@@ -1,8 +1,7 @@
-// A file of ours that stays reachable in a process that closes descriptors it does not know.
-// SPDX-License-Identifier: Apache-2.0
+// A file of ours, known by its path and checked by its inode. SPDX-License-Identifier: Apache-2.0
 //
-// The descriptor lives at a high number; each use checks that it still is our file (programs close 3..1023, or
-// reuse a number) and opens it again by path if not. Callers: RingFile, SegmentWriter. One thread at a time.
+// No descriptor of it is ever kept, and none is opened in the process's own table: create() and open() are called in
+// work that runs apart (core/apart.h), whose descriptors end with it. Callers: RingFile, SegmentWriter.
 #pragma once
 
 #include <sys/types.h>
@@ -19,23 +18,16 @@ class PinnedFile {
  public:
   static constexpr std::size_t kPathBytes = 3584;
 
-  // Creates the file at path() with O_EXCL; 0 or minus errno.
-  int create(int flags) noexcept;
-  // The descriptor, verified; minus errno if the file cannot be reached any more.
-  int fd() noexcept;
-  void close() noexcept;         // only if the number is still ours
-  void forget() noexcept { fd_ = -1; }
-  bool is_open() const noexcept { return fd_ >= 0; }
+  // Both give a descriptor of the calling thread's table, or minus errno. create() makes the file at path(), O_EXCL;
+  // open() gives -ESTALE if another file lies there now.
+  int create() noexcept;
+  int open() noexcept;
+  void remove() noexcept;
 
   char* path() noexcept { return path_; }
   const char* path() const noexcept { return path_; }
 
  private:
-  int adopt(int fd) noexcept;
-  bool is_ours(int fd) const noexcept;
-
-  int fd_ = -1;
-  int flags_ = 0;
   dev_t device_ = 0;
   ino_t inode_ = 0;
   char path_[kPathBytes] = {};

@@ -74,6 +74,9 @@ inline int fallocate(int fd, int mode, std::int64_t offset, std::int64_t bytes) 
 inline int fcntl(int fd, int command, long argument) noexcept {
   return static_cast<int>(call(SYS_fcntl, fd, command, argument));
 }
+inline long pwritev(int fd, const iovec* parts, int count, std::int64_t offset) noexcept {
+  return call(SYS_pwritev, fd, address(parts), count, offset, 0);
+}
 inline int fstat(int fd, struct stat* out) noexcept { return static_cast<int>(call(SYS_fstat, fd, address(out))); }
 inline int unlink(const char* path) noexcept {
   return static_cast<int>(call(SYS_unlinkat, AT_FDCWD, address(path), 0));
@@ -106,6 +109,10 @@ inline int futex_wait(const void* word, std::uint32_t expected, std::int64_t tim
   const timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
   return static_cast<int>(call(SYS_futex, address(word), FUTEX_WAIT_PRIVATE, expected,
                                timeout_ns < 0 ? 0 : address(&limit)));
+}
+// Waits for a word that the kernel wakes when a thread ends, which it does without FUTEX_PRIVATE_FLAG.
+inline int futex_wait_shared(const void* word, std::uint32_t expected) noexcept {
+  return static_cast<int>(call(SYS_futex, address(word), FUTEX_WAIT, expected, 0));
 }
 inline int futex_wake(const void* word, int threads) noexcept {
   return static_cast<int>(call(SYS_futex, address(word), FUTEX_WAKE_PRIVATE, threads));

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/apart.h"
 #include "core/raw_syscall.h"
 #include "core/ring.h"
 
@@ -32,17 +33,14 @@ int RingFile::allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexce
 }
 
 Status RingFile::create(std::uint32_t pid) noexcept {
-  int error = file_.create(O_RDWR);
-  if (error < 0) return Status::failed("ring_not_created", "", error);
-  error = allocate(file_.fd(), 0, kPageBytes);
-  if (error < 0) {
-    remove();
-    return Status::failed("ring_not_created", "", error);
-  }
-  void* page = raw::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), 0);
+  const int fd = file_.create();
+  if (fd < 0) return Status::failed("ring_not_created", "", fd);
+  const int error = allocate(fd, 0, kPageBytes);
+  void* page = error == 0 ? raw::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : nullptr;
+  raw::close(fd);
   if (page == nullptr) {
     remove();
-    return Status::failed("ring_not_mapped", "", ENOMEM);
+    return error == 0 ? Status::failed("ring_not_mapped", "", ENOMEM) : Status::failed("ring_not_created", "", error);
   }
   header_ = static_cast<RingHeader*>(page);
   header_->container_major = container::kContainerMajor;
@@ -56,16 +54,26 @@ Status RingFile::create(std::uint32_t pid) noexcept {
   return Status::ok();
 }
 
+void* RingFile::map(std::uint64_t offset, std::uint64_t bytes) noexcept {
+  void* start = nullptr;
+  apart([this, offset, bytes, &start]() noexcept {
+    const int fd = file_.open();
+    if (fd < 0) return;
+    if (allocate(fd, offset, bytes) == 0)
+      start = raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<std::int64_t>(offset));
+    raw::close(fd);
+  });
+  return start;
+}
+
 LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t lane_bytes,
                                std::uint32_t lane_id, std::uint32_t tid) noexcept {
   const std::uint32_t capacity = ring::capacity_rows(lane_bytes, row_bytes);
   const std::uint64_t row_space = (std::uint64_t{capacity} * row_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   const std::uint64_t bytes = kPageBytes + row_space;
   const std::uint64_t offset = used_bytes();
-  if (header_ == nullptr || offset + bytes > kMostBytes) return nullptr;
-  const int fd = file_.fd();
-  if (fd < 0 || allocate(fd, offset, bytes) < 0) return nullptr;
-  void* start = raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<std::int64_t>(offset));
+  if (!is_intact() || offset + bytes > kMostBytes) return nullptr;
+  void* start = map(offset, bytes);
   if (start == nullptr) return nullptr;
   auto* lane = static_cast<LaneHeader*>(start);
   lane->lane_magic = container::kLaneMagic;
@@ -82,26 +90,27 @@ LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes,
   return lane;
 }
 
+// False as well if the program has mapped something of its own over our page.
+bool RingFile::is_intact() const noexcept {
+  return header_ != nullptr && std::memcmp(header_->magic, container::kRingMagic, sizeof header_->magic) == 0;
+}
+
 void RingFile::count_lost_row() noexcept {
-  if (header_ != nullptr) std::atomic_ref(header_->lost_lanes).fetch_add(1, std::memory_order_relaxed);
+  if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_add(1, std::memory_order_relaxed);
 }
 
 std::uint64_t RingFile::lost_rows() const noexcept {
-  return header_ != nullptr ? ring::relaxed(header_->lost_lanes) : 0;
+  return is_intact() ? ring::relaxed(header_->lost_lanes) : 0;
 }
 
 void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
-  std::atomic_ref(header_->lost_lanes).fetch_sub(told, std::memory_order_relaxed);
+  if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_sub(told, std::memory_order_relaxed);
 }
 
-void RingFile::remove() noexcept {
-  raw::unlink(file_.path());
-  file_.close();
-}
+void RingFile::remove() noexcept { file_.remove(); }
 
 void RingFile::forget() noexcept {
-  file_.close();
-  if (header_ != nullptr) replace_mapping(header_, kPageBytes);
+  if (is_intact()) replace_mapping(header_, kPageBytes);
   header_ = nullptr;
   used_bytes_.store(0, std::memory_order_relaxed);
 }

@@ -18,7 +18,7 @@ class RingFile {
  public:
   static constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // of lanes, per process
 
-  // Creates the file at file().path().
+  // Creates the file at file().path(). To be called apart (core/apart.h).
   Status create(std::uint32_t pid) noexcept;
   // A new lane, or null: no space, or the process has its share.
   container::LaneHeader* add_lane(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t lane_bytes,
@@ -34,6 +34,8 @@ class RingFile {
   PinnedFile& file() noexcept { return file_; }
 
  private:
+  bool is_intact() const noexcept;
+  void* map(std::uint64_t offset, std::uint64_t bytes) noexcept;  // new space of the file; null on failure
   int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept;
 
   PinnedFile file_;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/apart.h"
 #include "core/crc32.h"
 #include "core/raw_syscall.h"
 
@@ -12,12 +13,13 @@ namespace stashtrace {
 namespace {
 
 // Everything or an error; signals are blocked, so there is no EINTR.
-int write_all(int fd, iovec* parts, int count) noexcept {
+int write_all(int fd, iovec* parts, int count, std::uint64_t offset) noexcept {
   while (count > 0) {
-    long written = raw::writev(fd, parts, count);
+    long written = raw::pwritev(fd, parts, count, static_cast<std::int64_t>(offset));
     if (written == -EFBIG) raw::consume_pending(SIGXFSZ);
     if (written < 0) return static_cast<int>(written);
     if (written == 0) return -ENOSPC;
+    offset += static_cast<std::uint64_t>(written);
     for (; count > 0 && static_cast<std::size_t>(written) >= parts->iov_len; ++parts, --count)
       written -= static_cast<long>(parts->iov_len);
     if (count > 0) {
@@ -33,8 +35,8 @@ iovec part(const void* data, std::size_t bytes) noexcept { return {const_cast<vo
 }  // namespace
 
 Status SegmentWriter::create(std::string_view field_table, std::string_view metadata) noexcept {
-  int error = file_.create(O_RDWR | O_APPEND);
-  if (error < 0) return Status::failed("stash_not_created", "", error);
+  const int fd = file_.create();
+  if (fd < 0) return Status::failed("stash_not_created", "", fd);
   container::FileHeader header{};
   std::memcpy(header.magic, container::kFileMagic, sizeof header.magic);
   header.container_major = container::kContainerMajor;
@@ -48,10 +50,10 @@ Status SegmentWriter::create(std::string_view field_table, std::string_view meta
   static constexpr char kPadding[8] = {};
   iovec parts[] = {part(&header, sizeof header), part(field_table.data(), field_table.size()),
                    part(metadata.data(), metadata.size()), part(kPadding, header.data_offset_bytes - text_end)};
-  error = write_all(file_.fd(), parts, 4);
+  const int error = write_all(fd, parts, 4, 0);
+  raw::close(fd);
   if (error < 0) {
-    raw::unlink(file_.path());
-    file_.close();
+    file_.remove();
     return Status::failed("stash_not_written", "", error);
   }
   end_bytes_ = header.data_offset_bytes;
@@ -60,8 +62,6 @@ Status SegmentWriter::create(std::string_view field_table, std::string_view meta
 }
 
 Status SegmentWriter::append(const container::LaneHeader& lane, const ring::Batch& batch) noexcept {
-  const int fd = file_.fd();
-  if (fd < 0) return Status::failed("stash_not_reachable", "", fd);
   container::SegmentHeader header{};
   header.sync_word = container::kSyncWord;
   header.record_id = lane.record_id;
@@ -76,18 +76,25 @@ Status SegmentWriter::append(const container::LaneHeader& lane, const ring::Batc
   header.header_crc32 = crc32(0, &header, offsetof(container::SegmentHeader, header_crc32));
   iovec parts[] = {part(&header, sizeof header), part(batch.piece[0], batch.piece_bytes[0]),
                    part(batch.piece[1], batch.piece_bytes[1])};
-  const int error = write_all(fd, parts, 3);
-  if (error < 0) {
-    raw::ftruncate(fd, static_cast<std::int64_t>(written_bytes()));
-    return Status::failed("stash_not_written", "", error);
-  }
+  int error = 0;
+  const int refused = apart([this, &parts, &error]() noexcept {
+    const int fd = file_.open();
+    if (fd < 0) {
+      error = fd;
+      return;
+    }
+    error = write_all(fd, parts, 3, written_bytes());
+    if (error < 0) raw::ftruncate(fd, static_cast<std::int64_t>(written_bytes()));
+    raw::close(fd);
+  });
+  if (refused < 0) return Status::failed("no_thread_to_write", "", refused);
+  if (error < 0) return Status::failed("stash_not_written", "", error);
   end_bytes_.fetch_add(sizeof header + header.payload_bytes, std::memory_order_relaxed);
   segments_count_.fetch_add(1, std::memory_order_relaxed);
   return Status::ok();
 }
 
 void SegmentWriter::forget() noexcept {
-  file_.close();
   end_bytes_ = 0;
   segments_count_ = 0;
 }

@@ -1,7 +1,8 @@
 // The .stash file: header once, then segments, by raw system calls. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: the Drainer (append, under its lock, signals blocked) and Runtime (create). A segment that could not be
-// written whole is cut off again, so the file always ends with a whole one unless the process died in between.
+// written whole is cut off again, so the file always ends with a whole one unless the process died in between. Each
+// append opens the file on a thread of its own (core/apart.h): the process has no descriptor that could be redirected.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,7 @@ namespace stashtrace {
 
 class SegmentWriter {
  public:
-  // Creates the file at file().path() and writes header, field table and metadata.
+  // Creates the file at file().path() and writes header, field table and metadata. To be called apart.
   Status create(std::string_view field_table, std::string_view metadata) noexcept;
   // One segment from the rows of a lane.
   Status append(const container::LaneHeader& lane, const ring::Batch& batch) noexcept;

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <new>
 
+#include "core/apart.h"
 #include "core/log.h"
 #include "core/raw_syscall.h"
 #include "core/text_buffer.h"
@@ -73,12 +74,21 @@ bool Runtime::give_up(const char* text, const char* subject, int error_number) n
 }
 
 bool Runtime::create_files() noexcept {
+  const std::uint64_t hz = tick_hz();  // may wait: not on the other thread
+  Status status;
+  const int refused = apart([this, hz, &status]() noexcept { status = create_files_apart(hz); });
+  if (refused < 0) return give_up("recording is off", "cannot start a thread to write files", refused);
+  if (!status) return give_up("recording is off, cannot write", config_.dir, status.error_number());
+  log_line(LogLevel::debug, "recording to", writer_.file().path());
+  return true;
+}
+
+Status Runtime::create_files_apart(std::uint64_t hz) noexcept {
   char* memory = static_cast<char*>(
       raw::mmap(nullptr, kHeaderTextBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  if (memory == nullptr) return give_up("recording is off", "no memory", ENOMEM);
+  if (memory == nullptr) return Status::failed("no_memory", "", ENOMEM);
   TextBuffer table(memory, kHeaderTextBytes / 2);
   write_field_table(table);
-  const std::uint64_t hz = tick_hz();
   Status status = Status::failed("stash_not_created", "", EEXIST);
   for (int n = 0; n < kMostIncarnations && status.error_number() == EEXIST; ++n) {
     identity_.incarnation = n;
@@ -95,15 +105,10 @@ bool Runtime::create_files() noexcept {
     status = writer_.create(table.text(), metadata.text());
     if (!status) continue;
     status = ring_.create(static_cast<std::uint32_t>(identity_.pid));
-    if (!status) {
-      raw::unlink(writer_.file().path());
-      writer_.file().close();
-    }
+    if (!status) writer_.file().remove();
   }
   raw::munmap(memory, kHeaderTextBytes);
-  if (!status) return give_up("recording is off, cannot write", config_.dir, status.error_number());
-  log_line(LogLevel::debug, "recording to", writer_.file().path());
-  return true;
+  return status;
 }
 
 bool Runtime::open_files() noexcept {

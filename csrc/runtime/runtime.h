@@ -74,6 +74,7 @@ class Runtime final : public Context {
   void end(const char* reason) noexcept;  // null: the process ends
   bool open_files() noexcept;        // under files_lock_
   bool create_files() noexcept;
+  Status create_files_apart(std::uint64_t tick_hz) noexcept;
   bool give_up(const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
   void tell_drops() noexcept;

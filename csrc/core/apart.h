@@ -1,0 +1,24 @@
+// Runs a piece of work where no other thread can touch its descriptors. SPDX-License-Identifier: Apache-2.0
+//
+// A descriptor of ours in the process's own table can be redirected at any moment: another thread, a signal handler or a
+// vfork child calls dup2() onto its number between our look at it and our use of it, and our bytes land in the user's
+// file. So files are opened, written, mapped and closed on a kernel thread that lives for this one piece of work and has
+// a descriptor table of its own. Memory is shared, so that what it maps stays when it is gone.
+//
+// Callers: RingFile, SegmentWriter, Runtime, on slow paths with signals blocked. No lock, no allocation by the C library,
+// safe in signal handlers and in vfork children. About 15 us on an idle machine.
+#pragma once
+
+namespace stashtrace {
+
+// Calls work(argument) on such a thread and returns when the kernel has let the thread go: 0, or minus errno if none
+// could be had (a limit on processes, a filter of system calls). The work may use thread-local data, which is the
+// caller's, since the caller stands still. It has about 48 KiB of stack, no standard streams, and must not log.
+int run_apart(void (*work)(void*), void* argument) noexcept;
+
+template <class Work>
+int apart(Work work) noexcept {
+  return run_apart([](void* self) { (*static_cast<Work*>(self))(); }, &work);
+}
+
+}  // namespace stashtrace

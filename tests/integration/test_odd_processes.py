@@ -1,0 +1,131 @@
+"""The job goes on as if untraced: redirected descriptors, children that share memory, programs of one thread.
+
+All verdicts are bytes, counts and exit codes. The programs are in ``programs/`` and run under the preloaded library.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stashtrace.format.reader import open_run
+from stashtrace.launch.environment import LIBRARY_PATH
+
+PROGRAMS = Path(__file__).parent / "programs"
+HANG_S = 300  # only against tests that never end
+
+
+class Traced:
+    """Compiles a program of ``programs/``, runs it traced, reads its run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_directory = folder / "run"
+        self.run_directory.mkdir()
+
+    def program(self, name: str) -> str:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        assert compiler is not None, "a C compiler is needed, as for the package itself"
+        path = self.folder / name
+        command = [compiler, "-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-o", str(path)]
+        subprocess.run([*command, str(PROGRAMS / f"{name}.c")], check=True)
+        return str(path)
+
+    def run(
+        self, *command: str, limits: dict[int, int] | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        own = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
+        environment = own | {
+            "LD_PRELOAD": str(LIBRARY_PATH),
+            "STASHTRACE_DIR": str(self.run_directory),
+            "STASHTRACE_RUN_ID": "0dd",
+            **variables,
+        }
+
+        def limit() -> None:
+            for kind, value in (limits or {}).items():
+                resource.setrlimit(kind, (value, value))
+
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            preexec_fn=limit if limits else None,
+        )
+
+    def reads(self) -> tuple[int, int]:
+        """Reads of 16 bytes that were recorded, and rows that are said to be lost."""
+        kept = lost = 0
+        for process in (stash.load() for stash in open_run(self.run_directory).processes):
+            for name in process.records.keys() & {"io_op", "io_op_long"}:
+                kept += int((process.records[name].rows["result_bytes"] == 16).sum())
+            if "loss" in process.records:
+                lost += int(process.records["loss"].rows["lost_count"].sum())
+            lost += sum(loss[3] for loss in process.losses)
+        return kept, lost
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Traced:
+    return Traced(tmp_path)
+
+
+@pytest.mark.parametrize("drainer", ["auto", "thread"])
+@pytest.mark.parametrize("attacker", ["thread", "handler", "vfork"])
+def test_no_byte_of_ours_reaches_a_redirected_descriptor(traced: Traced, attacker: str, drainer: str) -> None:
+    done = traced.run(
+        traced.program("redirects"), attacker, "4", STASHTRACE_LANE_BYTES="8192", STASHTRACE_DRAINER=drainer
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "changed 0 size +0 reads 48000 redirected 1\n"
+    kept, lost = traced.reads()
+    assert kept + lost >= 48_000
+
+
+def test_the_process_has_no_descriptor_of_ours(traced: Traced) -> None:
+    """What a process does not have, none of its threads can redirect."""
+    script = (
+        "import os\n"
+        "file = open('/dev/zero', 'rb', buffering=0)\n"
+        "for _ in range(20_000): file.read(16)\n"
+        "for fd in os.listdir('/proc/self/fd'):\n"
+        "    if os.path.exists(f'/proc/self/fd/{fd}'): print(os.readlink(f'/proc/self/fd/{fd}'))\n"
+    )
+    done = traced.run(sys.executable, "-c", script, STASHTRACE_LANE_BYTES="8192")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/dev/zero" in done.stdout.splitlines()
+    assert str(traced.run_directory) not in done.stdout
+    assert traced.reads()[0] == 20_000
+
+
+def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced: Traced) -> None:
+    """Where no thread can be had to write files, recording is off, which one line tells."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become a user without processes")
+    program = traced.program("stays_single")
+    traced.run_directory.chmod(0o777)
+    for folder in (traced.folder, *traced.folder.parents):
+        if folder == Path("/tmp"):
+            break
+        folder.chmod(folder.stat().st_mode | 0o055)
+    starter = (
+        "import os, resource, sys\n"
+        "os.setgroups([]); os.setgid(54321); os.setuid(54321)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+        "os.environ['LD_PRELOAD'] = sys.argv[1]\n"
+        "os.execv(sys.argv[2], sys.argv[2:])\n"
+    )
+    done = traced.run(sys.executable, "-c", starter, str(LIBRARY_PATH), program, "3000", LD_PRELOAD="")
+    assert done.returncode == 0
+    assert done.stdout.startswith("tasks 1 ")
+    assert done.stderr.count("\n") == 1
+    assert "recording is off: cannot start a thread to write files: Resource temporarily unavailable" in done.stderr
