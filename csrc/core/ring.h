@@ -50,6 +50,17 @@ inline std::uint64_t claim(LaneHeader* lane) noexcept {
 #endif
 }
 
+// A program that maps something of its own over a lane (MAP_FIXED) leaves zeros or its own bytes there. Nothing may be
+// derived from them, and nothing of ours be written there.
+inline bool is_intact(LaneHeader* lane) noexcept {
+  const std::uint64_t capacity = relaxed(lane->row_mask) + 1;
+  return relaxed(lane->lane_magic) == container::kLaneMagic && capacity == relaxed(lane->capacity_rows) &&
+         capacity >= kFewestRows && std::has_single_bit(capacity);
+}
+
+// Rows refused and not yet told in a loss row.
+inline std::uint64_t dropped(LaneHeader* lane) noexcept { return is_intact(lane) ? relaxed(lane->dropped) : 0; }
+
 inline bool must_look_up(LaneHeader* lane) noexcept { return relaxed(lane->reserved) >= lane->mark; }
 
 // Claim, store, publish. The caller has seen room (must_look_up() false, or look_up() true).
@@ -74,10 +85,12 @@ inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
 struct LookUp {
   bool room;        // the row may be put
   bool wants_drain; // a quarter was filled since the last drain
+  bool gone;        // the lane is not ours any more: leave it alone
 };
 
 // The producer's slow path, once per quarter of the lane or when it is full: sets the next mark.
 inline LookUp look_up(LaneHeader* lane) noexcept {
+  if (!is_intact(lane)) return {false, false, true};
   std::uint64_t reserved = relaxed(lane->reserved);
   const std::uint64_t committed = relaxed(lane->committed);
   if (reserved - committed > kSlackRows) {
@@ -92,14 +105,14 @@ inline LookUp look_up(LaneHeader* lane) noexcept {
   const std::uint64_t full_at = consumed + capacity - kSlackRows;
   if (reserved >= full_at) {
     lane->mark = reserved;
-    return {false, true};
+    return {false, true, false};
   }
   const std::uint64_t next_quarter = (reserved / quarter + 1) * quarter;
   lane->mark = next_quarter < full_at ? next_quarter : full_at;
-  return {true, reserved - consumed >= quarter};
+  return {true, reserved - consumed >= quarter, false};
 }
 
-// What the drainer sees: rows [consumed, committed), in at most two pieces.
+// What the drainer sees: rows [consumed, committed), in at most two pieces; none of a lane that is gone.
 struct Batch {
   std::uint64_t first;
   std::uint64_t count;
@@ -109,9 +122,11 @@ struct Batch {
 
 inline Batch pending(LaneHeader* lane) noexcept {
   Batch batch{};
+  if (!is_intact(lane)) return batch;
   batch.first = relaxed(lane->consumed);
   batch.count = std::atomic_ref(lane->committed).load(std::memory_order_acquire) - batch.first;
   const std::uint64_t capacity = lane->row_mask + 1;
+  if (batch.count > capacity) batch.count = 0;  // no lane of ours gets there
   const std::uint64_t begin = batch.first & lane->row_mask;
   const std::uint64_t before_wrap = batch.count < capacity - begin ? batch.count : capacity - begin;
   batch.piece[0] = rows(lane) + begin * lane->row_bytes;

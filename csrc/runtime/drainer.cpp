@@ -65,8 +65,8 @@ bool Drainer::drain_all(bool only_full, std::int64_t wait_ns) noexcept {
 
 bool Drainer::everything_written() const noexcept {
   for (std::size_t i = 0; i < lanes_.count(); ++i) {
-    const container::LaneHeader* lane = lanes_.at(i);
-    if (ring::pending(lanes_.at(i)).count != 0 || lane->dropped != 0) return false;
+    container::LaneHeader* lane = lanes_.at(i);
+    if (!ring::is_intact(lane) || ring::pending(lane).count != 0 || ring::dropped(lane) != 0) return false;
   }
   return true;
 }

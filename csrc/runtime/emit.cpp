@@ -100,15 +100,18 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
 
 bool Runtime::make_room(container::LaneHeader* lane) noexcept {
   ring::LookUp look = ring::look_up(lane);
+  if (look.gone) {
+    ring_.count_lost_row();
+    return false;
+  }
   if (!look.wants_drain) return look.room;
-  const bool may_thread = config_.drainer == DrainerMode::automatic || config_.drainer == DrainerMode::thread;
-  if (may_thread) {
-    // Not inside a signal handler, as far as a mask can tell: pthread_create allocates.
-    if (!drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
-    if (drainer_.running()) {
-      drainer_.wake();
-      if (look.room) return true;
-    }
+  // A thread is started here only where it was asked for: a process of one thread may do what others may not
+  // (unshare(CLONE_NEWUSER), fork without a warning of Python), so its own thread drains. Not inside a signal handler,
+  // as far as a mask can tell: pthread_create allocates.
+  if (config_.drainer == DrainerMode::thread && !drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
+  if (drainer_.running()) {
+    drainer_.wake();
+    if (look.room) return true;
   }
   if (config_.drainer != DrainerMode::off) {
     {
@@ -118,7 +121,7 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
     sync_clocks(false);
     look = ring::look_up(lane);
   }
-  if (!look.room) std::atomic_ref(lane->dropped).fetch_add(1, std::memory_order_relaxed);
+  if (!look.room && !look.gone) std::atomic_ref(lane->dropped).fetch_add(1, std::memory_order_relaxed);
   return look.room;
 }
 
@@ -158,7 +161,7 @@ void Runtime::sync_clocks(bool at_once) noexcept {
 // loss row may find no place; the counters then stay for the reader of the ring.
 void Runtime::report_drops() noexcept {
   std::uint64_t any = ring_.lost_rows();
-  for (std::size_t i = 0; i < lanes_.count(); ++i) any += ring::relaxed(lanes_.at(i)->dropped);
+  for (std::size_t i = 0; i < lanes_.count(); ++i) any += ring::dropped(lanes_.at(i));
   if (any == 0 || telling_.exchange(true, std::memory_order_acquire)) return;
   tell_drops();
   telling_.store(false, std::memory_order_release);
@@ -168,7 +171,7 @@ void Runtime::tell_drops() noexcept {
   for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
     std::uint64_t dropped = 0;
     for (std::size_t i = 0; i < lanes_.count(); ++i)
-      if (lanes_.at(i)->record_id == schema::kRecords[record].id) dropped += ring::relaxed(lanes_.at(i)->dropped);
+      if (lanes_.at(i)->record_id == schema::kRecords[record].id) dropped += ring::dropped(lanes_.at(i));
     if (dropped == 0) continue;
     char memory[128];
     TextBuffer detail(memory, sizeof memory);
@@ -180,9 +183,9 @@ void Runtime::tell_drops() noexcept {
     for (std::size_t i = 0; i < lanes_.count() && dropped > 0; ++i) {
       container::LaneHeader* lane = lanes_.at(i);
       if (lane->record_id != schema::kRecords[record].id) continue;
-      const std::uint64_t here = ring::relaxed(lane->dropped);
+      const std::uint64_t here = ring::dropped(lane);
       const std::uint64_t told = here < dropped ? here : dropped;
-      std::atomic_ref(lane->dropped).fetch_sub(told, std::memory_order_relaxed);
+      if (told != 0) std::atomic_ref(lane->dropped).fetch_sub(told, std::memory_order_relaxed);
       dropped -= told;
     }
   }

@@ -25,7 +25,7 @@ bool is_drained(LaneHeader* lane) noexcept {
 }  // namespace
 
 void LaneTable::release(LaneHeader* lane) noexcept {
-  std::atomic_ref(lane->state).store(ring::kFree, std::memory_order_release);
+  if (ring::is_intact(lane)) std::atomic_ref(lane->state).store(ring::kFree, std::memory_order_release);
 }
 
 LaneHeader* LaneTable::take_over(LaneHeader* lane, std::uint32_t tid) noexcept {
@@ -43,13 +43,13 @@ LaneHeader* LaneTable::acquire(RingFile& file, Drainer& drainer, std::size_t ind
   const std::size_t count = count_.load(std::memory_order_relaxed);
   std::size_t same = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (lanes_[i]->record_id != record.id) continue;
+    if (lanes_[i]->record_id != record.id || !ring::is_intact(lanes_[i])) continue;
     ++same;
     if (is_free(lanes_[i]) && is_drained(lanes_[i])) return take_over(lanes_[i], tid);
   }
   for (std::size_t i = 0; same >= kMakeFirst && i < count; ++i) {
     LaneHeader* lane = lanes_[i];
-    if (lane->record_id != record.id) continue;
+    if (lane->record_id != record.id || !ring::is_intact(lane)) continue;
     // A thread that ended without its key's destructor (raw clone, no key left) is found by its dead id; one with
     // our own id is dead as well, for this thread has no such lane yet.
     const std::uint32_t owner = ring::relaxed(lane->tid);
@@ -67,7 +67,8 @@ LaneHeader* LaneTable::acquire(RingFile& file, Drainer& drainer, std::size_t ind
 
 void LaneTable::forget() noexcept {
   const std::size_t count = count_.load(std::memory_order_relaxed);
-  for (std::size_t i = 0; i < count; ++i) replace_mapping(lanes_[i], lanes_[i]->lane_bytes);
+  for (std::size_t i = 0; i < count; ++i)
+    if (ring::is_intact(lanes_[i])) replace_mapping(lanes_[i], lanes_[i]->lane_bytes);
   count_.store(0, std::memory_order_relaxed);
 }
 

@@ -180,7 +180,8 @@ void Runtime::end(const char* reason) noexcept {
   gave_up_ = true;
   detail::state_page.word.store(detail::kInert, std::memory_order_release);
   // From here on also a row that is not asked for by recording() takes the slow path, which refuses it.
-  for (std::size_t i = 0; i < lanes_.count(); ++i) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < lanes_.count(); ++i)
+    if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
   if (opened_ && drainer_.everything_written()) ring_.remove();
 }
 
@@ -215,6 +216,7 @@ RuntimeStats Runtime::stats() noexcept {
   if (!opened_) return out;
   for (std::size_t i = 0; i < lanes_.count(); ++i) {
     container::LaneHeader* lane = lanes_.at(i);
+    if (!ring::is_intact(lane)) continue;
     out.rows_count += ring::relaxed(lane->committed);
     out.written_rows_count += ring::relaxed(lane->consumed);
     out.dropped_rows_count += ring::relaxed(lane->dropped);

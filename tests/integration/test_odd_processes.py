@@ -129,3 +129,10 @@ def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced:
     assert done.stdout.startswith("tasks 1 ")
     assert done.stderr.count("\n") == 1
     assert "recording is off: cannot start a thread to write files: Resource temporarily unavailable" in done.stderr
+
+
+@pytest.mark.parametrize("byte", ["0", "17", "255"])
+def test_memory_mapped_over_ours_is_left_alone(traced: Traced, byte: str) -> None:
+    done = traced.run(traced.program("maps_over"), "30000", byte, STASHTRACE_LANE_BYTES="65536")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("changed 0\n")

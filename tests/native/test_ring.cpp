@@ -18,6 +18,7 @@ struct Row {
 LaneHeader* make_lane(std::uint32_t capacity) {
   auto* lane = static_cast<LaneHeader*>(aligned_alloc(4096, (4096 + capacity * sizeof(Row) + 4095) / 4096 * 4096));
   std::memset(static_cast<void*>(lane), 0, 4096);
+  lane->lane_magic = container::kLaneMagic;
   lane->row_bytes = sizeof(Row);
   lane->capacity_rows = capacity;
   lane->row_mask = capacity - 1;
@@ -94,6 +95,22 @@ void survives_an_abandoned_row() {
   free(lane);
 }
 
+// The program maps something of its own over the lane: zeros, or bytes that are no header of ours.
+void leaves_a_lane_alone_that_is_gone() {
+  for (const int content : {0x00, 0x11, 0xff}) {
+    LaneHeader* lane = make_lane(64);
+    put(lane, 1);
+    std::memset(static_cast<void*>(lane), content, sizeof *lane);
+    const ring::LookUp look = ring::look_up(lane);
+    CHECK(look.gone && !look.room && !look.wants_drain);
+    CHECK_EQUAL(ring::pending(lane).count, std::uint64_t{0});
+    CHECK_EQUAL(ring::dropped(lane), std::uint64_t{0});
+    const auto* bytes = reinterpret_cast<const unsigned char*>(lane);
+    for (std::size_t i = 0; i < sizeof *lane; ++i) CHECK_EQUAL(int{bytes[i]}, content);
+    free(lane);
+  }
+}
+
 void two_threads_agree() {
   LaneHeader* lane = make_lane(1024);
   constexpr std::uint64_t kRows = 300'000;
@@ -115,6 +132,7 @@ int main() {
   wraps_and_fills();
   nests();
   survives_an_abandoned_row();
+  leaves_a_lane_alone_that_is_gone();
   two_threads_agree();
   CHECK_EQUAL(ring::capacity_rows(1048576, 32), 32768u);
   CHECK_EQUAL(ring::capacity_rows(65536, 72), 512u);
