@@ -246,7 +246,7 @@ void at_exit() noexcept { stop(); }
 
 void start_harvester() noexcept {
   std::uint32_t none = kNotStarted;
-  if (g_state.load(std::memory_order_relaxed) != kNotStarted ||
+  if (g_state.load(std::memory_order_relaxed) != kNotStarted || !runtime().may_start_threads() ||
       !g_state.compare_exchange_strong(none, kRunning, std::memory_order_acq_rel))
     return;
   const int saved_errno = errno;
@@ -268,6 +268,7 @@ void start_harvester() noexcept {
            schema::codes::Severity::error);
   } else {
     std::atexit(&at_exit);
+    runtime().start_drainer();  // samples of the devices are taken on its tick
   }
   errno = saved_errno;
 }

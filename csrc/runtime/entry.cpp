@@ -32,6 +32,7 @@ void at_fork_in_child() noexcept {
   if (detail::state_page.word.load(std::memory_order_relaxed) == detail::kInert) return;
   detail::state_page.word.store(detail::kForked, std::memory_order_relaxed);  // where the kernel does not wipe the page
   detail::revive();
+  runtime().forked_by_libc();
 }
 
 __attribute__((constructor)) void at_load() noexcept {

@@ -131,6 +131,7 @@ void Runtime::forked() noexcept {
     identity_.ppid = raw::getppid();
   }
   identity_.pid = raw::getpid();
+  known_to_libc_.store(false, std::memory_order_relaxed);
   identity_.start = read_clocks(2);
   opened_ = false;
   greeted_.store(false, std::memory_order_relaxed);
@@ -161,7 +162,7 @@ void Runtime::end(const char* reason) noexcept {
   if (reason != nullptr && detail::state_page.word.load(std::memory_order_acquire) == detail::kForked) detail::revive();
   const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
   if (state != detail::kRecording && state != detail::kPaused) return;  // forked and silent, or given up
-  if (raw::getpid() != identity_.pid) return;                           // a vfork child in its parent's memory
+  if (!in_own_process()) return;
   if (ending_.exchange(true, std::memory_order_acq_rel)) return;
   wanted_.store(false, std::memory_order_relaxed);
   detail::state_page.word.store(detail::kPaused, std::memory_order_release);
@@ -185,6 +186,8 @@ void Runtime::end(const char* reason) noexcept {
   if (opened_ && drainer_.everything_written()) ring_.remove();
 }
 
+bool Runtime::in_own_process() const noexcept { return raw::getpid() == identity_.pid; }
+
 void Runtime::set_recording(bool on) noexcept {
   wanted_.store(on, std::memory_order_relaxed);
   std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
@@ -197,6 +200,7 @@ bool Runtime::start_drainer() noexcept {
   if (detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked) detail::revive();
   const bool may = config_.drainer == DrainerMode::automatic || config_.drainer == DrainerMode::thread;
   if (!may || !config_.active || gave_up_ || detail::state_page.word.load() == detail::kInert) return false;
+  if (!may_start_threads()) return false;
   return drainer_.start_thread(std::int64_t{config_.sample_ms} * 1'000'000);
 }
 

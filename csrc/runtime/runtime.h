@@ -50,6 +50,13 @@ class Runtime final : public Context {
   bool make_room(container::LaneHeader* lane) noexcept;
   void greet() noexcept;             // rows that open a file or a thread, after take_lane()
   std::uint32_t state_after_fork() const noexcept;
+  // False in a child that shares its parent's memory without being a thread of it (vfork, clone(CLONE_VM)): a thread
+  // started there would belong to the child, keep it from ending, and be missing in the parent when it has ended.
+  bool in_own_process() const noexcept;
+  // Nor in a child made by a raw system call: libc does not know of it, and a main thread that ends by the exit system
+  // call, as clone() does for its function, would leave our thread behind.
+  bool may_start_threads() const noexcept { return in_own_process() && known_to_libc_.load(std::memory_order_relaxed); }
+  void forked_by_libc() noexcept { known_to_libc_.store(true, std::memory_order_relaxed); }  // after forked()
   bool gave_up() const noexcept { return gave_up_.load(std::memory_order_relaxed); }
   std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
 
@@ -92,6 +99,7 @@ class Runtime final : public Context {
   Drainer drainer_;
   std::atomic<bool> opened_{false};  // the files of this incarnation exist
   std::atomic<bool> gave_up_{false}; // the directory takes no files, or the process is over
+  std::atomic<bool> known_to_libc_{true};
   std::atomic<bool> ending_{false};  // one thread writes what is left
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};

@@ -107,6 +107,53 @@ def test_the_process_has_no_descriptor_of_ours(traced: Traced) -> None:
     assert traced.reads()[0] == 20_000
 
 
+@pytest.mark.parametrize("kind", ["plain", "vfork", "clone_vm", "clone_vm_vfork", "clone_files", "raw_fork"])
+@pytest.mark.parametrize("drainer", ["auto", "thread"])
+def test_children_end_and_are_waited_for(traced: Traced, kind: str, drainer: str) -> None:
+    program = traced.program("odd_children")
+    done = traced.run(program, kind, "5", "3000", STASHTRACE_LANE_BYTES="8192", STASHTRACE_DRAINER=drainer)
+    assert (done.returncode, done.stderr) == (0, "")
+    kept, lost = traced.reads()
+    assert kept + lost == 15_000
+
+
+def test_samples_go_on_after_a_busy_vfork_child(traced: Traced) -> None:
+    """The thread that samples must be the parent's, also if the child was the first to record much."""
+    program = traced.program("odd_children")
+    done = traced.run(program, "vfork", "1", "20000", "2000000", STASHTRACE_DRAINER="thread", STASHTRACE_SAMPLE_MS="1")
+    assert done.returncode == 0
+    process = max(
+        (stash.load() for stash in open_run(traced.run_directory).processes), key=lambda p: len(p.records["io_op"].rows)
+    )
+    last_read = int(process.records["io_op"].rows["begin_ticks"].max())
+    first_read = int(process.records["io_op"].rows["begin_ticks"].min())
+    samples = process.records["process_sample"].rows["ticks"]
+    assert len(samples) > 2
+    assert int(samples.max()) > first_read + (last_read - first_read) // 2  # none came after the child had ended
+
+
+def test_a_program_of_one_thread_stays_one(traced: Traced) -> None:
+    program = traced.program("stays_single")
+    done = traced.run(program, "400000")
+    alone = subprocess.run([program, "1000"], capture_output=True, text=True, timeout=HANG_S)
+    assert alone.stdout.startswith("tasks 1 ")
+    assert (done.returncode, done.stdout, done.stderr) == (0, alone.stdout, "")
+    assert traced.reads()[0] == 400_000
+
+
+def test_python_does_not_warn_of_threads_at_fork(traced: Traced) -> None:
+    script = (
+        "import os\n"
+        "file = open('/dev/zero', 'rb', buffering=0)\n"
+        "for _ in range(100_000): file.read(16)\n"
+        "print(len(os.listdir('/proc/self/task')))\n"
+        "if os.fork() == 0: os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = traced.run(sys.executable, "-W", "error::DeprecationWarning", "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n0\n", "")
+
+
 def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced: Traced) -> None:
     """Where no thread can be had to write files, recording is off, which one line tells."""
     if os.geteuid() != 0:
