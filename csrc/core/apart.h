@@ -6,7 +6,7 @@
 // a descriptor table of its own. Memory is shared, so that what it maps stays when it is gone.
 //
 // Callers: RingFile, SegmentWriter, Runtime, on slow paths with signals blocked. No lock, no allocation by the C library,
-// safe in signal handlers and in vfork children. About 15 us on an idle machine.
+// safe in signal handlers and in vfork children. What it costs: docs/internals/native-runtime.md.
 #pragma once
 
 namespace stashtrace {
