@@ -11,7 +11,10 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+from collectors.test_look_ups import known_until
 from contract.real_interfaces import compiler, nccl_version, need_nccl
+from device import fake_environment
 from traced import ROOT
 
 from stashtrace.format.reader import open_run
@@ -50,7 +53,9 @@ int main() {
 """
 
 
-def test_real_library_behind_the_hooks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "lookup_hook"])
+@pytest.mark.parametrize("driver", ["this_machine", "doubled"])
+def test_real_library_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) -> None:
     library, source, program = need_nccl()[0], tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM, encoding="utf-8")
     subprocess.run([compiler(), "-std=c++20", "-w", "-I", str(ROOT / "csrc"), "-o", str(program), str(source),
@@ -58,9 +63,13 @@ def test_real_library_behind_the_hooks(tmp_path: Path) -> None:
     base = {k: v for k, v in os.environ.items() if not k.startswith(("STASHTRACE_", "NCCL_")) and k != "LD_PRELOAD"}
     # A unique id opens a socket: the loopback interface is everywhere.
     base |= {"NCCL_SOCKET_IFNAME": "lo"}
+    if (
+        driver == "doubled"
+    ):  # its static CUDA runtime looks the driver's functions up, and is refused what begins a device
+        base |= fake_environment(tmp_path / "doubles", f"driver {known_until() - 10}", libraries=["cuda"])
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    traced = traced_environment(base, run_dir=run_dir, run_id="1", collectors=("nccl", "cuda"))
+    traced = traced_environment(base, run_dir=run_dir, run_id="1", collectors=("nccl", "cuda"), lookup_hook=hook)
     bare = subprocess.run([str(program)], env=base, capture_output=True, text=True, check=True, timeout=180)
     seen = subprocess.run([str(program)], env=traced, capture_output=True, text=True, check=True, timeout=180)
     assert seen.stdout == bare.stdout
