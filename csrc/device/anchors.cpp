@@ -190,7 +190,9 @@ void prepare_globaltimer() noexcept {
   cuda::Context current = nullptr;
   if (driver.context_current(&current) != cuda::kSuccess || current == nullptr) return;
   ContextState* context = find_context(current);
-  if (context == nullptr || context->timer_kernel.load(std::memory_order_acquire) != nullptr) return;
+  if (context == nullptr || context->timer_kernel.load(std::memory_order_acquire) != nullptr ||
+      context->timer_tried.exchange(true, std::memory_order_relaxed))
+    return;
   const RelaxedCapture relaxed;
   cuda::Module module = nullptr;
   cuda::Function kernel = nullptr;

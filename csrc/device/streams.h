@@ -24,6 +24,7 @@ struct ContextState {
   std::int32_t device;
   BoundedQueue<cuda::Event, 16384> events;
   std::atomic<std::uint32_t> brackets;     // begun with events since the last anchor: no anchors without
+  std::atomic<bool> timer_tried;             // one thread loads the kernel
   std::atomic<cuda::Function> timer_kernel;  // set last: reads %globaltimer into timer_host
   volatile std::uint64_t* timer_host;
   cuda::DevicePointer timer_device;

@@ -116,6 +116,23 @@ def test_globaltimer_is_read_before_the_first_communicator(tmp_path: Path) -> No
         assert row["device_end_ns"] - row["device_begin_ns"] < 50_000_000
 
 
+def test_every_device_of_a_process_has_its_globaltimer_read(tmp_path: Path) -> None:
+    program = "comm all new=10; sleep 50ms"
+    run = run_ranks(1, program, tmp_path, "devices 2", collectors=("cuda", "nccl"),
+                    env={"STASHTRACE_NCCL_SOURCE": "plugin"})  # fmt: skip
+    assert [result["errors"] for result in run.results()] == [{}]
+    (process,) = open_run(run.directory).processes
+    readings = process.load().records["device_clock"].rows
+    assert {int(r["device_index"]) for r in readings if r["clock_code"] == 2} == {0, 1}
+    assert calls(tmp_path, "cuda")["cuModuleLoadData"] == 2, "once per context"
+
+
+def test_no_kernel_is_loaded_once_an_operation_was_issued(tmp_path: Path) -> None:
+    program = "allreduce 1MB stream=1; sync stream=1; device 1; comm all new=10"
+    run_ranks(1, program, tmp_path, "devices 2", collectors=("cuda", "nccl"), env={"STASHTRACE_NCCL_SOURCE": "plugin"})
+    assert calls(tmp_path, "cuda")["cuModuleLoadData"] == 1, "beside a kernel of NCCL that waits it can deadlock"
+
+
 def test_refused_globaltimer_harms_nothing(tmp_path: Path) -> None:
     program = "repeat 2 { allreduce 1MB stream=1 }; sync stream=1"
     run = run_ranks(2, program, tmp_path / "job", "fail cuModuleLoadData 218", collectors=("cuda", "nccl"))

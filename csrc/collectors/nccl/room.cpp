@@ -125,6 +125,9 @@ std::uint32_t next(std::atomic<std::uint32_t>& counter) noexcept {
   return id;
 }
 }  // namespace
+bool operation_seen() noexcept {
+  return g_calls.load(std::memory_order_relaxed) != 0 || g_tasks.load(std::memory_order_relaxed) != 0;
+}
 std::uint32_t new_call_id() noexcept { return next(g_calls); }
 std::uint32_t new_task_id() noexcept { return next(g_tasks); }
 std::uint32_t new_batch_id() noexcept { return next(g_batches); }
@@ -156,7 +159,7 @@ void tell_source() noexcept {
 // Before the real call: the kernel that reads %globaltimer must be loaded while no kernel of NCCL can spin.
 void before_communicator() noexcept {
   enter_process();
-  device::prepare_globaltimer();
+  if (!operation_seen()) device::prepare_globaltimer();
   reach_imports();
 }
 

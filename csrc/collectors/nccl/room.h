@@ -52,6 +52,7 @@ void count(Count what, std::uint64_t by = 1) noexcept;
 void tell_counts() noexcept;
 
 
+bool operation_seen() noexcept;  // of any communicator of this process: from then on a kernel of NCCL may wait on a device
 std::uint32_t new_call_id() noexcept;
 std::uint32_t new_task_id() noexcept;
 std::uint32_t new_batch_id() noexcept;
