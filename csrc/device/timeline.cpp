@@ -164,6 +164,17 @@ void stop() noexcept {
   turn_off();
 }
 
+void before_context_ends(void* context) noexcept {
+  if (access_state.load(std::memory_order_acquire) != Access::ready || !same_process()) return;
+  bool known = false;
+  for (std::size_t i = 0; const ContextState* state = context_at(i); ++i)
+    known = known || context == nullptr || state->context.load(std::memory_order_relaxed) == context;
+  if (!known) return;
+  stop();
+  report("context_ended", 1, "the job reset its device or destroyed a context: nothing of devices is recorded after that",
+         schema::codes::Severity::error);
+}
+
 void after_fork() noexcept {
   if (access_state.load(std::memory_order_acquire) == Access::ready) turn_off();
 }

@@ -95,6 +95,9 @@ class Inside {
 void use(Context& context) noexcept;
 // Harvests what is done and gives up the rest; waits for neither a device nor the harvester for longer than 50 ms.
 void stop() noexcept;
+// The job destroys a context, null: that of its device. Its events and streams are about to be gone, so what is done is harvested
+// and no driver is called again in this process. A context that was never seen changes nothing.
+void before_context_ends(void* context) noexcept;
 void after_fork() noexcept;  // no CUDA in the child of a process that used it
 
 #pragma GCC visibility pop

@@ -108,6 +108,29 @@ def test_copies_have_bytes_direction_memory_and_rate(tmp_path: Path) -> None:
     assert run.trace.device_clocks["error_ns"][0] < MEGA
 
 
+def test_copies_to_and_from_symbols(tmp_path: Path) -> None:
+    run = play("symbols", tmp_path)
+    assert run.stdout == "symbols 0 0 0 0\ndone\n"
+    found = [
+        (CopyDirection(r["copy_code"]), r["size_bytes"] // MEGA, r["bracket_flags"])
+        for r in brackets(run, Bracket.COPY)
+    ]
+    to, back = CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST
+    pinned, pageable = BracketFlag.PINNED, BracketFlag.PAGEABLE
+    assert found == [(to, 1, pageable), (to, 2, pinned), (back, 3, pageable)]
+
+
+def test_a_reset_device_is_left_alone(tmp_path: Path) -> None:
+    bare = play("reset", tmp_path / "bare", traced=False)
+    run = play("reset", tmp_path / "traced")
+    assert run.stdout == bare.stdout
+    assert driver_calls(tmp_path / "traced")["use_of_a_dead_handle"] == 0
+    done, lost = brackets(run, Bracket.COPY)
+    assert is_timed(done), "what was done before the reset is kept"
+    assert not is_timed(lost)
+    assert "context_ended" in losses(run)
+
+
 def test_a_wait_knows_what_it_waits_for(tmp_path: Path) -> None:
     run = play("waits nap", tmp_path)
     copy = brackets(run, Bracket.COPY)[0]

@@ -24,6 +24,7 @@ using Address = unsigned long long;
   X(cuDeviceGetAttribute, 2000, int*, int, int) \
   X(cuDeviceGetPCIBusId, 4010, char*, int, int) \
   X(cuDevicePrimaryCtxRetain, 7000, void**, int) \
+  X(cuDevicePrimaryCtxReset, 7000, int) \
   X(cuCtxSetCurrent, 4000, void*) \
   X(cuCtxGetCurrent, 4000, void**) \
   X(cuCtxGetDevice, 2000, int*) \

@@ -222,6 +222,19 @@ FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
   return kSuccess;
 }
 
+// All that belongs to the context is gone with it; whoever uses a handle of it is counted, see find_event().
+FAKE_API int cuDevicePrimaryCtxReset_v2(int device) {
+  FAKE_CALL(cuDevicePrimaryCtxReset_v2);
+  if (const int error = device_error(device); error != kSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  Context*& primary = state().primaries[static_cast<std::size_t>(device)];
+  if (primary != nullptr) primary->dead = true;
+  primary = nullptr;
+  return kSuccess;
+}
+// What the runtime asks for, as cuda.h had it before 11.0.
+FAKE_API int cuDevicePrimaryCtxReset(int device) { return cuDevicePrimaryCtxReset_v2(device); }
+
 FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   FAKE_CALL(cuDevicePrimaryCtxGetState);
   if (const int error = device_error(device); error != kSuccess) return error;

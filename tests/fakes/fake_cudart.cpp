@@ -41,16 +41,20 @@ int driver_ready() {
   return initialized;
 }
 
+std::mutex contexts_mutex;
+std::map<int, void*>& contexts() {
+  static auto& retained = *new std::map<int, void*>();
+  return retained;
+}
+
 // A context is current on this thread, that of the device it chose.
 int ready() {
   if (const int error = driver_ready(); error != kSuccess) return error;
   void* current = nullptr;
   if (const int error = driver().cuCtxGetCurrent(&current); error != kSuccess) return error;
   if (current != nullptr) return kSuccess;
-  static std::mutex mutex;
-  static auto& contexts = *new std::map<int, void*>();
-  const std::lock_guard lock(mutex);
-  void*& context = contexts[t_device];
+  const std::lock_guard lock(contexts_mutex);
+  void*& context = contexts()[t_device];
   if (context == nullptr) {
     if (const int error = driver().cuDevicePrimaryCtxRetain(&context, t_device); error != kSuccess) return error;
   }
@@ -111,6 +115,15 @@ FAKE_API int cudaSetDevice(int device) {
   t_device = device;
   driver().cuCtxSetCurrent(nullptr);
   return kept(ready());
+}
+
+FAKE_API int cudaDeviceReset() {
+  FAKE_CALL(cudaDeviceReset);
+  if (const int error = driver_ready(); error != kSuccess) return kept(error);
+  driver().cuCtxSetCurrent(nullptr);
+  const std::lock_guard lock(contexts_mutex);
+  contexts().erase(t_device);
+  return kept(driver().cuDevicePrimaryCtxReset(t_device));
 }
 
 RUNTIME_CALL(cudaDeviceSynchronize, (), driver().cuCtxSynchronize())

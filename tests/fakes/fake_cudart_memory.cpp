@@ -51,6 +51,14 @@ RUNTIME_CALL(cudaMemcpyPeerAsync, (void* to, int, const void* from, int, std::si
 RUNTIME_CALL(cudaMemcpy2DAsync, (void* to, std::size_t, const void* from, std::size_t, std::size_t width,
                                  std::size_t height, int, void* stream),
              driver().cuMemcpyAsync(address(to), address(from), width * height, stream))
+// Symbols of the doubles are pointers to device memory.
+RUNTIME_CALL(cudaMemcpyToSymbol, (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int),
+             driver().cuMemcpy(address(symbol) + offset, address(from), bytes))
+RUNTIME_CALL(cudaMemcpyToSymbolAsync,
+             (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int, void* stream),
+             driver().cuMemcpyAsync(address(symbol) + offset, address(from), bytes, stream))
+RUNTIME_CALL(cudaMemcpyFromSymbol, (void* to, const void* symbol, std::size_t bytes, std::size_t offset, int),
+             driver().cuMemcpy(address(to), address(symbol) + offset, bytes))
 RUNTIME_CALL(cudaMemset, (void* to, int value, std::size_t bytes),
              driver().cuMemsetD8(address(to), static_cast<unsigned char>(value), bytes))
 RUNTIME_CALL(cudaMemsetAsync, (void* to, int value, std::size_t bytes, void* stream),

@@ -30,6 +30,15 @@ Result destroying_event(Event event, Call call) {
   return call();
 }
 
+// A symbol's address is that of its shadow in the program, which the driver knows nothing of: it is on the device.
+int known_kind(int kind, int usual) noexcept { return kind == kDefaultKind ? usual : kind; }
+
+template <class Call>
+Result resetting_device(Call call) {
+  if (room_is_on) stashtrace::device::before_context_ends(nullptr);
+  return call();
+}
+
 template <class Call>
 Result launching_config(const LaunchConfig* config, bool per_thread, Call call) {
   if (config == nullptr) return call();
@@ -59,6 +68,37 @@ STASHTRACE_CUDART_HOOK(cudaMemcpyPeerAsync, (void* to, int to_device, const void
                         bytes, Stream stream),
                        (to, to_device, from, from_device, bytes, stream),
                        copying({to, from, bytes, kDeviceToDevice, stream, false, to_device != from_device}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyToSymbol, (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int kind),
+                       (symbol, from, bytes, offset, kind),
+                       copying({symbol, from, bytes, known_kind(kind, kHostToDevice), nullptr, true, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyToSymbol_ptds, (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int kind),
+                       (symbol, from, bytes, offset, kind),
+                       copying({symbol, from, bytes, known_kind(kind, kHostToDevice), own_default(nullptr), true, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyToSymbolAsync,
+                       (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int kind, Stream stream),
+                       (symbol, from, bytes, offset, kind, stream),
+                       copying({symbol, from, bytes, known_kind(kind, kHostToDevice), stream, false, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyToSymbolAsync_ptsz,
+                       (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int kind, Stream stream),
+                       (symbol, from, bytes, offset, kind, stream),
+                       copying({symbol, from, bytes, known_kind(kind, kHostToDevice), own_default(stream), false, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyFromSymbol, (void* to, const void* symbol, std::size_t bytes, std::size_t offset, int kind),
+                       (to, symbol, bytes, offset, kind),
+                       copying({to, symbol, bytes, known_kind(kind, kDeviceToHost), nullptr, true, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyFromSymbol_ptds, (void* to, const void* symbol, std::size_t bytes, std::size_t offset, int kind),
+                       (to, symbol, bytes, offset, kind),
+                       copying({to, symbol, bytes, known_kind(kind, kDeviceToHost), own_default(nullptr), true, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyFromSymbolAsync,
+                       (void* to, const void* symbol, std::size_t bytes, std::size_t offset, int kind, Stream stream),
+                       (to, symbol, bytes, offset, kind, stream),
+                       copying({to, symbol, bytes, known_kind(kind, kDeviceToHost), stream, false, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpyFromSymbolAsync_ptsz,
+                       (void* to, const void* symbol, std::size_t bytes, std::size_t offset, int kind, Stream stream),
+                       (to, symbol, bytes, offset, kind, stream),
+                       copying({to, symbol, bytes, known_kind(kind, kDeviceToHost), own_default(stream), false, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemset, (void* to, int value, std::size_t bytes), (to, value, bytes), launching(nullptr, call))
+STASHTRACE_CUDART_HOOK(cudaMemset_ptds, (void* to, int value, std::size_t bytes), (to, value, bytes),
+                       launching(own_default(nullptr), call))
 STASHTRACE_CUDART_HOOK(cudaMemsetAsync, (void* to, int value, std::size_t bytes, Stream stream),
                        (to, value, bytes, stream), launching(stream, call))
 STASHTRACE_CUDART_HOOK(cudaMemsetAsync_ptsz, (void* to, int value, std::size_t bytes, Stream stream),
@@ -91,6 +131,7 @@ STASHTRACE_CUDART_HOOK(cudaStreamSynchronize_ptsz, (Stream stream),
                        (stream), timed_call(call_code::stream_synchronize, own_default(stream), true, 0, call))
 STASHTRACE_CUDART_HOOK(cudaDeviceSynchronize, (),
                        (), timed_call(call_code::device_synchronize, nullptr, false, 0, call))
+STASHTRACE_CUDART_HOOK(cudaDeviceReset, (), (), resetting_device(call))
 STASHTRACE_CUDART_HOOK(cudaEventSynchronize, (Event event),
                        (event), timed_call(call_code::event_synchronize, nullptr, false, 0, call))
 

@@ -37,6 +37,11 @@ Result cudaEventSynchronize(Event);
 Result cudaEventDestroy(Event);
 Result cudaGraphInstantiate(GraphExec*, Graph, unsigned long long);
 Result cudaGraphLaunch(GraphExec, Stream);
+Result cudaDeviceReset();
+Result cudaMemset(void*, int, std::size_t);
+Result cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, int);
+Result cudaMemcpyToSymbolAsync(const void*, const void*, std::size_t, std::size_t, int, Stream);
+Result cudaMemcpyFromSymbol(void*, const void*, std::size_t, std::size_t, int);
 Result cudaLaunchKernel(const void*, Dim3, Dim3, void**, std::size_t, Stream);
 }
 
@@ -237,6 +242,29 @@ void smaller_try(Memory&) {
   cudaMalloc(&memory, kMega);
 }
 
+void symbols(Memory& memory) {
+  Stream stream = side_stream();
+  printf("symbols %d", cudaMemcpyToSymbol(memory.device, memory.pageable.data(), kMega, 0, kHostToDevice));
+  printf(" %d", cudaMemcpyToSymbolAsync(memory.device, memory.pinned, 2 * kMega, 16, kDefaultKind, stream));
+  printf(" %d", cudaMemcpyFromSymbol(memory.pageable.data(), memory.device, 3 * kMega, 0, kDeviceToHost));
+  printf(" %d\n", cudaMemset(memory.device, 0, kMega));
+  cudaDeviceSynchronize();
+}
+
+// Copies in flight, then the device is reset and used again.
+void reset(Memory& memory) {
+  Stream stream = side_stream();
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+  cudaStreamSynchronize(stream);
+  compute(stream, 60'000'000'000);
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream);
+  printf("reset %d\n", cudaDeviceReset());
+  stream = side_stream();
+  printf("again %d\n", cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, stream));
+  printf("synchronized %d\n", cudaStreamSynchronize(stream));
+  usleep(100'000);
+}
+
 void probes(Memory&) {
   Stream stream = side_stream();
   auto begin = recorder<std::uint64_t (*)(std::uint32_t, std::uint64_t, std::uint64_t)>("stashtrace_device_bracket_begin");
@@ -267,6 +295,8 @@ int main(int count, char** arguments) {
     if (scene == "steps") many_steps(memory);
     if (scene == "threads") threads(memory);
     if (scene == "probes") probes(memory);
+    if (scene == "symbols") symbols(memory);
+    if (scene == "reset") reset(memory);
     if (scene == "second_try") second_try(memory);
     if (scene == "smaller_try") smaller_try(memory);
     if (scene == "in_flight") {
