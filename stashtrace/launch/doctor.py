@@ -17,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from stashtrace.errors import StashtraceError
 from stashtrace.launch.check import Check
 from stashtrace.launch.doctor_gpu import gpu_checks
+from stashtrace.launch.environment import LIBRARY_PATH
+from stashtrace.launch.program_file import loader_takes_library, why_not_preloaded
 
 _RECORDS_TRIED = 20_000
 _PT_INTERP = 3
@@ -166,7 +169,7 @@ def _shared_memory() -> Check:
 
 
 def _preload() -> Check:
-    from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
+    from stashtrace.launch.environment import traced_environment
 
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -186,6 +189,11 @@ def _target(command: Sequence[str]) -> Check:
         return Check(
             "this command", "invisible", f"{path} is setuid", "the loader ignores LD_PRELOAD: nothing of it is recorded"
         )
+    by_options = _hidden_by_options(Path(path).name, command[1:])
+    if by_options is not None:
+        return by_options
+    if why := why_not_preloaded(path):
+        return Check("this command", "invisible", f"{path} is {why}", "it is started without the library: not recorded")
     kind = program_kind(Path(path))
     if kind == "static":
         return Check(
@@ -197,7 +205,30 @@ def _target(command: Sequence[str]) -> Check:
         return Check(
             "this command", "invisible", f"{path} is not an ELF program of this machine", "it is started, not recorded"
         )
+    if not loader_takes_library(path):
+        return Check(
+            "this command", "invisible", f"its loader does not take {LIBRARY_PATH.name}", "it is started, not recorded"
+        )
     return Check("this command", "ok", f"{path} is dynamically linked", "it and what it starts are traced")
+
+
+def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
+    """What options of ``env`` and of Python take away from us, None if nothing."""
+    options = list(takewhile(lambda word: word.startswith("-"), arguments))
+    if name == "env" and any(word in ("-", "-i", "--ignore-environment") for word in options):
+        return Check(
+            "this command", "invisible", f"{name} {options[0]} clears the variables that tracing is made of",
+            "what it starts is not recorded",
+        )  # fmt: skip
+    if not name.startswith("python"):
+        return None
+    for word in takewhile(lambda word: not word.startswith(("-c", "-m")), options):
+        if not word.startswith("--") and (letters := [letter for letter in word[1:] if letter in "IES"]):
+            return Check(
+                "this command", "partly", f"python -{letters[0]} loads no probes",
+                "files and waits are recorded; steps, batches and collectives are not",
+            )  # fmt: skip
+    return None
 
 
 def program_kind(path: Path) -> str:

@@ -27,6 +27,7 @@ from stashtrace.launch.group_witness import GroupWitness
 from stashtrace.launch.job import Job, job_of
 from stashtrace.launch.launchers import announce, own_place
 from stashtrace.launch.program import find_program, spawn
+from stashtrace.launch.program_file import why_not_preloaded, without_library
 from stashtrace.launch.remote import is_url
 from stashtrace.launch.scratch import make_scratch
 from stashtrace.launch.staged_list import list_for_run
@@ -176,6 +177,9 @@ def run_command(
     )  # fmt: skip
     environment = traced(os.environ, run_dir=".")
     content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
+    if why := why_not_preloaded(program):
+        environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
+        content["not_recorded"] = f"{Path(program).name} ({why})"
     if steps:
         content["steps"] = steps
     if synthetic_batches:

@@ -132,7 +132,23 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
         seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     invisible += [part for part in _run_facts(trace).get("not_recorded", "").split(", ") if part]
+    invisible += _untraced_programs(trace)
     return tuple(measured), tuple(inferred), tuple(invisible)
+
+
+def _untraced_programs(trace: Trace) -> list[str]:
+    """Programs that were started without the library, and processes that ended their recording in a sandbox."""
+    counts: dict[str, int] = {}
+    for row in trace.losses.rows():
+        if trace.text(row["name_code"]) == "started_untraced":
+            program = trace.text(row["advice_code"])
+            counts[program] = counts.get(program, 0) + max(row["lost_count"], 1)
+    told = [f"{count} x {program}" if count > 1 else program for program, count in sorted(counts.items())]
+    sandboxed = int((trace.losses["name_code"] == trace.strings.find("sandboxed")).sum())
+    if sandboxed:
+        whose = "a process" if sandboxed == 1 else f"{sandboxed} processes"
+        told.append(f"{whose} after entering a sandbox of its own")
+    return told
 
 
 def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:

@@ -130,9 +130,13 @@ syscall:
   endbr64
   cmpq $202, %rdi
   je stashtrace_futex_hook
+  cmpq $157, %rdi
+  je stashtrace_sandbox_hook
+  cmpq $317, %rdi
+  je stashtrace_sandbox_hook
   movq stashtrace_real_syscall_slot(%rip), %rax
   jmp *(%rax)
   .cfi_endproc
   .size syscall, . - syscall
 )");
-static_assert(SYS_futex == 202);
+static_assert(SYS_futex == 202 && SYS_prctl == 157 && SYS_seccomp == 317);

@@ -1,0 +1,57 @@
+// Hooks of calls by which a process forbids itself system calls or the time stamp counter: recording ends before.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A filter may kill at the first call that it does not know, and ours are not in the list of its author. What was recorded is
+// written first. A filter that the process was born with (a container's) passes nothing here, and recording goes on.
+#include "hooks/sandbox.h"
+
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+
+#include <atomic>
+
+#include "core/user_memory.h"
+#include "hooks/interpose.h"
+#include "runtime/runtime.h"
+
+namespace real = stashtrace::real;
+
+namespace {
+
+constinit std::atomic<bool> forbidden = false;
+
+void seal() noexcept {
+  if (!forbidden.exchange(true, std::memory_order_relaxed)) stashtrace::runtime().seal("sandboxed");
+}
+
+// Programs ask for a filter without one, to learn whether the kernel knows filters: that is refused.
+bool is_filter(unsigned long program) noexcept { return stashtrace::is_readable(reinterpret_cast<const void*>(program)); }
+
+void before_prctl(int option, unsigned long argument, unsigned long program) noexcept {
+  const bool known = forbidden.load(std::memory_order_relaxed);
+  if (known) return;
+  if (option == PR_SET_SECCOMP && (argument == SECCOMP_MODE_STRICT || (argument == SECCOMP_MODE_FILTER && is_filter(program))))
+    seal();
+  if (option == PR_SET_TSC && argument == PR_TSC_SIGSEGV) seal();
+}
+
+}  // namespace
+
+namespace stashtrace {
+bool sandboxed() noexcept { return forbidden.load(std::memory_order_relaxed); }
+}  // namespace stashtrace
+
+STASHTRACE_HOOK(int, prctl, int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
+  before_prctl(option, a, b);
+  return real::prctl(option, a, b, c, d);
+}
+
+// The same by number: syscall(SYS_prctl, ...) and syscall(SYS_seccomp, ...), from the assembler of collectors/waits.
+extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_sandbox_hook(long number, long a, long b, long c, long d,
+                                                                                   long e, long f) {
+  if (number == SYS_prctl) before_prctl(static_cast<int>(a), static_cast<unsigned long>(b), static_cast<unsigned long>(c));
+  else if (!stashtrace::sandboxed() &&
+           (a == SECCOMP_SET_MODE_STRICT || (a == SECCOMP_SET_MODE_FILTER && is_filter(static_cast<unsigned long>(c)))))
+    seal();
+  return real::syscall(number, a, b, c, d, e, f);
+}

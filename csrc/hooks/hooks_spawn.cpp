@@ -1,0 +1,229 @@
+// Hooks of exec and posix_spawn: a program that cannot live with our library in front is started without it.
+// SPDX-License-Identifier: Apache-2.0
+//
+// libc's own system() and popen() start /bin/sh without passing here, and the shell, which is traced, passes here for what it
+// starts. Calls by number (syscall(SYS_execve)) are not seen. These hooks run in forked and vfork children and in signal
+// handlers: no allocation but on the stack, raw system calls.
+#include <alloca.h>
+#include <spawn.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstring>
+#include <string_view>
+
+#include "core/config.h"
+#include "core/text_buffer.h"
+#include "core/user_memory.h"
+#include "hooks/exec_target.h"
+#include "hooks/interpose.h"
+#include "hooks/sandbox.h"
+#include "runtime/emit.h"
+
+namespace real = stashtrace::real;
+
+namespace {
+
+using stashtrace::raw::address;
+
+constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied, on the stack
+constexpr std::size_t kPreloadBytes = 4096;
+constexpr std::string_view kPreload = "LD_PRELOAD=";
+constexpr std::string_view kDescriptors = "/proc/self/fd/";
+
+bool is_ours(std::string_view library) noexcept {
+  const std::string_view name = library.substr(library.rfind('/') + 1);
+  return name == "libstashtrace.so" || name == "libstashtrace_lookup.so";
+}
+
+// Calls each(entry) for the entries of a list in LD_PRELOAD.
+template <class Each>
+void for_each_library(std::string_view list, Each each) noexcept {
+  while (!list.empty()) {
+    const std::size_t end = list.find_first_of(": ");
+    if (end != 0) each(list.substr(0, end));
+    list = end == list.npos ? std::string_view{} : list.substr(end + 1);
+  }
+}
+
+bool names_us(std::string_view list) noexcept {
+  bool found = false;
+  for_each_library(list, [&](std::string_view library) { found = found || is_ours(library); });
+  return found;
+}
+
+// Length of a vector that ends in null; kMostVariables + 1 if it has more, or cannot be read (the kernel will say so).
+std::size_t length_of(char* const* vector) noexcept {
+  std::size_t count = 0;
+  for (; count <= kMostVariables; ++count) {
+    if (count % 512 == 0 || (reinterpret_cast<std::uintptr_t>(vector + count) & 4095) == 0)
+      if (!stashtrace::is_readable(vector + count)) return kMostVariables + 1;
+    if (vector[count] == nullptr) return count;
+  }
+  return count;
+}
+
+// The variable that holds our library, -1 if none does.
+int place_of_preload(char* const* environment, std::size_t count) noexcept {
+  for (std::size_t i = 0; i < count; ++i) {
+    // Its first bytes are enough to pass most; a bad pointer is the kernel's business.
+    if (!stashtrace::is_readable(environment[i])) return -1;
+    if (std::strncmp(environment[i], kPreload.data(), kPreload.size()) == 0)
+      return names_us(environment[i] + kPreload.size()) ? static_cast<int>(i) : -1;
+  }
+  return -1;
+}
+
+void tell(const char* path, const char* why) noexcept {
+  if (!stashtrace::recording()) return;
+  char memory[512], target[256];
+  stashtrace::TextBuffer detail(memory, sizeof memory - 1);
+  if (std::strncmp(path, kDescriptors.data(), kDescriptors.size()) == 0) {
+    const long bytes = stashtrace::raw::readlink(path, target, sizeof target - 1);
+    if (bytes > 0) target[bytes] = '\0', path = target;
+  }
+  const char* slash = std::strrchr(path, '/');
+  detail.add(slash != nullptr ? slash + 1 : path).add(" (").add(why).add(")");
+  stashtrace::report_loss(0, "started_untraced", 1, detail.c_str(), stashtrace::schema::codes::Severity::info);
+}
+
+// `path` as a program found along PATH, as libc would; false if there is none.
+bool find_program(const char* name, char (&room)[4096]) noexcept {
+  if (stashtrace::readable_length(name, sizeof room, false) >= sizeof room || *name == '\0') return false;
+  if (std::strchr(name, '/') != nullptr) {
+    std::strcpy(room, name);
+    return true;
+  }
+  std::string_view folders = stashtrace::variable(environ, "PATH");
+  if (folders.data() == nullptr) folders = "/bin:/usr/bin";
+  for (;;) {
+    const std::size_t end = folders.find(':');
+    const std::string_view folder = folders.substr(0, end);
+    stashtrace::TextBuffer path(room, sizeof room - 1);
+    path.add(folder.empty() ? std::string_view(".") : folder).add("/").add(name);
+    path.c_str();
+    struct stat status {};
+    if (stashtrace::raw::call(SYS_newfstatat, AT_FDCWD, address(room), address(&status), 0) == 0 && S_ISREG(status.st_mode) &&
+        stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(room), 1 /* X_OK */) == 0)
+      return true;
+    if (end == folders.npos) return false;
+    folders.remove_prefix(end + 1);
+  }
+}
+
+// Calls start(environment) with the one the program can be started in. `path` may be null: it is not known.
+template <class Start>
+auto starting(const char* path, char* const* environment, Start start) {
+  if (stashtrace::sandboxed()) return start(environment);  // no system calls of ours
+  if (path == nullptr || environment == nullptr || stashtrace::readable_length(path, 4096, false) >= 4096)
+    return start(environment);
+  const std::size_t count = length_of(environment);
+  if (count > kMostVariables) return start(environment);
+  const int place = place_of_preload(environment, count);
+  const char* why = place >= 0 ? stashtrace::why_not_preloaded(path) : nullptr;
+  if (why == nullptr) return start(environment);
+  const std::string_view list = environment[place] + kPreload.size();
+  if (list.size() >= kPreloadBytes) return start(environment);
+  char preload[kPreloadBytes + kPreload.size()];
+  std::size_t length = kPreload.size();
+  std::memcpy(preload, kPreload.data(), length);
+  for_each_library(list, [&](std::string_view library) {
+    if (is_ours(library)) return;
+    if (length > kPreload.size()) preload[length++] = ':';
+    std::memcpy(preload + length, library.data(), library.size());
+    length += library.size();
+  });
+  preload[length] = '\0';
+  auto** changed = static_cast<char**>(alloca((count + 1) * sizeof(char*)));
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (static_cast<int>(i) != place) changed[kept++] = environment[i];
+    else if (length > kPreload.size()) changed[kept++] = preload;
+  }
+  changed[kept] = nullptr;
+  tell(path, why);
+  return start(changed);
+}
+
+int execute(const char* path, char* const* arguments, char* const* environment) {
+  return starting(path, environment, [&](char* const* in) { return real::execve(path, arguments, in); });
+}
+
+int execute_found(const char* name, char* const* arguments, char* const* environment) {
+  char room[4096];
+  const char* found = !stashtrace::sandboxed() && find_program(name, room) ? room : nullptr;
+  return starting(found, environment, [&](char* const* in) { return real::execvpe(name, arguments, in); });
+}
+
+// What /proc/self/fd makes of a descriptor, for those that name the program by one.
+const char* descriptor_path(int fd, char (&room)[64]) noexcept {
+  stashtrace::TextBuffer path(room, sizeof room - 1);
+  path.add(kDescriptors).add(std::int64_t{fd});
+  return path.c_str();
+}
+
+}  // namespace
+
+STASHTRACE_HOOK(int, execve, const char* path, char* const* arguments, char* const* environment) {
+  return execute(path, arguments, environment);
+}
+STASHTRACE_HOOK(int, execv, const char* path, char* const* arguments) { return execute(path, arguments, environ); }
+STASHTRACE_HOOK(int, execvpe, const char* name, char* const* arguments, char* const* environment) {
+  return execute_found(name, arguments, environment);
+}
+STASHTRACE_HOOK(int, execvp, const char* name, char* const* arguments) { return execute_found(name, arguments, environ); }
+STASHTRACE_HOOK(int, fexecve, int fd, char* const* arguments, char* const* environment) {
+  char room[64];
+  return starting(descriptor_path(fd, room), environment,
+                  [&](char* const* in) { return real::fexecve(fd, arguments, in); });
+}
+STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment, int flags) {
+  char room[64];
+  if (stashtrace::sandboxed()) return real::execveat(dirfd, path, arguments, environment, flags);
+  const bool empty = stashtrace::readable_length(path, 4096, false) == 0;
+  const bool plain = dirfd == AT_FDCWD || (!empty && stashtrace::is_readable(path) && path[0] == '/');
+  const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, room) : plain ? path : nullptr;
+  return starting(known, environment,
+                  [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); });
+}
+STASHTRACE_HOOK(int, posix_spawn, pid_t* pid, const char* path, const posix_spawn_file_actions_t* actions,
+                const posix_spawnattr_t* attributes, char* const* arguments, char* const* environment) {
+  return starting(path, environment,
+                  [&](char* const* in) { return real::posix_spawn(pid, path, actions, attributes, arguments, in); });
+}
+STASHTRACE_HOOK(int, posix_spawnp, pid_t* pid, const char* name, const posix_spawn_file_actions_t* actions,
+                const posix_spawnattr_t* attributes, char* const* arguments, char* const* environment) {
+  char room[4096];
+  const char* found = !stashtrace::sandboxed() && find_program(name, room) ? room : nullptr;
+  return starting(found, environment,
+                  [&](char* const* in) { return real::posix_spawnp(pid, name, actions, attributes, arguments, in); });
+}
+
+// The lists of execl, execlp and execle end in a null pointer; behind it execle has the environment.
+#define STASHTRACE_COLLECT(first, arguments, rest, after)                                       \
+  va_list rest;                                                                                 \
+  va_start(rest, first);                                                                        \
+  std::size_t count = 1;                                                                        \
+  if (first != nullptr)                                                                         \
+    while (va_arg(rest, char*) != nullptr) ++count;                                             \
+  va_end(rest);                                                                                 \
+  auto** arguments = static_cast<char**>(alloca((count + 1) * sizeof(char*)));                  \
+  arguments[0] = const_cast<char*>(first);                                                      \
+  va_start(rest, first);                                                                        \
+  for (std::size_t i = 1; first != nullptr && i <= count; ++i) arguments[i] = va_arg(rest, char*); \
+  after;                                                                                        \
+  va_end(rest)
+
+STASHTRACE_HOOK(int, execl, const char* path, const char* first, ...) {
+  STASHTRACE_COLLECT(first, arguments, rest, (void)0);
+  return execute(path, arguments, environ);
+}
+STASHTRACE_HOOK(int, execlp, const char* name, const char* first, ...) {
+  STASHTRACE_COLLECT(first, arguments, rest, (void)0);
+  return execute_found(name, arguments, environ);
+}
+STASHTRACE_HOOK(int, execle, const char* path, const char* first, ...) {
+  char* const* environment = nullptr;
+  STASHTRACE_COLLECT(first, arguments, rest, environment = va_arg(rest, char* const*));
+  return execute(path, arguments, environment);
+}
