@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.cli.screen import Screen
+from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.launch.directory import rights_of_run
 from stashtrace.units import bytes_text
@@ -40,6 +40,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Write the file; say so on stderr."""
     arguments = parser().read(argv)
+    end_on_terminate()
     path = str(existing_run(arguments.path))
 
     from stashtrace.align.align import load_trace

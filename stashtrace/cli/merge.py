@@ -12,7 +12,7 @@ from pathlib import Path
 from stashtrace.cli.gathering import fold_launchers, gather, is_wanted, run_directories
 from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.cli.screen import Screen
+from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.launch.directory import rights_of_run
 from stashtrace.launch.launchers import end_turns
@@ -42,6 +42,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Merge and sum up."""
     arguments = parser().read(argv)
+    end_on_terminate()
     screen = Screen()
     local = [existing_run(path) for path in arguments.paths if not is_url(path)]
     target = _target(arguments.paths, arguments.out)

@@ -7,11 +7,13 @@ Commands ask a :class:`Screen` once and hand its answers to ``report``, which ne
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TextIO
+from types import FrameType, TracebackType
+from typing import NoReturn, TextIO
 
 from stashtrace.visible import visible, visible_line
 
@@ -97,6 +99,17 @@ class Progress:
         cells = round(done * 24)
         line = f"{self._title} {full * cells}{empty * (24 - cells)} {done * 100:3.0f} %  {visible_line(what)}"
         self._screen.draw("\r\x1b[K" + line[: self._screen.width - 1])
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM end this command like Ctrl-C: what is half written is removed on the way out."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the way out must not be cut short
+    raise SystemExit(128 + number)
 
 
 def _speaks_utf8(environment: Mapping[str, str]) -> bool:

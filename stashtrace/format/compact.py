@@ -173,7 +173,7 @@ class _Rewritten:
         self.process = process
         self._temporary = process.path + ".tmp"
         self.size = 0
-        descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.out = os.fdopen(descriptor, "r+b")
         try:
             fcntl.flock(self.out, fcntl.LOCK_EX | fcntl.LOCK_NB)

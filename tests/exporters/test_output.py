@@ -1,0 +1,100 @@
+"""Files appear whole or not at all, follow nobody's links, and leave nothing behind."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stashtrace.errors import StashtraceError
+from stashtrace.exporters.output import complete_file
+
+_WRITER = """
+import sys
+from pathlib import Path
+from stashtrace.cli.screen import end_on_terminate
+from stashtrace.exporters.output import complete_file
+end_on_terminate()
+with complete_file(Path(sys.argv[1])) as partial:
+    partial.write_text("half")
+    print(partial, flush=True)
+    sys.stdin.read()
+"""
+
+
+def writer(target: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has written half of a file and waits; where it is."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(target)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_modes(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    before = os.umask(0o027)
+    try:
+        with complete_file(target) as partial:
+            assert mode(partial) == 0o600
+            partial.write_text("new")
+        assert mode(target) == 0o640
+        target.chmod(0o604)
+        with complete_file(target) as partial:
+            partial.write_text("newer")
+        assert mode(target) == 0o604
+    finally:
+        os.umask(before)
+    assert target.read_text() == "newer"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_link_that_was_put_there_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda count: "0" * 2 * count)
+    victim, target = tmp_path / "victim", tmp_path / "x"
+    victim.write_text("mine")
+    (tmp_path / f"x.part{os.getpid()}").symlink_to(victim)
+    with complete_file(target) as partial:
+        partial.write_text("data")
+    (tmp_path / f"x.part{os.getpid()}-{'0' * 16}").symlink_to(victim)
+    with pytest.raises(StashtraceError), complete_file(target):
+        pass
+    assert victim.read_text() == "mine"
+    assert target.read_text() == "data"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_writer_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    process, partial = writer(tmp_path / "x")
+    assert partial.exists()
+    process.send_signal(number)
+    process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+    killed, left = writer(tmp_path / "x")
+    going, growing = writer(tmp_path / "x")
+    killed.kill()
+    killed.communicate(timeout=100)
+    (tmp_path / "x.part12-of-my-own").touch()
+    assert left.exists()
+    with complete_file(tmp_path / "x") as partial:
+        partial.write_text("whole")
+    assert not left.exists()
+    assert growing.exists()
+    going.communicate("", timeout=100)
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.part12-of-my-own"]
+    assert (tmp_path / "x").read_text() == "half"  # the last to end
