@@ -13,6 +13,8 @@ from stashtrace.model.strings import StringPool
 #: (collector, reason, severity, lost_count, advice), as in RawProcess.losses.
 LossRow = tuple[str, str, int, int, str]
 
+_MOST_LOST = int(np.iinfo(np.int64).max)
+
 
 def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool) -> dict[str, Any]:
     """Columns of the ``losses`` table from loss tuples."""
@@ -22,6 +24,7 @@ def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool
         "collector_code": strings.codes(r[0] for r in listed),
         "name_code": strings.codes(r[1] for r in listed),
         "severity_code": np.array([r[2] for r in listed], dtype=np.int64),
-        "lost_count": np.array([r[3] for r in listed], dtype=np.int64),
+        # A count of a damaged file may need 64 bits without a sign; the table's column ends before.
+        "lost_count": np.array([min(r[3], _MOST_LOST) for r in listed], dtype=np.int64),
         "advice_code": strings.codes(r[4] for r in listed),
     }

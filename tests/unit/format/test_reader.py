@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from stash_files import RUN_ID, StashWriter, ms, sizes_check, write_run_json
 
+import stashtrace
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
@@ -220,6 +221,16 @@ def test_unknown_records_are_skipped_and_counted(tmp_path: Path) -> None:
     [process] = open_run(tmp_path, strict=True).processes
     assert "io_op" not in process.load().records
     assert reasons(process) == {"unknown_record_rows": 3}
+
+
+def test_a_count_beyond_the_column_is_its_largest_value(tmp_path: Path) -> None:
+    """A damaged row may hold any 64 bits; the file is read all the same."""
+    stash = StashWriter(tmp_path)
+    stash.add("loss", [stash.row("loss", lost_count=2**64 - 1)])
+    stash.sync(0, 10)
+    stash.save()
+    trace = stashtrace.load(tmp_path)
+    assert 2**63 - 1 in trace.losses["lost_count"].tolist()
 
 
 def test_missing_part_of_a_text_shows(tmp_path: Path) -> None:
