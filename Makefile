@@ -3,6 +3,7 @@
 # test: the same environment, every test that a busy machine cannot change: side by side, under ten minutes.
 # Long, for a quiet machine, no gate; they write benchmarks/results/ (docs/internals/tests.md says what each holds):
 #   truth: injections by amount, the null test, sharpness of clocks and samplers.    bench: every benchmark, one by one.
+#   trust: attacks, kills, fuzzing, and real programs and test suites, each with and without the recorder.
 # native: build both shared objects into stashtrace/, for work from a checkout.
 # Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
 PYTHON ?= python3
@@ -16,7 +17,7 @@ bin := $(VENV)/bin
 torch_stamp := $(VENV)/.installed-$(subst :,_,$(subst /,_,$(TORCH)))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test truth bench native clean
+.PHONY: demo test truth trust bench native clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built $(torch_stamp)
@@ -36,6 +37,10 @@ truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 	$(bin)/python benchmarks/ground_truth.py || failed=1; \
 	$(bin)/python benchmarks/characterize_truth.py --repeat 3 --iterations 20 --null 10 --null-only --name characterize_null || failed=1; \
 	exit $$failed
+
+# About two hours. Parts that have a result of this commit are not run again; PARTS=scenes,kill chooses.
+trust: $(VENV)/.built $(VENV)/.test-tools
+	$(bin)/python benchmarks/trust.py $(if $(PARTS),--parts $(PARTS))
 
 bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 	$(bin)/python benchmarks/run_all.py

@@ -72,15 +72,16 @@ static void until_told(void) {
   printf("went on\n");
 }
 
-// Numbers that the program did not open itself; some that nobody opened if there are none.
-static int strangers[64], strangers_count;
+// Eight numbers, from the lowest that somebody else opened; where there is none, numbers that nobody has.
+static int strangers[8], strangers_count;
 static void find_strangers(void) {
   DIR* list = opendir("/proc/self/fd");
   struct dirent* entry;
-  while (list != NULL && (entry = readdir(list)) != NULL && strangers_count < 64)
-    if (atoi(entry->d_name) > 100) strangers[strangers_count++] = atoi(entry->d_name);
+  int lowest = 700;
+  while (list != NULL && (entry = readdir(list)) != NULL)
+    if (atoi(entry->d_name) > 100 && (lowest == 700 || atoi(entry->d_name) < lowest)) lowest = atoi(entry->d_name);
   if (list != NULL) closedir(list);
-  while (strangers_count < 8) strangers[strangers_count] = 700 + strangers_count, ++strangers_count;
+  for (strangers_count = 0; strangers_count < 8; ++strangers_count) strangers[strangers_count] = lowest + strangers_count;
 }
 
 #define PRECIOUS_BYTES (8 << 20)
@@ -118,7 +119,7 @@ static void dup2_thread(void) {
   pthread_t thief, readers[8];
   pthread_create(&thief, NULL, takes_over, NULL);
   for (int round = 0; round < rounds; ++round) {
-    for (int i = 0; i < 8; ++i) pthread_create(&readers[i], NULL, busy_thread, (void*)10000);
+    for (int i = 0; i < 8; ++i) pthread_create(&readers[i], NULL, busy_thread, (void*)20000);
     for (int i = 0; i < 8; ++i) pthread_join(readers[i], NULL);
   }
   over = 1;
