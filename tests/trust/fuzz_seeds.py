@@ -1,0 +1,166 @@
+"""Small valid files of every format that is read, for the fuzzer to damage."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+for _place in (ROOT / "tests", ROOT / "tests/importers"):
+    if str(_place) not in sys.path:
+        sys.path.append(str(_place))
+
+from kineto_files import rank_of_two  # noqa: E402
+from nsys_exports import MS, Export  # noqa: E402
+from stash_files import StashWriter, ms, write_run_json  # noqa: E402
+
+from stashtrace.format.project import current_layouts  # noqa: E402
+
+GOLDEN = ROOT / "tests/data/golden"
+START_US = 1_600_000_000_000_000
+
+
+def stash(folder: Path) -> None:
+    """What a killed process left, and what a merge made of it, of each version."""
+    for number, path in enumerate(sorted(GOLDEN.rglob("*.stash")) + sorted(GOLDEN.rglob("*.ring"))):
+        shutil.copy(path, folder / f"{number}-{path.parent.name}-{path.name}")
+    with_a_ring(folder)
+
+
+def with_a_ring(folder: Path) -> None:
+    """A .stash with rows of I/O, beside a .ring with more of them."""
+    writer = StashWriter(folder, env={"RANK": "0", "WORLD_SIZE": "1"})
+    name = writer.intern("/data/a")
+    calls = [
+        writer.row("io_op", begin_ticks=ms(i), duration_ticks=9000, path_id=name, op_code=1 + i % 4, result_bytes=4096)
+        for i in range(20)
+    ]
+    writer.add("io_op", calls, packed=True)
+    writer.sync(0, 10, 20)
+    writer.add_ring("io_op", calls[:12])
+    writer.save()
+    write_run_json(folder)
+
+
+def random_rows(folder: Path, rng: random.Random) -> Path:
+    """Segments of random rows under right checksums: damage that no checksum finds."""
+    writer = StashWriter(folder, env={"RANK": "0", "WORLD_SIZE": "2"})
+    name = writer.intern("/data/a")
+    writer.sync(0, 10)
+    for record in rng.sample(sorted(current_layouts()), rng.randint(1, 8)):
+        rows = np.zeros(rng.randint(1, 12), dtype=current_layouts()[record].dtype)
+        for field in rows.dtype.names or ():
+            for row in rows:
+                if rows.dtype[field].kind == "S":
+                    row[field] = rng.randbytes(rng.randint(0, 56))
+                elif rows.dtype[field].kind == "f":
+                    row[field] = rng.choice([0.0, -1.0, float("nan"), float("inf"), 1e308])
+                else:
+                    limits = np.iinfo(rows.dtype[field])
+                    moment = ms(rng.uniform(0, 20)) if field.endswith("ticks") else name
+                    extreme = rng.choice([moment, moment, 0, 1, 2, limits.max, limits.min, limits.max // 2])
+                    row[field] = min(limits.max, max(limits.min, extreme))
+        writer.add(record, rows, packed=rng.random() < 0.5, gap=rng.choice([0, 0, 5]))
+    return writer.save()
+
+
+def kineto(folder: Path) -> None:
+    rank_of_two(folder / "rank0.json", 0)
+    rank_of_two(folder / "rank1.json.gz", 1, late_us=100)
+
+
+def nsys(folder: Path) -> None:
+    export = Export(folder / "report.sqlite", RANK="3", WORLD_SIZE="8")
+    for step in range(2):
+        at = 10 * MS * step
+        export.range(42, f"step {12 + step}", at, at + 9 * MS)
+        export.range(42, "dataloader", at, at + MS)
+        export.call(42, "cudaLaunchKernel_v7000", at + 2 * MS, at + 2 * MS + 5000, call=10 + step)
+        export.kernel(42, "void gemm<float>(int)", at + 3 * MS, at + 8 * MS, call=10 + step)
+    export.close()
+
+
+def dftracer(folder: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"id": 1, "name": "HH", "cat": "dftracer", "pid": 7, "tid": 7, "ph": "M", "args": {"name": "node", "value": 9}},
+        {"id": 2, "name": "FH", "cat": "dftracer", "pid": 7, "tid": 7, "ph": "M", "args": {"name": "/a", "value": 5}},
+    ]
+    for i, name in enumerate(["open64", "read", "pread", "write", "close", "lseek64", "mkdir"]):
+        call = {"fhash": 5, "hhash": 9, "ret": 4096, "offset": i, "size": 4096}
+        head = {"id": 3 + i, "name": name, "cat": "POSIX", "pid": 7, "tid": 8, "ph": "X"}
+        lines.append({**head, "ts": START_US + i * 100, "dur": 50, "args": call})
+    text = "[\n" + "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "trace.pfw").write_text(text + "]", encoding="utf-8")
+    (folder / "trace2.pfw.gz").write_bytes(gzip.compress(text.encode()))
+
+
+def flight_recorder(folder: Path) -> None:
+    def entry(number: int) -> dict[str, Any]:
+        at = 1_724_779_239_000_000_000 + number * 1_000_000
+        return {
+            "frames": [{"name": "step", "filename": "train.py", "line": 3}], "record_id": number, "pg_id": 0,
+            "process_group": ("0", "default_pg"), "collective_seq_id": number, "p2p_seq_id": 0, "op_id": number,
+            "profiling_name": "nccl:all_reduce", "time_created_ns": at, "input_sizes": [[3, 4]],
+            "input_dtypes": ["Float"], "output_sizes": [[3, 4]], "output_dtypes": ["Float"], "state": "completed",
+            "time_discovered_started_ns": at + 10, "time_discovered_completed_ns": at + 500_000, "retired": True,
+            "timeout_ms": 600000, "is_p2p": False, "duration_ms": 0.4,
+        }  # fmt: skip
+
+    dump = {
+        "version": "2.10", "entries": [entry(i) for i in range(4)], "pg_status": {}, "rank": 0,
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+    }  # fmt: skip
+    (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps(dump, protocol=2))
+    (folder / "fr_rank_1.json").write_text(json.dumps(dump), encoding="utf-8")
+
+
+def chakra(folder: Path) -> None:
+    from test_chakra import new, protobuf, write
+
+    nodes = [new(i, f"aten::mul{i}", [1.5], [[1, 0, 0, 4, 4, "cpu"]]) for i in range(2, 6)]
+    write(folder / "et.json", nodes, schema="1.0.2-chakra.0.0.4")
+    (folder / "job.et").write_bytes(protobuf())
+
+
+def nccl_inspector(folder: Path) -> None:
+    from test_nccl_inspector import _header, _metadata, _operation
+
+    for rank in range(2):
+        head = {"header": _header(rank), "metadata": _metadata(100 + rank)}
+        lines = [json.dumps({**head, "coll_perf": _operation("AllReduce", n, 300, 1000 * n)}) for n in range(4)]
+        (folder / f"node01-pid{100 + rank}.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def darshan(folder: Path) -> None:
+    """A head that is recognised; logs of the corpus where they lie beside the checkout and PyDarshan is installed."""
+    (folder / "head.darshan").write_bytes(b"3.41\0\0\0\0" + (6567223).to_bytes(8, "little") + bytes(64))
+    corpus = next((p for p in (ROOT / "shared/corpus", ROOT.parent / "shared/corpus") if p.exists()), None)
+    try:
+        import darshan as backend
+    except ImportError:
+        return
+    if corpus is not None and backend is not None:
+        for path in sorted(corpus.glob("darshan/sample*.darshan")):
+            shutil.copy(path, folder)
+
+
+FORMATS: dict[str, Callable[[Path], None]] = {
+    "stash": stash,
+    "kineto": kineto,
+    "nsys": nsys,
+    "dftracer": dftracer,
+    "flight_recorder": flight_recorder,
+    "chakra": chakra,
+    "nccl_inspector": nccl_inspector,
+    "darshan": darshan,
+}

@@ -1,0 +1,86 @@
+"""Damaged files of every format are read or refused with one clear error: no other exception, no crash, no hang.
+
+Each input is loaded, summed up and exported, in a process of its own with a limit of CPU time and of memory. Seeds are
+fixed, so the same inputs come every time; TRUST_FUZZ_SEED chooses others. A few inputs come first; the
+long form runs more, and more again with the library and the bindings built for AddressSanitizer and UBSan. Findings
+stay in the folder that the failure names.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trust.pairs import plain_environment
+from trust.sanitized import sanitized_package
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).with_name("fuzz_worker.py")
+SEED = int(os.environ.get("TRUST_FUZZ_SEED", "14"))
+FORMATS = ("stash", "kineto", "nsys", "dftracer", "flight_recorder", "chakra", "nccl_inspector", "darshan")
+MEMORY_BYTES = 3 << 30
+QUICK_INPUTS, LONG_INPUTS, SANITIZED_INPUTS = 12, 400, 200
+#: Without PyDarshan its log is refused before it is read.
+MAY_BE_REFUSED = {"darshan"}
+
+
+def fuzz(kind: str, count: int, folder: Path, variables: dict[str, str], memory_bytes: int) -> dict[str, Any]:
+    """Run the worker and return its result."""
+    environment = plain_environment() | {"PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, str(WORKER), kind, str(SEED), str(count), str(folder), "--bytes", str(memory_bytes)]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=7200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(result)
+    return result
+
+
+def check(kind: str, count: int, result: dict[str, Any], kept: Path) -> None:
+    assert result["inputs"] == count
+    assert result["seeds_read"] > 0 or kind in MAY_BE_REFUSED, "the undamaged seeds cannot be read"
+    assert result["findings"] == {}, f"inputs and what was said: {kept / 'found'}"
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_files(tmp_path: Path, kind: str) -> None:
+    check(kind, QUICK_INPUTS, fuzz(kind, QUICK_INPUTS, tmp_path, {}, MEMORY_BYTES), tmp_path)
+
+
+def record(result: dict[str, Any], record_property: Callable[[str, object], None]) -> None:
+    for name in ("seed", "seeds_read"):
+        record_property(name, result[name])
+    for name in ("inputs", "read", "refused"):
+        record_property(f"{name}_count", result[name])
+    record_property("findings_count", len(result["findings"]))
+    record_property("findings", json.dumps(result["findings"]))
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("kind", FORMATS)
+def test_many_damaged_files(tmp_path: Path, kind: str, record_property: Callable[[str, object], None]) -> None:
+    result = fuzz(kind, LONG_INPUTS, tmp_path, {}, MEMORY_BYTES)
+    record(result, record_property)
+    check(kind, LONG_INPUTS, result, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sanitized(request: pytest.FixtureRequest) -> dict[str, str]:
+    return sanitized_package(Path(request.config.cache.mkdir("trust-address")))  # type: ignore[union-attr]
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_files_under_sanitizers(
+    tmp_path: Path, sanitized: dict[str, str], kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    result = fuzz(kind, SANITIZED_INPUTS, tmp_path, sanitized, 0)
+    record(result, record_property)
+    check(kind, SANITIZED_INPUTS, result, tmp_path)
