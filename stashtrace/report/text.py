@@ -288,10 +288,10 @@ def _trust(facts: RunFacts, look: Look) -> list[str]:
     trust = facts.trust
     told = [("measured", trust.measured), ("inferred", trust.inferred), ("invisible here", trust.invisible)]
     lines = _flow([f"{name}: {', '.join(names) or '-'}" for name, names in told], look)
-    # What the tracer can account for itself; comparing runs in pairs shows more.
     known = trust.own_cost_ratio >= 0
+    least, most = percent_text(trust.own_cost_ratio), percent_text(trust.own_cost_most_ratio)
     parts = [
-        f"own cost at least {percent_text(trust.own_cost_ratio)} CPU" if known else "own cost not measured",
+        f"own cost {least} to {most} CPU" if known else "own cost not measured",
         f"lost records {trust.lost_records_count}",
         f"clocks {trust.clocks}",
     ]

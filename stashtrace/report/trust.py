@@ -22,7 +22,6 @@ from stashtrace.model.kinds import (
     Phase,
     ProcessRole,
     Severity,
-    SpanKind,
     ThreadRole,
     TrackKind,
 )
@@ -38,6 +37,12 @@ _TRAINERS_AT_MOST = 3
 _CLEARLY_BEFORE_NS = 50_000_000
 #: What one record of a native hook costs, from benchmarks/results.
 HOOK_COST_NS = 40
+#: The same where the job has emptied the caches between two calls: two stamps, a row and their code from memory.
+HOOK_MOST_NS = 150
+#: Between computations, what a probe evicts is fetched again by the job, outside the probe's own account of itself.
+PROBE_MOST_RATIO = 3.0
+#: A wake-up of the recorder's thread: two switches, and a core's second-level cache to fill again.
+WAKE_MOST_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,9 @@ class Trust:
     ----------
     measured, inferred, invisible : tuple of str
     own_cost_ratio : float
-        Of the CPU time of the traced processes; -1 if not measured.
+        Of the CPU time of the traced processes, as far as clocks and counts of ours see it; -1 if not measured.
+    own_cost_most_ratio : float
+        The same with bounds for what they do not see: caches and switches between threads; -1 if not measured.
     lost_records_count : int
     losses : tuple of str
         The worst ones as sentences.
@@ -70,6 +77,7 @@ class Trust:
     inferred: tuple[str, ...] = ()
     invisible: tuple[str, ...] = ()
     own_cost_ratio: float = -1.0
+    own_cost_most_ratio: float = -1.0
     lost_records_count: int = 0
     losses: tuple[str, ...] = ()
     clocks: str = "one host"
@@ -88,12 +96,14 @@ def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Tr
         inferred += ("network by what transfers inside a host take",)
     lost, sentences = _losses(trace)
     shares = _host_shares(trace)
+    own_cost_ratio, own_cost_most_ratio = _own_cost(trace)
     steal_host = max(shares, key=lambda host: shares[host][0], default="")
     return Trust(
         measured,
         inferred,
         invisible,
-        own_cost_ratio=_own_cost(trace),
+        own_cost_ratio=own_cost_ratio,
+        own_cost_most_ratio=own_cost_most_ratio,
         lost_records_count=lost,
         losses=sentences,
         clocks=_clocks(trace),
@@ -191,20 +201,32 @@ def _loss(collector: str, reason: str, count: int, advices: Sequence[str]) -> st
     return f"{count:,} {reason.replace('_', ' ')} ({collector})" + (f": {advices[0]}" if advices[0] else "") + alike
 
 
-def _own_cost(trace: Trace) -> float:
-    """CPU share of the tracing: its threads as the kernel counts them, its probes as they time themselves, its hooks
-    by the number of their records."""
+def _own_cost(trace: Trace) -> tuple[float, float]:
+    """CPU share of the tracing, and an upper end for it: its threads as the kernel counts them and their wake-ups
+    by the number of samples, its probes as they time themselves, its hooks by the number of their records."""
     used = sum(_last(trace, "process_user_ns_total").values()) + sum(_last(trace, "process_system_ns_total").values())
     if used <= 0:
-        return -1.0
+        return -1.0, -1.0
     tracks = trace.tracks
     tracers = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
     owned = set(zip(tracers["process_id"].tolist(), tracers["native_id"].tolist(), strict=True))
     threads = sum(ns for key, ns in _last(trace, "thread_run_ns_total").items() if key in owned)
-    spans = trace.spans.take(trace.spans["kind_code"] == SpanKind.PROBE)
-    probes = int((spans["end_ns"] - spans["begin_ns"]).sum())
-    hooks = (trace.io_rows_count + len(trace.waits)) * HOOK_COST_NS
-    return (threads + probes + hooks) / used
+    probes = _probe_cost_ns(trace)
+    hooked = trace.io_rows_count + len(trace.waits)
+    wakes = sum(len(values) for _, values in _samples(trace, "process_user_ns_total"))
+    least = threads + probes + hooked * HOOK_COST_NS
+    most = threads + wakes * WAKE_MOST_NS + probes * PROBE_MOST_RATIO + hooked * HOOK_MOST_NS
+    return least / used, most / used
+
+
+def _probe_cost_ns(trace: Trace) -> int:
+    """What the Python probes of all processes say they took; each says it at its end, a worker with its last batch."""
+    facts = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("probe_cost_ns"))
+    told: dict[int, int] = {}
+    for process_id, value_code in zip(facts["process_id"].tolist(), facts["value_code"].tolist(), strict=True):
+        value = trace.text(value_code)
+        told[process_id] = max(told.get(process_id, 0), int(value) if value.isdecimal() else 0)
+    return sum(told.values())
 
 
 def _host_shares(trace: Trace) -> dict[str, tuple[float, float]]:
