@@ -44,8 +44,9 @@ void stashtrace_stamp(stashtrace_stamp_t* out) noexcept {
     *out = {now_ticks(), -1, -1};
     return;
   }
-  out->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-  out->runqueue_ns = thread_runqueue_ns(now_ticks(), out->cpu_ns);
+  const ThreadTimes times = thread_times(now_ticks());
+  out->cpu_ns = times.cpu_ns;
+  out->runqueue_ns = times.runqueue_ns;
   out->ticks = now_ticks();
 }
 

@@ -1,6 +1,7 @@
 // Implementation of thread_clock.h. SPDX-License-Identifier: Apache-2.0
 #include "runtime/thread_clock.h"
 
+#include "core/clock.h"
 #include "core/pinned_file.h"
 #include "core/raw_syscall.h"
 #include "runtime/runtime.h"
@@ -16,9 +17,12 @@ struct ThreadClock {
   std::uint32_t generation;  // 0: none yet; of the parent in a forked child, where the file tells of the parent's thread
   dev_t device;
   ino_t inode;
-  // The last reading, and when it was made.
+  // The last reading of the run queue, and when it was made.
   std::uint64_t read_ticks;
   std::int64_t read_cpu_ns, value_ns;
+  // The last reading of the CPU clock, and the largest value given since.
+  std::uint64_t cpu_ticks;
+  std::int64_t cpu_ns, told_cpu_ns;
   double ns_per_tick;
 };
 constinit thread_local ThreadClock thread_clock{};
@@ -28,6 +32,10 @@ constinit thread_local ThreadClock thread_clock{};
 constexpr double kLongestOffCpuNs = 5'000;
 // Beyond this the tick rate's own error would count.
 constexpr double kOldestReadingNs = 5'000'000;
+
+// The CPU clock costs a system call, and the ends of a phase and the begins of the next lie next to each other. So soon
+// after a reading the thread is taken to have run all the time.
+constexpr double kTakenToRunNs = 20'000;
 
 bool still_holds(const ThreadClock& clock, std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   const double passed_ns = static_cast<double>(ticks - clock.read_ticks) * clock.ns_per_tick;
@@ -51,9 +59,8 @@ std::int64_t read_runqueue(int fd) noexcept {
   return value;
 }
 
-}  // namespace
-
-std::int64_t thread_runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
+// Cumulative ns of the run queue, -1 if the kernel does not tell. Read again only after the thread was off the CPU.
+std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   ThreadClock& clock = thread_clock;
   const std::uint32_t generation = runtime().generation();
   if (clock.generation != 0 && clock.generation == generation && still_holds(clock, ticks, cpu_ns)) return clock.value_ns;
@@ -83,6 +90,29 @@ std::int64_t thread_runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexce
     raw::close(fd);  // nobody would close it when the thread ends
   }
   return value;
+}
+
+}  // namespace
+
+ThreadTimes thread_times(std::uint64_t ticks) noexcept {
+  ThreadClock& clock = thread_clock;
+  const bool known = clock.generation != 0 && clock.generation == runtime().generation();
+  if (known) {
+    const double passed_ns = static_cast<double>(ticks - clock.cpu_ticks) * clock.ns_per_tick;
+    if (passed_ns < kTakenToRunNs) {
+      const std::int64_t cpu_ns = clock.cpu_ns + static_cast<std::int64_t>(passed_ns);
+      if (cpu_ns > clock.told_cpu_ns) clock.told_cpu_ns = cpu_ns;
+      return {clock.told_cpu_ns, clock.value_ns};
+    }
+  }
+  const std::int64_t cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+  const std::int64_t waited_ns = runqueue_ns(ticks, cpu_ns);
+  if (clock.generation == 0) return {cpu_ns, waited_ns};
+  clock.cpu_ticks = ticks;
+  clock.cpu_ns = cpu_ns;
+  // It may have been off the CPU where it was taken to run; what was told does not go back.
+  if (!known || cpu_ns > clock.told_cpu_ns) clock.told_cpu_ns = cpu_ns;
+  return {clock.told_cpu_ns, waited_ns};
 }
 
 void close_thread_clock() noexcept {

@@ -118,7 +118,8 @@ def _next(original: Any) -> Any:
         given: dict[int, int] = {}
         begin = probe_begins(CLOCKS)
         try:
-            token = device_marks.wait_begins()
+            if _native.device_active():
+                token = device_marks.wait_begins()
             loader = _loader_of(self)
             if loader is not None:
                 index, worker, given = _awaited(self)

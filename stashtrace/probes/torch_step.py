@@ -99,7 +99,8 @@ def _forward_begins() -> bytes | None:
         if is_compiling():
             return None
         window.forward_begins()
-        device_marks.phase_begins()
+        if _native.device_active():
+            device_marks.phase_begins()
         return probe_begins(CLOCKS) if window.open else None
     except Exception as error:
         failed(COLLECTOR, "forward", error)
@@ -145,7 +146,8 @@ def _engine_call(original: Any) -> Any:
 
 def _backward_begins() -> bytes | None:
     try:
-        device_marks.phase_begins()
+        if _native.device_active():
+            device_marks.phase_begins()
         return probe_begins(CLOCKS)
     except Exception as error:
         failed(COLLECTOR, "backward", error)

@@ -135,6 +135,12 @@ def test_an_inner_module_call_runs_no_python_frame_of_ours(run: TracedRun, untra
     assert added["100"] == added["300"] == added["0"], json.dumps({"traced": ours, "untraced": plain})
 
 
+def test_a_step_runs_few_python_frames_of_ours(run: TracedRun, untraced: TracedRun) -> None:
+    ours, plain = both(run, untraced, "step")
+    # Forward, backward, optimizer: begins and ends, the step window, and what they ask torch; no frame per operator.
+    assert 0 < ours - plain <= 20
+
+
 @pytest.mark.parametrize(
     "name", ["same_function", "attributes", "code", "super", "caught", "raised", "nothing", "generated"]
 )
