@@ -44,7 +44,11 @@ environment.traced_environment = traced_environment
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     report = yield
-    if PRELOAD and report.failed and not re.search(r"Sanitizer|runtime error|TimeoutExpired|\b66\b", report.longreprtext):
+    if (
+        PRELOAD
+        and report.failed
+        and not re.search(r"Sanitizer|runtime error|TimeoutExpired|\b66\b", report.longreprtext)
+    ):
         report.outcome = "skipped"
         report.longrepr = (str(report.fspath), 0, f"no finding of the sanitizer: {report.longreprtext[-300:]}")
     return report
