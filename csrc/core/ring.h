@@ -61,7 +61,7 @@ inline bool is_intact(LaneHeader* lane) noexcept {
 // Rows refused and not yet told in a loss row.
 inline std::uint64_t dropped(LaneHeader* lane) noexcept { return is_intact(lane) ? relaxed(lane->dropped) : 0; }
 
-inline bool must_look_up(LaneHeader* lane) noexcept { return relaxed(lane->reserved) >= lane->mark; }
+inline bool must_look_up(LaneHeader* lane) noexcept { return relaxed(lane->reserved) >= relaxed(lane->mark); }
 
 // Claim, store, publish. The caller has seen room (must_look_up() false, or look_up() true).
 template <class Store>
@@ -104,11 +104,11 @@ inline LookUp look_up(LaneHeader* lane) noexcept {
   const std::uint64_t quarter = capacity / 4;
   const std::uint64_t full_at = consumed + capacity - kSlackRows;
   if (reserved >= full_at) {
-    lane->mark = reserved;
+    std::atomic_ref(lane->mark).store(reserved, std::memory_order_relaxed);  // the end of recording sets it as well
     return {false, true, false};
   }
   const std::uint64_t next_quarter = (reserved / quarter + 1) * quarter;
-  lane->mark = next_quarter < full_at ? next_quarter : full_at;
+  std::atomic_ref(lane->mark).store(next_quarter < full_at ? next_quarter : full_at, std::memory_order_relaxed);
   return {true, reserved - consumed >= quarter, false};
 }
 

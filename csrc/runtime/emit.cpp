@@ -105,10 +105,12 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
     return false;
   }
   if (!look.wants_drain) return look.room;
-  // A thread is started here only where it was asked for: a process of one thread may do what others may not
-  // (unshare(CLONE_NEWUSER), fork without a warning of Python), so its own thread drains. Not inside a signal handler,
-  // as far as a mask can tell: pthread_create allocates.
-  if (config_.drainer == DrainerMode::thread && !drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
+  // A process of one thread may do what others may not (unshare(CLONE_NEWUSER), fork without a warning of Python), so its
+  // own thread drains. Where there are several already, each would wait for whoever drains, and drop rows when the machine
+  // is busy: ours does it for them. Not inside a signal handler, as far as a mask can tell: pthread_create allocates.
+  const bool wants_thread = config_.drainer == DrainerMode::thread ||
+                            (config_.drainer == DrainerMode::automatic && raw::threads_count() > 1);
+  if (wants_thread && !drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
   if (drainer_.running()) {
     drainer_.wake();
     if (look.room) return true;

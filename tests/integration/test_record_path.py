@@ -192,16 +192,33 @@ def test_signal_handlers_that_record(actor: Actor, drainer: str) -> None:
     assert handled > 0
     assert values["handler"] == list(range(handled))
     assert len(values["main"]) == kept
-    told = sum(loss[3] for process in actor.processes() for loss in process.losses)
-    if "loss" in (records := actor.processes()[0].records):
-        told += int(records["loss"].rows["lost_count"].sum())
-    assert kept + told >= 100_000  # a row is read or counted
+    assert kept + told(actor) >= 100_000  # a row is read or counted
+
+
+def told(actor: Actor) -> int:
+    """Rows of the first process that were lost and counted, whoever's they were."""
+    (process, *_) = actor.processes()
+    lost = sum(loss[3] for loss in process.losses)
+    if "loss" in process.records:
+        lost += int(process.records["loss"].rows["lost_count"].sum())
+    return lost
 
 
 def test_exit_while_other_threads_record(actor: Actor) -> None:
     actor.run("exit_among_threads", 1_000)
     assert (actor.code, actor.errors) == (0, "")
-    assert actor.values()["main"] == list(range(1_000))
+    main = actor.values()["main"]
+    assert main == sorted(set(main))
+    assert main[:100] == list(range(100)), "before anything is full"
+    # Busy threads and a busy machine may fill a lane faster than it can be drained. Then rows are counted.
+    assert len(main) == 1_000 or len(main) + told(actor) >= 1_000
+
+
+def test_threads_of_a_process_are_drained_for(actor: Actor) -> None:
+    """Several producers that drained themselves would drop rows whenever one of them was held up while draining."""
+    actor.run("exit_among_threads", 5_000)
+    (process,) = actor.processes()
+    assert "stashtrace drainer" in process.strings.values()
 
 
 def test_file_size_limit_does_not_end_the_process(actor: Actor) -> None:
