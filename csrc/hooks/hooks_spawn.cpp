@@ -56,20 +56,25 @@ bool names_us(std::string_view list) noexcept {
 std::size_t length_of(char* const* vector) noexcept {
   std::size_t count = 0;
   for (; count <= kMostVariables; ++count) {
-    if (count % 512 == 0 || (reinterpret_cast<std::uintptr_t>(vector + count) & 4095) == 0)
-      if (!stashtrace::is_readable(vector + count)) return kMostVariables + 1;
+    // A vector may lie across two pages with one of its pointers: its last byte is asked about.
+    const char* last = reinterpret_cast<const char*>(vector + count + 1) - 1;
+    if (count % 512 == 0 || (reinterpret_cast<std::uintptr_t>(last) & 4095) < sizeof(char*))
+      if (!stashtrace::is_readable(vector + count) || !stashtrace::is_readable(last)) return kMostVariables + 1;
     if (vector[count] == nullptr) return count;
   }
   return count;
 }
 
-// The variable that holds our library, -1 if none does.
+// The variable that holds our library, -1 if none does. An address that cannot be read is the kernel's business.
 int place_of_preload(char* const* environment, std::size_t count) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
-    // Its first bytes are enough to pass most; a bad pointer is the kernel's business.
-    if (!stashtrace::is_readable(environment[i])) return -1;
-    if (std::strncmp(environment[i], kPreload.data(), kPreload.size()) == 0)
-      return names_us(environment[i] + kPreload.size()) ? static_cast<int>(i) : -1;
+    // Its first bytes are enough to pass most.
+    const std::size_t begin = stashtrace::readable_length(environment[i], kPreload.size(), false);
+    if (begin == stashtrace::kUnreadable) return -1;
+    if (begin < kPreload.size() || std::memcmp(environment[i], kPreload.data(), begin) != 0) continue;
+    const std::size_t length = stashtrace::readable_length(environment[i], kPreload.size() + kPreloadBytes, true);
+    if (length == stashtrace::kUnreadable || length == kPreload.size() + kPreloadBytes) return -1;
+    return names_us({environment[i] + kPreload.size(), length - kPreload.size()}) ? static_cast<int>(i) : -1;
   }
   return -1;
 }
@@ -123,7 +128,6 @@ auto starting(const char* path, char* const* environment, Start start) {
   const char* why = place >= 0 ? stashtrace::why_not_preloaded(path) : nullptr;
   if (why == nullptr) return start(environment);
   const std::string_view list = environment[place] + kPreload.size();
-  if (list.size() >= kPreloadBytes) return start(environment);
   char preload[kPreloadBytes + kPreload.size()];
   std::size_t length = kPreload.size();
   std::memcpy(preload, kPreload.data(), length);

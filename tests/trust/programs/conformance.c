@@ -319,6 +319,7 @@ static void names(void) {
     for (int i = 0; i < 4; ++i) {
       if (CALL(INT, kBy[i], note, path, P(&facts)) == 0) show(&facts);
       IN_CHILD(if (CALL(INT, kOld[i], note, i == 3 ? 3 : 1, path, P(&facts)) == 0) show(&facts));
+      IN_CHILD(CALL(INT, kOld[i], note, 99, path, P(&facts)));
       IN_CHILD(CALL(INT, kBy[i], "into a bad address", path, BAD));
       if (i < 2)
         for (int c = 0; c < 4; ++c) {
@@ -399,6 +400,7 @@ static void names(void) {
   scenery();
 }
 
+#include "conformance_programs.h"
 #include "conformance_streams.h"
 
 int main(void) {
@@ -410,7 +412,8 @@ int main(void) {
   kClosed += 40;
   static const struct { const char* name; void (*run)(void); } kGroups[] = {
       {"opens", opens}, {"descriptors", descriptors}, {"bytes", bytes}, {"files", files}, {"memory", memory},
-      {"names", names}, {"streams", streams}, {"sockets", sockets}, {"waits", waits}, {"limits", limits}};
+      {"names", names}, {"streams", streams}, {"sockets", sockets}, {"waits", waits}, {"limits", limits},
+      {"programs", programs}, {"sandboxes", sandboxes}};
   for (size_t i = 0; i < sizeof kGroups / sizeof *kGroups; ++i) {
     say("== %s\n", kGroups[i].name);
     scenery();
