@@ -146,14 +146,15 @@ def record(
 
 
 @functools.cache
-def compiled(name: str) -> Path:
-    """Program made of ``native/<name>``, optimised as usual programs are."""
+def compiled(name: str, made_headers: Path | None = None) -> Path:
+    """Program made of ``native/<name>``, optimised as usual programs are; ``made_headers`` are a test's own."""
     compiler = shutil.which("g++" if name.endswith(".cpp") else "gcc")
     if compiler is None:
         pytest.skip("no C compiler")
     program = Path(tempfile.mkdtemp(prefix="stashtrace-test-")) / Path(name).stem
     source = Path(__file__).resolve().parents[2] / "csrc"
     standard = ["-std=c++20"] if name.endswith(".cpp") else []
-    command = [compiler, *standard, "-O1", "-w", "-I", source, "-o", program, NATIVE / name, "-pthread"]
+    headers = ["-I", made_headers] if made_headers is not None else []
+    command = [compiler, *standard, "-O1", "-w", "-I", source, *headers, "-o", program, NATIVE / name, "-pthread"]
     subprocess.run(command, check=True)
     return program

@@ -3,20 +3,51 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from collectors.recorded import compiled, plain_environment, record
+from collectors.recorded import NATIVE, Recording, compiled, plain_environment, record
+from traced import run_traced
 
+import stashtrace
+from stashtrace.model.kinds import BatchPhase
 from stashtrace.report.trust import trust
+
+LOADER_JOB = """
+    import torch
+    from torch.utils.data import DataLoader
+
+    if __name__ == "__main__":
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(torch.ones(8, 1), batch_size=2, num_workers=1):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, with the rule of each allowed call that this machine's headers know."""
+    text = (NATIVE / "container_calls.txt").read_text(encoding="utf-8")
+    names = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
+    headers = tmp_path_factory.mktemp("headers")
+    rules = [f"#ifdef SYS_{name}\nALLOW(SYS_{name}),\n#endif\n" for name in names]
+    (headers / "container_calls.h").write_text("".join(rules), encoding="utf-8")
+    return compiled("sandbox_scenes.c", headers)
 
 
 @pytest.mark.parametrize("way", ["strict", "filter", "seccomp", "prctl by number", "tsc"])
-def test_recording_ends_before_the_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_recording_ends_before_the_filter(
+    tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    command = [compiled("sandbox_scenes.c"), way]
+    command = [scenes, way]
     plain = subprocess.run(
         command, env=plain_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -27,10 +58,36 @@ def test_recording_ends_before_the_filter(tmp_path: Path, monkeypatch: pytest.Mo
     assert any("sandbox" in part for part in trust(done.trace, [], {}).invisible)
 
 
-def test_inherited_filter_stops_nothing(tmp_path: Path) -> None:
-    script = f"for i in range(300): open({str(tmp_path / 'file')!r}, 'a').write('x')"
-    command = [compiled("sandbox_scenes.c"), "container", sys.executable, "-c", script]
-    done = record(command, tmp_path / "run")
+def rows_of_job(done: Recording, folder: Path) -> dict[str, list[str]]:
+    return {
+        name: [str(row) for row in done.of(folder / f"of {name}")]
+        for name in ("the first thread", "a thread", "a child")
+    }
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.ENOSYS], ids=["EPERM", "ENOSYS"])
+@pytest.mark.parametrize("container", ["container", "old container"])
+def test_container_records_fully(
+    tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch, refusal: int, container: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = record([scenes, container, str(refusal), scenes, "job"], tmp_path / "run")
     assert done.stderr == ""
-    assert sum(row.result == 1 for row in done.of(tmp_path / "file")) == 300
+    expected = ["open=0", *["write=1"] * 20_000, *[f"pread@{i}=1" for i in range(20_000)], "close=0"]
+    for name, rows in rows_of_job(done, tmp_path).items():
+        moved = [re.sub(r"^write@\d+", "write", row) for row in rows]
+        assert [re.sub(r"^open=\d+", "open=0", row) for row in moved] == expected, name
     assert done.lost_rows() == 0
+
+
+@pytest.mark.torch
+def test_python_job_in_a_container_records_fully(tmp_path: Path, scenes: Path) -> None:
+    pytest.importorskip("torch")
+    python = (str(scenes), "container", str(errno.EPERM), sys.executable)
+    run = run_traced(LOADER_JOB, tmp_path / "job", python=python)
+    assert (run.exit_codes, run.stderr) == ([0], [""])
+    trace = run.trace
+    assert len(stashtrace.analyze(trace, "steps")) == 4
+    fetched = [row for row in trace.batches.rows() if row["phase_code"] == BatchPhase.FETCH]
+    assert [(row["worker_id"], row["batch_index"]) for row in fetched] == [(0, i) for i in range(4)]
+    assert sum(row["lost_count"] for row in trace.losses.rows() if row["severity_code"] == 2) == 0

@@ -1,42 +1,91 @@
 // Writes a file, puts itself under a filter in the way that argv[1] names, goes on. SPDX-License-Identifier: Apache-2.0
 //
-// The filter kills at every call but read, write, exit, exit_group and rt_sigreturn, as strict mode does. "container" is
-// another thing: an allow-list that answers EPERM to the rest, and then argv[2] is started under it.
+// The filter kills at every call but read, write, exit, exit_group and rt_sigreturn, as strict mode does; "tsc" forbids the time
+// stamp counter alone. "container ERRNO" is another thing: a filter by the rules of Docker's default, which allows the calls of
+// container_calls.txt, refuses all others with ERRNO, and is inherited by the program argv[3]. The names come as
+// container_calls.h, made by the test; "job" is a program to be started so. "old container" refuses close_range too, as lists did before Linux had it.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define ALLOW(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
-#define DENY(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
+#define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
+#define ARGUMENT(i) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[i]))
+#define ANSWER BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 #define NUMBER BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))
 
 static struct sock_filter strict[] = {
     NUMBER, ALLOW(SYS_read), ALLOW(SYS_write), ALLOW(SYS_exit), ALLOW(SYS_exit_group), ALLOW(SYS_rt_sigreturn),
     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)};
-// What a container's default refuses, of calls that a tracer may think of; the newest numbers are refused whole.
+// Namespaces: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+#define NAMESPACES 0x7e020000
 static struct sock_filter container[] = {
-    NUMBER, DENY(SYS_perf_event_open), DENY(SYS_process_vm_readv), DENY(SYS_process_vm_writev), DENY(SYS_ptrace), DENY(SYS_bpf),
-    DENY(SYS_userfaultfd), DENY(SYS_kcmp), DENY(SYS_unshare), DENY(SYS_setns), DENY(SYS_mount), DENY(SYS_keyctl),
-    DENY(SYS_add_key), DENY(SYS_personality), DENY(SYS_syslog), DENY(SYS_open_by_handle_at), DENY(SYS_io_uring_setup),
-    BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 439, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    NUMBER,
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1), ANSWER,  // "old container" puts its refusal here
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1), REFUSE(ENOSYS),  // its flags lie in memory
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4),
+    ARGUMENT(0), BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1), REFUSE(EPERM), ANSWER,
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 4),
+    ARGUMENT(0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_VSOCK, 0, 1), REFUSE(EPERM), ANSWER,
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_personality, 0, 8),
+    ARGUMENT(0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 8, 3, 0),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x20000, 2, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x20008, 1, 0),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xffffffff, 0, 1), ANSWER, REFUSE(EPERM),
+#include "container_calls.h"
+    REFUSE(EPERM)};
 #define PROGRAM(filter) {sizeof filter / sizeof *filter, filter}
 static struct sock_fprog strict_program = PROGRAM(strict), container_program = PROGRAM(container);
 
+// A job of threads and a child, which makes 20,000 writes and reads in each of its three threads of control.
+static void* move_bytes(void* name) {
+  char byte;
+  const int file = open(name, O_RDWR | O_CREAT, 0600);
+  for (int i = 0; i < 20000; ++i) write(file, "x", 1);
+  for (int i = 0; i < 20000; ++i) pread(file, &byte, 1, i);
+  close(file);
+  return NULL;
+}
+static int job(void) {
+  pthread_t thread;
+  int status = 0;
+  if (pthread_create(&thread, NULL, move_bytes, "of a thread") != 0) return 1;
+  const pid_t child = fork();
+  if (child == 0) move_bytes("of a child"), _exit(0);
+  move_bytes("of the first thread");
+  pthread_join(thread, NULL);
+  waitpid(child, &status, 0);
+  return status;
+}
+
 int main(int argc, char** argv) {
   const char* way = argv[1];
+  if (strcmp(way, "job") == 0) return job();
   prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-  if (strcmp(way, "container") == 0) {
+  const int old = strcmp(way, "old container") == 0;
+  if (old || strcmp(way, "container") == 0) {
+    const int error = SECCOMP_RET_ERRNO | atoi(argv[2]);
+    container[sizeof container / sizeof *container - 1].k = error;
+    if (old) container[2].k = error;
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &container_program) != 0) return 9;
-    execv(argv[2], argv + 2);
-    return 8;
+    // Under the filter that was meant: user namespaces are refused, and what is in no list.
+    if (unshare(CLONE_NEWUSER) == 0 || errno != atoi(argv[2]) || syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0) != -1 ||
+        errno != EPERM || syscall(SYS_clone3, 0, 0) != -1 || errno != ENOSYS || syscall(9999) != -1 || errno != atoi(argv[2]))
+      return 8;
+    execv(argv[3], argv + 3);
+    return 7;
   }
   const int file = open("before", O_WRONLY | O_CREAT, 0600);
   write(file, "12345", 5);
