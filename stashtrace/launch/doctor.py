@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from stashtrace.errors import StashtraceError
@@ -192,6 +192,8 @@ def _target(command: Sequence[str]) -> Check:
     by_options = _hidden_by_options(Path(path).name, command[1:])
     if by_options is not None:
         return by_options
+    if behind := _behind(Path(path).name, command[1:]):
+        return _target(behind)
     if why := why_not_preloaded(path):
         return Check("this command", "invisible", f"{path} is {why}", "it is started without the library: not recorded")
     kind = program_kind(Path(path))
@@ -200,6 +202,11 @@ def _target(command: Sequence[str]) -> Check:
             "this command", "invisible", f"{path} is statically linked", "it has no loader: nothing of it is recorded"
         )
     if kind == "script":
+        words = _interpreter(Path(path))
+        if words and Path(words[0]).is_file() and program_kind(Path(words[0])) != "script":
+            told = _target([*words, str(path)])
+            if told.state != "ok":
+                return told
         return Check("this command", "ok", f"{path} is a script", "its interpreter and what it starts are traced")
     if kind == "foreign":
         return Check(
@@ -212,6 +219,27 @@ def _target(command: Sequence[str]) -> Check:
     return Check("this command", "ok", f"{path} is dynamically linked", "it and what it starts are traced")
 
 
+def _interpreter(script: Path) -> list[str]:
+    """The words of a script's first line behind ``#!``."""
+    with open(script, "rb") as file:
+        line = file.read(256).split(b"\n", 1)[0]
+    return os.fsdecode(line[2:]).split()
+
+
+def _behind(name: str, arguments: Sequence[str]) -> Sequence[str]:
+    """The command that ``env``, ``nice`` or ``timeout`` starts; empty for other programs and for further options."""
+    if name not in ("env", "nice", "timeout"):
+        return ()
+    rest = list(arguments)
+    if name == "nice" and rest[:1] == ["-n"]:
+        rest = rest[2:]
+    if rest and rest[0].startswith("-"):
+        return ()
+    if name == "env":
+        rest = list(dropwhile(lambda word: "=" in word, rest))
+    return rest[1:] if name == "timeout" else rest
+
+
 def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
     """What options of ``env`` and of Python take away from us, None if nothing."""
     options = list(takewhile(lambda word: word.startswith("-"), arguments))
@@ -220,6 +248,11 @@ def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
             "this command", "invisible", f"{name} {options[0]} clears the variables that tracing is made of",
             "what it starts is not recorded",
         )  # fmt: skip
+    variables = takewhile(lambda word: "=" in word, arguments[len(options) :])
+    if name == "env" and any(word.startswith("LD_PRELOAD=") for word in variables):
+        return Check(
+            "this command", "invisible", f"{name} LD_PRELOAD= takes the library out", "what it starts is not recorded"
+        )
     if not name.startswith("python"):
         return None
     for word in takewhile(lambda word: not word.startswith(("-c", "-m")), options):

@@ -94,11 +94,31 @@ def test_first_program(tmp_path: Path, unsuited: Path) -> None:
         ([sys.executable, "-c", "-I"], "ok"),
         (["ls", "-I"], "ok"),
         (["no-such-command"], "broken"),
+        (["env", "NAME=x", "ls"], "ok"),
+        (["env", "NAME=x", "LD_PRELOAD=", "ls"], "invisible"),
+        (["env", "NAME=x", sys.executable, "-I", "x.py"], "partly"),
+        (["nice", "-n", "5", sys.executable, "-I", "x.py"], "partly"),
+        (["nice", "no-such-command"], "broken"),
+        (["timeout", "60", "env", "A=b", "nice", sys.executable, "-E", "x.py"], "partly"),
+        (["timeout", "60", "no-such-command"], "broken"),
+        (["env"], "ok"),
     ],
 )
 def test_doctor_says_what_will_be_seen(command: list[str], state: str) -> None:
     (told,) = [check for check in checks(command) if check.name == "this command"]
     assert told.state == state, told
+
+
+def test_doctor_looks_at_the_interpreter_of_a_script(tmp_path: Path) -> None:
+    for line, state in (
+        ("/bin/sh", "ok"),
+        (f"{sys.executable} -I", "partly"),
+        (f"/usr/bin/env {sys.executable}", "ok"),
+    ):
+        script = tmp_path / "script"
+        script.write_text(f"#!{line}\n")
+        script.chmod(0o755)
+        test_doctor_says_what_will_be_seen([str(script)], state)
 
 
 def test_program_of_32_bits(tmp_path: Path) -> None:
