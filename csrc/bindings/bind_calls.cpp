@@ -5,9 +5,12 @@
 // pickle and whoever compares functions see no difference. A call inside another one on the same thread goes straight
 // on to the original slot, for the price of reading a thread-local flag: no Python frame, no object.
 //
-// Not seen: Python 3.11 enters a function named directly, with positional arguments alone (`Module.__call__(m, x)`), without asking
-// its slot. Calls of instances, with or without keywords, and `super().__call__(*args, **kwargs)` do.
+// Not seen: Python 3.11 enters a function named directly, with positional arguments alone (`Module.__call__(m, x)`),
+// without asking its slot. Calls of instances, with or without keywords, and `super().__call__(*args, **kwargs)` do.
 #include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <mutex>
 
 #include "bindings/binders.h"
 
@@ -21,7 +24,9 @@ struct Watch {
   PyObject* ends = nullptr;
   vectorcallfunc original = nullptr;
 };
+// Written once, before the slot leads here; without a GIL, other threads may be calling the function meanwhile.
 Watch watch;
+std::mutex watch_lock;
 thread_local bool inside = false;
 
 void set_slot(PyObject* function, vectorcallfunc slot) {
@@ -65,12 +70,14 @@ PyObject* watched_call(PyObject* function, PyObject* const* args, std::size_t na
 
 bool watch_outermost_calls(const py::object& function, const py::object& begins, const py::object& ends) {
   if (!PyFunction_Check(function.ptr())) return false;
+  const std::lock_guard only(watch_lock);
   if (watch.function != nullptr) return watch.function == function.ptr();
   watch.original = reinterpret_cast<PyFunctionObject*>(function.ptr())->vectorcall;
   if (watch.original == nullptr) return false;
   watch.function = py::object(function).release().ptr();
   watch.begins = py::object(begins).release().ptr();
   watch.ends = py::object(ends).release().ptr();
+  std::atomic_thread_fence(std::memory_order_release);
   set_slot(watch.function, &watched_call);
   return true;
 }

@@ -1,10 +1,11 @@
 // What the Python probes do at both ends of an interval, in one call each. SPDX-License-Identifier: Apache-2.0
 //
 // A step of a process has five recorded intervals. Stamping, packing and accounting in Python took microseconds for
-// each; here the begin is one bytes object and the end one row. The GIL is kept: it guards the account.
+// each; here the begin is one bytes object and the end one row. The GIL is kept.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string_view>
 
@@ -28,17 +29,22 @@ struct Begin {
   int what;
 };
 
-// Ticks that probes took, and how often they recorded. An end that took longer than the bound was off the CPU.
-struct Account {
-  std::uint64_t ticks = 0, calls = 0;
-} account;
-
 std::uint64_t longest_ticks() {
   static const std::uint64_t ticks = stashtrace_tick_hz() / 1'000'000 * 300;  // 300 us
   return ticks;
 }
 
-void spend(std::uint64_t since) { account.ticks += std::min(stashtrace_now_ticks() - since, longest_ticks()); }
+// Ticks that probes took, and how often they recorded. An end that took longer than the bound was off the CPU.
+// Atomic for an interpreter without a GIL; with one, nobody contends for it.
+struct Account {
+  std::atomic<std::uint64_t> ticks{0}, calls{0};
+} account;
+
+void add_ticks(std::uint64_t ticks) {
+  account.ticks.fetch_add(std::min(ticks, longest_ticks()), std::memory_order_relaxed);
+}
+
+void spend(std::uint64_t since) { add_ticks(stashtrace_now_ticks() - since); }
 
 void take(Begin& out, int what) {
   out.what = what;
@@ -58,7 +64,7 @@ py::bytes probe_begins(int what) {
   // The next reading of the clock is the interval's first instant: what was spent until then is ours.
   begin.stamp.ticks = stashtrace_now_ticks();
   std::memcpy(PyBytes_AS_STRING(out.ptr()), &begin, sizeof begin);
-  account.ticks += std::min(begin.stamp.ticks - entered, longest_ticks());
+  add_ticks(begin.stamp.ticks - entered);
   return out;
 }
 
@@ -81,7 +87,7 @@ End probe_ends(const py::bytes& given) {
 template <typename R>
 void record(const R& row, std::uint64_t since) {
   stashtrace_emit(R::kId, &row, sizeof row);
-  ++account.calls;
+  account.calls.fetch_add(1, std::memory_order_relaxed);
   spend(since);
 }
 
@@ -129,7 +135,7 @@ void bind_probes(py::module_& module) {
              "Record a phase_span that ends now.");
   module.def("batch_ends", &batch_ends, py::arg("begin"), py::arg("phase"), py::arg("loader_id"), py::arg("index"),
              py::arg("worker"), "Record a batch that ends now.");
-  module.def("probe_account", [] { return py::make_tuple(account.ticks, account.calls); },
+  module.def("probe_account", [] { return py::make_tuple(account.ticks.load(), account.calls.load()); },
              "Ticks that these calls took, and how many intervals they recorded.");
-  module.def("forget_probe_account", [] { account = {}; }, "For a forked child.");
+  module.def("forget_probe_account", [] { account.ticks = account.calls = 0; }, "For a forked child.");
 }
