@@ -53,7 +53,8 @@ class Trust:
     ----------
     measured, inferred, invisible : tuple of str
     own_cost_ratio : float
-        Of the CPU time of the traced processes, as far as clocks and counts of ours see it; -1 if not measured.
+        Of the CPU time of the job (its processes and the children that they waited for), as far as clocks and
+        counts of ours see it; -1 if not measured.
     own_cost_most_ratio : float
         The same with bounds for what they do not see: caches and switches between threads; -1 if not measured.
     lost_records_count : int
@@ -204,7 +205,7 @@ def _loss(collector: str, reason: str, count: int, advices: Sequence[str]) -> st
 def _own_cost(trace: Trace) -> tuple[float, float]:
     """CPU share of the tracing, and an upper end for it: its threads as the kernel counts them and their wake-ups
     by the number of samples, its probes as they time themselves, its hooks by the number of their records."""
-    used = sum(_last(trace, "process_user_ns_total").values()) + sum(_last(trace, "process_system_ns_total").values())
+    used = _job_cpu_ns(trace)
     if used <= 0:
         return -1.0, -1.0
     tracks = trace.tracks
@@ -219,14 +220,49 @@ def _own_cost(trace: Trace) -> tuple[float, float]:
     return least / used, most / used
 
 
+def _job_cpu_ns(trace: Trace) -> float:
+    """CPU time of the traced processes and of the children that they waited for, each counted once.
+
+    What a process says at its end goes before its samples, which most processes do not have. Its children's time holds
+    that of traced ones, and that of vfork children, whose I/O rows are their parent's.
+    """
+    processes = trace.processes
+    # Images of one process, one after the other by exec, count on: the last one's figures are those of all.
+    identity = zip(
+        *(processes[c].tolist() for c in ("host_code", "boot_code", "parent_process_id", "pid")), strict=True
+    )
+    one_of = dict(zip(processes["process_id"].tolist(), identity, strict=True))
+    own: dict[tuple[int, ...], float] = dict.fromkeys(one_of.values(), 0.0)
+    children, traced_children = dict(own), dict(own)
+    user, system = _last(trace, "process_user_ns_total"), _last(trace, "process_system_ns_total")
+    for sampled, value in user.items():
+        process = one_of[sampled[0]]
+        own[process] = max(own[process], value + system.get(sampled, 0.0))
+    for totals, fact in ((own, "cpu_ns"), (children, "children_cpu_ns")):
+        for process_id, value in _whole_facts(trace, fact).items():
+            totals[one_of[process_id]] = max(totals[one_of[process_id]], value)
+    for process in own:
+        parent = one_of.get(process[2])
+        if parent is not None:
+            traced_children[parent] += own[process] + children[process]
+    untraced = sum(max(children[process] - traced_children[process], 0.0) for process in own)
+    return sum(own.values()) + untraced
+
+
 def _probe_cost_ns(trace: Trace) -> int:
     """What the Python probes of all processes say they took; each says it at its end, a worker with its last batch."""
-    facts = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("probe_cost_ns"))
+    return sum(_whole_facts(trace, "probe_cost_ns").values())
+
+
+def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
+    """Process -> the largest whole number that it recorded as a fact."""
+    facts = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
     told: dict[int, int] = {}
     for process_id, value_code in zip(facts["process_id"].tolist(), facts["value_code"].tolist(), strict=True):
         value = trace.text(value_code)
-        told[process_id] = max(told.get(process_id, 0), int(value) if value.isdecimal() else 0)
-    return sum(told.values())
+        if process_id >= 0 and value.isdecimal():
+            told[process_id] = max(told.get(process_id, 0), int(value))
+    return told
 
 
 def _host_shares(trace: Trace) -> dict[str, tuple[float, float]]:

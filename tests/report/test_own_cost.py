@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,23 @@ def run_of(folder: Path, *, probes: tuple[int, ...] = (), calls: int = 0, sample
     return folder
 
 
+def process_of(
+    folder: Path, pid: int, facts: dict[str, int], *, ppid: int = 1, incarnation: int = 0, calls: int = 0
+) -> None:
+    """A process without samples: it says at its end what it used."""
+    stash = StashWriter(folder, pid=pid, ppid=ppid, incarnation=incarnation)
+    stash.sync(0, 1000)
+    rows = [
+        stash.row("metadata", ticks=ms(900), key_id=stash.intern(key), value_id=stash.intern(str(value)))
+        for key, value in facts.items()
+    ]
+    stash.add("metadata", rows)
+    path = stash.intern("/data/a")
+    reads = [stash.row("io_op", begin_ticks=ms(1 + n / 1000), duration_ticks=500, path_id=path) for n in range(calls)]
+    stash.add("io_op", reads)
+    stash.save()
+
+
 def own_cost(folder: Path) -> Trust:
     trace = load_trace(folder)
     return trust(trace, trace.ranks.tolist(), {})
@@ -67,3 +86,75 @@ def test_each_wake_up_raises_the_upper_end_alone(tmp_path: Path) -> None:
 def test_the_summary_says_both_ends(tmp_path: Path) -> None:
     facts = gather(load_trace(run_of(tmp_path, probes=(4_000_000,))))
     assert "own cost 0.4 % to 1 % CPU" in render(facts, choose(facts), Look(), "run")
+
+
+def test_processes_without_samples_count_by_what_they_say_at_their_end(tmp_path: Path) -> None:
+    process_of(tmp_path, 100, {"cpu_ns": 5_000_000, "children_cpu_ns": 0}, calls=300)
+    write_run_json(tmp_path)
+    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(300 * trusted.HOOK_COST_NS / 5_000_000)
+
+
+def test_a_sampled_process_counts_once_and_by_its_last_word(tmp_path: Path) -> None:
+    run_of(tmp_path, calls=300)
+    process_of(tmp_path, 101, {"cpu_ns": 1_000_000_000})
+    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(300 * trusted.HOOK_COST_NS / (USED_NS + 1_000_000_000))
+
+
+def test_children_that_were_waited_for_count_once(tmp_path: Path) -> None:
+    # 100 waited for 101, for an untraced child of 3 ms and for a vfork child of 4 ms; 101 waited for one of 2 ms.
+    process_of(tmp_path, 100, {"cpu_ns": 1_000_000, "children_cpu_ns": 19_000_000}, calls=1000)
+    process_of(tmp_path, 101, {"cpu_ns": 10_000_000, "children_cpu_ns": 2_000_000}, ppid=100)
+    write_run_json(tmp_path)
+    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(1000 * trusted.HOOK_COST_NS / 20_000_000)
+
+
+def test_a_killed_child_counts_by_what_its_parent_waited_for(tmp_path: Path) -> None:
+    process_of(tmp_path, 100, {"cpu_ns": 1_000_000, "children_cpu_ns": 9_000_000})
+    process_of(tmp_path, 101, {}, ppid=100, calls=1000)
+    write_run_json(tmp_path)
+    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(1000 * trusted.HOOK_COST_NS / 10_000_000)
+
+
+def test_images_of_one_process_count_once(tmp_path: Path) -> None:
+    process_of(tmp_path, 100, {"cpu_ns": 2_000_000}, calls=100)
+    process_of(tmp_path, 100, {"cpu_ns": 8_000_000}, incarnation=1)
+    write_run_json(tmp_path)
+    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(100 * trusted.HOOK_COST_NS / 8_000_000)
+
+
+def test_without_any_cpu_time_it_is_not_measured(tmp_path: Path) -> None:
+    process_of(tmp_path, 100, {}, calls=100)
+    write_run_json(tmp_path)
+    assert own_cost(tmp_path).own_cost_ratio == -1
+
+
+BUSY_VFORK_CHILD = r"""
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) {
+  pid_t child = vfork();
+  if (child == 0) {
+    int file = open("/dev/zero", O_RDONLY);
+    char bytes[16];
+    for (int i = 0; i < 20000; i++)
+      if (read(file, bytes, sizeof bytes) != sizeof bytes) _exit(3);
+    _exit(0);
+  }
+  int status;
+  waitpid(child, &status, 0);
+  return status != 0;
+}
+"""
+
+
+def test_reads_of_a_vfork_child_are_set_against_its_own_time(tmp_path: Path) -> None:
+    source, program, run = tmp_path / "busy.c", tmp_path / "busy", tmp_path / "run"
+    source.write_text(BUSY_VFORK_CHILD)
+    subprocess.run(["cc", "-O1", "-o", str(program), str(source)], check=True)
+    stashtrace = [sys.executable, "-m", "stashtrace", "run", "--no-merge", "--out", str(run), "--", str(program)]
+    subprocess.run(stashtrace, check=True, capture_output=True, timeout=120)
+    trace = load_trace(run)
+    assert trace.io_rows_count >= 20_000
+    # A read of 16 bytes takes some hundred ns, of which 40 ns are ours; the parent alone used next to nothing.
+    assert 0 < own_cost(run).own_cost_ratio < 0.5
