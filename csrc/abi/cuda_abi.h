@@ -33,6 +33,7 @@ inline constexpr Result kOutOfMemory = 2;
 inline constexpr Result kNotInitialized = 3;
 inline constexpr Result kDeinitialized = 4;
 inline constexpr Result kNoDevice = 100;
+inline constexpr Result kInvalidDevice = 101;
 inline constexpr Result kInvalidContext = 201;
 inline constexpr Result kSymbolNotFound = 302;  // shared object symbol not found
 inline constexpr Result kInvalidHandle = 400;

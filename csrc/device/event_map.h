@@ -50,6 +50,16 @@ class EventMap {
     entry.event.store(kGone, std::memory_order_relaxed);
   }
 
+  // Of all events that were recorded on a stream.
+  void forget_stream(std::uint64_t stream_key) noexcept {
+    for (Entry& entry : entries_) {
+      if (entry.stream_key.load(std::memory_order_relaxed) != stream_key) continue;
+      entry.kind.store(0, std::memory_order_relaxed);
+      entry.stream_key.store(0, std::memory_order_relaxed);
+      if (entry.event.load(std::memory_order_relaxed) != 0) entry.event.store(kGone, std::memory_order_relaxed);
+    }
+  }
+
  private:
   static constexpr std::size_t kRoom = 32768;
   static constexpr std::size_t kProbes = 8;

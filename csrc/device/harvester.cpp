@@ -44,7 +44,7 @@ constinit End g_ends[kEndsKept]{};
 constinit StreamState* g_listed[kMostStreams]{};
 constinit std::size_t g_listed_count = 0;
 constinit std::uint64_t g_open = 0;
-constinit std::uint64_t g_told_no_slot = 0, g_told_failed = 0;
+constinit std::uint64_t g_told_no_slot = 0, g_told_failed = 0, g_told_ended = 0;
 constinit bool g_told_thinned = false, g_told_legacy = false;
 
 void accept_submitted() noexcept {
@@ -122,7 +122,7 @@ void fail_all(StreamState& stream) noexcept {
 void harvest(StreamState& stream, bool last_chance) noexcept {
   const CurrentContext current(stream.context->context.load(std::memory_order_relaxed));
   if (!current) return fail_all(stream);
-  while (stream.first != kNone) {
+  while (stream.first != kNone && stream.context->life.load(std::memory_order_acquire) <= kAsked) {
     const std::uint32_t number = stream.first;
     Slot& slot = slot_at(number);
     const cuda::Result result = driver.event_query(slot.second != nullptr ? slot.second : slot.first);
@@ -142,10 +142,45 @@ void harvest(StreamState& stream, bool last_chance) noexcept {
   }
 }
 
+// Without a word to the driver: the events are gone with their context.
+void lose_brackets_of(const ContextState& context) noexcept {
+  for (std::size_t i = 0; i < g_listed_count; ++i) {
+    StreamState& stream = *g_listed[i];
+    if (stream.context != &context) continue;
+    while (stream.first != kNone) {
+      slot_at(stream.first).row.bracket_flags |= bracket_flag::untimed;
+      counters.context_ended.fetch_add(1, std::memory_order_relaxed);
+      finish(stream, stream.first, false);
+    }
+  }
+}
+
+// A thread waits for the answer before it destroys the context: what is done is written while it still can be asked for.
+void let_go(ContextState& context, std::int64_t now_ns) noexcept {
+  if (ready() && keep_anchored(context, now_ns, true))
+    for (std::uint32_t round = 0; round < kMostRounds; ++round)
+      for (std::size_t i = 0; i < g_listed_count; ++i)
+        if (g_listed[i]->context == &context) harvest(*g_listed[i], false);
+  std::uint32_t asked = kAsked;
+  context.life.compare_exchange_strong(asked, kHeld, std::memory_order_acq_rel);
+  raw::futex_wake(&context.life, 1);
+}
+
+void answer_contexts(std::int64_t now_ns) noexcept {
+  for (std::size_t i = 0; ContextState* context = context_at(i); ++i) {
+    const std::uint32_t life = context->life.load(std::memory_order_acquire);
+    if (life == kAsked) let_go(*context, now_ns);
+    if (life != kEnded) continue;
+    lose_brackets_of(*context);
+    lose_anchor(*context);
+    if (!has_open_brackets(*context)) free_context(*context);
+  }
+}
+
 void harvest_all(std::int64_t now_ns, bool last_chance) noexcept {
   bool anchored[kMostContexts] = {};
   for (std::size_t i = 0; ContextState* context = context_at(i); ++i)
-    anchored[i] = keep_anchored(*context, now_ns, last_chance);
+    anchored[i] = context->life.load(std::memory_order_acquire) == kLive && keep_anchored(*context, now_ns, last_chance);
   for (std::size_t i = 0; i < g_listed_count;) {
     StreamState& stream = *g_listed[i];
     const auto context = static_cast<std::size_t>(stream.context - context_at(0));
@@ -194,6 +229,13 @@ void tell_counters(bool last) noexcept {
            schema::codes::Severity::data_loss);
     g_told_no_slot = no_slot;
   }
+  const std::uint64_t ended = counters.context_ended.load(std::memory_order_relaxed);
+  if (ended != g_told_ended) {
+    report("context_ended", ended - g_told_ended,
+           "the job destroyed a context or reset a device: brackets that were in flight there have no device times",
+           schema::codes::Severity::data_loss);
+    g_told_ended = ended;
+  }
   const std::uint64_t failed = counters.failed.load(std::memory_order_relaxed);
   if (failed == g_told_failed) return;
   report("events_failed", failed - g_told_failed, "timing events that the driver refused; these brackets have no device times",
@@ -219,6 +261,7 @@ void* thread_main(void*) noexcept {
   while (g_state.load(std::memory_order_acquire) == kRunning && ready()) {
     const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
     accept_submitted();
+    answer_contexts(now);
     harvest_all(now, false);
     budget::second_ends();
     if (g_open != 0) last_work_ns = now;
@@ -230,6 +273,7 @@ void* thread_main(void*) noexcept {
     raw::futex_wait(&g_state, kRunning, pause);
   }
   accept_submitted();
+  answer_contexts(clock_ns(CLOCK_MONOTONIC));
   if (ready()) harvest_all(clock_ns(CLOCK_MONOTONIC), true);
   give_up_rest();
   tell_counters(true);
@@ -272,6 +316,13 @@ void start_harvester() noexcept {
   }
   errno = saved_errno;
 }
+
+bool harvester_runs() noexcept {
+  const std::uint32_t state = g_state.load(std::memory_order_acquire);
+  return state == kRunning || state == kStopping;
+}
+
+void wake_harvester() noexcept { raw::futex_wake(&g_state, 1); }
 
 void stop_harvester() noexcept {
   std::uint32_t running = kRunning;

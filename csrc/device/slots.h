@@ -35,7 +35,7 @@ std::uint32_t new_bracket_id() noexcept;
 
 // Counted by job threads, told by the harvester.
 struct Counters {
-  std::atomic<std::uint64_t> no_slot, thinned_steps, legacy_refused, failed;
+  std::atomic<std::uint64_t> no_slot, thinned_steps, legacy_refused, failed, context_ended;
   std::atomic<std::uint32_t> stride;  // only each so-many-th step has timing events; 0 and 1: all
 };
 extern constinit Counters counters;

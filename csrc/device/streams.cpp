@@ -17,6 +17,8 @@ namespace stashtrace::device {
 namespace {
 
 constexpr std::uint64_t kGone = 1;
+constexpr std::uint64_t kReserved = 2;  // a thread's default stream whose context is gone: only that thread gives the place back
+constexpr std::uintptr_t kGoneContext = 1;
 constexpr std::size_t kMostProbes = 64;
 
 constinit StreamState g_streams[kMostStreams]{};
@@ -173,9 +175,23 @@ void lay_down(StreamState& stream, cuda::Stream handle, const Seen& seen, std::u
   stream.look_up.store(key, std::memory_order_release);
 }
 
-void retire(StreamState& stream) noexcept {
+void retire(StreamState& stream, std::uint64_t as = kGone) noexcept {
   if (stream.blocking.exchange(false, std::memory_order_relaxed)) g_blocking.fetch_sub(1, std::memory_order_relaxed);
-  stream.look_up.store(kGone, std::memory_order_release);
+  stream.look_up.store(as, std::memory_order_release);
+}
+
+// The calling thread gives back the places of those of its default streams whose contexts are gone.
+void give_back_reserved() noexcept {
+  for (std::uint32_t* link = &t_own; *link != 0;) {
+    StreamState& stream = g_streams[*link - 1];
+    const std::uint32_t next = stream.next_own;
+    if (stream.look_up.load(std::memory_order_relaxed) != kReserved) {
+      link = &stream.next_own;
+      continue;
+    }
+    *link = next;
+    stream.look_up.store(kGone, std::memory_order_release);
+  }
 }
 
 StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context) noexcept {
@@ -194,6 +210,7 @@ StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context)
     g_lock.unlock();
   }
   if (fresh && seen.flags == schema::codes::StreamFlag::per_thread) {
+    give_back_reserved();
     stream->next_own = t_own;
     t_own = static_cast<std::uint32_t>(stream - g_streams) + 1;
     watch_thread_end();
@@ -269,6 +286,7 @@ ContextState* find_context(cuda::Context context) noexcept {
     const CurrentContext current(context);
     if (!current || driver.context_device(&device) != cuda::kSuccess) return nullptr;
   }
+  const bool not_primary = !is_primary_active(device);
   ContextState* found = nullptr;
   bool new_device = true;
   {
@@ -281,8 +299,10 @@ ContextState* find_context(cuda::Context context) noexcept {
         new_device = false;
         break;
       }
-      if (there == nullptr) {
+      if (there == nullptr || state.life.load(std::memory_order_acquire) == kFree) {
         state.device = device;
+        state.not_primary = not_primary;
+        state.life.store(kLive, std::memory_order_relaxed);
         state.context.store(context, std::memory_order_release);
         found = &state;
         break;
@@ -293,6 +313,40 @@ ContextState* find_context(cuda::Context context) noexcept {
   }
   if (found != nullptr && new_device) write_device(device);
   return found;
+}
+
+bool is_primary_active(cuda::Device device) noexcept {
+  unsigned flags = 0;
+  int active = 1;
+  return driver.primary_state == nullptr || driver.primary_state(device, &flags, &active) != cuda::kSuccess || active != 0;
+}
+
+void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)) noexcept {
+  const raw::SignalsBlocked quiet;
+  g_lock.lock();
+  for (auto& stream : g_streams) {
+    if (stream.look_up.load(std::memory_order_relaxed) <= kReserved || stream.context != &context) continue;
+    forget(stream.stream_key);
+    retire(stream, (stream.flags & schema::codes::StreamFlag::per_thread) != 0 ? kReserved : kGone);
+  }
+  context.context.store(reinterpret_cast<cuda::Context>(kGoneContext), std::memory_order_release);
+  context.life.store(kEnded, std::memory_order_release);
+  g_lock.unlock();
+}
+
+bool has_open_brackets(const ContextState& context) noexcept {
+  for (const auto& stream : g_streams)
+    if (stream.context == &context && stream.open.load(std::memory_order_acquire) != 0) return true;
+  return false;
+}
+
+void free_context(ContextState& context) noexcept {
+  drop_events(context);
+  context.brackets.store(0, std::memory_order_relaxed);
+  context.timer_tried.store(false, std::memory_order_relaxed);
+  context.timer_host = nullptr;
+  context.timer_in_flight = context.timer_missed = false;
+  context.life.store(kFree, std::memory_order_release);
 }
 
 cuda::Event take_event(ContextState& context) noexcept {

@@ -19,9 +19,20 @@ inline constexpr std::size_t kMostContexts = 32;
 inline constexpr std::size_t kMostStreams = 2048;
 inline constexpr std::uint32_t kNone = 0;  // of slot numbers, which begin at 1
 
+// Of an entry of the table of contexts. A new context may have the pointer of one that was destroyed, so it gets an entry of its own.
+enum Life : std::uint32_t {
+  kLive,
+  kAsked,  // a thread is about to destroy it: the harvester writes what is done, then answers with kHeld
+  kHeld,   // nothing of it is asked of the driver until that call has returned
+  kEnded,  // its handles are gone; brackets that were in flight are written without times
+  kFree,   // none is left: the entry may be taken
+};
+
 struct ContextState {
-  std::atomic<cuda::Context> context;  // null: free
+  std::atomic<cuda::Context> context;  // null: never used; kGoneContext: destroyed
+  std::atomic<std::uint32_t> life;
   std::int32_t device;
+  bool not_primary;                    // surely made by cuCtxCreate; false: may be the device's primary one
   BoundedQueue<cuda::Event, 16384> events;
   std::atomic<std::uint32_t> brackets;     // begun with events since the last anchor: no anchors without
   std::atomic<bool> timer_tried;             // one thread loads the kernel
@@ -73,6 +84,10 @@ struct LastWork {
   }
 };
 
+inline bool has_ended(const StreamState& stream) noexcept {
+  return stream.context->life.load(std::memory_order_acquire) >= kEnded;
+}
+
 bool is_legacy(const StreamState& stream) noexcept;
 StreamState* find_stream(cuda::Stream stream) noexcept;     // null: no context, no room, or the driver refused
 StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking the driver for more than the context
@@ -84,6 +99,11 @@ bool blocking_stream_exists() noexcept;
 
 ContextState* find_context(cuda::Context context) noexcept;
 ContextState* context_at(std::size_t i) noexcept;  // null past the last
+// The context was destroyed. Its streams are not found any more; `forget` is told the key of each.
+void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)) noexcept;
+bool has_open_brackets(const ContextState& context) noexcept;
+void free_context(ContextState& context) noexcept;  // of an ended one without open brackets
+bool is_primary_active(cuda::Device device) noexcept;  // true also where the driver cannot tell
 cuda::Event take_event(ContextState& context) noexcept;  // null if the driver gives none
 void give_event(ContextState& context, cuda::Event event) noexcept;
 void drop_events(ContextState& context) noexcept;  // the context was reset: their handles mean nothing now

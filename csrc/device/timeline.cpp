@@ -164,16 +164,7 @@ void stop() noexcept {
   turn_off();
 }
 
-void before_context_ends(void* context) noexcept {
-  if (access_state.load(std::memory_order_acquire) != Access::ready || !same_process()) return;
-  bool known = false;
-  for (std::size_t i = 0; const ContextState* state = context_at(i); ++i)
-    known = known || context == nullptr || state->context.load(std::memory_order_relaxed) == context;
-  if (!known) return;
-  stop();
-  report("context_ended", 1, "the job reset its device or destroyed a context: nothing of devices is recorded after that",
-         schema::codes::Severity::error);
-}
+void forget_events_on(std::uint64_t stream_key) noexcept { g_event_map.forget_stream(stream_key); }
 
 void after_fork() noexcept {
   if (access_state.load(std::memory_order_acquire) == Access::ready) turn_off();
@@ -228,6 +219,11 @@ void bracket_end(Begin begin, const BracketExtra& extra) noexcept {
   row.bracket_flags |= extra.flags;
   if (extra.awaited_bracket != 0) row.correlation_id = extra.awaited_bracket;
   if (extra.has_correlation) row.correlation_id = extra.correlation;
+  if (slot->first != nullptr && has_ended(*slot->stream)) {
+    slot->first = nullptr;
+    row.bracket_flags |= bracket_flag::untimed;
+    counters.context_ended.fetch_add(1, std::memory_order_relaxed);
+  }
   if (slot->first != nullptr) {
     // A capture that began since: the first event is no use without a second.
     if (!ready() || is_capturing(*slot->stream)) row.bracket_flags |= bracket_flag::untimed;

@@ -95,9 +95,24 @@ class Inside {
 void use(Context& context) noexcept;
 // Harvests what is done and gives up the rest; waits for neither a device nor the harvester for longer than 50 ms.
 void stop() noexcept;
-// The job destroys a context, null: that of its device. Its events and streams are about to be gone, so what is done is harvested
-// and no driver is called again in this process. A context that was never seen changes nothing.
-void before_context_ends(void* context) noexcept;
+// Around a call by which the job destroys contexts, with all events and streams in them. What is done is harvested before; until
+// done() is told, and for ever if they ended, the driver is asked nothing about them. What was in flight then is written without times
+// and counted. Other contexts, and the next one with the same pointer, are recorded as ever.
+class EndingContexts {
+ public:
+  static EndingContexts with_handle(void* context) noexcept;
+  static EndingContexts of_device(int device) noexcept;  // that may be its primary one
+  static EndingContexts of_current_device() noexcept;    // null context: of whichever device turns out to be reset
+
+  void ended() const noexcept;            // the call has destroyed them
+  void ended_if_inactive() const noexcept;  // those of devices that have no primary context now
+  void kept() const noexcept;             // it was refused
+
+ private:
+  explicit EndingContexts(std::uint32_t held, bool sure) noexcept : held_(held), sure_(sure) {}
+  std::uint32_t held_;  // bits of the table of contexts
+  bool sure_;           // of the device
+};
 void after_fork() noexcept;  // no CUDA in the child of a process that used it
 
 #pragma GCC visibility pop

@@ -50,17 +50,32 @@ def machine() -> Path:
 
 
 def play(
-    scenes: str, folder: Path, *, script: Sequence[str] = (), exit_code: int | None = 0, traced: bool = True, **env: str
+    scenes: str,
+    folder: Path,
+    *,
+    script: Sequence[str] = (),
+    exit_code: int | None = 0,
+    traced: bool = True,
+    program: Path | None = None,
+    lookup_hook: bool = False,
+    **env: str,
 ) -> Recording:
-    """Run scenes on a machine that `script` describes."""
+    """Run scenes of a program on a machine that `script` describes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "script").write_text("\n".join((*MACHINE, *script)) + "\n", encoding="utf-8")
     calls = folder / "calls"
     calls.mkdir()
     variables = {"LD_LIBRARY_PATH": str(machine()), "FAKE_SCRIPT": str(folder / "script"), "FAKE_CALLS": str(calls)}
-    command = [machine() / "scenes", *scenes.split()]
+    command = [program or machine() / "scenes", *scenes.split()]
     if traced:
-        return record(command, folder / "run", collectors=["cuda"], env=variables | env, exit_code=exit_code)
+        return record(
+            command,
+            folder / "run",
+            collectors=["cuda"],
+            env=variables | env,
+            exit_code=exit_code,
+            lookup_hook=lookup_hook,
+        )
     done = subprocess.run(command, env=plain_environment(variables | env), capture_output=True, text=True, timeout=180)
     return Recording(folder / "run", done.stdout, done.stderr, done.returncode)
 
@@ -120,15 +135,16 @@ def test_copies_to_and_from_symbols(tmp_path: Path) -> None:
     assert found == [(to, 1, pageable), (to, 2, pinned), (back, 3, pageable)]
 
 
-def test_a_reset_device_is_left_alone(tmp_path: Path) -> None:
+def test_a_reset_device_is_recorded_afresh(tmp_path: Path) -> None:
     bare = play("reset", tmp_path / "bare", traced=False)
     run = play("reset", tmp_path / "traced")
     assert run.stdout == bare.stdout
     assert driver_calls(tmp_path / "traced")["use_of_a_dead_handle"] == 0
-    done, lost = brackets(run, Bracket.COPY)
+    done, lost, again = brackets(run, Bracket.COPY)
     assert is_timed(done), "what was done before the reset is kept"
     assert not is_timed(lost)
-    assert "context_ended" in losses(run)
+    assert is_timed(again)
+    assert losses(run)["context_ended"] == 1
 
 
 def test_a_wait_knows_what_it_waits_for(tmp_path: Path) -> None:

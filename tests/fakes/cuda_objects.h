@@ -79,6 +79,7 @@ struct Context;
 
 struct Stream {
   Context* context = nullptr;
+  std::uint64_t life = 0;  // of the context
   unsigned flags = 0;
   int priority = 0;
   std::uint64_t id = 0;
@@ -95,6 +96,7 @@ struct Stream {
 
 struct Event {
   Context* context = nullptr;
+  std::uint64_t life = 0;
   unsigned flags = 0;
   bool dead = false;
   CompletionPtr recorded;           // null: never recorded
@@ -106,6 +108,7 @@ struct Context {
   int device = 0;
   std::uint64_t id = 0;
   bool primary = false, dead = false;
+  std::uint64_t life = 0;  // a device's primary context comes back under the same handle
   int retained = 0;
   Stream* legacy = nullptr;
   std::vector<Stream*> streams;
@@ -152,6 +155,14 @@ int context_error();
 bool reads_context(const char* call, bool named);
 int read_error(bool needed);
 inline Context* current_context() { return t_contexts.empty() ? nullptr : t_contexts.back(); }
+
+// What belongs to a context is gone with it. Whoever uses it nevertheless is counted under a name of its own, use_of_a_dead_handle: a
+// real driver may answer or crash.
+template <class Object>
+bool is_gone(const Object& object) {
+  return object.context->dead || object.context->life != object.life;
+}
+int use_of_a_dead_handle();
 
 // The stream behind a handle (0 and 1: legacy, 2: per thread); null if it is none. Mutex held.
 Stream* find_stream(void* handle);

@@ -68,6 +68,21 @@ Context* make_context(int device, bool primary) {
   return context;
 }
 
+// All that belongs to the context is gone with it, see is_gone(). What runs on its streams runs on.
+void end_life(Context* context) {
+  context->dead = true;
+  ++context->life;
+  context->retained = 0;
+  context->streams.clear();
+}
+
+void revive(Context* context) {
+  context->dead = false;
+  context->id = state().next_id.fetch_add(1);
+  context->legacy = make_stream(context, 0, 0);
+  context->legacy->legacy = true;
+}
+
 // Physical number of an ordinal of this process: CUDA_VISIBLE_DEVICES with plain numbers.
 int physical(int ordinal) {
   const char* visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -204,6 +219,7 @@ FAKE_API int cuDevicePrimaryCtxRetain(void** context, int device) {
   const std::lock_guard lock(state().mutex);
   Context*& primary = state().primaries[static_cast<std::size_t>(device)];
   if (primary == nullptr) primary = make_context(device, true);
+  if (primary->dead) revive(primary);
   ++primary->retained;
   *context = primary;
   return kSuccess;
@@ -213,23 +229,19 @@ FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
   FAKE_CALL(cuDevicePrimaryCtxRelease_v2);
   if (const int error = device_error(device); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
-  Context*& primary = state().primaries[static_cast<std::size_t>(device)];
-  if (primary == nullptr) return kInvalidContext;
-  if (--primary->retained == 0) {
-    primary->dead = true;
-    primary = nullptr;
-  }
+  Context* primary = state().primaries[static_cast<std::size_t>(device)];
+  if (primary == nullptr || primary->dead) return kInvalidContext;
+  if (--primary->retained == 0) end_life(primary);
   return kSuccess;
 }
+FAKE_API int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
 
-// All that belongs to the context is gone with it; whoever uses a handle of it is counted, see find_event().
 FAKE_API int cuDevicePrimaryCtxReset_v2(int device) {
   FAKE_CALL(cuDevicePrimaryCtxReset_v2);
   if (const int error = device_error(device); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
-  Context*& primary = state().primaries[static_cast<std::size_t>(device)];
-  if (primary != nullptr) primary->dead = true;
-  primary = nullptr;
+  Context* primary = state().primaries[static_cast<std::size_t>(device)];
+  if (primary != nullptr && !primary->dead) end_life(primary);
   return kSuccess;
 }
 // What the runtime asks for, as cuda.h had it before 11.0.
@@ -239,8 +251,9 @@ FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active
   FAKE_CALL(cuDevicePrimaryCtxGetState);
   if (const int error = device_error(device); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
+  const Context* primary = state().primaries[static_cast<std::size_t>(device)];
   *flags = 0;
-  *active = state().primaries[static_cast<std::size_t>(device)] != nullptr;
+  *active = primary != nullptr && !primary->dead;
   return kSuccess;
 }
 
@@ -263,17 +276,19 @@ FAKE_API int cuCtxDestroy_v2(void* context) {
   FAKE_CALL(cuCtxDestroy_v2);
   if (const int error = ready_error(); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
-  if (!state().contexts.contains(context)) return kInvalidContext;
-  static_cast<Context*>(context)->dead = true;
+  if (!state().contexts.contains(context) || static_cast<Context*>(context)->dead) return kInvalidContext;
+  end_life(static_cast<Context*>(context));
   if (current_context() == context) t_contexts.pop_back();
   return kSuccess;
 }
+FAKE_API int cuCtxDestroy(void* context) { return cuCtxDestroy_v2(context); }
 
 FAKE_API int cuCtxPushCurrent_v2(void* context) {
   FAKE_CALL(cuCtxPushCurrent_v2);
   if (const int error = ready_error(); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
   if (!state().contexts.contains(context)) return kInvalidContext;
+  if (static_cast<Context*>(context)->dead) return use_of_a_dead_handle();
   t_contexts.push_back(static_cast<Context*>(context));
   return kSuccess;
 }

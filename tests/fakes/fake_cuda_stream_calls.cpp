@@ -9,17 +9,11 @@ namespace {
 
 int enter() { return context_error(); }
 
-// Counted under a name of its own: a real driver may answer or crash.
-int use_of_a_dead_handle() {
-  FAKE_CALL(use_of_a_dead_handle);
-  return kContextDestroyed;
-}
-
 Event* find_event(void* handle) {
   if (!state().events.contains(handle)) return nullptr;
   auto* event = static_cast<Event*>(handle);
-  if (event->context->dead) use_of_a_dead_handle();
-  return event->context->dead ? nullptr : event;
+  if (is_gone(*event)) use_of_a_dead_handle();
+  return is_gone(*event) ? nullptr : event;
 }
 
 int record(void* event_handle, void* stream_handle, unsigned flags) {
@@ -189,6 +183,7 @@ FAKE_API int cuEventCreate(void** event, unsigned flags) {
   const std::lock_guard lock(state().mutex);
   auto* made = new Event();
   made->context = current_context();
+  made->life = made->context->life;
   made->flags = flags;
   state().events.insert(made);
   *event = made;

@@ -93,9 +93,15 @@ static void work_off(Stream* stream) {
   }
 }
 
+int use_of_a_dead_handle() {
+  FAKE_CALL(use_of_a_dead_handle);
+  return kContextDestroyed;
+}
+
 Stream* make_stream(Context* context, unsigned flags, int priority) {
   auto* stream = new Stream();
   stream->context = context;
+  stream->life = context->life;
   stream->flags = flags;
   stream->priority = priority;
   stream->id = state().next_id.fetch_add(1);
@@ -125,13 +131,16 @@ Stream* find_stream(void* handle) {
     if (context == nullptr) return nullptr;
     thread_local OwnStreams own;
     Stream*& stream = (*own.streams)[context];
-    if (stream == nullptr) {
+    if (stream == nullptr || stream->life != context->life) {
       stream = make_stream(context, 0, 0);
       stream->per_thread = true;
     }
     return stream;
   }
-  return state().streams.contains(handle) ? static_cast<Stream*>(handle) : nullptr;
+  if (!state().streams.contains(handle)) return nullptr;
+  auto* stream = static_cast<Stream*>(handle);
+  if (is_gone(*stream)) use_of_a_dead_handle();
+  return is_gone(*stream) ? nullptr : stream;
 }
 
 // The legacy stream waits for all blocking streams of its context, and they for it.

@@ -160,6 +160,50 @@ Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
   return result;
 }
 
+// A call that destroys contexts may tell an error of earlier work and destroy them nevertheless; these come from calls that did nothing.
+inline bool was_refused(Result result) noexcept {
+  return result == kInvalidValue || result == kNotInitialized || result == kInvalidDevice || result == kInvalidContext;
+}
+
+// Also outside the recorded steps: brackets may be in flight.
+template <class Hold, class End, class Call>
+Result destroying(Hold hold, End end, Call call) noexcept {
+  if (!room_is_on || device::Inside::already()) return call();
+  const device::EndingContexts contexts = hold();
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  if (was_refused(result)) contexts.kept();
+  else end(contexts);
+  return result;
+}
+
+inline void all_end(const device::EndingContexts& contexts) noexcept { contexts.ended(); }
+inline void unused_end(const device::EndingContexts& contexts) noexcept { contexts.ended_if_inactive(); }
+
+template <class Call>
+Result destroying_context(Context context, Call call) noexcept {
+  return destroying([=] { return device::EndingContexts::with_handle(context); }, all_end, call);
+}
+
+template <class Call>
+Result resetting_device(Device device, Call call) noexcept {
+  return destroying([=] { return device::EndingContexts::of_device(device); }, all_end, call);
+}
+
+template <class Call>
+Result resetting_current_device(Call call) noexcept {
+  return destroying(device::EndingContexts::of_current_device, all_end, call);
+}
+
+// Destroyed when nobody has it any more.
+template <class Call>
+Result releasing_device(Device device, Call call) noexcept {
+  return destroying([=] { return device::EndingContexts::of_device(device); }, unused_end, call);
+}
+
 #pragma GCC visibility pop
 
 }  // namespace stashtrace::cuda

@@ -84,6 +84,24 @@ struct Ours {
     if (room_is_on) device::note_stream_gone(stream);
     return real_cuStreamDestroy_v2[kVariant](stream);
   }
+  static Result cuCtxDestroy(Context context) {
+    return destroying_context(context, [=] { return real_cuCtxDestroy[kVariant](context); });
+  }
+  static Result cuCtxDestroy_v2(Context context) {
+    return destroying_context(context, [=] { return real_cuCtxDestroy_v2[kVariant](context); });
+  }
+  static Result cuDevicePrimaryCtxReset(Device device) {
+    return resetting_device(device, [=] { return real_cuDevicePrimaryCtxReset[kVariant](device); });
+  }
+  static Result cuDevicePrimaryCtxReset_v2(Device device) {
+    return resetting_device(device, [=] { return real_cuDevicePrimaryCtxReset_v2[kVariant](device); });
+  }
+  static Result cuDevicePrimaryCtxRelease(Device device) {
+    return releasing_device(device, [=] { return real_cuDevicePrimaryCtxRelease[kVariant](device); });
+  }
+  static Result cuDevicePrimaryCtxRelease_v2(Device device) {
+    return releasing_device(device, [=] { return real_cuDevicePrimaryCtxRelease_v2[kVariant](device); });
+  }
   static Result cuStreamSynchronize(Stream stream) {
     return timed_call(call_code::stream_synchronize, of(stream), true, 0,
                       [=] { return real_cuStreamSynchronize[kVariant](stream); });

@@ -34,12 +34,6 @@ Result destroying_event(Event event, Call call) {
 int known_kind(int kind, int usual) noexcept { return kind == kDefaultKind ? usual : kind; }
 
 template <class Call>
-Result resetting_device(Call call) {
-  if (room_is_on) stashtrace::device::before_context_ends(nullptr);
-  return call();
-}
-
-template <class Call>
 Result launching_config(const LaunchConfig* config, bool per_thread, Call call) {
   if (config == nullptr) return call();
   return launching(per_thread ? own_default(config->stream) : config->stream, call);
@@ -131,7 +125,7 @@ STASHTRACE_CUDART_HOOK(cudaStreamSynchronize_ptsz, (Stream stream),
                        (stream), timed_call(call_code::stream_synchronize, own_default(stream), true, 0, call))
 STASHTRACE_CUDART_HOOK(cudaDeviceSynchronize, (),
                        (), timed_call(call_code::device_synchronize, nullptr, false, 0, call))
-STASHTRACE_CUDART_HOOK(cudaDeviceReset, (), (), resetting_device(call))
+STASHTRACE_CUDART_HOOK(cudaDeviceReset, (), (), resetting_current_device(call))
 STASHTRACE_CUDART_HOOK(cudaEventSynchronize, (Event event),
                        (event), timed_call(call_code::event_synchronize, nullptr, false, 0, call))
 

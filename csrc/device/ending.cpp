@@ -1,0 +1,90 @@
+// Contexts that the job destroys: holding the harvester out of them. SPDX-License-Identifier: Apache-2.0
+//
+// On the job's threads, around the call. The thread asks, the harvester answers when it has written what is done and is out of the
+// context; both are one word of the context's entry. Where no harvester runs nobody else is inside, and the thread answers itself.
+#include "core/clock.h"
+#include "core/raw_syscall.h"
+#include "device/driver.h"
+#include "device/harvester.h"
+#include "device/streams.h"
+#include "device/timeline.h"
+
+namespace stashtrace::device {
+
+namespace {
+
+// That the harvester may take: it is in a call of CUDA then, which would keep the job's own call waiting as well.
+constexpr std::int64_t kHoldNs = 2'000'000'000;
+constexpr std::int64_t kLookNs = 10'000'000;
+
+void wait_until_held(ContextState& context) noexcept {
+  const std::int64_t until = clock_ns(CLOCK_MONOTONIC) + kHoldNs;
+  while (context.life.load(std::memory_order_acquire) == kAsked && harvester_runs() && clock_ns(CLOCK_MONOTONIC) < until) {
+    wake_harvester();
+    raw::futex_wait(&context.life, kAsked, kLookNs);
+  }
+  context.life.store(kHeld, std::memory_order_release);
+}
+
+template <class Which>
+std::uint32_t hold(Which which) noexcept {
+  std::uint32_t held = 0;
+  if (access_state.load(std::memory_order_acquire) != Access::ready || !same_process()) return held;
+  for (std::size_t i = 0; ContextState* context = context_at(i); ++i) {
+    std::uint32_t live = kLive;
+    if (which(*context) && context->life.compare_exchange_strong(live, kAsked, std::memory_order_acq_rel)) held |= 1U << i;
+  }
+  for (std::size_t i = 0; i < kMostContexts; ++i)
+    if ((held >> i & 1) != 0) wait_until_held(*context_at(i));
+  return held;
+}
+
+template <class Does>
+void for_each(std::uint32_t held, Does does) noexcept {
+  for (std::size_t i = 0; i < kMostContexts; ++i)
+    if ((held >> i & 1) != 0) does(*context_at(i));
+}
+
+void end(ContextState& context) noexcept {
+  end_context(context, &forget_events_on);
+  if (harvester_runs()) return wake_harvester();
+  lose_anchor(context);
+  if (!has_open_brackets(context)) free_context(context);
+}
+
+void keep(ContextState& context) noexcept { context.life.store(kLive, std::memory_order_release); }
+
+}  // namespace
+
+static_assert(kMostContexts <= 32);
+
+EndingContexts EndingContexts::with_handle(void* context) noexcept {
+  return EndingContexts(hold([=](const ContextState& state) {
+                          return state.context.load(std::memory_order_relaxed) == context;
+                        }), true);
+}
+
+EndingContexts EndingContexts::of_device(int device) noexcept {
+  return EndingContexts(hold([=](const ContextState& state) { return state.device == device && !state.not_primary; }), true);
+}
+
+EndingContexts EndingContexts::of_current_device() noexcept {
+  if (const std::int32_t device = current_device(); device >= 0) return of_device(device);
+  return EndingContexts(hold([](const ContextState& state) { return !state.not_primary; }), false);
+}
+
+void EndingContexts::ended() const noexcept {
+  if (sure_) for_each(held_, end);
+  else ended_if_inactive();
+}
+
+void EndingContexts::ended_if_inactive() const noexcept {
+  for_each(held_, [](ContextState& context) {
+    if (driver.primary_state == nullptr || !is_primary_active(context.device)) end(context);
+    else keep(context);
+  });
+}
+
+void EndingContexts::kept() const noexcept { for_each(held_, keep); }
+
+}  // namespace stashtrace::device

@@ -1,0 +1,84 @@
+"""A job that destroys a context and works on: no dead handle is used, every bracket is timed or counted."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import subprocess
+from pathlib import Path
+
+import pytest
+from collectors.recorded import NATIVE, Recording
+from collectors.test_cuda import FAKES, ROOT, brackets, driver_calls, is_timed, losses, machine, play
+
+from stashtrace.model.kinds import Bracket
+
+CALLS = (
+    "cuCtxDestroy",
+    "cuCtxDestroy_v2",
+    "cuDevicePrimaryCtxReset",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxRelease_v2",
+)
+DONE, IN_FLIGHT = 3, 2  # copies of the program in each place
+
+
+@functools.cache
+def program() -> Path:
+    path = machine() / "context_scenes"
+    libraries = (machine() / "libcudart.so.13", machine() / "libcuda.so.1")
+    command = ["g++", "-std=c++20", "-O1", "-w", "-I", ROOT / "csrc", "-I", FAKES, "-pthread"]
+    source = NATIVE / "context_scenes.cpp"
+    subprocess.run([*command, "-o", path, source, *libraries, "-ldl"], check=True)
+    return path
+
+
+def lives(arguments: str, folder: Path, *script: str, lookup_hook: bool = False) -> Recording:
+    run = play(arguments, folder, script=script, program=program(), lookup_hook=lookup_hook)
+    assert run.stdout == "done\n"
+    assert driver_calls(folder)["use_of_a_dead_handle"] == 0
+    return run
+
+
+def lost(run: Recording) -> dict[str, int]:
+    """Losses of the recorder. Those of reading clocks on a busy machine are none of its."""
+    clocks = {"no_run_json", "device_drift_unknown", "device_clock_readings_rejected"}
+    return {reason: count for reason, count in losses(run).items() if reason not in clocks}
+
+
+def check_halves(run: Recording) -> None:
+    """Both halves have all their copies; what was in flight or open when the context ended is counted, nothing else."""
+    rows = brackets(run, Bracket.COPY)
+    assert [is_timed(row) for row in rows] == [True] * 2 * DONE + [False] * IN_FLIGHT + [True] * 2 * DONE
+    assert [is_timed(row) for row in brackets(run, Bracket.BATCH_WAIT)] == [False]
+    assert lost(run) == {"context_ended": IN_FLIGHT + 1}
+    before, after = rows[: 2 * DONE], rows[-2 * DONE :]
+    assert {row["track_id"] for row in before} & {row["track_id"] for row in after} == set()
+
+
+@pytest.mark.parametrize("call", ["cudaDeviceReset", *CALLS])
+def test_recording_starts_afresh(tmp_path: Path, call: str) -> None:
+    check_halves(lives(call, tmp_path))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ends_are_seen_by_look_up(tmp_path: Path, call: str) -> None:
+    check_halves(lives(f"{call} look-up", tmp_path, lookup_hook=True))
+
+
+def test_a_context_that_is_still_in_use_loses_nothing(tmp_path: Path) -> None:
+    run = lives("released_once_of_two", tmp_path)
+    rows = brackets(run, Bracket.COPY)
+    assert [is_timed(row) for row in rows] == [True] * (2 * DONE + 1)
+    assert len({row["track_id"] for row in rows}) == 1
+    assert lost(run) == {}
+
+
+def test_the_other_device_is_not_disturbed(tmp_path: Path) -> None:
+    run = lives("two_devices", tmp_path, "devices 2")
+    rows = brackets(run, Bracket.COPY)
+    assert [row["device_index"] for row in rows].count(1) == 30 * DONE
+    assert [row["device_index"] for row in rows].count(0) == 40 * DONE
+    assert [row for row in rows if not is_timed(row)] == []
+    assert lost(run) == {}
