@@ -22,6 +22,8 @@ PER_THREAD = 2
 ASKED_BY_RUNTIMES = """
 cuCtxSynchronize 2000 0
 cuCtxSynchronize 13000 0
+cuDevicePrimaryCtxRelease 7000 0
+cuDevicePrimaryCtxReset 7000 0
 cuEventDestroy 4000 0
 cuEventRecord 2000 0
 cuEventRecord 7000 2
