@@ -45,8 +45,10 @@ _QUOTES = "'\""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
-def scrub_arguments(arguments: Iterable[str]) -> list[str]:
+def scrub_arguments(arguments: Iterable[str], taken: set[str] | None = None) -> list[str]:
     """Return a command line without values of secrets, and its URLs without users and queries.
+
+    What was taken out is added to ``taken``.
 
     Examples
     --------
@@ -55,13 +57,13 @@ def scrub_arguments(arguments: Iterable[str]) -> list[str]:
     """
     result, value_follows = [], False
     for argument in arguments:
-        scrubbed, value_follows = _scrub(argument, value_follows)
+        scrubbed, value_follows = _scrub(argument, value_follows, set() if taken is None else taken)
         result.append(scrubbed)
     return result
 
 
-def scrub_urls(text: str) -> str:
-    """Return a text whose URLs have neither user and password nor query."""
+def scrub_urls(text: str, taken: set[str] | None = None) -> str:
+    """Return a text whose URLs have neither user and password nor query; what was taken out is added to ``taken``."""
     out, at = [], 0
     while (found := _SCHEME.search(text, at)) is not None:
         begin = found.end()
@@ -70,6 +72,8 @@ def scrub_urls(text: str) -> str:
         stop = _first_of("?#'\"", text, end)
         out += [text[at : found.end()], text[begin_host:stop]]
         at = _first_of("#'\"", text, stop) if text[stop : stop + 1] == "?" else stop
+        if taken is not None:
+            taken |= {text[begin : begin_host - 1].partition(":")[2], text[stop + 1 : at]} - {""}
     return "".join([*out, text[at:]])
 
 
@@ -100,8 +104,9 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _scrub(argument: str, value_follows: bool) -> tuple[str, bool]:
+def _scrub(argument: str, value_follows: bool, taken: set[str]) -> tuple[str, bool]:
     if value_follows and not argument.startswith("--"):
+        taken |= {argument} - {"", SCRUBBED}
         return SCRUBBED if argument else "", False
     value_follows = False
     out, at = [], 0
@@ -114,17 +119,19 @@ def _scrub(argument: str, value_follows: bool) -> tuple[str, bool]:
         word = argument[at:end]
         if value_follows and not word.startswith("--"):
             end = _end_of_value(argument, at)
+            taken |= {argument[at:end].strip(_QUOTES)} - {"", SCRUBBED}
             out.append(SCRUBBED)
             at, value_follows = end, False
             continue
         name, equals, _ = word.partition("=")
         value_follows = False
         if not is_secret(name) or "://" in name:
-            out.append(scrub_urls(word))
+            out.append(scrub_urls(word, taken))
         elif equals:
             begin = at + len(name) + 1
             whole = at == 0 and argument.startswith("-")
             end = len(argument) if whole else _end_of_value(argument, begin)
+            taken |= {argument[begin:end].strip(_QUOTES)} - {"", SCRUBBED}
             out.append(name + "=" + (SCRUBBED if end > begin else ""))
         else:
             value_follows = name.startswith("-")

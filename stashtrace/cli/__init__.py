@@ -24,6 +24,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("status", "stashtrace.cli.status:main", "Look at a run that is still going, or hanging"),
     ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),
     ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),
+    ("scrub", "stashtrace.cli.scrub:main", "Take secrets out of a run, and names of files and hosts"),
     ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
     ("diff", "stashtrace.cli.diff:main", "Compare two runs, by stalls or by kernels"),
     ("characterize", "stashtrace.cli.characterize:main", "Measure what devices, data and network cost, by five steps"),

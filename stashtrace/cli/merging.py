@@ -56,7 +56,7 @@ def merge_and_report(
         facts = gather(trace)
         findings = choose(facts)
     try:
-        (directory / SUMMARY_FILE).write_text(visible(render(facts, findings, Look(), shown)), encoding="utf-8")
+        _write_words(directory / SUMMARY_FILE, render(facts, findings, Look(), shown))
     except OSError as error:
         troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
     screen.say("\n" + render(facts, findings, Look(screen.width, screen.utf8, screen.colour), shown))
@@ -64,6 +64,21 @@ def merge_and_report(
         screen.say(f"warning: {trouble}")
     if any(TIMELINE_FILE in trouble for trouble in troubles):
         screen.say(f"\nhint: `stashtrace export perfetto {shown} -o FILE` writes it elsewhere")
+
+
+def write_summary(trace: Trace, path: Path, shown: str) -> None:
+    """Write the summary of a run into a file; ``shown``: its directory as the user would type it."""
+    from stashtrace.report.facts import gather
+    from stashtrace.report.findings import choose
+    from stashtrace.report.look import Look
+    from stashtrace.report.text import render
+
+    facts = gather(trace)
+    _write_words(path, render(facts, choose(facts), Look(), shown))
+
+
+def _write_words(path: Path, text: str) -> None:
+    path.write_text(visible(text), encoding="utf-8")
 
 
 def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_host_only: bool = False) -> list[str]:

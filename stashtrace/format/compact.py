@@ -169,7 +169,7 @@ class _Rewritten:
         If what was written does not read back as what was to be written.
     """
 
-    def __init__(self, process: StashFile) -> None:
+    def __init__(self, process: StashFile, *, again: bool = False) -> None:
         self.process = process
         self._temporary = process.path + ".tmp"
         self.size = 0
@@ -185,7 +185,9 @@ class _Rewritten:
             self.out.close()
             raise
         try:
-            if _is_merged(process.path):  # since we looked at it; what we know of its segments is of the old file
+            if not again and _is_merged(
+                process.path
+            ):  # since we looked at it; what we know of its segments is of the old file
                 raise BlockingIOError(errno.EWOULDBLOCK, "another merge has rewritten it", process.path)
             checksums = _write(process, self.out)
             self.out.flush()
@@ -216,15 +218,15 @@ class _Rewritten:
             _drop(self.process.ring_path)
 
 
-def compact_file(process: StashFile) -> int:
-    """Rewrite one file and drop its ring; returns the new size.
+def compact_file(process: StashFile, *, again: bool = False) -> int:
+    """Rewrite one file and drop its ring; returns the new size. One that was merged before only if ``again``.
 
     Raises
     ------
     OSError, FormatError
         As :class:`_Rewritten`; the raw files are then as they were.
     """
-    written = _Rewritten(process)
+    written = _Rewritten(process, again=again)
     try:
         os.fsync(written.out.fileno())
     except BaseException:
@@ -234,6 +236,27 @@ def compact_file(process: StashFile) -> int:
     _sync_directory(os.path.dirname(process.path))
     written.drop_ring()
     return written.size
+
+
+def write_packed(process: StashFile, path: str) -> int:
+    """Write a process's rows into a new file, as the merge does; returns its size.
+
+    Raises
+    ------
+    OSError, FormatError
+        As :class:`_Rewritten`; no file is left then.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "r+b") as out:
+        try:
+            checksums = _write(process, out)
+            out.flush()
+            _check(path, checksums)
+            os.fsync(out.fileno())
+        except BaseException:
+            _drop(path)
+            raise
+        return out.tell()
 
 
 def _is_merged(path: str) -> bool:

@@ -173,13 +173,17 @@ class StashFile:
     def texts(self) -> dict[int, str]:
         """String id -> text, with those of the process this one was forked from."""
         if self._own_texts is None:
-            parts = self._records(("string_part",)).get("string_part")
-            self._own_texts = {} if parts is None else self._texts(parts.rows)
+            self._own_texts = {i: text.decode("utf-8", "replace") for i, text in self.text_bytes().items()}
         if self.parent is None:
             return self._own_texts
         if self._all_texts is None:  # asked for with each piece of the rows
             self._all_texts = {**self.parent.texts(), **self._own_texts}
         return self._all_texts
+
+    def text_bytes(self) -> dict[int, bytes]:
+        """String id -> text as it was written, without those of the parent."""
+        parts = self._records(("string_part",)).get("string_part")
+        return {} if parts is None else self._texts(parts.rows)
 
     # Rows ---------------------------------------------------------------------------------------
 
@@ -224,12 +228,12 @@ class StashFile:
         layout = self.layouts.get(record_id)
         return layout.name if layout else ""
 
-    def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, str]:
+    def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, bytes]:
         """String id -> text. A text of which a part is missing keeps what is there and ends in an ellipsis."""
         short = (rows["part"] == 0) & (rows["length_bytes"] <= 56)
         first = rows[short]
         texts = {
-            i: t[:n].decode("utf-8", "replace")
+            i: t[:n]
             for i, n, t in zip(
                 first["string_id"].tolist(), first["length_bytes"].tolist(), first["text"].tolist(), strict=True
             )
@@ -249,7 +253,7 @@ class StashFile:
             kept = whole[: whole.index(None)] if None in whole else whole
             incomplete += len(kept) != count
             data = b"".join(t.ljust(56, b"\0") for t in kept if t is not None)[: lengths[i]]
-            texts[i] = data.decode("utf-8", "replace") + ("" if len(kept) == count else "…")
+            texts[i] = data + (b"" if len(kept) == count else "…".encode())
         if incomplete:
             key = ("core", "incomplete_strings", int(Severity.DATA_LOSS), "parts of some texts were not recorded")
             self._losses[key] = incomplete

@@ -32,6 +32,7 @@ FLOORS = {
     "errors": 0,
     "log": 0,
     "scrubbing": 0,
+    "pseudonyms": 1,
     "units": 0,
     "visible": 0,
     "_native": 0,

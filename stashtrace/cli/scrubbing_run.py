@@ -1,0 +1,345 @@
+"""What ``stashtrace scrub`` does with the files of a run: one after the other, into a new place or each in its own.
+
+Into a new place: everything is written into a folder of another name, which takes its name when it is whole. In place:
+each file is replaced in one step; the key of the pseudonyms and the names of the hosts wait in a file of the directory
+until all is done, so that a second call goes on where the first was interrupted.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stashtrace.cli.merging import SUMMARY_FILE, TIMELINE_FILE
+from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UsageError
+from stashtrace.format.compact import compact_file, write_packed
+from stashtrace.format.liveness import LiveRings
+from stashtrace.format.scrubbed import ScrubbedFile, survey_file
+from stashtrace.format.stash_file import StashFile
+from stashtrace.launch.directory import RUN_FILE, file_rights
+from stashtrace.launch.launchers import own_place
+from stashtrace.pseudonyms import Scrubber, Survey
+from stashtrace.store import scrubbed as stores
+from stashtrace.store.layout import STORE_FILE, is_store, read_facts
+
+#: Holds the key and the hosts while a run is scrubbed in place.
+STATE_FILE = "scrub.unfinished"
+_CALIBRATION = "calibration.toml"
+_VIEWS = (SUMMARY_FILE, TIMELINE_FILE)
+_IN_WORK = ".scrubbed"
+
+#: Called with (share done, what is being done).
+Progress = Callable[[float, str], None]
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of the files.
+
+    Attributes
+    ----------
+    written : int
+        Files written.
+    left : list of str
+        Names of files that are no part of a run: not copied, or left as they were.
+    problems : list of str
+        Sentences on files that could not be scrubbed, or not be made anew.
+    """
+
+    written: int = 0
+    left: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: Progress) -> Report:
+    """Write what a run, a file of one or a store holds into a new place, without its secrets.
+
+    Raises
+    ------
+    UsageError
+        If the new place is taken.
+    MissingDataError, FormatError
+        If there is no run, or it is still recorded.
+    """
+    if target.exists() and not (source.is_dir() and target.is_dir() and not any(target.iterdir())):
+        raise UsageError(f"{target} is already there", hint="choose another name with -o")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent} to write to", hint="choose another name with -o")
+    half = target.with_name(f"{target.name}.unfinished{os.getpid()}-{secrets.token_hex(4)}")
+    with file_rights(share=False):
+        half.mkdir()
+        try:
+            work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
+            work.do(shown=target.name)
+            made = half if source.is_dir() else next(half.iterdir())
+            os.replace(made, target)
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
+    return work.report
+
+
+def scrub_in_place(source: Path, *, paths: bool, hosts: bool, progress: Progress) -> Report:
+    """Replace each file of a run by one without secrets; parameters and errors as of :func:`scrub_to`."""
+    directory = source if source.is_dir() else source.parent
+    state = directory / STATE_FILE
+    _refuse_recording(source)
+    key, survey, paths, hosts = _state(state, paths, hosts)
+    with file_rights(share=False):
+        work = _Work(source, None, key, survey, paths, hosts, progress)
+        _replace(
+            state,
+            json.dumps({"key": key.hex(), "hosts": sorted(survey.hosts), "secrets": sorted(survey.secrets),
+                        "folders": sorted(survey.folders), "paths": paths, "for_hosts": hosts}).encode(),
+        )  # fmt: skip
+        work.do(shown=source.name)
+    state.unlink()
+    return work.report
+
+
+def _state(state: Path, paths: bool, hosts: bool) -> tuple[bytes, Survey, bool, bool]:
+    """Key, survey and options; those of a call that was interrupted are taken up."""
+    survey = Survey()
+    if not state.exists():
+        return secrets.token_bytes(32), survey, paths, hosts
+    try:
+        said = json.loads(state.read_text(encoding="utf-8"))
+        survey.hosts |= set(said["hosts"])
+        survey.secrets |= set(said["secrets"])
+        survey.folders |= set(said["folders"])
+        return bytes.fromhex(said["key"]), survey, paths or said["paths"], hosts or said["for_hosts"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{state} is damaged", hint="remove it, and scrub again") from error
+
+
+class _Work:
+    """Files of one run, and where each goes; ``target`` None: where it is."""
+
+    def __init__(
+        self,
+        source: Path,
+        target: Path | None,
+        key: bytes,
+        survey: Survey,
+        paths: bool,
+        hosts: bool,
+        progress: Progress,
+    ) -> None:
+        self.report = Report()
+        self._source, self._target, self._progress = source, target, progress
+        self._store = source.is_dir() and is_store(source)
+        if not self._store:
+            _refuse_recording(source)
+        self._directory = source if source.is_dir() else source.parent
+        progress(0.0, "looking")
+        if self._store:
+            stores.survey_store(source, survey)
+        else:
+            self._survey(survey)
+        self._scrubber = Scrubber(survey, key, paths=paths, hosts=hosts)
+
+    def do(self, shown: str) -> None:
+        """Write everything; ``shown``: what the summary calls the run."""
+        if self._store:
+            self._scrub_store()
+            return
+        stashes = _stashes(self._source)
+        for done, path in enumerate(stashes):
+            self._progress(0.3 + 0.5 * done / len(stashes), "scrubbing")
+            self._scrub_process(path)
+        if self._source.is_dir():
+            for path in _facts_files(self._source):
+                self._scrub_facts(path)
+            self._scrub_calibration()
+            self._progress(0.8, "summary and time line")
+            self._make_views(shown)
+            known = {RUN_FILE, _CALIBRATION, STATE_FILE, *_VIEWS, *(p.name for p in _facts_files(self._source))}
+            for path in sorted(self._source.iterdir()):
+                if path.name not in known and path.suffix not in (".stash", ".ring"):
+                    self.report.left.append(path.name)
+            self.report.left += [p.name for p in sorted(self._source.glob("*.ring")) if not _stash_of(p).exists()]
+
+    def _survey(self, survey: Survey) -> None:
+        stashes, readable = _stashes(self._source), []
+        for path in stashes:
+            try:
+                readable.append(StashFile(str(path)))
+            except FormatError as error:
+                self.report.problems.append(f"{error}; it was left out" if self._target else f"{error}; it stays")
+        if not readable:
+            raise self._nothing()
+        live = LiveRings.look()
+        if going := [process.name for process in readable if live.holds(process)]:
+            raise _still_recording(self._source, f"{len(going)} of {len(readable)} processes")
+        if self._source.is_dir():
+            for path in _facts_files(self._source):
+                survey.add_facts(_facts_of(path))
+        for done, process in enumerate(readable):
+            survey_file(process, survey)
+            self._progress(0.3 * done / len(readable), "looking")
+
+    def _nothing(self) -> StashtraceError:
+        if self.report.problems:
+            return FormatError(f"{self._source} holds no readable trace: {self.report.problems[0]}")
+        return MissingDataError(
+            f"{self._source} holds no run of stashtrace",
+            hint="give a run directory, a .stash file, or a store of Parquet",
+        )
+
+    def _scrub_process(self, path: Path) -> None:
+        try:
+            process = ScrubbedFile(str(path), self._scrubber)
+        except FormatError:
+            return  # told by the survey
+        name = self._scrubber.stem(path.stem) + ".stash"
+        if self._target is not None:
+            write_packed(process, str(self._target / name))
+        else:
+            ring = Path(process.ring_path)
+            compact_file(process, again=True)
+            ring.unlink(missing_ok=True)  # also one that was left beside a merged file
+            os.replace(path, path.with_name(name))
+        self.report.written += 1
+
+    def _scrub_facts(self, path: Path) -> None:
+        facts = _facts_of(path)
+        before = facts.pop("scrubbed", [])
+        done = [str(n) for n in before] if isinstance(before, list) else []
+        scrubber = self._scrubber.after(done)
+        new = scrubber.facts(facts) | {"scrubbed": list(dict.fromkeys([*done, *scrubber.done]))}
+        name = path.name
+        if path.name != RUN_FILE:
+            name = "launch." + self._scrubber.stem(path.name.removeprefix("launch.").removesuffix(".json")) + ".json"
+        self._put(path, name, (json.dumps(new, indent=1) + "\n").encode())
+
+    def _scrub_calibration(self) -> None:
+        path = self._directory / _CALIBRATION
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines = [self._scrubber.text(line) for line in text.split("\n")]
+            self._put(path, path.name, "\n".join(lines).encode())
+
+    def _put(self, path: Path, name: str, content: bytes) -> None:
+        """Write a small file that comes of ``path``."""
+        mode = 0o600 if self._target is not None else path.stat().st_mode & 0o777
+        _replace((self._target or path.parent) / path.name, content, mode)
+        os.replace((self._target or path.parent) / path.name, (self._target or path.parent) / name)
+        self.report.written += 1
+
+    def _make_views(self, shown: str) -> None:
+        """Summary and time line anew, of what is written by now, where the run has them."""
+        wanted = [name for name in _VIEWS if (self._source / name).exists()]
+        if not wanted:
+            return
+        import warnings
+
+        from stashtrace.align.align import load_trace
+        from stashtrace.cli.merging import write_summary
+        from stashtrace.errors import DataLossWarning
+        from stashtrace.exporters.registry import export
+
+        directory = self._target or self._source
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DataLossWarning)
+                trace = load_trace(str(directory))
+                for name in wanted:
+                    mode = 0o600 if self._target is not None else (self._source / name).stat().st_mode & 0o777
+                    half = directory / f"{_IN_WORK}-{name}"  # its ending says how it is packed
+                    if name == SUMMARY_FILE:
+                        write_summary(trace, half, f"./{shown}")
+                    else:
+                        export(trace, "perfetto", str(half))
+                    half.chmod(mode)
+                    os.replace(half, directory / name)
+                    self.report.written += 1
+        except StashtraceError as error:
+            if self._target is None:
+                for name in wanted:
+                    (directory / name).unlink(missing_ok=True)
+            self.report.problems.append(f"{' and '.join(wanted)} could not be made anew and are left out: {error}")
+
+    def _scrub_store(self) -> None:
+        rows = dict(read_facts(self._source)["rows"])
+        names = stores.tables_of(self._source)
+        facts_count = 0
+        for done, name in enumerate(names):
+            self._progress(0.3 + 0.7 * done / len(names), "scrubbing")
+            place = (self._target or self._source) / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            half = place.with_name(place.name + _IN_WORK)
+            half.unlink(missing_ok=True)
+            count = stores.scrub_table(self._source / name, half, name.parts[0], self._scrubber)
+            facts_count += count if name.parts[0] == "metadata" else 0  # it alone loses rows
+            if self._target is None:
+                half.chmod(place.stat().st_mode & 0o777)
+            os.replace(half, place)
+            self.report.written += 1
+        if "metadata" in rows:
+            rows["metadata"] = facts_count
+        file = self._source / STORE_FILE
+        self._put(file, file.name, stores.scrubbed_facts(self._source, self._scrubber, rows).encode())
+        self.report.left += [str(path.relative_to(self._source)) for path in stores.others_of(self._source)
+                             if path.name != STATE_FILE]  # fmt: skip
+
+
+def _stashes(source: Path) -> list[Path]:
+    return sorted(source.glob("*.stash")) if source.is_dir() else [source]
+
+
+def _stash_of(ring: Path) -> Path:
+    return ring.with_suffix(".stash")
+
+
+def _facts_files(directory: Path) -> Iterator[Path]:
+    yield from [directory / RUN_FILE] if (directory / RUN_FILE).exists() else []
+    yield from sorted(directory.glob("launch.*.json"))
+
+
+def _facts_of(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _refuse_recording(source: Path) -> None:
+    """Raise if a launcher of this host still runs the job."""
+    if not source.is_dir() or is_store(source):
+        return
+    for path in _facts_files(source):
+        facts = _facts_of(path)
+        launcher = facts.get("launcher_pid")
+        here = facts.get("place", "") == own_place()
+        if (
+            "end_realtime_ns" not in facts
+            and here
+            and isinstance(launcher, int)
+            and os.path.exists(f"/proc/{launcher}")
+        ):
+            raise _still_recording(source, f"`stashtrace run` (process {launcher})")
+
+
+def _still_recording(source: Path, who: str) -> FormatError:
+    return FormatError(f"{source} is still being recorded by {who}", hint="scrub it when the job has ended")
+
+
+def _replace(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Put content in the place of a file in one step."""
+    half = path.with_name(path.name + _IN_WORK)
+    with contextlib.suppress(FileNotFoundError):
+        half.unlink()
+    with open(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    half.chmod(mode)
+    os.replace(half, path)

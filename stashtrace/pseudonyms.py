@@ -1,0 +1,331 @@
+"""What ``stashtrace scrub`` makes of the texts of a run: no secrets, and on request pseudonyms for paths and hosts.
+
+A :class:`Survey` is filled with what a run says of itself, then a :class:`Scrubber` gives each text its new form; the
+same text has the same form in every file. A pseudonym is a keyed hash: whoever has no key cannot try names out.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stashtrace.scrubbing import SCRUBBED, is_secret, scrub_arguments, scrub_urls
+
+#: Variables that are stored; ``csrc/runtime/identity.cpp`` holds the same list, and a test compares them.
+RANK_VARIABLES = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "PMI_LOCAL_RANK",
+        "PMI_JOBID",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "PMIX_RANK",
+        "PMIX_NAMESPACE",
+        "PALS_RANKID",
+        "PALS_LOCAL_RANKID",
+        "PALS_APID",
+        "FLUX_JOB_ID",
+        "FLUX_JOB_SIZE",
+        "FLUX_TASK_RANK",
+        "FLUX_TASK_LOCAL_ID",
+        "JOB_COMPLETION_INDEX",
+        "CUDA_VISIBLE_DEVICES",
+        "PET_NNODES",
+        "PET_NPROC_PER_NODE",
+        "PET_NODE_RANK",
+        "PET_MAX_RESTARTS",
+        "PET_STANDALONE",
+        "PET_RDZV_BACKEND",
+        "PET_RDZV_ID",
+        "PET_RDZV_ENDPOINT",
+        "PET_MASTER_ADDR",
+        "PET_MASTER_PORT",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "SLURM_STEP_ID",
+        "SLURM_STEPID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_NUM_NODES",
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_NNODES",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_RESTART_COUNT",
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_NODE_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ]
+)
+_ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
+#: A scrubbed value of this length or more is taken out wherever else it stands; a shorter one may be a common word.
+_SHORTEST_VALUE = 6
+#: A plain word of fewer letters is replaced as a host only where it is sure to be one.
+_SHORTEST_HOST = 8
+_COMMANDS = ("command", "argv")
+_ENVIRONMENTS = ("env", "environment")
+_PLACES = ("cwd", "exe", "directory", "out")
+_IPV4 = r"(?<![\w.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"
+_IPV6 = r"(?<=\[)(?!::1?\])[0-9A-Fa-f]*(?::[0-9A-Fa-f.]*){2,7}(?:%\w+)?(?=\])"
+_ADDRESS = re.compile(f"{_IPV4}|{_IPV6}")  # of a URL or connection; version 6 in brackets
+_LOCAL = re.compile(r"(?<![\w.:/~-])/[^\s'\"`:,;|<>()\[\]{}=/][^\s'\"`:,;|<>()\[\]{}=]*")
+_ANY_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+|{_LOCAL.pattern}")
+_FILE_NAME = re.compile(r"[\w.+-]*\.[A-Za-z][A-Za-z0-9]{0,7}")
+_ENDING = re.compile(r"(?<=[^.])\.[A-Za-z0-9]{1,12}$")
+_KEPT_PART = re.compile(r"|\.|\.\.|~|python[\d.]*")
+#: What the kernel makes up; the names below tell nothing of the user's, except in shared memory.
+_KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm/))(?:/|$)")
+_NO_FILE = re.compile(r"\w+:\[\d+\]|anon_inode:.*|.*:\d+")
+_STEM = re.compile(r"(?P<host>.+)(?P<rest>\.\d+(?:\.\d+)?)")
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the files of a run say that other texts of it may repeat.
+
+    Attributes
+    ----------
+    hosts : set of str
+        Names of hosts.
+    secrets : set of str
+        Values that are scrubbed by their names.
+    files : set of str
+        Texts that stand for a file.
+    folders : set of str
+        Those that others lie below.
+    """
+
+    hosts: set[str] = field(default_factory=set)
+    secrets: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+
+    def add_file(self, path: str) -> None:
+        """Note a path."""
+        self.files.add(path)
+        folder = path.rpartition("/")[0]
+        while folder and folder not in self.folders:
+            self.folders.add(folder)
+            folder = folder.rpartition("/")[0]
+
+    def add_host(self, name: str) -> None:
+        """Note a host, also by its short name."""
+        if name and name not in ("localhost", "_") and not _ADDRESS.fullmatch(name) and not name.startswith("127."):
+            self.hosts |= {name, name.partition(".")[0]}
+
+    def add_text(self, text: str) -> None:
+        """Note what is scrubbed from a text by itself."""
+        scrub_arguments([text], self.secrets)
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        """Note what the metadata of a process, a ``run.json`` or a launcher's file says."""
+        named = "hosts" not in (facts.get("scrubbed") or ())  # else what stands there are pseudonyms
+        for key, value in facts.items():
+            if key in _COMMANDS and isinstance(value, list):
+                scrub_arguments(map(str, value), self.secrets)
+            elif key in _ENVIRONMENTS and isinstance(value, dict):
+                self.secrets |= {str(text) for name, text in value.items() if is_secret(name)}
+                for name in _ADDRESSES if named else ():
+                    self.add_host(str(value.get(name, "")).partition(":")[0])
+            elif key == "host":
+                self.add_host(str(value) if named else "")
+            elif key == "cwd":
+                self.add_file(f"{value}/")
+            elif isinstance(value, str):
+                self.add_text(value)
+            elif isinstance(value, list):
+                for part in value:
+                    if isinstance(part, dict):
+                        self.add_facts({"scrubbed": facts.get("scrubbed"), **part})
+
+
+class Scrubber:
+    """Gives texts of a run their new form.
+
+    Parameters
+    ----------
+    survey : Survey
+        Of the whole run.
+    key : bytes
+        Of the pseudonyms.
+    paths, hosts : bool
+        Whether these get pseudonyms.
+    """
+
+    def __init__(self, survey: Survey, key: bytes, *, paths: bool = False, hosts: bool = False) -> None:
+        self.survey = survey
+        self.key = key
+        self.paths, self.hosts = paths, hosts
+        values = sorted((s for s in survey.secrets if len(s) >= _SHORTEST_VALUE), key=len, reverse=True)
+        self._values = re.compile("|".join(map(re.escape, values))) if values else None
+        names = sorted(survey.hosts, key=len, reverse=True)
+        sure = [n for n in names if len(n) >= _SHORTEST_HOST or not n.isalpha()]
+        before, after = r"(?<![\w.-])", r"(?![\w-])"
+        either = [f"(?:{'|'.join(map(re.escape, n))}){a}" for n, a in ((sure, after), (names, r"(?=\.\d+\.\d)")) if n]
+        self._host_names = re.compile(f"{before}(?:{'|'.join(either)})") if either and hosts else None
+        #: Paths that the pattern of a path within a text would not take as a whole.
+        odd = [f for f in survey.files if f.startswith("/") and not _LOCAL.fullmatch(f) and not _KERNEL.match(f)]
+        self._odd_files = sorted(odd, key=len, reverse=True) if paths else []
+        self.text = functools.lru_cache(1 << 16)(self._text)
+        self.path = functools.lru_cache(1 << 16)(self._path)
+
+    @property
+    def done(self) -> list[str]:
+        """Names of what a file has gone through."""
+        return ["secrets", *["paths"] * self.paths, *["hosts"] * self.hosts]
+
+    def after(self, done: Iterable[str]) -> Scrubber:
+        """The same for a file that has gone through some of it: pseudonyms are not given pseudonyms."""
+        paths, hosts = self.paths and "paths" not in done, self.hosts and "hosts" not in done
+        if (paths, hosts) == (self.paths, self.hosts):
+            return self
+        return Scrubber(self.survey, self.key, paths=paths, hosts=hosts)
+
+    def host(self, name: str) -> str:
+        """A name or address of a host."""
+        if not self.hosts or name in ("", "_", "localhost"):
+            return self._without_values(name)
+        return "host-" + self._code("host", name)[:8]
+
+    def stem(self, name: str) -> str:
+        """Name of a file of a process or launcher: ``HOST.PID.N``."""
+        found = _STEM.fullmatch(name)
+        if found is not None and found["host"] in self.survey.hosts:
+            return self.host(found["host"]) + found["rest"]
+        return self._with_hosts(name)
+
+    def words(self, command: Iterable[str]) -> list[str]:
+        """A command line."""
+        before, words = "", []
+        for word in scrub_arguments(command):
+            name, equals, value = word.rpartition("=")
+            if self.paths and before != "-m" and self._is_file_word(value):
+                words.append(name + equals + self.path(value))
+            else:
+                words.append(self.text(word))
+            before = word
+        return words
+
+    def name(self, text: str) -> str:
+        """Name of a process: that of its program."""
+        return self.path(text) if self.paths and _FILE_NAME.fullmatch(text) else self.text(text)
+
+    def environment(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """What is kept of an environment."""
+        return {name: self.text(str(text)) for name, text in variables.items() if name in RANK_VARIABLES}
+
+    def facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """The metadata of a process, a ``run.json`` or a launcher's file."""
+        return {str(key): self._fact(str(key), value) for key, value in facts.items()}
+
+    def _fact(self, key: str, value: Any) -> Any:
+        if key in _COMMANDS and isinstance(value, list):
+            return self.words(map(str, value))
+        if key in _ENVIRONMENTS and isinstance(value, dict):
+            return self.environment(value)
+        if isinstance(value, dict):
+            return self.facts(value)
+        if isinstance(value, list):
+            return [self._fact("", part) for part in value]
+        if not isinstance(value, str):
+            return value
+        if is_secret(key):
+            return SCRUBBED
+        if key == "host":
+            return self.host(value)
+        return self.path(value) if key in _PLACES else self.text(value)
+
+    def _text(self, text: str) -> str:
+        """Any other text: what stands in it is scrubbed as in a command line."""
+        if text in self.survey.files and ("/" in text or "." in text):  # a bare word may be the name of a phase too
+            return self.path(text)
+        (text,) = scrub_arguments([text])
+        text = self._with_hosts(self._without_values(text))
+        return self._with_paths(text) if self.paths and "/" in text else text
+
+    def _with_paths(self, text: str) -> str:
+        for file in self._odd_files:
+            if file in text:
+                before, _, after = text.partition(file)
+                return self._with_paths(before) + self.path(file) + self._with_paths(after)
+        return _ANY_PATH.sub(lambda found: self.path(found[0]), text)
+
+    def _path(self, path: str) -> str:
+        """A text that stands for a file; local names are kept unless paths get pseudonyms."""
+        plain = self._without_values(scrub_urls(path))
+        if not self.paths or _KERNEL.match(plain) or _NO_FILE.fullmatch(plain):
+            return self._with_hosts(plain)
+        head, scheme, rest = plain.partition("://")
+        if scheme:
+            server, slash, below = rest.partition("/")
+            return head + scheme + self._server(server) + slash + (self._parts(below, plain) if below else "")
+        if plain.startswith("unix:"):
+            return "unix:" + self._parts(plain.removeprefix("unix:"), plain)
+        if plain.startswith("/dev/shm/"):
+            return "/dev/shm/" + self._parts(plain.removeprefix("/dev/shm/"), plain)
+        return self._parts(plain, plain)
+
+    def _server(self, name: str) -> str:
+        """Host or bucket of a URL: a part of the path, unless it is a host of the run."""
+        plain, colon, port = name.rpartition(":") if name.rpartition(":")[2].isdecimal() else (name, "", "")
+        if plain in ("", "localhost") or plain in self.survey.hosts or _ADDRESS.fullmatch(plain.strip("[]")):
+            return self._with_hosts(name)
+        return self._part(plain) + colon + port
+
+    def _parts(self, below: str, whole: str) -> str:
+        *folders, last = below.split("/")
+        ending = None if whole in self.survey.folders else _ENDING.search(last)
+        named = [self._part(folder) for folder in folders]
+        return "/".join([*named, self._part(last) + (ending[0] if ending and not _KEPT_PART.fullmatch(last) else "")])
+
+    def _part(self, name: str) -> str:
+        return name if _KEPT_PART.fullmatch(name) else "p" + self._code("path", name)[:12]
+
+    def _is_file_word(self, word: str) -> bool:
+        if not word or word.startswith("-") or any(c.isspace() for c in word) or "://" in word or SCRUBBED in word:
+            return False
+        return ("/" in word and ":" not in word) or bool(_FILE_NAME.fullmatch(word))
+
+    def _without_values(self, text: str) -> str:
+        return text if self._values is None else self._values.sub(SCRUBBED, text)
+
+    def _with_hosts(self, text: str) -> str:
+        if not self.hosts:
+            return text
+        if self._host_names is not None:
+            text = self._host_names.sub(lambda found: self.host(found[0]), text)
+        return _ADDRESS.sub(lambda found: self.host(found[0]), text)
+
+    def _code(self, kind: str, name: str) -> str:
+        data = f"{kind}\0{name}".encode("utf-8", "backslashreplace")
+        return hmac.new(self.key, data, hashlib.sha256).hexdigest()
