@@ -64,7 +64,8 @@ def main(argv: Sequence[str]) -> int:
         from stashtrace.exporters.store import export_store, store_run
 
         check_options(name, export_store, options)
-        with screen.progress("store") as progress:
+        run = Path(path) if Path(path).is_dir() else Path(path).parent
+        with rights_of_run(run), screen.progress("store") as progress:
             written = store_run(
                 path, Path(arguments.output), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )

@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
             _fetch(url, local[-1], screen)
         sources = [directory for path in local for directory in run_directories(path)]
         if len(sources) > 1 or not _is_same(sources[0], target):
-            gather(target, sources, screen.say)
+            with rights_of_run(sources[0]):
+                gather(target, sources, screen.say)
     if any(target.glob("launch.*.json")):
         fold_launchers(target)
         end_turns(target)

@@ -213,10 +213,14 @@ class Characterization:
         return out
 
     def save(self, directory: Path) -> None:
-        """Write ``characterization.json``, at once or not at all."""
+        """Write ``characterization.json``, at once or not at all; only its owner may read the command in it."""
         path = directory / FILE_NAME
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        draft.unlink(missing_ok=True)
+        with open(
+            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(json.dumps(self.to_json(), indent=1) + "\n")
         os.replace(draft, path)
 
 

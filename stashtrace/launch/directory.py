@@ -43,7 +43,10 @@ def file_rights(share: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rights_of_run(directory: Path) -> Iterator[None]:
-    """As :func:`file_rights`, after the example of the ``run.json`` of a directory; without one nothing changes."""
+    """As :func:`file_rights`, after the example of the ``run.json`` of a directory; without one nothing changes.
+
+    A folder that is made meanwhile may be entered by those who may read.
+    """
     try:
         mode = (directory / RUN_FILE).stat().st_mode
     except OSError:

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from command_line import ROOT, Answer, environment
 
+from stashtrace.cli import main
+from stashtrace.experiments import synth
+from stashtrace.experiments.characterization import Characterization
 from stashtrace.format.reader import open_run
 
 CASES = json.loads((ROOT / "tests/data/scrubbed_arguments.json").read_text(encoding="utf-8"))
@@ -80,3 +83,30 @@ def test_env_makes_a_private_run_too(run: Run, tmp_path: Path) -> None:
     for name, mode in (("own", 0o700), ("shared", 0o750)):
         assert (tmp_path / name).stat().st_mode & 0o777 == mode
         assert (tmp_path / name / "run.json").stat().st_mode & 0o777 == mode & 0o666
+
+
+@pytest.mark.parametrize(("file", "directory"), [(0o600, 0o700), (0o640, 0o750)])
+def test_stores_and_gathered_runs_follow_their_run(tmp_path: Path, file: int, directory: int) -> None:
+    """Whatever the umask; ``merge --out`` makes a directory that nobody else may enter."""
+    pytest.importorskip("pyarrow")
+    synth.write(tmp_path / "run", synth.Job(ranks=2, steps=6, calls_per_batch=6))
+    for path in (tmp_path / "run").iterdir():
+        path.chmod(file)
+    before = os.umask(0)
+    try:
+        assert main(["export", "store", str(tmp_path / "run"), "-o", str(tmp_path / "store")]) == 0
+        assert main(["merge", str(tmp_path / "run"), "--out", str(tmp_path / "whole")]) == 0
+    finally:
+        os.umask(before)
+    for made in (tmp_path / "store", tmp_path / "whole"):
+        modes = {oct(p.stat().st_mode & 0o777) for p in [made, *made.rglob("*")]}
+        assert modes == {oct(file), oct(directory)}, made
+
+
+def test_a_characterization_belongs_to_its_user(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Characterization({}, {}).save(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "characterization.json").stat().st_mode & 0o777 == 0o600
