@@ -35,6 +35,9 @@ _MAX_DRIFT_PPB = 2_000_000
 #: ... and this where the usual one was measured within a few ms, at the start of a process.
 _MAX_HEADER_DRIFT_PPB = 50_000_000
 
+#: No counter ticks more slowly; what a damaged file claims must not leave 64 bits.
+_STEEPEST_NS_PER_TICK = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class Readings:
@@ -165,7 +168,7 @@ def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
         far = near + step
         while 0 <= far + step < len(ticks) and abs(int(ns[far] - ns[near])) < _BASELINE_NS:
             far += step
-        slope = int(ns[far] - ns[near]) / int(ticks[far] - ticks[near])
+        slope = min(int(ns[far] - ns[near]) / int(ticks[far] - ticks[near]), _STEEPEST_NS_PER_TICK)
         reach = 1 << 40
         ends.append((int(ticks[near]) - step * reach, int(ns[near]) - step * round(reach * slope)))
     return (np.concatenate(([ends[0][0]], ticks, [ends[1][0]])), np.concatenate(([ends[0][1]], ns, [ends[1][1]])))

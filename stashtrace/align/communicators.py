@@ -72,7 +72,9 @@ def _described(
     """(name, global ranks in the communicator's order); no ranks if not all are known."""
     size = max(row["group_size"] for row in rows)
     places = {row["group_rank"]: row["rank"] for row in rows if row["group_rank"] >= 0 and row["rank"] >= 0}
-    members = [places[i] for i in range(size)] if size > 0 and set(range(size)) <= set(places) else []
+    # A damaged file may claim billions of members: as many as ranks are known, or they are not all known.
+    complete = 0 < size <= len(places) and all(i in places for i in range(size))
+    members = [places[i] for i in range(size)] if complete else []
     fitting = [
         group for group, (_, listed) in torch.items()
         if len(listed) == size and all(listed[at] == rank for at, rank in places.items() if at < size)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.align.clocks import Int64, TickMap, consistent_run, with_ends
+from stashtrace.align.possible import is_possible
 from stashtrace.collectors.context import DeviceTime, TickClock
 from stashtrace.model.kinds import DeviceClock, Severity
 from stashtrace.model.losses import LossRow
@@ -37,6 +38,8 @@ _MAX_DRIFT_PPB = 2_000_000
 _EVENT_STEP_NS = 500
 #: Coarser common factors of the readings than this are chance.
 _MAX_STEP_NS = 1 << 14
+#: A reading that took longer than this (three days) is none.
+_MAX_WIDTH_NS = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,10 @@ def _readings(raw: RawProcess, clock: TickClock) -> dict[tuple[int, int], Device
     rows = rows[(rows["device_ns"] != -1) & (rows["after_ticks"] >= rows["before_ticks"])]
     rows = rows[np.isin(rows["clock_code"], list(DeviceClock))]
     before, after = clock(rows["before_ticks"]), clock(rows["after_ticks"])
+    # What the ticks' mapping makes of a damaged reading may wrap around.
+    sound = is_possible(before) & is_possible(after) & is_possible(rows["device_ns"].astype(np.int64))
+    sound &= (before <= after) & (after - before < _MAX_WIDTH_NS)
+    rows, before, after = rows[sound], before[sound], after[sound]
     middle, half = before + (after - before) // 2, (after - before + 1) // 2
     found = {}
     for device, code in sorted(set(zip(rows["device_index"].tolist(), rows["clock_code"].tolist(), strict=True))):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
 from stashtrace.align.offset_fit import STRAIGHT, Bend
+from stashtrace.align.possible import HIGHEST, is_possible
 from stashtrace.collectors.context import Int64
 from stashtrace.errors import FormatError
 from stashtrace.format.reader import RawRun
@@ -20,6 +21,9 @@ from stashtrace.model.trace import RawProcess
 
 #: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
 REALTIME_ERROR_NS = 10_000_000
+#: A reading that took longer (a day at 3 GHz) is none, and no counter ticks at another rate.
+_MAX_BRACKET_TICKS = 1 << 48
+_LEAST_HZ, _MOST_HZ = 1e3, 1e12
 
 
 class HostClock:
@@ -109,7 +113,7 @@ def host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tupl
     readings: dict[tuple[str, str], list[Readings]] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:
-        hz = float(raw.metadata.get("tick_hz") or 1e9)
+        hz = _rate_of(raw)
         rates.setdefault(domain_of(raw), []).append(hz)
         readings.setdefault(domain_of(raw), []).extend(_readings_of(raw, hz))
     clocks = {}
@@ -125,21 +129,32 @@ def host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tupl
     return clocks
 
 
+def _rate_of(raw: RawProcess) -> float:
+    """Nominal ticks per second; 10^9 where the file says what no counter does."""
+    told = raw.metadata.get("tick_hz")
+    return float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
+
+
 def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
     found = []
     start = [raw.metadata.get(n) for n in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
-    if all(isinstance(v, int) and 0 < v < 1 << 63 for v in start):
+    if all(isinstance(v, int) and 0 < v <= HIGHEST for v in start):
         found.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
     rows = raw.records.get("clock_sync")
     if rows is not None and len(rows.rows):
         r = rows.rows
+        r = r[r["bracket_ticks"] < _MAX_BRACKET_TICKS]
+        for name in ("ticks", "monotonic_ns", "realtime_ns"):
+            values = r[name].astype(np.int64)
+            r = r[is_possible(values) & (values >= 0)]
         bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
-        found.append(
-            Readings(
-                r["ticks"].astype(np.int64),
-                r["monotonic_ns"].astype(np.int64),
-                r["realtime_ns"].astype(np.int64),
-                bracket,
+        if len(r):
+            found.append(
+                Readings(
+                    r["ticks"].astype(np.int64),
+                    r["monotonic_ns"].astype(np.int64),
+                    r["realtime_ns"].astype(np.int64),
+                    bracket,
+                )
             )
-        )
     return found

@@ -12,6 +12,7 @@ from stashtrace.align import device_clocks
 from stashtrace.align.collective_merge import GroupNotes, merge_collectives
 from stashtrace.align.host_alignment import align_run
 from stashtrace.align.host_clocks import HostClock, domain_of, host_clocks, start_ticks
+from stashtrace.align.possible import without_impossible
 from stashtrace.align.presence import choose_start, missing_loss, starts_loss
 from stashtrace.align.process_facts import process_facts
 from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify
@@ -194,6 +195,11 @@ class Session:
 
     def _placed(self, table: Table, context: DecodeContext) -> Table:
         """The table with a track for each row; a row whose track was not recorded is still shown."""
+        # What was lost is told whatever its number says.
+        table, impossible = (table, 0) if table.schema.name == "losses" else without_impossible(table)
+        if impossible:
+            text = f"{impossible} rows of {table.schema.name} hold numbers that no run has; they are left out"
+            context.add_loss("format", "impossible_values", impossible, text, Severity.DATA_LOSS)
         table, count = self.tracks.placed(table)
         if count:
             text = (

@@ -205,8 +205,8 @@ def _join(
     """Arrow from the late rank's operation to the transfer of each rank that waited for it."""
     _, group = np.unique(table["group_hash"], return_inverse=True)
     ranks = int(table["rank"].max()) + 2
-    sequences = int(table["sequence"].max()) + 2
-    key = (group.astype(np.int64) * sequences + table["sequence"]) * ranks
+    numbers, sequence = np.unique(table["sequence"], return_inverse=True)
+    key = (group.astype(np.int64) * len(numbers) + sequence) * ranks
     own = key + table["rank"]
     order = np.argsort(own, kind="stable")
     targets = np.flatnonzero(waits[moving])

@@ -74,7 +74,10 @@ class TraceRows:
         tracks = np.arange(len(self.process_of_track))
         outline = self.trace.io_outline
         if outline is not None:
-            return np.append(0, np.cumsum(outline.counts))
+            # Tracks that were made after the calls were counted, for rows that lost theirs, have none.
+            counts = np.zeros(len(tracks) - 1, dtype=np.int64)
+            counts[: len(outline.counts)] = outline.counts
+            return np.append(0, np.cumsum(counts))
         return np.searchsorted(self.trace.io["track_id"], tracks).astype(np.int64)
 
 
@@ -211,7 +214,8 @@ class RankRows:
 
 def _importance(role: int, owner: dict[str, int]) -> tuple[int, int, int]:
     """Sort key of a thread: the step thread, its helpers, workers by number, everything else."""
-    place = {ThreadRole.STEP: 0, ThreadRole.PIN_MEMORY: 1, ThreadRole.BACKEND: 2}.get(ThreadRole(role), 3)
+    places: dict[int, int] = {ThreadRole.STEP: 0, ThreadRole.PIN_MEMORY: 1, ThreadRole.BACKEND: 2}
+    place = places.get(role, 3)
     if owner["role_code"] == ProcessRole.WORKER:
         return 4, owner["worker_id"], 0 if role == ThreadRole.WORKER else 1
     return place if owner["role_code"] == ProcessRole.RANK else 5, 0, 0

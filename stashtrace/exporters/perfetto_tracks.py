@@ -41,10 +41,14 @@ def numbered(words: Sequence[str], word: npt.NDArray[Any], number: npt.NDArray[A
 
     Viewers leave digits out when they choose a colour, so all slices of one word have one colour.
     """
-    number = np.maximum(number, -1).astype(np.int64) + 1
-    stride = int(number.max(initial=0)) + 1
-    distinct, codes = np.unique(word.astype(np.int64) * stride + number, return_inverse=True)
-    texts = [f"{words[k // stride]} {k % stride - 1}" if k % stride else words[k // stride] for k in distinct.tolist()]
+    # Damaged files hold numbers of 64 bits, so a word and its number are combined by the number's place.
+    numbers, place = np.unique(np.maximum(number, -1).astype(np.int64), return_inverse=True)
+    stride = max(len(numbers), 1)
+    distinct, codes = np.unique(word.astype(np.int64) * stride + place, return_inverse=True)
+    texts = [
+        words[code // stride] + (f" {numbers[code % stride]}" if numbers[code % stride] >= 0 else "")
+        for code in distinct.tolist()
+    ]
     return codes.astype(np.int64), Texts(texts or [""])
 
 

@@ -121,14 +121,16 @@ def _owners(database: Database) -> tuple[set[int], dict[int, int]]:
     for number, (table, column) in enumerate(_OWNERS):
         if not database.has(table, column):
             continue
-        device = "deviceId" if number < _OF_DEVICES and database.has(table, "deviceId") else "-1"
+        # A damaged export holds NULL, text or bytes where numbers belong.
+        known = number < _OF_DEVICES and database.has(table, "deviceId")
+        device = "CAST(ifnull(deviceId, -1) AS INTEGER)" if known else "-1"
         question = f"SELECT ifnull({column}, 0) >> 24 AS owner, min({device}) FROM {table} GROUP BY owner"
         for owner, first in database.small(question, table):
             if not isinstance(owner, int):
                 continue
             seen.add(owner)
             if number < _OF_DEVICES:
-                devices[owner] = min(devices.get(owner, int(first)), int(first))
+                devices[owner] = min(devices.get(owner, first), first)
     return seen, devices
 
 

@@ -66,7 +66,8 @@ def offset_keys(parts: Sequence[EventTables]) -> None:
     """Keys that decoders counted from 0 within each process become unique in the trace."""
     first = 0
     for part in parts:
-        count = len(part.collectives)
+        # Rows may have been left out since they were numbered.
+        count = int(part.collectives["collective_key"].max(initial=-1)) + 1
         if count and first:
             part._tables["collectives"] = part.collectives.replace(
                 collective_key=part.collectives["collective_key"] + first

@@ -207,6 +207,13 @@ def test_cells_of_an_export_of_nsys(tmp_path: Path, value: Any) -> None:
     assert trace.devices["memory_bytes"].tolist() == [-1]
 
 
+@pytest.mark.parametrize("device", [None, "x", b"\x00", 0.5])
+def test_a_process_of_nsys_whose_only_device_is_no_number(tmp_path: Path, device: Any) -> None:
+    export = Export(tmp_path / "rank0.sqlite")
+    export.kernel(42, "gemm", 5, 9, device=device)
+    assert len(load(export.close()).kernels) == 1
+
+
 def test_half_a_surrogate_pair_reaches_no_file(tmp_path: Path) -> None:
     lone = read(args={"fname": "/data/\ud800é", "ret": 5, "offset": 0})
     trace = load(pfw(tmp_path / "a-0-of-1.pfw", lone))

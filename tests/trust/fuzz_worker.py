@@ -1,8 +1,8 @@
 """Damages seeds and reads them: load, analyze summary, export perfetto, each input in a forked child with limits.
 
-    python tests/trust/fuzz_worker.py FORMAT SEED COUNT FOLDER [--bytes N]
+    python tests/trust/fuzz_worker.py FORMAT[,FORMAT...] SEED COUNT FOLDER [--bytes N]
 
-The last line of stdout is JSON: inputs, refused, read, and the findings. An input is a finding if anything but a
+One line of JSON per format on stdout: inputs, refused, read, and the findings. An input is a finding if anything but a
 StashtraceError comes out, if it ends its process (a sanitizer does), or passes the limits of CPU time and memory; it is
 kept under FOLDER/found with what was said, and named by format, seed and number, from which it can be made again.
 Under AddressSanitizer, whose shadow is larger than any limit of address space, the limit of memory is its own option.
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import json
 import os
+import pkgutil
 import random
 import re
 import resource
@@ -30,12 +32,15 @@ from typing import Any
 
 from fuzz_seeds import FORMATS, random_rows
 
+import stashtrace
 from stashtrace.cli import main as cli
 from stashtrace.errors import StashtraceError
 
 CPU_LIMIT_S = 20
 WALL_LIMIT_S = 240  # against hanging alone; a busy machine is no finding
 REFUSED, FOUND = 10, 20
+#: They import what need not be installed.
+LAZY = ("store", "darshan_child")
 ODD_NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
 ODD_TEXTS = (
     b"-1", b"0", b"1e999", b"NaN", b"null", b"[]", b"{}", b'""', b"9223372036854775807", b"-9223372036854775809",
@@ -169,44 +174,64 @@ def meaning(status: int, said: str) -> str:
     return f"{lines[-1][:200]} at {':'.join(frames[-1]) if frames else 'unknown'} (exit {code})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=sorted(FORMATS))
-    parser.add_argument("seed", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--bytes", type=int, default=0)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    seeds = options.folder / "seeds"
+def load_modules() -> None:
+    """Import what readers import when they first need it: once here, and not again in each child."""
+    for room in ("align", "analysis", "collectors", "exporters", "importers", "report"):
+        for found in pkgutil.iter_modules([str(Path(stashtrace.__file__).parent / room)]):
+            if found.name not in LAZY:
+                importlib.import_module(f"stashtrace.{room}.{found.name}")
+
+
+def undamaged(kind: str, seeds: Path) -> list[Path]:
+    """The seeds that can be opened as they are; a .ring and a run.json belong to the .stash beside them."""
+    paths = sorted(path for path in seeds.iterdir() if path.is_file() and path.name != "head.darshan")
+    return [path for path in paths if kind != "stash" or path.suffix == ".stash"]
+
+
+def fuzz(kind: str, seed: int, count: int, folder: Path, memory_bytes: int) -> dict[str, Any]:
+    """Read so many damaged files of one format; what came of them."""
+    seeds, kept = folder / "seeds", folder / "found"
     shutil.rmtree(seeds, ignore_errors=True)
     seeds.mkdir(parents=True)
-    FORMATS[options.kind](seeds)
-    kept = options.folder / "found"
-    result: dict[str, Any] = {"format": options.kind, "seed": options.seed, "inputs": 0, "read": 0, "refused": 0}
+    FORMATS[kind](seeds)
+    said, out = folder / "said.txt", folder / "out.pftrace"
+    result: dict[str, Any] = {"format": kind, "seed": seed, "inputs": 0, "read": 0, "refused": 0}
     findings: dict[str, list[str]] = {}
-    said, out = options.folder / "said.txt", options.folder / "out.pftrace"
-    whole = [seeds] if options.kind == "stash" else sorted(path for path in seeds.iterdir() if path.is_file())
-    statuses = [in_child(path, said, out, options.bytes) for path in whole]
-    result["seeds_read"] = sum(status == 0 for status in statuses)
-    for number in range(options.count):
-        path = make_input(options.kind, options.seed, number, seeds, options.folder / "input")
-        status = in_child(path, said, out, options.bytes)
+    whole = undamaged(kind, seeds)
+    result["seeds"] = len(whole)
+    result["seeds_read"] = sum(in_child(path, said, out, memory_bytes) == 0 for path in whole)
+    for number in range(count):
+        path = make_input(kind, seed, number, seeds, folder / "input")
+        status = in_child(path, said, out, memory_bytes)
         text = said.read_text(encoding="utf-8", errors="replace")
         why = meaning(status, text)
         result["inputs"] += 1
         result["read"] += status == 0
         result["refused"] += os.waitstatus_to_exitcode(status) == REFUSED
         if why:
-            name = f"{options.kind}-{options.seed}-{number}-{zlib.crc32(why.encode()):08x}"
+            name = f"{kind}-{seed}-{number}-{zlib.crc32(why.encode()):08x}"
             if len(findings.setdefault(why, [])) < 3:
                 place = kept / name
                 shutil.rmtree(place, ignore_errors=True)
-                shutil.copytree(options.folder / "input", place)
+                shutil.copytree(folder / "input", place)
                 (kept / f"{name}.txt").write_text(text, encoding="utf-8")
             findings[why].append(name)
     result["findings"] = {why: [len(names), names[0]] for why, names in findings.items()}
-    print(json.dumps(result))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", help=f"of {', '.join(FORMATS)}; separated by commas")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--bytes", type=int, default=0)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    load_modules()
+    for kind in options.kinds.split(","):
+        print(json.dumps(fuzz(kind, options.seed, options.count, options.folder / kind, options.bytes)), flush=True)
 
 
 if __name__ == "__main__":
