@@ -13,6 +13,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
+from stashtrace.exporters.output import complete_file
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _EPILOG = """without options: copies to and from the GPU and NCCL between all GPUs of this
@@ -69,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     screen = Screen()
     with screen.progress("measuring") as bar:
         found = calibrate(request, version=__version__, command=_command(argv), on_progress=bar.step)
-    out.write_text(calibration_text(found), encoding="utf-8")
+    with complete_file(out) as partial:
+        partial.write_text(calibration_text(found), encoding="utf-8")
     sys.stdout.write("\n".join(calibration_lines(found)) + "\n")
     screen.say(f"\nwrote {out}")
     if arguments.plot:

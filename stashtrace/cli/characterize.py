@@ -12,6 +12,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
+from stashtrace.exporters.output import complete_file
 
 _EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun \\
              --nproc-per-node 2 train.py
@@ -120,7 +121,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.html:
         from stashtrace.report.characterization_page import characterization_page
 
-        Path(arguments.html).write_text(characterization_page(found), encoding="utf-8")
+        with complete_file(Path(arguments.html), hint="choose another file with --html") as partial:
+            partial.write_text(characterization_page(found), encoding="utf-8")
         screen.say(f"  page         {arguments.html}")
     failed = [step for step in request.steps if found.status(step)[0] == "failed"]
     if failed:

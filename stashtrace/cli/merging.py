@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import DataLossWarning, StashtraceError
 from stashtrace.visible import visible
+from stashtrace.whole_files import write_whole
 
 if TYPE_CHECKING:
     from stashtrace.model.trace import Trace
@@ -78,7 +79,7 @@ def write_summary(trace: Trace, path: Path, shown: str) -> None:
 
 
 def _write_words(path: Path, text: str) -> None:
-    path.write_text(visible(text), encoding="utf-8")
+    write_whole(path, visible(text))
 
 
 def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_host_only: bool = False) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from stashtrace.errors import UsageError
 from stashtrace.experiments.step_figures import Figures
 from stashtrace.models.differential import STEPS, Estimate, Stall, stalls, step_time
+from stashtrace.whole_files import whole_file
 
 FORMAT = 1
 FILE_NAME = "characterization.json"
@@ -214,14 +214,8 @@ class Characterization:
 
     def save(self, directory: Path) -> None:
         """Write ``characterization.json``, at once or not at all; only its owner may read the command in it."""
-        path = directory / FILE_NAME
-        draft = path.with_suffix(".draft")
-        draft.unlink(missing_ok=True)
-        with open(
-            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write(json.dumps(self.to_json(), indent=1) + "\n")
-        os.replace(draft, path)
+        with whole_file(directory / FILE_NAME, own_mode=True) as partial:
+            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 _REASONS = {

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stashtrace.whole_files import write_whole
+
 _FLOAT_BYTES = 4
 _TIMEOUT_S = 60.0
 _POLL_S = 0.01
@@ -182,9 +184,7 @@ def _shared_id(nccl: Any, rank: int, rendezvous: str) -> tuple[int, ...]:
     path = Path(rendezvous)
     if rank == 0:
         made = tuple(nccl.get_unique_id())
-        temporary = path.with_suffix(".part")
-        temporary.write_text(" ".join(map(str, made)), encoding="ascii")
-        temporary.rename(path)
+        write_whole(path, " ".join(map(str, made)))
         return made
     deadline = time.monotonic() + _TIMEOUT_S
     while not path.exists():

@@ -36,6 +36,7 @@ from stashtrace.launch.run import run_command
 from stashtrace.model.trace import Trace
 from stashtrace.models.layer_study import ALL_BYTES, FILE_NAME, FORMAT_VERSION, Variant, resized, variant_row
 from stashtrace.models.networks import DEPTHS, MIDDLE, WIDTH_FACTORS, Network, network
+from stashtrace.whole_files import write_whole
 
 SWEEPS = ("depth", "width", "bucket")
 #: What the study needs of the tracer; reads of files say nothing here.
@@ -300,9 +301,7 @@ def _is_whole(content: Mapping[str, Any]) -> bool:
 
 def write_study(out: Path, content: Mapping[str, Any]) -> None:
     """Replace the study file in one step."""
-    temporary = out / f"{FILE_NAME}.part"
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, out / FILE_NAME)
+    write_whole(out / FILE_NAME, json.dumps(content, indent=1) + "\n")
 
 
 def _check(request: StudyRequest) -> None:

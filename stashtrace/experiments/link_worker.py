@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.experiments.sweep import Measured, measure
+from stashtrace.whole_files import write_whole
 
 
 def main(argv: list[str]) -> int:
     """Do one task."""
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     answer = probe() if task["what"] == "probe" else asdict(run(task))
-    out = Path(task["answer"])
-    temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(answer), encoding="utf-8")
-    os.replace(temporary, out)
+    write_whole(Path(task["answer"]), json.dumps(answer))
     return 0
 
 

@@ -116,12 +116,12 @@ class _Batch:
             self.settle()
 
     def settle(self) -> None:
-        written, self._written = self._written, []
+        written = self._written
         if not written:
             return
         with ThreadPoolExecutor(min(len(written), _WAITING_THREADS)) as waiting:
             synced = [waiting.submit(os.fsync, one.out.fileno()) for one in written]
-        replaced = []
+        replaced: list[_Rewritten] = []
         for one, sync in zip(written, synced, strict=True):
             with self._noting(one.process):
                 if sync.exception() is not None:
@@ -129,6 +129,7 @@ class _Batch:
                 sync.result()
                 one.replace()
                 replaced.append(one)
+        self._written = []
         for directory in {os.path.dirname(one.process.path) for one in replaced}:
             _sync_directory(directory)
         for one in replaced:
@@ -141,10 +142,12 @@ class _Batch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.settle()
-        for one in self._written:  # an interrupt came
-            one.give_up()
+        try:
+            if kind is None:
+                self.settle()
+        finally:
+            for one in self._written:  # an interrupt came; those that are in their place already stay there
+                one.give_up()
 
     @contextlib.contextmanager
     def _noting(self, process: StashFile) -> Iterator[None]:
@@ -173,16 +176,19 @@ class _Rewritten:
         self.process = process
         self._temporary = process.path + ".tmp"
         self.size = 0
-        descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self.out = os.fdopen(descriptor, "r+b")
+        out: BinaryIO | None = None
         try:
+            descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self.out = out = os.fdopen(descriptor, "r+b")
             fcntl.flock(self.out, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another merge may have finished between our opening and our lock: this file then is what it made.
             there = os.path.exists(self._temporary)
             if not there or not os.path.samestat(os.stat(self._temporary), os.fstat(self.out.fileno())):
                 raise BlockingIOError(errno.EWOULDBLOCK, "another merge has just rewritten it", process.path)
         except BaseException:
-            self.out.close()
+            if out is not None:
+                out.close()
+            _drop_abandoned(self._temporary)
             raise
         try:
             if not again and _is_merged(
@@ -216,6 +222,18 @@ class _Rewritten:
         """Remove the ring whose rows are in the new file."""
         if self.process.has_ring:  # a ring that could not be understood stays for whoever can
             _drop(self.process.ring_path)
+
+
+def _drop_abandoned(path: str) -> None:
+    """Remove a half written file, unless a merge is at work on it; an interrupt may come before it is locked."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 def compact_file(process: StashFile, *, again: bool = False) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from stashtrace.errors import CaptureError
 from stashtrace.launch.job import Job
 from stashtrace.launch.launchers import all_ended
+from stashtrace.whole_files import claim_file, write_whole
 
 RUN_FILE = "run.json"
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
@@ -125,26 +126,17 @@ def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
     CaptureError
         If it cannot be written, or another run was begun here a moment ago.
     """
-    temporary = directory / f"{RUN_FILE}.{os.uname().nodename}.{os.getpid()}.tmp"
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        try:
-            os.link(temporary, directory / RUN_FILE)
-        except FileExistsError:
-            if read_run_file(directory).get("run_id") != content["run_id"]:
-                raise CaptureError(
-                    f"run directory {directory} already holds a run{_age(directory)}",
-                    hint="choose another with `--out DIR`",
-                ) from None
-            return False
-        except OSError:  # a file system without links: what a reader may see half of is better than nothing
-            os.replace(temporary, directory / RUN_FILE)
-        return True
+        if claim_file(directory / RUN_FILE, json.dumps(content, indent=1) + "\n"):
+            return True
     except OSError as error:
         raise _refused(directory, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    if read_run_file(directory).get("run_id") != content["run_id"]:
+        raise CaptureError(
+            f"run directory {directory} already holds a run{_age(directory)}",
+            hint="choose another with `--out DIR`",
+        )
+    return False
 
 
 def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
@@ -155,15 +147,9 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
     CaptureError
         If it cannot be written.
     """
-    temporary = directory / (RUN_FILE + ".tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.replace(temporary, directory / RUN_FILE)
+        write_whole(directory / RUN_FILE, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise _refused(directory, error) from error
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
+from stashtrace.whole_files import write_whole
 
 _PREFIX, _SUFFIX = "launch.", ".json"
 _TURN_FILE = "merging"
@@ -48,9 +49,7 @@ def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
 
 def say(path: Path, facts: Mapping[str, Any]) -> None:
     """Replace the content of a launcher's file in one step."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(dict(facts), indent=1) + "\n")
 
 
 def launchers(directory: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError
 from stashtrace.launch.job import Job
+from stashtrace.whole_files import whole_file
 
 TRACE_SUFFIXES = (".stash", ".ring")
 
@@ -95,10 +96,6 @@ def bring_home(records: Path, directory: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    temporary = target.with_name(target.name + ".part")
-    try:
-        shutil.copyfile(source, temporary)
-        shutil.copystat(source, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(target, own_mode=True) as partial:
+        shutil.copyfile(source, partial)
+        shutil.copystat(source, partial)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, FormatError
+from stashtrace.whole_files import whole_file
 
 _MAGIC = b"SHSTAG02"
 _HEAD = struct.Struct("<8sQQQ")
@@ -173,12 +174,8 @@ def _entries(data: bytearray) -> Iterator[tuple[int, str, Copy]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as partial:
+        partial.write_bytes(content)
 
 
 def _hash(text: bytes) -> int:

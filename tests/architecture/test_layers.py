@@ -35,6 +35,7 @@ FLOORS = {
     "pseudonyms": 1,
     "units": 0,
     "visible": 0,
+    "whole_files": 0,
     "_native": 0,
 }
 # Rooms whose files stand side by side: they may use the named shared doors of their package only.

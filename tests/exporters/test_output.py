@@ -8,12 +8,14 @@ import signal
 import stat
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 from stashtrace.errors import StashtraceError
 from stashtrace.exporters.output import complete_file
+from stashtrace.whole_files import claim_file
 
 _WRITER = """
 import sys
@@ -67,7 +69,8 @@ def test_a_link_that_was_put_there_is_not_followed(tmp_path: Path, monkeypatch: 
     (tmp_path / f"x.part{os.getpid()}").symlink_to(victim)
     with complete_file(target) as partial:
         partial.write_text("data")
-    (tmp_path / f"x.part{os.getpid()}-{'0' * 16}").symlink_to(victim)
+    host = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+    (tmp_path / f"x.part{os.getpid()}-{host}-{'0' * 16}").symlink_to(victim)
     with pytest.raises(StashtraceError), complete_file(target):
         pass
     assert victim.read_text() == "mine"
@@ -84,17 +87,37 @@ def test_an_interrupted_writer_leaves_nothing(number: signal.Signals, tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_is_claimed_once_and_whole(tmp_path: Path) -> None:
+    assert claim_file(tmp_path / "x", "first")
+    assert not claim_file(tmp_path / "x", "second")
+    assert (tmp_path / "x").read_text() == "first"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_file_is_claimed_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(1, "no links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    assert claim_file(tmp_path / "x", "first")
+    assert (tmp_path / "x").read_text() == "first"
+    assert os.listdir(tmp_path) == ["x"]
+
+
 def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
     killed, left = writer(tmp_path / "x")
     going, growing = writer(tmp_path / "x")
     killed.kill()
     killed.communicate(timeout=100)
     (tmp_path / "x.part12-of-my-own").touch()
+    of_another_host = left.with_name(f"x.part{killed.pid}-0badcafe-{'0' * 16}")
+    of_another_host.touch()
     assert left.exists()
     with complete_file(tmp_path / "x") as partial:
         partial.write_text("whole")
     assert not left.exists()
     assert growing.exists()
+    of_another_host.unlink()
     going.communicate("", timeout=100)
     assert sorted(os.listdir(tmp_path)) == ["x", "x.part12-of-my-own"]
     assert (tmp_path / "x").read_text() == "half"  # the last to end

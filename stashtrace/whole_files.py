@@ -1,0 +1,109 @@
+"""Files that appear under their name only when they are complete: every file of ours that replaces another.
+
+The file is written beside its target under a name that nobody can guess and that must be new, so a link that somebody
+put there is never followed, and nobody else reads it before it has its final mode. What a killed process left behind is
+removed by the next one that writes the same target.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LEFT = re.compile(r"\.part(\d+)-([0-9a-f]{8})-[0-9a-f]{16}")
+
+
+@contextmanager
+def whole_file(path: Path, *, own_mode: bool = False) -> Iterator[Path]:
+    """Path to write to; it becomes ``path`` at the end, or vanishes on an error.
+
+    It is readable by its owner alone while it is written. Then it has the mode of the file that it replaces, or the one
+    that the user's umask gives a new file. Errors of the system are raised as they are.
+
+    With ``own_mode`` the file keeps the mode that it is given while it is written.
+    """
+    with _partial(path) as partial:
+        yield partial
+        if not own_mode:
+            partial.chmod(_final_mode(path))
+        partial.replace(path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace the file by this text, in one step; errors of the system are raised as they are."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def claim_file(path: Path, text: str) -> bool:
+    """Make the file with this text, in one step, unless it is there; whether it was made.
+
+    On a file system without links, a file that appears in between is replaced.
+    """
+    with _partial(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+        partial.chmod(_final_mode(path))
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            partial.replace(path)
+        return True
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A new file beside the target, which is gone at the end unless it was renamed."""
+    partial = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
+    try:
+        remove_left(path)
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    """What tells the hosts apart that write into one folder: a process id means nothing on another."""
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+
+
+def remove_left(path: Path) -> None:
+    """Remove what processes of ours on this host that are dead left half written of this file."""
+    with contextlib.suppress(OSError):  # a folder that cannot be listed is told by who writes into it
+        for name in os.listdir(path.parent):
+            found = _LEFT.fullmatch(name.removeprefix(path.name)) if name.startswith(path.name) else None
+            if found is None or found[2] != _host() or _is_alive(int(found[1])):
+                continue
+            left = path.parent / name
+            known = left.lstat()
+            if stat.S_ISREG(known.st_mode) and known.st_uid == os.geteuid():
+                left.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _final_mode(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask
