@@ -12,7 +12,7 @@
 
 namespace stashtrace {
 
-// Called on the drainer's thread about every STASHTRACE_SAMPLE_MS. It may emit; it must not block for long.
+// Called about every STASHTRACE_SAMPLE_MS on a thread of the recorder. It may emit; it must not block for long.
 class TickListener {
  public:
   virtual void tick(std::uint64_t now_ticks) noexcept = 0;
@@ -27,7 +27,11 @@ class Context {
   // Ticks per second. In the first 100 us of a process it waits for the rest of them: ask when it is needed, not in
   // start().
   virtual std::uint64_t tick_hz() noexcept = 0;
-  virtual bool add_tick_listener(TickListener& listener) noexcept = 0;  // false: no place left
+  // On the drainer's thread, which has the process's descriptors. False: no place left.
+  virtual bool add_tick_listener(TickListener& listener) noexcept = 0;
+  // For samplers that open files: on a thread with a descriptor table of its own, empty at its start, so that the
+  // program's open() gives the numbers it gives without us. It may start no thread and call no library of devices.
+  virtual bool add_file_listener(TickListener& listener) noexcept = 0;
 
  protected:
   ~Context() = default;

@@ -37,10 +37,12 @@ struct Thread {
 // Kernels before 5.9, and filters that do not know close_range: the thread begins with a copy of the whole table.
 constinit std::atomic<bool> g_copies_table{false};
 
+int leave_table() noexcept { return static_cast<int>(raw::call(SYS_close_range, 0, ~0u, kUnshare)); }
+
 void thread_main(void* memory) noexcept {
   auto* self = static_cast<Thread*>(memory);
   if (self->shares_table) {
-    self->refused = static_cast<int>(raw::call(SYS_close_range, 0, ~0u, kUnshare));
+    self->refused = leave_table();
     if (self->refused < 0) return;
   } else {  // room below the limit on descriptors
     for (int fd = 0; fd < kMostInherited; ++fd) raw::close(fd);
@@ -101,6 +103,8 @@ long start(unsigned long flags, void* stack_top, std::uint32_t* alive, void* mem
 }
 
 }  // namespace
+
+bool leave_descriptor_table() noexcept { return leave_table() == 0; }
 
 int run_apart(void (*work)(void*), void* argument) noexcept {
   void* memory = raw::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -10,20 +10,23 @@ namespace stashtrace {
 
 namespace {
 
+constexpr std::uint64_t kFewDescriptors = 256;
+
+// -1: the process may have so few that none should be taken from it.
 int lowest_number() noexcept {
   struct rlimit64_ {
     std::uint64_t soft, hard;
   } limit{1024, 1024};
   raw::call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, raw::address(&limit));
   if (limit.soft > 2048) return 1536;
-  return limit.soft > 96 ? static_cast<int>(limit.soft) - 32 : 3;
+  return limit.soft > kFewDescriptors ? static_cast<int>(limit.soft) - 32 : -1;
 }
 
 }  // namespace
 
 int move_high(int fd) noexcept {
-  const int high = raw::fcntl(fd, F_DUPFD_CLOEXEC, lowest_number());
-  if (high < 0) return fd;
+  const int lowest = lowest_number();
+  const int high = lowest < 0 ? -1 : raw::fcntl(fd, F_DUPFD_CLOEXEC, lowest);
   raw::close(fd);
   return high;
 }

@@ -11,7 +11,8 @@
 
 namespace stashtrace {
 
-// Moves a descriptor above what scripts use and what `for fd in 3..1023: close(fd)` reaches, where the limit lets us.
+// Moves a descriptor above what scripts use and what `for fd in 3..1023: close(fd)` reaches, where the limit lets us. Below zero,
+// and closed, in a process that may have only a few descriptors, or has none left: they are the program's.
 int move_high(int fd) noexcept;
 
 class PinnedFile {

@@ -2,9 +2,6 @@
 #include "runtime/drainer.h"
 
 #include <linux/prctl.h>
-#include <pthread.h>
-
-#include <cerrno>
 
 #include "core/clock.h"
 #include "core/log.h"
@@ -17,7 +14,6 @@ namespace stashtrace {
 namespace {
 
 constexpr std::int64_t kRetryNs = 1'000'000'000;
-constexpr std::size_t kStackBytes = 256 * 1024;
 
 bool is_free(container::LaneHeader* lane) noexcept {
   return std::atomic_ref(lane->state).load(std::memory_order_relaxed) == ring::kFree;
@@ -71,11 +67,6 @@ bool Drainer::everything_written() const noexcept {
   return true;
 }
 
-void Drainer::wake() noexcept {
-  wakes_.fetch_add(1, std::memory_order_release);
-  if (sleeping_.load(std::memory_order_acquire)) raw::futex_wake(&wakes_, 1);
-}
-
 bool Drainer::add_listener(TickListener& listener) noexcept {
   if (listener_count_ == kMostListeners) return false;
   listeners_[listener_count_++] = &listener;
@@ -83,38 +74,16 @@ bool Drainer::add_listener(TickListener& listener) noexcept {
 }
 
 bool Drainer::start_thread(std::int64_t period_ns) noexcept {
-  std::uint32_t none = kNone;
-  if (!state_.compare_exchange_strong(none, kRunning, std::memory_order_acq_rel)) return none == kRunning;
-  const int saved_errno = errno;
-  period_ns_ = period_ns;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
-  pthread_t thread;
-  int error;
-  {
-    const raw::SignalsBlocked inherited_by_the_thread;
-    error = pthread_create(&thread, &attributes, &Drainer::thread_main, this);
-  }
-  pthread_attr_destroy(&attributes);
-  if (error != 0) state_.store(kRefused, std::memory_order_release);  // producers drain themselves from now on
-  errno = saved_errno;
-  return error == 0;
-}
-
-void* Drainer::thread_main(void* self) noexcept {
-  static_cast<Drainer*>(self)->loop();
-  return nullptr;
+  if (!thread_.running()) period_ns_ = period_ns;
+  return thread_.start([](void* self) { static_cast<Drainer*>(self)->loop(); }, this);
 }
 
 void Drainer::loop() noexcept {
   raw::call(SYS_prctl, PR_SET_NAME, raw::address("stashtrace"));
-  thread_id_.store(raw::gettid(), std::memory_order_relaxed);
   runtime().drainer_thread_begins();
   std::int64_t next_tick = clock_ns(CLOCK_MONOTONIC);
-  while (state_.load(std::memory_order_acquire) == kRunning) {
-    const std::uint32_t seen = wakes_.load(std::memory_order_acquire);
+  while (thread_.running()) {
+    const std::uint32_t seen = thread_.wakes_seen();
     const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
     if (now >= next_tick) {
       next_tick = now + period_ns_;
@@ -124,32 +93,13 @@ void Drainer::loop() noexcept {
     if (now >= blocked_until_ns_.load(std::memory_order_relaxed)) drain_all(true, kRetryNs);
     thread_cpu_ns_.store(clock_ns(CLOCK_THREAD_CPUTIME_ID), std::memory_order_relaxed);
     const std::int64_t left = next_tick - clock_ns(CLOCK_MONOTONIC);
-    if (left <= 0) continue;
-    sleeping_.store(true, std::memory_order_release);
-    raw::futex_wait(&wakes_, seen, left);
-    sleeping_.store(false, std::memory_order_relaxed);
+    if (left > 0) thread_.sleep(seen, left);
   }
-  state_.store(kStopped, std::memory_order_release);
-  raw::futex_wake(&state_, 1);
-}
-
-void Drainer::stop_thread(std::int64_t wait_ns) noexcept {
-  std::uint32_t running = kRunning;
-  if (!state_.compare_exchange_strong(running, kStopping, std::memory_order_acq_rel)) return;
-  wake();
-  constexpr std::int64_t kSlice = 10'000'000;
-  for (std::int64_t waited = 0; waited < wait_ns; waited += kSlice) {
-    if (state_.load(std::memory_order_acquire) == kStopped) break;
-    raw::futex_wait(&state_, kStopping, kSlice);
-  }
-  const int thread = thread_id_.load(std::memory_order_relaxed);
-  if (state_.load(std::memory_order_acquire) == kStopped) raw::wait_until_gone(raw::getpid(), thread, wait_ns);
 }
 
 void Drainer::reset_after_fork() noexcept {
   lock_.reset();
-  state_.store(kNone, std::memory_order_relaxed);
-  sleeping_.store(false, std::memory_order_relaxed);
+  thread_.reset_after_fork();
   blocked_until_ns_.store(0, std::memory_order_relaxed);
   thread_cpu_ns_.store(0, std::memory_order_relaxed);
   self_drain_ns_.store(0, std::memory_order_relaxed);

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Callers: Runtime. Draining is under one lock, held with signals blocked, and nobody emits while holding it. The
-// thread exists only in processes that record much (or that asked for it); it also calls the samplers.
+// thread exists only in processes that record much (or that asked for it); it also calls the samplers
+// but for those that read files (runtime/file_sampler.h).
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include "core/futex_lock.h"
 #include "core/segment_writer.h"
 #include "runtime/lane_table.h"
+#include "runtime/own_thread.h"
 
 namespace stashtrace {
 
@@ -31,9 +33,9 @@ class Drainer {
 
   // `period_ns` between ticks. Must be called at a safe point: pthread_create allocates.
   bool start_thread(std::int64_t period_ns) noexcept;
-  void stop_thread(std::int64_t wait_ns) noexcept;  // returns when the kernel has let the thread go
-  bool running() const noexcept { return state_.load(std::memory_order_acquire) == kRunning; }
-  void wake() noexcept;
+  void stop_thread(std::int64_t wait_ns) noexcept { thread_.stop(wait_ns); }
+  bool running() const noexcept { return thread_.running(); }
+  void wake() noexcept { thread_.wake(); }
   bool add_listener(TickListener& listener) noexcept;
   void reset_after_fork() noexcept;
 
@@ -41,19 +43,13 @@ class Drainer {
   std::int64_t self_drain_ns() const noexcept { return self_drain_ns_.load(std::memory_order_relaxed); }
 
  private:
-  enum State : std::uint32_t { kNone, kRunning, kStopping, kStopped, kRefused };
-
-  static void* thread_main(void* self) noexcept;
   void loop() noexcept;
   bool drain_locked(container::LaneHeader* lane) noexcept;
 
   LaneTable& lanes_;
   SegmentWriter& writer_;
   FutexLock lock_;
-  std::atomic<std::uint32_t> state_{kNone};
-  std::atomic<std::int32_t> thread_id_{0};
-  std::atomic<std::uint32_t> wakes_{0};
-  std::atomic<bool> sleeping_{false};
+  OwnThread thread_;
   std::atomic<std::int64_t> blocked_until_ns_{0};  // after a failed write: nobody tries before
   std::atomic<std::int64_t> thread_cpu_ns_{0};
   std::atomic<std::int64_t> self_drain_ns_{0};

@@ -211,7 +211,7 @@ void Runtime::write_own_cost() noexcept {
   const struct {
     const char* key;
     std::int64_t value;
-  } costs[] = {{"drainer_cpu_ns", drainer_.thread_cpu_ns()},
+  } costs[] = {{"drainer_cpu_ns", drainer_.thread_cpu_ns() + file_sampler_.cpu_ns()},
                {"self_drain_ns", drainer_.self_drain_ns()},
                {"cpu_ns", cpu_ns(RUSAGE_SELF)},
                {"children_cpu_ns", cpu_ns(RUSAGE_CHILDREN)}};

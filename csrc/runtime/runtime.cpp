@@ -142,6 +142,7 @@ void Runtime::forked() noexcept {
   told_drops_.store(0, std::memory_order_relaxed);
   files_lock_.reset();
   drainer_.reset_after_fork();
+  file_sampler_.reset_after_fork();
 }
 
 void Runtime::thread_ends() noexcept {
@@ -166,6 +167,7 @@ void Runtime::end(const char* reason) noexcept {
   if (ending_.exchange(true, std::memory_order_acq_rel)) return;
   wanted_.store(false, std::memory_order_relaxed);
   detail::state_page.word.store(detail::kPaused, std::memory_order_release);
+  file_sampler_.stop(kExitWaitNs);
   drainer_.stop_thread(kExitWaitNs);
   const RoomList list = room_list();
   for (std::size_t i = 0; i < list.count; ++i)
@@ -201,7 +203,10 @@ bool Runtime::start_drainer() noexcept {
   const bool may = config_.drainer == DrainerMode::automatic || config_.drainer == DrainerMode::thread;
   if (!may || !config_.active || gave_up_ || detail::state_page.word.load() == detail::kInert) return false;
   if (!may_start_threads()) return false;
-  return drainer_.start_thread(std::int64_t{config_.sample_ms} * 1'000'000);
+  const std::int64_t period_ns = std::int64_t{config_.sample_ms} * 1'000'000;
+  if (!drainer_.start_thread(period_ns)) return false;
+  file_sampler_.start(period_ns);  // from here, since a thread of the sampler's would not be in the process's table
+  return true;
 }
 
 bool Runtime::flush() noexcept {
@@ -230,7 +235,7 @@ RuntimeStats Runtime::stats() noexcept {
   out.ring_bytes = ring_.used_bytes();
   out.written_bytes = writer_.written_bytes();
   out.segments_count = writer_.segments_count();
-  out.drainer_cpu_ns = drainer_.thread_cpu_ns();
+  out.drainer_cpu_ns = drainer_.thread_cpu_ns() + file_sampler_.cpu_ns();
   out.self_drain_ns = drainer_.self_drain_ns();
   return out;
 }

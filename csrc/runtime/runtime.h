@@ -16,6 +16,7 @@
 #include "core/ring_file.h"
 #include "core/segment_writer.h"
 #include "runtime/drainer.h"
+#include "runtime/file_sampler.h"
 #include "runtime/identity.h"
 #include "runtime/lane_table.h"
 
@@ -75,6 +76,7 @@ class Runtime final : public Context {
 
   const Config& config() const noexcept override { return config_; }
   bool add_tick_listener(TickListener& listener) noexcept override { return drainer_.add_listener(listener); }
+  bool add_file_listener(TickListener& listener) noexcept override { return file_sampler_.add_listener(listener); }
 
  private:
   void start_rooms() noexcept;
@@ -97,6 +99,7 @@ class Runtime final : public Context {
   SegmentWriter writer_;
   LaneTable lanes_;
   Drainer drainer_;
+  FileSampler file_sampler_;
   std::atomic<bool> opened_{false};  // the files of this incarnation exist
   std::atomic<bool> gave_up_{false}; // the directory takes no files, or the process is over
   std::atomic<bool> known_to_libc_{true};

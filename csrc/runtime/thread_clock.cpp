@@ -78,7 +78,9 @@ std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   const std::int64_t value = read_runqueue(fd);
   struct stat info;
   if (raw::fstat(fd, &info) == 0 && watch_thread_end()) {
-    clock = {.fd = move_high(fd),
+    const int high = move_high(fd);
+    if (high < 0) return value;  // opened again each time
+    clock = {.fd = high,
              .generation = generation,
              .device = info.st_dev,
              .inode = info.st_ino,

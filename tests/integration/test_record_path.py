@@ -255,6 +255,11 @@ def test_full_disk(actor: Actor, tmp_path: Path) -> None:
         subprocess.run(["umount", str(mount)], check=False)
 
 
+def test_few_descriptors_stay_the_programs(actor: Actor) -> None:
+    actor.run("few_descriptors", 20)
+    assert (actor.code, actor.output) == (0, "0 fewer\n")
+
+
 def test_directory_that_takes_no_files(actor: Actor) -> None:
     actor.directory = actor.directory / "missing"
     actor.run("plain", 10, RANK="3")

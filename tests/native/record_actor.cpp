@@ -43,6 +43,29 @@ int write_rows(const char* who, int count, int first = 0) {
   return kept;
 }
 
+int files_that_open() {
+  std::vector<int> all;
+  for (int fd; (fd = open("/dev/null", O_RDONLY)) >= 0;) all.push_back(fd);
+  for (const int fd : all) close(fd);
+  return static_cast<int>(all.size());
+}
+
+// A process of few descriptors has them all, also after its thread was asked for its times.
+int stamps_with_few_descriptors(int times) {
+  const rlimit few{20, 20};
+  if (setrlimit(RLIMIT_NOFILE, &few) != 0) return 1;
+  const int before = files_that_open();
+  stashtrace_stamp_t stamp{};
+  for (int i = 0; i < times; ++i) {
+    stashtrace_stamp(&stamp);
+    if (stamp.runqueue_ns < 0) return 2;
+    usleep(100);  // off the CPU, so that the run queue is read again
+  }
+  const int after = files_that_open();
+  std::printf("%d fewer\n", before - after);
+  return 0;
+}
+
 int wait_for(pid_t child) {
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {
@@ -195,6 +218,7 @@ int main(int argc, char** argv) {
   if (scenario == "interrupted") return interrupted(rows);
   if (scenario == "endless") endless();
   if (scenario == "limited") return limited(rows);
+  if (scenario == "few_descriptors") return stamps_with_few_descriptors(rows);
   if (scenario == "seal") return seals(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
   const int kept = write_rows("main", rows);

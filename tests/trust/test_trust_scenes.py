@@ -19,31 +19,22 @@ from pathlib import Path
 import pytest
 from trust.pairs import LIMIT_S, Pair, compiled, plain_environment, recorded_rows, run_group
 
-#: Until a mended recorder passes, as a strict xfail: what fails, and how it can be seen.
-CHILD_THREAD = "a cloned child gets a thread of the recorder and does not end with its only own thread"
-TWO_NUMBERS = "below a low limit of descriptors the recorder's two files take numbers of the program's"
-TRANSIENT = "samples open files of /proc at the lowest number while the program opens its own"
-THREADED = "the recorder's thread makes a single-threaded program multi-threaded"
-
 
 @dataclass(frozen=True)
 class Scene:
-    """Rounds of the quick form (0: none) and of the long one, what it needs, and why it fails today, if it does."""
+    """Rounds of the quick form (0: none) and of the long one, and what it needs."""
 
     name: str
     quick: int
     long: int
     root: bool = False
     settings: dict[str, str] = field(default_factory=dict)
-    fails: str = ""
     limit_s: float = LIMIT_S
 
     def case(self, *, long: bool) -> object:
         marks = [pytest.mark.trust] if long else []
         if self.root:
             marks.append(pytest.mark.root)
-        if self.fails:
-            marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=self.fails))
         return pytest.param(self, self.long if long else self.quick, id=self.name, marks=marks)
 
 
@@ -52,18 +43,18 @@ SCENES = (
     Scene("dup2_handler", 1, 100),
     Scene("dup2_vfork", 5, 500),
     Scene("close_all", 12, 600),
-    Scene("lowest_number", 0, 300_000, settings={"DRAINER": "thread", "SAMPLE_MS": "1"}, fails=TRANSIENT),
+    Scene("lowest_number", 30_000, 300_000, settings={"DRAINER": "thread", "SAMPLE_MS": "1"}),
     Scene("forks", 2, 200),
     Scene("vforks", 2, 200),
-    Scene("clone_plain", 0, 3, fails=CHILD_THREAD, limit_s=30),
-    Scene("clone_files", 0, 3, fails=CHILD_THREAD, limit_s=30),
-    Scene("clone_vm", 0, 3, fails=CHILD_THREAD, limit_s=30),
-    Scene("clone_vm_vfork", 0, 3, fails=CHILD_THREAD, limit_s=30),
+    Scene("clone_plain", 1, 3, limit_s=30),
+    Scene("clone_files", 0, 3, limit_s=30),
+    Scene("clone_vm", 1, 3, limit_s=30),
+    Scene("clone_vm_vfork", 0, 3, limit_s=30),
     Scene("other_user", 20_000, 500_000, root=True),
     Scene("other_root", 20_000, 500_000, root=True),
-    Scene("namespace_after_work", 0, 100_000, fails=THREADED),
-    Scene("few_files", 0, 100, fails=TWO_NUMBERS),
-    Scene("few_files_from_the_start", 0, 1, fails=TWO_NUMBERS),
+    Scene("namespace_after_work", 20_000, 100_000),
+    Scene("few_files", 3, 100),
+    Scene("few_files_from_the_start", 1, 1),
     Scene("little_memory", 5, 500),
     Scene("small_files", 20_000, 500_000),
     Scene("jumps_from_handlers", 100, 10_000),

@@ -1,9 +1,9 @@
-// Samples /proc on the drainer's tick: threads and process always, host and network on one process of a host.
+// Samples /proc on the file sampler's tick: threads and process always, host and network on one process of a host.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs on the drainer's thread only, with raw system calls and integers, about 10 times a second. Every file is
-// opened and closed again, so that no descriptor of ours stays in the process. The host is read by the process
-// with LOCAL_RANK 0 (or none at all), not by its workers nor by torchrun's own process.
+// Runs on the file sampler's thread only (runtime/file_sampler.h), with raw system calls and integers, about 10 times a
+// second. Every file is opened and closed again. The host is read by the process with LOCAL_RANK 0 (or none at all), not
+// by its workers nor by torchrun's own process.
 #include <sys/auxv.h>
 
 #include <cstdlib>
@@ -41,7 +41,7 @@ class Proc final : public Collector, public TickListener {
     ns_per_jiffy_ = 1'000'000'000LL / static_cast<std::int64_t>(per_s != 0 ? per_s : 100);
     const unsigned long page = getauxval(AT_PAGESZ);
     page_bytes_ = static_cast<std::int64_t>(page != 0 ? page : 4096);
-    if (!context.add_tick_listener(*this)) return Status::failed("no_tick_listener_left", "proc samples are missing");
+    if (!context.add_file_listener(*this)) return Status::failed("no_tick_listener_left", "proc samples are missing");
     started_ = true;
     return Status::ok();
   }

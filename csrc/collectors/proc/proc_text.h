@@ -1,6 +1,6 @@
 // Reading small files of /proc without libc. SPDX-License-Identifier: Apache-2.0
 //
-// Caller: proc.cpp, on the drainer's thread. Raw system calls, integers only, no allocation; a file that is missing or
+// Caller: proc.cpp, on the file sampler's thread. Raw system calls, integers only, no allocation; a file that is missing or
 // cut short gives empty text or -1, never an error.
 #pragma once
 

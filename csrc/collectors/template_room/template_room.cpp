@@ -32,7 +32,7 @@ class TemplateRoom final : public Collector, public TickListener {
  public:
   Status start(Context& context) noexcept override {
     if (resident_pages() < 0) return Status::failed("no_statm", "/proc is not mounted");
-    if (!context.add_tick_listener(*this)) return Status::failed("too_many_samplers");
+    if (!context.add_file_listener(*this)) return Status::failed("too_many_samplers");
     on_ = true;
     return Status::ok();
   }

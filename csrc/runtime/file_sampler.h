@@ -1,0 +1,40 @@
+// The thread that reads small files of /proc for collectors, in a descriptor table of its own.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A file opened in the process's table takes the lowest free number while it is open, and the program's next open() gets
+// another one than without us. So this thread leaves the table and starts with an empty one. The drainer cannot: libraries
+// of devices open files on its ticks, and threads are started there, that must be the process's.
+//
+// Caller: Runtime. Runs only beside the drainer, and only where a collector asked (Context::add_file_listener).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "collectors/collector.h"
+#include "runtime/own_thread.h"
+
+namespace stashtrace {
+
+class FileSampler {
+ public:
+  static constexpr std::size_t kMostListeners = 4;
+
+  bool add_listener(TickListener& listener) noexcept;
+  bool start(std::int64_t period_ns) noexcept;  // at a safe point; nothing happens without listeners
+  void stop(std::int64_t wait_ns) noexcept { thread_.stop(wait_ns); }
+  void reset_after_fork() noexcept;
+  std::int64_t cpu_ns() const noexcept { return cpu_ns_.load(std::memory_order_relaxed); }
+
+ private:
+  void loop() noexcept;
+
+  OwnThread thread_;
+  std::atomic<std::int64_t> cpu_ns_{0};
+  std::int64_t period_ns_ = 0;
+  TickListener* listeners_[kMostListeners] = {};
+  std::size_t listener_count_ = 0;
+};
+
+}  // namespace stashtrace
