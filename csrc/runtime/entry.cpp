@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdlib>
 
 #include "runtime/emit.h"
 #include "runtime/runtime.h"
@@ -39,6 +40,7 @@ __attribute__((constructor)) void at_load() noexcept {
   runtime().start(environ);
   if (!runtime().active()) return;
   pthread_atfork(nullptr, nullptr, &at_fork_in_child);
+  at_quick_exit([] { runtime().leave(); });  // registered first, so it runs last
   g_has_key = pthread_key_create(&g_key, &at_thread_end) == 0;
 }
 

@@ -23,6 +23,7 @@ constinit thread_local ThreadState thread_state{};
 namespace {
 constinit Runtime g_runtime;
 constexpr std::int64_t kExitWaitNs = 2'000'000'000;
+constexpr std::int64_t kLeaveWaitNs = 200'000'000;
 constexpr std::size_t kHeaderTextBytes = 512 * 1024;
 constexpr int kMostIncarnations = 100'000;
 
@@ -158,15 +159,39 @@ void Runtime::finish() noexcept { end(nullptr); }
 
 void Runtime::seal(const char* reason) noexcept { end(reason); }
 
+bool Runtime::begin_end() noexcept {
+  const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
+  if (state != detail::kRecording && state != detail::kPaused) return false;  // forked and silent, or given up
+  if (!in_own_process()) return false;
+  if (ending_.exchange(true, std::memory_order_acq_rel)) return false;
+  wanted_.store(false, std::memory_order_relaxed);
+  detail::state_page.word.store(detail::kPaused, std::memory_order_release);
+  return true;
+}
+
+void Runtime::close_files() noexcept {
+  gave_up_ = true;
+  detail::state_page.word.store(detail::kInert, std::memory_order_release);
+  // From here on also a row that is not asked for by recording() takes the slow path, which refuses it.
+  for (std::size_t i = 0; i < lanes_.count(); ++i)
+    if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
+  if (opened_ && drainer_.everything_written()) ring_.remove();
+}
+
+void Runtime::leave() noexcept {
+  if (!config_.active || !begin_end()) return;
+  if (!opened_) return;
+  {
+    const raw::SignalsBlocked quiet;
+    drainer_.drain_all(false, kLeaveWaitNs);
+  }
+  close_files();
+}
+
 void Runtime::end(const char* reason) noexcept {
   if (!config_.active) return;
   if (reason != nullptr && detail::state_page.word.load(std::memory_order_acquire) == detail::kForked) detail::revive();
-  const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
-  if (state != detail::kRecording && state != detail::kPaused) return;  // forked and silent, or given up
-  if (!in_own_process()) return;
-  if (ending_.exchange(true, std::memory_order_acq_rel)) return;
-  wanted_.store(false, std::memory_order_relaxed);
-  detail::state_page.word.store(detail::kPaused, std::memory_order_release);
+  if (!begin_end()) return;
   file_sampler_.stop(kExitWaitNs);
   drainer_.stop_thread(kExitWaitNs);
   const RoomList list = room_list();
@@ -180,12 +205,7 @@ void Runtime::end(const char* reason) noexcept {
     sync_clocks(true);
     flush();
   }
-  gave_up_ = true;
-  detail::state_page.word.store(detail::kInert, std::memory_order_release);
-  // From here on also a row that is not asked for by recording() takes the slow path, which refuses it.
-  for (std::size_t i = 0; i < lanes_.count(); ++i)
-    if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
-  if (opened_ && drainer_.everything_written()) ring_.remove();
+  close_files();
 }
 
 bool Runtime::in_own_process() const noexcept { return raw::getpid() == identity_.pid; }

@@ -43,6 +43,10 @@ class Runtime final : public Context {
   // Blocks for as long as writing takes. A forked child of a sealed process stays silent. In a vfork child it does
   // nothing, since the recorder is its parent's.
   void seal(const char* reason) noexcept;
+  // The same as finish() where the process ends at once (_exit, quick_exit): what is committed is written, and the ring is
+  // removed if nothing is left in it. It is safe in signal handlers: no thread is waited for, and a lock for 0.2 s at most.
+  // In a vfork child it does nothing.
+  void leave() noexcept;
   void forked() noexcept;            // in the child, before anything else of ours
   void thread_ends() noexcept;       // of the calling thread
 
@@ -81,6 +85,8 @@ class Runtime final : public Context {
  private:
   void start_rooms() noexcept;
   void end(const char* reason) noexcept;  // null: the process ends
+  bool begin_end() noexcept;         // false: nothing to end, or another thread does
+  void close_files() noexcept;       // nothing is recorded any more
   bool open_files() noexcept;        // under files_lock_
   bool create_files() noexcept;
   Status create_files_apart(std::uint64_t tick_hz) noexcept;

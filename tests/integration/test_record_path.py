@@ -94,7 +94,7 @@ def test_nothing_recorded_leaves_nothing(actor: Actor) -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "code"),
-    [("kill", -signal.SIGKILL), ("terminate", -signal.SIGTERM), ("abort", -signal.SIGABRT), ("quick_exit", 0)],
+    [("kill", -signal.SIGKILL), ("terminate", -signal.SIGTERM), ("abort", -signal.SIGABRT)],
 )
 @pytest.mark.parametrize("rows", [1, 1_000, 20_000])
 def test_sudden_death_loses_nothing(actor: Actor, scenario: str, code: int, rows: int) -> None:
@@ -103,6 +103,37 @@ def test_sudden_death_loses_nothing(actor: Actor, scenario: str, code: int, rows
     assert len(actor.rings()) == 1
     assert actor.values() == {"main": list(range(rows))}
     assert [loss for process in actor.processes() for loss in process.losses if loss[2] > 0] == []
+
+
+@pytest.mark.parametrize("rows", [1, 20_000])
+def test_end_without_destructors_leaves_no_ring(actor: Actor, rows: int) -> None:
+    actor.run("quick_exit", rows, STASHTRACE_DRAINER="self" if rows > 400 else "auto")
+    assert (actor.code, actor.rings()) == (0, [])
+    assert actor.values() == {"main": list(range(rows))}
+
+
+CHILDREN = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+ends = {"_exit": os._exit, "_Exit": libc._Exit, "quick_exit": libc.quick_exit}
+for number in range(5):
+    if os.fork() == 0:
+        open("/dev/null").close()
+        ends[sys.argv[1]](number)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == number
+"""
+
+
+@pytest.mark.parametrize("end", ["_exit", "_Exit", "quick_exit"])
+def test_forked_children_leave_no_ring(tmp_path: Path, end: str) -> None:
+    own = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
+    variables = own | {"LD_PRELOAD": str(LIBRARY_PATH), "STASHTRACE_DIR": str(tmp_path), "STASHTRACE_RUN_ID": "c0ffee"}
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", CHILDREN, end], env=variables, check=False, timeout=120)
+    assert done.returncode == 0
+    children = [each for each in open_run(tmp_path).processes if each.load().metadata["parent_incarnation"] >= 0]
+    assert len(children) == 5
+    assert all(len(each.load().records["io_op"].rows) > 0 for each in children)
+    assert list(tmp_path.glob("*.ring")) == []
 
 
 @pytest.mark.parametrize("drainer", ["thread", "self"])
