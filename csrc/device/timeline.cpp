@@ -112,9 +112,10 @@ std::uint32_t open_slot(std::uint16_t kind, StreamState& stream, std::uint64_t c
               .device_index = stream.context->device,
               .bracket_code = kind,
               .awaited_code = awaited_code::nothing,
-              .bracket_flags = static_cast<std::uint16_t>(flags | reason_against_events(stream, kind)),
+              .bracket_flags = flags,
               .copy_code = 0,
               .reserved_flags = 0};
+  if ((flags & bracket_flag::untimed) == 0) slot.row.bracket_flags |= reason_against_events(stream, kind);
   slot.row.call_ticks = now_ticks();
   if ((slot.row.bracket_flags & bracket_flag::untimed) == 0) slot.first = record_event(stream, slot.row.bracket_flags);
   return number;
@@ -203,7 +204,7 @@ std::int32_t current_device() noexcept {
 Begin bracket_begin(std::uint16_t kind, Stream stream, std::uint64_t correlation, std::uint16_t flags) noexcept {
   if (!recording() || !ready()) return {};
   StreamState* state = find_stream(stream);
-  if (state == nullptr) return {};
+  if (state == nullptr) return {.stream_unknown = true};
   if (kind == bracket_code::batch_wait) set_carries_compute(*state);
   return begin_on(*state, kind, correlation, flags);
 }
@@ -213,6 +214,7 @@ void bracket_end(Begin begin, const BracketExtra& extra) noexcept {
   if (slot == nullptr) return;
   schema::DeviceBracket& row = slot->row;
   row.return_ticks = now_ticks();
+  if (extra.call_ticks != 0) row.call_ticks = extra.call_ticks;
   row.size_bytes = extra.size_bytes;
   row.copy_code = extra.copy_code;
   row.awaited_code = extra.awaited;
@@ -263,45 +265,53 @@ void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, s
 
 // A bracket at the tail of a side stream is its own end mark; for anything else our own event goes in front of the job's, so that it
 // is done before whoever waits for the job's.
-void note_event_record(void* event, Stream stream) noexcept {
-  if (!recording() || !ready()) return;
+bool note_event_record(void* event, Stream stream, bool afterwards) noexcept {
+  if (!recording() || !ready()) return true;
   StreamState* state = find_stream(stream);
-  if (state == nullptr) return;
-  if (is_capturing(*state)) return g_event_map.set(event, {0, 0, kCaptured, state->stream_key, 0});
+  if (state == nullptr) return false;
+  if (is_capturing(*state)) {
+    g_event_map.set(event, {0, 0, kCaptured, state->stream_key, 0});
+    return true;
+  }
   LastWork last = LastWork::of(state->last.load(std::memory_order_relaxed));
   const bool compute = state->carries_compute.load(std::memory_order_relaxed);
   if (last.awaited == awaited_code::nothing && compute) last = {0, awaited_code::compute, 0, false};
   if (last.awaited == awaited_code::nothing) {
     g_event_map.set(event, {0, 0, awaited_code::nothing, state->stream_key, 0});
-    return;
+    return true;
   }
   std::uint32_t mark_id = last.bracket_id;
   if (mark_id == 0 || last.by_wait || compute)
-    mark_id = mark_on(*state, bracket_code::awaited, last.bracket_id, last.awaited);
+    mark_id = afterwards ? 0 : mark_on(*state, bracket_code::awaited, last.bracket_id, last.awaited);
   g_event_map.set(event, {mark_id, last.bracket_id, last.awaited, state->stream_key, last.copy_code});
+  return true;
 }
 
 void note_event_gone(void* event) noexcept {
   if (ready(false)) g_event_map.forget(event);
 }
 
-Wait wait_begin(Stream stream, void* event) noexcept {
+Wait wait_begin(Stream stream, void* event, std::uint16_t flags) noexcept {
   if (!recording() || !ready()) return {};
   StreamState* state = find_stream(stream);
   EventMeaning meaning;
-  if (state == nullptr || is_capturing(*state)) return {};
+  if (state == nullptr) return {.begin = {.stream_unknown = true}};
+  if (is_capturing(*state)) return {};
   const bool known = g_event_map.get(event, meaning);
   if (meaning.awaited == kCaptured) return {};  // the wait takes this stream into the capture
   if (known && meaning.stream_key == state->stream_key) return {};  // of its own stream: nothing to wait for
   if (meaning.awaited == awaited_code::nothing && !state->carries_compute.load(std::memory_order_relaxed)) return {};
-  Wait wait{begin_on(*state, bracket_code::stream_wait, 0, 0), meaning.awaited, meaning.work_id, meaning.copy_code};
+  Wait wait{begin_on(*state, bracket_code::stream_wait, 0, flags), meaning.awaited, meaning.work_id, meaning.copy_code};
   if (wait.begin.bracket_id != 0) slot_at(wait.begin.slot).awaited_mark = meaning.mark_id;
   return wait;
 }
 
-void wait_end(const Wait& wait, Stream stream, bool succeeded) noexcept {
+void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t call_ticks) noexcept {
   if (!succeeded) return bracket_cancel(wait.begin);
-  bracket_end(wait.begin, {.copy_code = wait.copy_code, .awaited = wait.awaited, .awaited_bracket = wait.awaited_bracket});
+  bracket_end(wait.begin, {.copy_code = wait.copy_code,
+                           .awaited = wait.awaited,
+                           .awaited_bracket = wait.awaited_bracket,
+                           .call_ticks = call_ticks});
   if (wait.awaited == awaited_code::nothing || !ready()) return;
   StreamState* state = find_known_stream(stream);
   if (state != nullptr && !state->carries_compute.load(std::memory_order_relaxed))

@@ -34,6 +34,7 @@ std::int32_t current_device() noexcept;             // of the calling thread's c
 struct Begin {
   std::uint32_t bracket_id = 0;  // 0: nothing was begun
   std::uint32_t slot = 0;        // for bracket_end() alone
+  bool stream_unknown = false;   // a default stream on a thread without a context: begin again, untimed, when the call has made one
 };
 
 struct BracketExtra {
@@ -44,6 +45,7 @@ struct BracketExtra {
   std::uint16_t flags = 0;            // BracketFlag bits, beside those of bracket_begin
   bool has_correlation = false;       // `correlation` takes the place of what bracket_begin was given
   std::uint64_t correlation = 0;
+  std::uint64_t call_ticks = 0;  // when the call began, where that was before bracket_begin
 };
 
 // Records the first event on `stream`. Where events are not allowed, during capture or over budget the bracket is begun without them and its
@@ -61,7 +63,8 @@ std::uint32_t mark(std::uint16_t kind, Stream stream, std::uint64_t correlation)
 void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, std::uint16_t copy_code = 0) noexcept;
 
 // cudaEventRecord and cudaStreamWaitEvent as the job calls them; room cuda does, others may.
-void note_event_record(void* event, Stream stream) noexcept;  // before the real call
+// Before the real call. False: the stream is not known before it; then again after it, when no mark of ours can be in front.
+bool note_event_record(void* event, Stream stream, bool afterwards = false) noexcept;
 void note_event_gone(void* event) noexcept;
 struct Wait {
   Begin begin;
@@ -69,8 +72,8 @@ struct Wait {
   std::uint32_t awaited_bracket = 0;
   std::uint16_t copy_code = 0;
 };
-Wait wait_begin(Stream stream, void* event) noexcept;
-void wait_end(const Wait& wait, Stream stream, bool succeeded) noexcept;
+Wait wait_begin(Stream stream, void* event, std::uint16_t flags = 0) noexcept;
+void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t call_ticks = 0) noexcept;
 
 // A stream was made or destroyed: its handle may come back as another one.
 void note_stream_created(Stream stream) noexcept;

@@ -265,16 +265,14 @@ static int attribute_of(void* out, int attribute, Address address) {
 }
 
 FAKE_API int cuPointerGetAttribute(void* out, int attribute, Address pointer) {
-  FAKE_CALL(cuPointerGetAttribute);
-  if (const int error = ready_error(); error != kSuccess) return error;
+  AS_READ(cuPointerGetAttribute, true);
   const std::lock_guard lock(state().mutex);
   return attribute_of(out, attribute, pointer);
 }
 
 // Unlike the single form it answers 0 for memory it does not know.
 FAKE_API int cuPointerGetAttributes(unsigned count, const int* attributes, void** out, Address pointer) {
-  FAKE_CALL(cuPointerGetAttributes);
-  if (const int error = ready_error(); error != kSuccess) return error;
+  AS_READ(cuPointerGetAttributes, true);
   const std::lock_guard lock(state().mutex);
   for (unsigned at = 0; at < count; ++at) {
     if (attribute_of(out[at], attributes[at], pointer) != kSuccess) {

@@ -12,10 +12,12 @@ namespace {
 
 constinit thread_local std::size_t t_failed_bytes = 0;  // of the allocation that failed last on this thread
 
-// Memory type and device of a pointer; 0 is memory that CUDA does not know: pageable.
+// Memory type and device of a pointer; type 0 is memory that CUDA does not know: pageable.
 struct Place {
   unsigned type = 0;
   int device = -1;
+  bool known = false;    // the driver was asked and answered
+  bool refused = false;  // it was asked and wants a current context
 };
 
 Place place_of(const void* pointer) noexcept {
@@ -24,11 +26,15 @@ Place place_of(const void* pointer) noexcept {
   int which[] = {kPointerMemoryType, kPointerDeviceOrdinal};
   void* to[] = {&place.type, &place.device};
   const device::RelaxedCapture relaxed;
-  if (device::driver.pointer_attributes(2, which, to, reinterpret_cast<DevicePointer>(pointer)) != kSuccess) place = {};
+  const Result result = device::driver.pointer_attributes(2, which, to, reinterpret_cast<DevicePointer>(pointer));
+  if (result != kSuccess) return {.refused = result == kInvalidContext};
+  place.known = true;
   return place;
 }
 
+// Neither where nobody could tell.
 std::uint16_t host_flag(const Place& place) noexcept {
+  if (!place.known) return 0;
   return place.type == 0 ? device::bracket_flag::pageable : device::bracket_flag::pinned;
 }
 
@@ -39,18 +45,20 @@ std::uint16_t between_devices(const Place& to, const Place& from) noexcept {
 }  // namespace
 
 CopyFacts look_at(const Copy& copy) noexcept {
-  if (copy.peer) return {direction::peer, 0};
-  if (copy.kind == kHostToDevice) return {direction::host_to_device, host_flag(place_of(copy.from))};
-  if (copy.kind == kDeviceToHost) return {direction::device_to_host, host_flag(place_of(copy.to))};
-  if (copy.kind == kHostToHost) return {direction::host_to_host, 0};
-  const Place to = place_of(copy.to), from = place_of(copy.from);
-  if (copy.kind == kDeviceToDevice) return {between_devices(to, from), 0};
-  if (device::driver.pointer_attributes == nullptr) return {direction::unknown, 0};
+  if (copy.peer) return {direction::peer, 0, false};
+  if (copy.kind == kHostToHost) return {direction::host_to_host, 0, false};
+  const Place to = copy.kind == kHostToDevice ? Place{} : place_of(copy.to);
+  const Place from = copy.kind == kDeviceToHost ? Place{} : place_of(copy.from);
+  const bool refused = to.refused || from.refused;
+  if (copy.kind == kHostToDevice) return {direction::host_to_device, host_flag(from), refused};
+  if (copy.kind == kDeviceToHost) return {direction::device_to_host, host_flag(to), refused};
+  if (copy.kind == kDeviceToDevice) return {between_devices(to, from), 0, refused};
+  if (!to.known || !from.known) return {direction::unknown, 0, refused};
   const bool to_device = to.type == kMemoryDevice, from_device = from.type == kMemoryDevice;
-  if (to_device && from_device) return {between_devices(to, from), 0};
-  if (to_device) return {direction::host_to_device, host_flag(from)};
-  if (from_device) return {direction::device_to_host, host_flag(to)};
-  return {direction::host_to_host, 0};
+  if (to_device && from_device) return {between_devices(to, from), 0, false};
+  if (to_device) return {direction::host_to_device, host_flag(from), false};
+  if (from_device) return {direction::device_to_host, host_flag(to), false};
+  return {direction::host_to_host, 0, false};
 }
 
 void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,

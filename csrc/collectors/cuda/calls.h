@@ -2,6 +2,9 @@
 //
 // Callers: hooks_runtime.cpp (libcudart, by preload) and hooks_driver.cpp (libcuda, by the look-up hook), which are thin. A call that
 // CUDA makes on behalf of one that is recorded already passes through: Inside. Job threads only.
+//
+// On a thread without a context a default stream is nobody's until the call has made one current. Such a first call is recorded after
+// it returned, with host times alone.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +45,7 @@ struct Copy {
 struct CopyFacts {
   std::uint16_t copy_code;
   std::uint16_t flags;  // pinned or pageable
+  bool refused;         // the driver tells only once a context is current
 };
 CopyFacts look_at(const Copy& copy) noexcept;
 
@@ -54,8 +58,7 @@ bool is_slow(std::uint64_t ticks) noexcept;
 template <class Call>
 Result copying(const Copy& copy, Call call) noexcept {
   if (!watching()) return call();
-  const CopyFacts facts = look_at(copy);
-  const bool blocks = copy.blocking || (facts.flags & device::bracket_flag::pageable) != 0;
+  CopyFacts facts = look_at(copy);
   const std::uint64_t begin = now_ticks();
   device::Begin bracket{};
   if (facts.copy_code != direction::host_to_host)
@@ -65,26 +68,35 @@ Result copying(const Copy& copy, Call call) noexcept {
     const device::Inside inside;
     result = call();
   }
-  if (result == kSuccess) {
-    device::bracket_end(bracket, {.size_bytes = static_cast<std::int64_t>(copy.bytes), .copy_code = facts.copy_code});
+  const bool first_call = bracket.stream_unknown && result == kSuccess;
+  if (first_call) bracket = device::bracket_begin(device::bracket_code::copy, copy.stream, 0, device::bracket_flag::untimed);
+  if (facts.refused && result == kSuccess) facts = look_at(copy);
+  if (result == kSuccess && facts.copy_code != direction::host_to_host) {
+    device::bracket_end(bracket, {.size_bytes = static_cast<std::int64_t>(copy.bytes),
+                                  .copy_code = facts.copy_code,
+                                  .flags = facts.flags,
+                                  .call_ticks = first_call ? begin : 0});
     if (bracket.bracket_id != 0) device::note_work(copy.stream, device::awaited_code::copy, bracket.bracket_id, facts.copy_code);
   } else {
     device::bracket_cancel(bracket);
   }
-  if (blocks) write_call(call_code::copy, begin, copy.stream, true, copy.bytes, result);
+  if (copy.blocking || (facts.flags & device::bracket_flag::pageable) != 0)
+    write_call(call_code::copy, begin, copy.stream, true, copy.bytes, result);
   return result;
 }
 
 template <class Call>
 Result waiting_for(Stream stream, Event event, Call call) noexcept {
   if (!watching()) return call();
-  const device::Wait wait = device::wait_begin(stream, event);
+  device::Wait wait = device::wait_begin(stream, event);
+  const std::uint64_t first_call_ticks = wait.begin.stream_unknown ? now_ticks() : 0;
   Result result;
   {
     const device::Inside inside;
     result = call();
   }
-  device::wait_end(wait, stream, result == kSuccess);
+  if (first_call_ticks != 0 && result == kSuccess) wait = device::wait_begin(stream, event, device::bracket_flag::untimed);
+  device::wait_end(wait, stream, result == kSuccess, first_call_ticks);
   return result;
 }
 
@@ -92,8 +104,10 @@ template <class Call>
 Result recording_event(Event event, Stream stream, unsigned flags, Call call) noexcept {
   if (!watching()) return call();
   const device::Inside inside;
-  if (flags != kEventRecordExternal) device::note_event_record(event, stream);
-  return call();
+  const bool noted = flags == kEventRecordExternal || device::note_event_record(event, stream);
+  const Result result = call();
+  if (!noted && result == kSuccess) device::note_event_record(event, stream, true);
+  return result;
 }
 
 // A call that blocks, or takes or gives memory: a row with its host times.
@@ -143,15 +157,17 @@ template <class Call>
 Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
   if (!watching()) return call();
   const std::uint64_t begin = now_ticks();
-  const device::Begin bracket =
-      device::bracket_begin(device::bracket_code::graph, stream, reinterpret_cast<std::uint64_t>(graph), 0);
+  const auto id = reinterpret_cast<std::uint64_t>(graph);
+  device::Begin bracket = device::bracket_begin(device::bracket_code::graph, stream, id, 0);
   Result result;
   {
     const device::Inside inside;
     result = call();
   }
+  const bool first_call = bracket.stream_unknown && result == kSuccess;
+  if (first_call) bracket = device::bracket_begin(device::bracket_code::graph, stream, id, device::bracket_flag::untimed);
   if (result == kSuccess) {
-    device::bracket_end(bracket, {});
+    device::bracket_end(bracket, {.call_ticks = first_call ? begin : 0});
     device::note_work(stream, device::awaited_code::graph, bracket.bracket_id);
   } else {
     device::bracket_cancel(bracket);
