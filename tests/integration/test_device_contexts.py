@@ -128,3 +128,17 @@ def test_a_first_call_that_fails_leaves_no_bracket(tmp_path: Path) -> None:
     run = run_ranks(1, program, tmp_path, "fail cuMemcpyAsync 700 first 1", collectors=("cuda",))
     assert run.results()[0]["errors"] == {"cudaMemcpyAsync 700": 1}
     assert [row["size_bytes"] for row in brackets(run)] == [2000]
+
+
+def test_a_context_that_cannot_be_pushed_leaves_brackets_without_times(tmp_path: Path) -> None:
+    # The harvester alone pushes here: once to set its anchor, then to ask for events.
+    program = "repeat 20 { copy h2d 64KB stream=1 }; sync stream=1; repeat 20 { copy h2d 64KB stream=1 }; sync stream=1"
+    run = run_ranks(1, program, tmp_path, "fail cuCtxPushCurrent_v2 201 after 1", collectors=("cuda",))
+    assert run.results()[0]["errors"] == {}
+    rows = brackets(run)
+    assert len(rows) == 40
+    assert [row for row in rows if row["begin_ns"] >= 0 or not row["bracket_flags"] & BracketFlag.UNTIMED] == []
+    failed = sum(bool(row["bracket_flags"] & BracketFlag.FAILED) for row in rows)
+    assert failed > 0
+    losses = [row for row in run.trace.losses.rows() if run.trace.text(row["name_code"]) == "events_failed"]
+    assert sum(row["lost_count"] for row in losses) == failed
