@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from traced import ROOT
@@ -35,7 +37,9 @@ if PROFILED:
     with torch.profiler.profile(activities=list(torch.profiler.ProfilerActivity.__members__.values())[:2]) as profile:
         layer(torch.ones(4, 8))
 facts = {"unique_id": len(torch.cuda.nccl.unique_id()), "nccl": torch.cuda.nccl.version(),
-         "cuda": torch.version.cuda, "gpu": torch.cuda.is_available()}
+         "cuda": torch.version.cuda, "gpu": torch.cuda.is_available(),
+         # Through libtorch_python's references, past our hook, into the real libcudart, which refuses a null pointer.
+         "refused": [int(torch._C._cudart.cudaHostRegister(0, 4096, 0)), int(torch._C._cudart.cudaHostUnregister(0))]}
 print(json.dumps(facts))
 """
 CUPY = """
@@ -66,7 +70,7 @@ def has(module: str) -> bool:
     return bool(PYTHON) and subprocess.run([PYTHON, "-c", code]).returncode == 0
 
 
-def answers(script: str, module: str, folder: Path, **variables: str) -> tuple[dict[str, object], str]:
+def answers(script: str, module: str, folder: Path, **variables: str) -> tuple[dict[str, Any], str]:
     """What the script prints with the recorder, which is what it prints without; and stderr."""
     if not has(module):
         pytest.skip(f"{module} is not in the environment of STASHTRACE_WHEELS_PYTHON")
@@ -77,19 +81,32 @@ def answers(script: str, module: str, folder: Path, **variables: str) -> tuple[d
     return json.loads(recorded.stdout), recorded.stderr
 
 
-def bound_to_us(folder: Path) -> set[str]:
-    """Symbols that the loader bound to our library while the script ran (LD_DEBUG=bindings writes them)."""
-    names = set()
+class Binding(NamedTuple):
+    """A reference that the loader bound while the script ran."""
+
+    user: str
+    library: str
+    name: str
+    version: str
+
+
+def bindings(folder: Path) -> set[Binding]:
+    """What LD_DEBUG=bindings wrote of processes that were recorded, libraries by their file names."""
+    pattern = re.compile(r"binding file (\S+) \[0\] to (\S+) \[0\]: normal symbol `(\w+)'(?: \[([^]]*)\])?")
+    found = set()
     for file in folder.glob("bindings.*"):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            if "libstashtrace.so" in line.partition(" to ")[2]:
-                names.add(line.partition("symbol `")[2].partition("'")[0])
-    return names
+        text = file.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines() if "/libstashtrace.so [0]" in text else []:
+            if match := pattern.search(line):
+                user, library, name, version = match.groups(default="")
+                found.add(Binding(Path(user).name, Path(library).name, name, version))
+    return found
 
 
 def test_torch_works_under_the_recorder(tmp_path: Path) -> None:
     facts, _ = answers(TORCH.replace("PROFILED", "False"), "torch", tmp_path)
     assert facts["unique_id"] == 128
+    assert 0 not in facts["refused"]
     assert KERNEL_STEPS != "2:4"
 
 
@@ -100,13 +117,16 @@ def test_cupy_works_under_the_recorder(tmp_path: Path) -> None:
 
 
 def test_the_hooks_are_reached_from_torch(tmp_path: Path) -> None:
-    answers(TORCH.replace("PROFILED", "True"), "torch", tmp_path, LD_DEBUG="bindings",
-            LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))  # fmt: skip
-    bound = bound_to_us(tmp_path)
+    facts, _ = answers(TORCH.replace("PROFILED", "True"), "torch", tmp_path, LD_DEBUG="bindings",
+                       LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))  # fmt: skip
     # What its libraries import and we export must be ours, whatever the symbol's version says.
-    assert "cuptiSubscribe" in bound
-    wanted = {name for name in exported() if name.startswith(("nccl", "cuda"))}
-    assert not wanted or bound & wanted
+    wanted = {name for name in exported() if re.match("(__)?cuda|cupti|nccl", name)}
+    of_torch = {one for one in bindings(tmp_path) if one.user.startswith(("libtorch", "libc10")) and one.name in wanted}
+    assert {one for one in of_torch if one.library != "libstashtrace.so"} == set()
+    assert {"cuptiSubscribe", "ncclAllReduce", "cudaMemcpyAsync"} <= {one.name for one in of_torch}
+    major = facts["cuda"].partition(".")[0]
+    versions = {one.version for one in of_torch if one.user == "libtorch_cuda.so" and one.name.startswith("cuda")}
+    assert versions == {f"libcudart.so.{major}"}
 
 
 def test_the_hooks_are_reached_from_cupy(tmp_path: Path) -> None:
@@ -114,7 +134,7 @@ def test_the_hooks_are_reached_from_cupy(tmp_path: Path) -> None:
     if not wanted:
         pytest.skip("this build has no hooks of NCCL")
     answers(CUPY, "cupy", tmp_path, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))
-    assert bound_to_us(tmp_path) & wanted
+    assert {one.name for one in bindings(tmp_path) if one.library == "libstashtrace.so"} & wanted
 
 
 def exported() -> set[str]:
