@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -72,14 +73,17 @@ static void until_told(void) {
   printf("went on\n");
 }
 
-// Eight numbers, from the lowest that somebody else opened; where there is none, numbers that nobody has.
+// Eight numbers, from the lowest that somebody else opened; where there is none, those that a recorder may take next.
 static int strangers[8], strangers_count;
 static void find_strangers(void) {
   DIR* list = opendir("/proc/self/fd");
   struct dirent* entry;
-  int lowest = 700;
+  struct rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const int high = limit.rlim_cur > 2048 ? 1536 : (int)limit.rlim_cur - 32;
+  int lowest = high;
   while (list != NULL && (entry = readdir(list)) != NULL)
-    if (atoi(entry->d_name) > 100 && (lowest == 700 || atoi(entry->d_name) < lowest)) lowest = atoi(entry->d_name);
+    if (atoi(entry->d_name) > 100 && (lowest == high || atoi(entry->d_name) < lowest)) lowest = atoi(entry->d_name);
   if (list != NULL) closedir(list);
   for (strangers_count = 0; strangers_count < 8; ++strangers_count) strangers[strangers_count] = lowest + strangers_count;
 }
@@ -151,6 +155,73 @@ static void dup2_vfork(void) {
     }
     int status;
     require(waitpid(child, &status, 0) == child && status == 0, "vfork child");
+  }
+  check_precious();
+}
+
+// Another process with this one's table of descriptors stops each of its threads in front of every call that uses a
+// number, and puts the precious file there first: what a race hits now and then, hit each time. The program's own
+// numbers are left alone; it makes none of these calls itself meanwhile but reads of a file that is known.
+static void take_over_each(pid_t subject, int known) {
+  static char list[4096], path[64];
+  const int options = PTRACE_O_TRACECLONE | PTRACE_O_TRACESYSGOOD;
+  snprintf(path, sizeof path, "/proc/%d/task", subject);
+  const int folder = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
+  const long bytes = syscall(SYS_getdents64, folder, list, sizeof list);
+  syscall(SYS_close, folder);
+  for (long at = 0; at < bytes; at += *(unsigned short*)(list + at + 16)) {
+    const int thread = atoi(list + at + 19);
+    if (thread == 0) continue;
+    if (syscall(SYS_ptrace, PTRACE_SEIZE, thread, 0, options) != 0) syscall(SYS_exit_group, 1);
+    syscall(SYS_ptrace, PTRACE_INTERRUPT, thread, 0, 0);
+  }
+  for (;;) {
+    int status;
+    const long thread = syscall(SYS_wait4, -1, &status, __WALL, NULL);
+    if (thread < 0) syscall(SYS_exit_group, 0);  // all have ended
+    if (!WIFSTOPPED(status)) continue;
+    int forward = 0;
+    if (WSTOPSIG(status) == (SIGTRAP | 0x80)) {
+      struct __ptrace_syscall_info call;
+      syscall(SYS_ptrace, PTRACE_GET_SYSCALL_INFO, thread, sizeof call, &call);
+      if (call.op == PTRACE_SYSCALL_INFO_ENTRY) {
+        const long number = (long)call.entry.nr;
+        const int uses = number == SYS_write || number == SYS_pwrite64 || number == SYS_writev ||
+                         number == SYS_pwritev || number == SYS_ftruncate || number == SYS_fallocate;
+        const int fd = number == SYS_mmap ? (int)call.entry.args[4] : uses ? (int)call.entry.args[0] : -1;
+        if (fd > 2 && fd != precious && fd != known) syscall(SYS_dup2, precious, fd);
+      }
+    } else if (status >> 16 == 0) {
+      forward = WSTOPSIG(status);
+    }
+    syscall(SYS_ptrace, PTRACE_SYSCALL, thread, 0, forward);
+  }
+}
+static void* read_known(void* known) {
+  char bytes[16];
+  for (int i = 0; i < 300; ++i) require(read((int)(intptr_t)known, bytes, 16) == 16, "read of zeros");
+  return NULL;
+}
+static void dup2_each_call(void) {
+  make_precious();
+  const int zero = open("/dev/zero", O_RDONLY);
+  const pid_t subject = getpid();
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+  // The other process shares the table, and ends when this one does.
+  const long tracer = syscall(SYS_clone, CLONE_FILES, 0, 0, 0, 0);
+  if (tracer == 0) take_over_each(subject, zero);
+  char status[4096];
+  do {  // until each thread is stopped at its calls
+    sched_yield();
+    const long file = syscall(SYS_openat, AT_FDCWD, "/proc/self/status", O_RDONLY);
+    status[syscall(SYS_read, file, status, sizeof status - 1)] = 0;
+    syscall(SYS_close, file);
+    if (syscall(SYS_wait4, tracer, NULL, WNOHANG | __WALL, NULL) == tracer) _exit(77);  // it may not trace here
+  } while (strstr(status, "TracerPid:\t0\n") != NULL);
+  for (int round = 0; round < rounds; ++round) {
+    pthread_t readers[8];
+    for (int i = 0; i < 8; ++i) pthread_create(&readers[i], NULL, read_known, (void*)(intptr_t)zero);
+    for (int i = 0; i < 8; ++i) pthread_join(readers[i], NULL);
   }
   check_precious();
 }
@@ -477,7 +548,7 @@ static void ends_while_threads_work(void) {
 int main(int count, char** arguments) {
   static const struct { const char* name; void (*run)(void); } kScenes[] = {
       {"until_told", until_told}, {"dup2_thread", dup2_thread}, {"dup2_handler", dup2_handler},
-      {"dup2_vfork", dup2_vfork}, {"close_all", close_all}, {"lowest_number", lowest_number}, {"forks", forks},
+      {"dup2_vfork", dup2_vfork}, {"dup2_each_call", dup2_each_call}, {"close_all", close_all}, {"lowest_number", lowest_number}, {"forks", forks},
       {"vforks", vforks}, {"clone_plain", clone_plain}, {"clone_files", clone_files}, {"clone_vm", clone_vm},
       {"clone_vm_vfork", clone_vm_vfork}, {"other_user", other_user}, {"other_root", other_root},
       {"namespace_after_work", namespace_after_work}, {"few_files", few_files},
