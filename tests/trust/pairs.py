@@ -66,6 +66,9 @@ def run_group(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], limi
             os.killpg(process.pid, signal.SIGKILL)
             output, errors = process.communicate()
             return Outcome(-signal.SIGKILL, output, errors + f"\nno end within {limit_s} s", {})
+        except BaseException:  # the series is interrupted: nothing of it goes on
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     return Outcome(process.returncode, output, errors, digests(cwd))
 
 
