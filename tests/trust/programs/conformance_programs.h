@@ -164,6 +164,13 @@ static void programs(void) {
       IN_CHILD(CALL(INT, "execl", note, P("./told"), l > 2 ? BAD : P("echo"), 0));
       IN_CHILD(CALL(INT, "execlp", note, P("told"), l > 2 ? BAD : 0, 0));
     }
+  for (int code = 0; code < 300; code += 127) {
+    const pid_t child = fork();
+    if (child == 0) _exit(code);
+    int status = 0;
+    waitpid(child, &status, 0);
+    say("_exit(%d) = %d\n", code, WEXITSTATUS(status));
+  }
   const int dir = bare_open("dir", O_RDONLY | O_DIRECTORY), file = bare_open("told", O_RDONLY);
   const struct named from[] = {{"dir", dir}, {"file", file}, {"closed", kClosed}, {"negative", -1}};
   for (int d = 0; d < 4; ++d)
