@@ -109,6 +109,16 @@ void ticks_map_through_their_anchors(std::mt19937_64& random) {
   CHECK(std::is_sorted(out.begin(), out.end()));
 }
 
+// Undefined behaviour would be reported by the sanitized build; elsewhere, that it comes to an end.
+void ticks_of_a_damaged_file_wrap() {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max(), least = std::numeric_limits<std::int64_t>::min();
+  const std::vector<std::int64_t> anchors{-1, most}, ns{least, most};
+  const std::vector<std::uint64_t> ticks{static_cast<std::uint64_t>(least), 0, static_cast<std::uint64_t>(most)};
+  std::vector<std::int64_t> out(ticks.size());
+  tick_map::map_ticks(ticks, anchors, ns, out);
+  CHECK(out.size() == ticks.size());
+}
+
 }  // namespace
 
 int main() {
@@ -117,5 +127,6 @@ int main() {
   damaged_payloads_stay_within_bounds(random);
   blocks_of_every_width(random);
   ticks_map_through_their_anchors(random);
+  ticks_of_a_damaged_file_wrap();
   return result();
 }
