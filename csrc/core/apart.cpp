@@ -39,7 +39,10 @@ constinit std::atomic<bool> g_copies_table{false};
 
 int leave_table() noexcept { return static_cast<int>(raw::call(SYS_close_range, 0, ~0u, kUnshare)); }
 
-void thread_main(void* memory) noexcept {
+// ThreadSanitizer sees neither these raw mappings nor the thread: to it, an address that the kernel gives out again looks raced.
+#define STASHTRACE_UNSEEN_MEMORY [[gnu::no_sanitize("thread")]]
+
+STASHTRACE_UNSEEN_MEMORY void thread_main(void* memory) noexcept {
   auto* self = static_cast<Thread*>(memory);
   if (self->shares_table) {
     self->refused = leave_table();
@@ -106,7 +109,7 @@ long start(unsigned long flags, void* stack_top, std::uint32_t* alive, void* mem
 
 bool leave_descriptor_table() noexcept { return leave_table() == 0; }
 
-int run_apart(void (*work)(void*), void* argument) noexcept {
+STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument) noexcept {
   void* memory = raw::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == nullptr) return -ENOMEM;
   const raw::SignalsBlocked inherited_by_the_thread;
