@@ -15,6 +15,7 @@ from stashtrace.model.table import Table
 
 #: Numbers and moments end here: 2^62 ns since 1970 is the year 2116. The difference of any two fits 64 bits.
 HIGHEST = (1 << 62) - 1
+_IDENTITIES = ("_id", "_key", "_hash")
 
 
 def is_possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -23,10 +24,13 @@ def is_possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 
 def without_impossible(table: Table) -> tuple[Table, int]:
-    """The rows whose whole numbers of 64 bits are all within :data:`HIGHEST`; how many were left out."""
+    """The rows whose moments, amounts and counts are all within :data:`HIGHEST`; how many were left out.
+
+    Nobody computes with identities, which may be hashes of 64 bits: they may have any value.
+    """
     bad: npt.NDArray[np.bool_] | None = None
     for column in table.schema.columns:
-        if column.dtype != "i8" or not len(table):
+        if column.dtype != "i8" or not len(table) or column.name.endswith(_IDENTITIES):
             continue
         values = table[column.name]
         # The extremes are read without a temporary array: nearly every column passes here.

@@ -20,7 +20,8 @@ def parser() -> Parser:
         "Take out of a run what tells more than times: values of secret arguments,\n"
         "variables that stashtrace does not store, users and queries of URLs. Made for\n"
         "runs that an older version recorded; `docs/concepts/what-is-stored.md` has the\n"
-        "rules. With --paths and --hosts names become pseudonyms, the same one everywhere.\n"
+        "rules. With --paths and --hosts names become pseudonyms, each the same one\n"
+        "everywhere.\n"
         "Summary and time line are made anew; every analysis gives the same numbers.",
         "example: stashtrace scrub ./stash-0412-093000 -o ./to-share --all",
     )

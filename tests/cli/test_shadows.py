@@ -22,6 +22,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("run", "--out", "{tmp}/traced", "--", sys.executable, "-c", "print(6 * 7)"),),
     "env": (("env", "--out", "{tmp}/env"),),
     "merge": (("merge", "{run}"),),
+    "scrub": (("scrub", "{run}", "-o", "{tmp}/scrubbed"),),
     "info": (("info", "{run}"),),
     "status": (("status", "{run}"),),
     "analyze": (("analyze", "stalls", "{run}"), ("analyze", "io", "{run}", "--format", "json")),

@@ -24,7 +24,7 @@ from stashtrace.launch.staged_list import Copy, write_staged_list
 HOOKED = NATIVE.parents[2] / "csrc" / "hooks" / "real_functions.def"
 TIMEOUT_S = 900
 #: Never return to the caller, or not where they succeed, or run another program: `test_spawned_children.py` has them.
-ELSEWHERE = re.compile(r"exec|posix_spawn|prctl")
+ELSEWHERE = re.compile(r"exec|posix_spawn|prctl|^_exit$")
 
 
 @pytest.fixture

@@ -64,7 +64,11 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         folder, "--emulate-network", "1gbit", "--format", "json", "--plot", "answer.png", "--", *example(folder)
     )
     assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
+    answer = json.loads(done.stdout)
+    for entry in answer["steps"].values():
+        if "did not stay in memory" in (entry["why"] or ""):
+            pytest.skip(f"this machine drops what is in the page cache: {entry['why']}")
+    return folder, answer
 
 
 def test_every_step_that_this_machine_can_do_is_measured(answered: tuple[Path, dict[str, Any]]) -> None:
