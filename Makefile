@@ -38,7 +38,7 @@ truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 	$(bin)/python benchmarks/characterize_truth.py --repeat 3 --iterations 20 --null 10 --null-only --name characterize_null || failed=1; \
 	exit $$failed
 
-# About two and a half hours. Parts that have a whole result of this commit are not run again; PARTS=scenes,kill chooses,
+# About an hour and a half. Parts that have a whole result of this commit are not run again; PARTS=scenes,kill chooses,
 # LIMIT=20 ends each part after as many minutes.
 trust: $(VENV)/.built $(VENV)/.test-tools $(VENV)/.trust-tools
 	$(bin)/python benchmarks/trust.py $(if $(PARTS),--parts $(PARTS)) $(if $(LIMIT),--limit $(LIMIT))

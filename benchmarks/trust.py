@@ -33,23 +33,29 @@ import harness
 
 @dataclass(frozen=True)
 class Part:
-    """What a part holds, which tests it has, and about how long it takes on two quiet cores."""
+    """What a part holds, which tests it has, and about how long it takes on two quiet cores.
+
+    Tests that judge outcomes alone run side by side; attacks on moments want both cores for themselves.
+    """
 
     what: str
     minutes: int
     file: str
     chosen: str = ""
+    side_by_side: bool = False
 
 
 PARTS = {
     "conformance": Part("every hook with and without the preload: value, errno, effects", 2, "conformance"),
     "scenes": Part("programs that are hard on a recorder, by their own verdict", 6, "scenes"),
     "kill": Part("killed at random moments, every call read, counted as lost, or in flight", 2, "kill"),
-    "fuzz": Part("damaged files of every format", 25, "fuzz", "not sanitizers"),
-    "sanitized": Part("damaged files of every format, under ASan and UBSan", 40, "fuzz", "sanitizers"),
+    "fuzz": Part("damaged files of every format", 15, "fuzz", "not sanitizers", side_by_side=True),
+    "sanitized": Part(
+        "damaged files of every format, with ASan and UBSan", 20, "fuzz", "sanitizers", side_by_side=True
+    ),
     "programs": Part("real programs by output, exit code and files", 3, "programs"),
-    "cpython": Part("CPython's own tests by their outcomes", 30, "suites", "cpython"),
-    "packages": Part("numpy's and pyarrow's own tests by their outcomes", 40, "suites", "packages"),
+    "cpython": Part("CPython's own tests by their outcomes", 20, "suites", "cpython", side_by_side=True),
+    "packages": Part("numpy's and pyarrow's own tests by their outcomes", 25, "suites", "packages", side_by_side=True),
 }
 KEPT = harness.ROOT / "build/trust"
 PROGRAMS = {
@@ -68,6 +74,7 @@ def run_part(name: str, commit: str, limit_min: float | None) -> dict[str, Any]:
     command = [
         sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit1", "-m", "trust",
         *(["-k", part.chosen] if part.chosen else []),
+        *(["-n", "auto", "--maxprocesses", "8", "--maxschedchunk", "1"] if part.side_by_side else []),
         f"tests/trust/test_trust_{part.file}.py",
     ]  # fmt: skip
     print(f"{name}: about {part.minutes} minutes on two quiet cores", flush=True)

@@ -7,6 +7,7 @@ on PYTHONPATH it is imported instead.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -24,7 +25,10 @@ OPTIONS = {
 
 
 def sanitized_package(folder: Path) -> dict[str, str]:
-    """Build into a folder that may be kept; return the variables under which Python imports that package."""
+    """Build into a folder that may be kept; return the variables under which Python imports that package.
+
+    Tests that run side by side share the folder: one of them builds, the others wait for it.
+    """
     libraries, cmake, ninja = runtimes("address"), tool("cmake"), tool("ninja")
     if libraries is None or cmake is None or ninja is None:
         pytest.skip("a compiler with libasan, cmake and ninja are needed")
@@ -36,12 +40,14 @@ def sanitized_package(folder: Path) -> dict[str, str]:
         f"-DSTASHTRACE_OUTPUT_DIR={package}", f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
     ]  # fmt: skip
-    for command in (configure, [cmake, "--build", str(folder / "build"), "-j", str(os.cpu_count() or 1)]):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0:
-            raise BuildError(done.stdout[-4000:])
-    for path in (ROOT / "stashtrace").iterdir():
-        link = package / path.name
-        if path.suffix != ".so" and not link.exists():
-            link.symlink_to(path)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, [cmake, "--build", str(folder / "build"), "-j", str(os.cpu_count() or 1)]):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode != 0:
+                raise BuildError(done.stdout[-4000:])
+        for path in (ROOT / "stashtrace").iterdir():
+            link = package / path.name
+            if path.suffix != ".so" and not link.exists():
+                link.symlink_to(path)
     return OPTIONS | {"LD_PRELOAD": ":".join(libraries), "PYTHONPATH": str(package.parent), "PYTHONMALLOC": "malloc"}
