@@ -81,8 +81,10 @@ static void become_all_ways(const char* note, long path, long list, long variabl
 
 static void spawn_one(const char* way, const char* note, long pid, long path, long actions, long attributes, long list,
                       long variables) {
-  // The child writes at any moment from here on: to a file, which is shown in its place.
+  // The child writes at any moment from here on: to a file, which is shown in its place. A file of its own: a child whose
+  // parent died of a bad address may still write when the next call is made.
   said_to = (int)syscall(SYS_fcntl, 1, F_DUPFD_CLOEXEC, 60);
+  syscall(SYS_unlinkat, AT_FDCWD, "output", 0);
   const int output = bare_open("output", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC);
   syscall(SYS_dup3, output, 1, 0);
   const long got = CALL(INT, way, note, pid, path, actions, attributes, list, variables);
