@@ -19,12 +19,26 @@ from stashtrace.model.kinds import DeviceClock, DeviceWork
 from stashtrace.model.trace import RawProcess
 
 FAKES = ROOT / "tests/fakes"
+#: As much of a driver as is asked before CUPTI is touched; variables say what it answers.
+DRIVER = """
+#include <cstdlib>
+static int setting(const char* name, int usual) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : usual;
+}
+extern "C" int cuDriverGetVersion(int* version) { *version = setting("FAKE_DRIVER_VERSION", 13000); return 0; }
+extern "C" int cuDeviceGetCount(int* count) {
+  *count = setting("FAKE_DEVICES", 1);
+  return setting("FAKE_DEVICES_ERROR", 0);
+}
+"""
 
 #: In front of each script: how a program of the tests launches work. Times are the double's clock.
 PRELUDE = """
 import ctypes, json, os, threading, time
 from stashtrace import _native
 KERNEL, COPY, PEER, MEMSET, SYNC, GRAPH, RUNTIME = 10, 1, 22, 2, 38, 51, 5
+cuda = ctypes.CDLL("libcuda.so.1")
 cupti = ctypes.CDLL("libcupti.so.13")
 cupti.fake_cupti_now.restype = ctypes.c_int64
 I, U, S = ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p
@@ -57,7 +71,7 @@ print(json.dumps(cupti.fake_cupti_state()))
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the double under its SONAME."""
+    """Folder with the double under its SONAME, and a driver."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler to build the double of libcupti")
@@ -66,8 +80,14 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}",
         str(FAKES / "fake_cupti.cpp"), "-Wl,-soname,libcupti.so.13", "-pthread", "-o", str(folder / "libcupti.so.13"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    source = folder / "driver.cpp"
+    source.write_text(DRIVER, encoding="utf-8")
+    driver = [
+        compiler, "-shared", "-fPIC", str(source), "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"),
+    ]  # fmt: skip
+    for made in (command, driver):
+        done = subprocess.run(made, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -393,9 +413,36 @@ def test_graphs_may_be_kept_whole(libraries: Path, tmp_path: Path) -> None:
 def test_without_a_libcupti_or_a_driver_the_job_goes_on(tmp_path: Path) -> None:
     body = "from stashtrace import _native\nfor i in range(6): _native.kernels_step(i)\n"
     done = run_traced(body, tmp_path, kernels_steps="2:4", env={"LD_LIBRARY_PATH": ""})
-    # Without the double a machine has no libcupti, or a real one that finds no driver.
-    assert set(reasons(done)) & {"no_libcupti", "cupti_failed", "cupti_not_permitted"}
+    # Without the double a machine has no libcupti, or a real one without a driver.
+    assert set(reasons(done)) & {"no_libcupti", "no_device"}
     assert done.exit_codes == [0]
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        ({"FAKE_DEVICES": "0"}, "no_device"),
+        ({"FAKE_DEVICES_ERROR": "3"}, "no_device"),  # cuInit was not called
+        ({"FAKE_DRIVER_VERSION": "12080"}, "driver_too_old"),
+    ],
+)
+def test_cupti_is_not_touched_where_it_could_not_attach(
+    libraries: Path, tmp_path: Path, driver: dict[str, str], reason: str
+) -> None:
+    done = run(libraries, tmp_path, "steps(6)\nprint(json.dumps(0))", FAKE_CALLS=str(tmp_path), **driver)
+    assert (done.results(), reasons(done)) == ([0], {reason: 0})
+    (counts,) = tmp_path.glob("cupti-*.txt")
+    assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []
+
+
+def test_cupti_is_not_touched_in_a_process_without_a_driver(libraries: Path, tmp_path: Path) -> None:
+    body = "import ctypes; cupti = ctypes.CDLL('libcupti.so.13')\nfrom stashtrace import _native\n"
+    body += "for i in range(6): _native.kernels_step(i)\n"
+    variables = {"LD_LIBRARY_PATH": str(libraries), "FAKE_CALLS": str(tmp_path)}
+    done = run_traced(body, tmp_path / "job", kernels_steps="2:4", env=variables)
+    assert (done.exit_codes, reasons(done)) == ([0], {"no_device": 0})
+    (counts,) = tmp_path.glob("cupti-*.txt")
+    assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []
 
 
 def test_is_off_unless_asked_for(libraries: Path, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """The real libcupti on the doubled driver, behind our hooks: a profiler hears the same with the recorder as without.
 
 On a driver that is not NVIDIA's it answers 999 to everything, its version included, so what is compared is that we
-neither mend nor break that: nothing is traced here.
+neither mend nor break that: nothing is traced here. The one of CUDA 13.2 calls itself without
+end there, untraced as well.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -70,6 +72,8 @@ def test_a_profiler_hears_the_same_with_the_recorder(kernels: bool, hook: bool, 
         subprocess.run(command, check=True)
         env = fake_environment(tmp_path / f"doubles{number}", libraries=["cuda"])
         bare = subprocess.run([program], env=plain_environment(env), capture_output=True, text=True, timeout=180)
+        if bare.returncode == -signal.SIGSEGV:
+            pytest.skip(f"{library} crashes by itself on a driver that it cannot attach to")
         assert bare.returncode == 0, bare.stderr
         assert len(bare.stdout.splitlines()) == 12
         run_dir = tmp_path / f"run{number}"

@@ -2,6 +2,7 @@
 #include "collectors/cupti/library.h"
 
 #include <iterator>
+#include <string_view>
 
 #include "abi/dynlib.h"
 
@@ -10,6 +11,9 @@ namespace {
 
 // Newest first: a machine with both toolkits has the driver for it, and the job's own was asked for before.
 constexpr const char* kNames[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so"};
+constexpr int kMajors[] = {13, 12, 0};
+constexpr const char* kDriver[] = {"libcuda.so.1"};
+constexpr int kVersionsOfMajor = 1000;  // 13020 is 13.2
 
 }  // namespace
 
@@ -23,6 +27,23 @@ Status find_library(Library& out, bool may_load) noexcept {
     return Status::failed("cupti_symbol_missing", #name " is not in libcupti");
   STASHTRACE_CUPTI_CALLS(CUPTI_CALL)
 #undef CUPTI_CALL
+  out.cuda_major = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    if (library.name() == std::string_view(kNames[i])) out.cuda_major = kMajors[i];
+  return Status::ok();
+}
+
+Status find_device(const Library& library) noexcept {
+  const Dynlib driver = Dynlib::loaded(kDriver, std::size(kDriver));
+  int (*count_devices)(int*) = nullptr;
+  int (*get_version)(int*) = nullptr;
+  if (!driver || !driver.find(count_devices, "cuDeviceGetCount") || !driver.find(get_version, "cuDriverGetVersion"))
+    return Status::failed("no_device", "the job has not used CUDA by the step before --kernels-steps");
+  int count = 0, version = 0;
+  if (count_devices(&count) != 0 || count < 1)  // also where the job has not called cuInit
+    return Status::failed("no_device", "the job has no CUDA device by the step before --kernels-steps");
+  if (get_version(&version) != 0 || version / kVersionsOfMajor < library.cuda_major)
+    return Status::failed("driver_too_old", "the driver is older than the CUDA of the job's libcupti");
   return Status::ok();
 }
 

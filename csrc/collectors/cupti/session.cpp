@@ -134,7 +134,8 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
 // In the step before the window, which becomes slow: CUPTI attaches to the driver when the first kind is enabled.
 bool Session::prepare() noexcept {
   pid_ = raw::getpid();
-  const Status found = find_library(cupti_, true);
+  Status found = find_library(cupti_, true);
+  if (found) found = find_device(cupti_);
   if (!found) {
     lose(found.reason(), 0, found.detail(), schema::codes::Severity::error);
     log_line(LogLevel::error, "no kernels are recorded", found.detail());
