@@ -195,11 +195,12 @@ def _losses(trace: Trace) -> tuple[int, tuple[str, ...]]:
 
 
 def _loss(collector: str, reason: str, count: int, advices: Sequence[str]) -> str:
-    """One kind of loss as a sentence; of many files the first stands for all."""
+    """One kind of loss as a sentence; of many files the first stands for all. Some losses are no number of rows."""
     alike = f" (and {len(advices) - 1:,} more like it)" if len(advices) > 1 else ""
     if collector == _WHOLE_FILES and advices[0]:
         return advices[0] + alike
-    return f"{count:,} {reason.replace('_', ' ')} ({collector})" + (f": {advices[0]}" if advices[0] else "") + alike
+    many = f"{count:,} " if count > 0 else ""
+    return f"{many}{reason.replace('_', ' ')} ({collector})" + (f": {advices[0]}" if advices[0] else "") + alike
 
 
 def _own_cost(trace: Trace) -> tuple[float, float]:

@@ -312,6 +312,13 @@ def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
     assert "1,200 lane full rows (posix_io): rows came faster than they could be written" in shown
 
 
+def test_a_loss_that_is_no_number_of_rows_is_said_without_one() -> None:
+    build, _ = job()
+    build.loss("no_device", 0, collector="cupti", advice="the job has no CUDA device")
+    shown = render(gather(build.trace()), [], Look(), "x")
+    assert "  ! no device (cupti): the job has no CUDA device" in shown.splitlines()
+
+
 def _one_track_per_counter(build: TraceBuilder) -> Any:
     """Samples of one name belong to one track; the builder makes one for each call."""
     first: dict[int, int] = {}
