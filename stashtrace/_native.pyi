@@ -127,6 +127,19 @@ class perfetto:
         @property
         def byte_count(self) -> int: ...
 
+    class CallSums:
+        def __init__(self, origin_ns: int, width_ns: int, blocked_flags: int) -> None: ...
+        def add(
+            self,
+            track: int,
+            begin_ns: _Column,
+            end_ns: _Column,
+            result_bytes: _Column,
+            path_code: npt.NDArray[np.int32],
+            io_flags: npt.NDArray[np.int16],
+        ) -> None: ...
+        def columns(self) -> dict[str, _Column]: ...
+
     @staticmethod
     def lanes(
         track: npt.NDArray[Any], begin_ns: npt.NDArray[Any], end_ns: npt.NDArray[Any], nest: bool = True

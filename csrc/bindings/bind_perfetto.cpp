@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/call_sums.h"
 #include "kernels/perfetto_encoder.h"
 
 namespace py = pybind11;
@@ -207,6 +208,52 @@ py::array_t<std::int32_t> lanes(const Ints& track, const Ints& begin_ns, const I
   return py::array_t<std::int32_t>(static_cast<py::ssize_t>(found.size()), found.data());
 }
 
+using stashtrace::call_sums::Sum;
+using stashtrace::call_sums::Summing;
+
+template <typename T>
+using Column = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+std::span<const T> column(const Column<T>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+std::unique_ptr<Summing> make_sums(std::int64_t origin_ns, std::int64_t width_ns, std::int16_t blocked_flags) {
+  if (width_ns < 1) throw py::value_error("the width of a bin must be positive");
+  return std::make_unique<Summing>(origin_ns, width_ns, blocked_flags);
+}
+
+void add_calls(Summing& sums, std::int64_t track, const Column<std::int64_t>& begin_ns, const Column<std::int64_t>& end_ns,
+               const Column<std::int64_t>& result_bytes, const Column<std::int32_t>& path_code, const Column<std::int16_t>& io_flags) {
+  for (const py::array* other : std::initializer_list<const py::array*>{&end_ns, &result_bytes, &path_code, &io_flags}) {
+    if (other->size() != begin_ns.size()) throw py::value_error("columns of calls differ in length");
+  }
+  const stashtrace::call_sums::Calls calls{column(begin_ns), column(end_ns), column(result_bytes), column(path_code), column(io_flags)};
+  const py::gil_scoped_release nogil;
+  sums.add(track, calls);
+}
+
+py::dict sum_columns(const Summing& sums) {
+  const std::span<const Sum> rows = sums.sums();
+  py::dict columns;
+  const auto put = [&](const char* name, std::int64_t Sum::*field) {
+    py::array_t<std::int64_t> values(static_cast<py::ssize_t>(rows.size()));
+    std::int64_t* out = values.mutable_data();
+    for (const Sum& row : rows) *out++ = row.*field;
+    columns[name] = std::move(values);
+  };
+  put("track", &Sum::track);
+  put("begin_ns", &Sum::begin_ns);
+  put("end_ns", &Sum::end_ns);
+  put("calls_count", &Sum::calls_count);
+  put("bytes", &Sum::bytes);
+  put("busy_ns", &Sum::busy_ns);
+  put("blocked_count", &Sum::blocked_count);
+  put("path_code", &Sum::path_code);
+  return columns;
+}
+
 }  // namespace
 
 void bind_perfetto(py::module_& module) {
@@ -251,6 +298,13 @@ void bind_perfetto(py::module_& module) {
       })
       .def_property_readonly("slice_count", &Encoder::slice_count)
       .def_property_readonly("byte_count", &Encoder::byte_count);
+
+  py::class_<Summing>(perfetto, "CallSums", "I/O calls summed per thread and time bin.")
+      .def(py::init(&make_sums), py::arg("origin_ns"), py::arg("width_ns"), py::arg("blocked_flags"))
+      .def("add", &add_calls, py::arg("track"), py::arg("begin_ns").noconvert(), py::arg("end_ns").noconvert(),
+           py::arg("result_bytes").noconvert(), py::arg("path_code").noconvert(), py::arg("io_flags").noconvert(),
+           "Calls of one thread by begin; its parts come one after the other.")
+      .def("columns", &sum_columns, "One row per thread and bin that holds calls.");
 
   perfetto.attr("NO_VALUE") = stashtrace::perfetto::kNoValue;
   perfetto.def("lanes", &lanes, py::arg("track"), py::arg("begin_ns"), py::arg("end_ns"), py::arg("nest") = true);

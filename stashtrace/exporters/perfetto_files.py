@@ -7,7 +7,7 @@ take, so they are the only thing that is ever summed, and track and slice say so
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.exporters.perfetto_layers import Order
 from stashtrace.exporters.perfetto_rows import RankRows
-from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, coded
+from stashtrace.exporters.perfetto_tracks import Line, Piece, Texts, TrackTree, coded
 from stashtrace.model.kinds import IoFlag, IoOp
 from stashtrace.model.table import Table
 from stashtrace.units import duration_text
@@ -25,8 +25,6 @@ NO_VALUE: int = _native.perfetto.NO_VALUE
 BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 
 _OPS = [op.name.lower() for op in IoOp] + ["call"]
-#: Calls summed in one go.
-_SLAB_ROWS = 1 << 18
 _WHERE = ("", " pipe", " socket")
 
 
@@ -74,70 +72,24 @@ def call_piece(rows: RankRows, io: Table) -> Piece:
 
 
 def sum_piece(rows: RankRows, parts: Iterable[Table], bins: Bins) -> Piece:
-    """One slice per thread and bin that has calls; a call belongs to the bin in which it begins."""
-    slabs = list(_slabs(parts, bins))
-    summed: dict[str, Ints] = {name: np.concatenate([slab[name] for slab in slabs]) for name in slabs[0]}
-    track, begin, until = summed["track"], summed["begin"], summed["until"]
+    """One slice per thread and bin that has calls; a call belongs to the bin in which it begins.
+
+    The parts hold calls of one thread each, by begin; those of a thread come one after the other.
+    """
+    summing = _native.perfetto.CallSums(bins.origin_ns, bins.width_ns, BLOCKED)
+    for part in parts:
+        columns = (part[name] for name in ("begin_ns", "end_ns", "result_bytes", "path_code", "io_flags"))
+        summing.add(int(part["track_id"][0]), *columns)
+    sums = summing.columns()
+    track, begin, until = sums["track"], sums["begin_ns"], sums["end_ns"]
     same_thread = track[1:] == track[:-1]
     until[:-1] = np.where(same_thread, np.minimum(until[:-1], begin[1:]), until[:-1])
     piece = Piece(track, begin, np.maximum(until, begin), np.zeros(len(track), dtype=np.int64), Texts(["calls"]))
     for name in ("calls_count", "bytes", "busy_ns", "blocked_count"):
-        piece.ints[name] = summed[name]
-    path = summed["path"]
-    piece.texts["path_of_longest"] = (np.where(path > 0, path, -1).astype(np.int64), rows.texts)
+        piece.ints[name] = sums[name]
+    path = sums["path_code"]
+    piece.texts["path_of_longest"] = (np.where(path > 0, path, -1), rows.texts)
     return piece
-
-
-def _slabs(parts: Iterable[Table], bins: Bins) -> Iterator[dict[str, Ints]]:
-    """Sums per bin, thread by thread, computed so many rows at a time that their columns stay in the cache.
-
-    What comes in parts of one thread is summed as if it came in one: the last bin of each part waits for the next.
-    """
-    waiting: Table | None = None
-    covered = 0
-    for part in parts:
-        if waiting is not None and waiting["track_id"][0] == part["track_id"][0]:
-            part = Table.concat(part.schema, [waiting, part])
-        else:
-            if waiting is not None:
-                yield _sums(waiting, bins, covered)
-            covered = int(part["begin_ns"][0])
-        begin_ns, at = part["begin_ns"], 0
-        while True:
-            last_bin = (int(begin_ns[min(at + _SLAB_ROWS, len(part)) - 1]) - bins.origin_ns) // bins.width_ns
-            stop = int(np.searchsorted(begin_ns, bins.origin_ns + (last_bin + 1) * bins.width_ns))
-            is_last = stop == len(part)
-            if is_last:
-                stop = int(np.searchsorted(begin_ns, bins.origin_ns + last_bin * bins.width_ns))
-            if stop > at:
-                slab = part.take(slice(at, stop))
-                yield _sums(slab, bins, covered)
-                covered, at = max(covered, int(slab["end_ns"].max())), stop
-            if is_last:
-                break
-        waiting = part.take(slice(at, None))
-    if waiting is not None:
-        yield _sums(waiting, bins, covered)
-
-
-def _sums(io: Table, bins: Bins, covered: int) -> dict[str, Ints]:
-    begin, end = io["begin_ns"], io["end_ns"]
-    bin_number = (begin - bins.origin_ns) // bins.width_ns
-    first = np.flatnonzero(np.diff(bin_number, prepend=bin_number[0] - 1))
-    calls_count = np.diff(first, append=len(io))
-    duration = end - begin
-    longest_first = np.flatnonzero(duration == np.repeat(np.maximum.reduceat(duration, first), calls_count))
-    longest = longest_first[np.searchsorted(longest_first, first)]
-    return {
-        "track": io["track_id"][first].astype(np.int64),
-        "begin": begin[first],
-        "until": np.maximum.reduceat(end, first),
-        "calls_count": calls_count,
-        "bytes": np.add.reduceat(np.maximum(io["result_bytes"], 0), first),
-        "busy_ns": np.add.reduceat(_own_time(begin, end, covered), first),
-        "blocked_count": np.add.reduceat(((io["io_flags"] & BLOCKED) != 0).astype(np.int64), first),
-        "path": io["path_code"][longest].astype(np.int64),
-    }
 
 
 def bins_for(calls_count: int, threads_count: int, allowed_count: int, begin_ns: int, end_ns: int) -> Bins | None:
@@ -146,10 +98,3 @@ def bins_for(calls_count: int, threads_count: int, allowed_count: int, begin_ns:
         return None
     per_thread = max(allowed_count // max(threads_count, 1), 100)
     return Bins(begin_ns, max((end_ns - begin_ns) // per_thread + 1, 1))
-
-
-def _own_time(begin: Ints, end: Ints, covered_ns: int) -> Ints:
-    """Time that each call adds to what earlier calls of its thread already cover: their sum is a union."""
-    covered = np.maximum.accumulate(np.append(covered_ns, end))[:-1]
-    own: Ints = np.maximum(end - np.maximum(begin, covered), 0)
-    return own
