@@ -168,13 +168,17 @@ def _name(trace: Trace, rank: int) -> str:
     return f"{'without rank' if rank == UNRANKED else f'rank {rank:03d}'} · {where}"
 
 
+def _unsummed_count(owned: list[RankRows]) -> int:
+    """Slices of these ranks that are written one by one, however many there are."""
+    names = ("phases", "batches", "collective_waits", "waits", "spans")
+    return sum(len(own.table(name)) for own in owned for name in names)
+
+
 def _device_bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> tuple[Bins | None, int]:
     """How work on devices must be summed, None if it fits as it is; and how many slices it then takes."""
     owned = [RankRows(rows, rank) for rank in chosen]
     count = sum(device_slices_count(own) for own in owned)
-    others = sum(len(own.table(name)) for own in owned
-                 for name in ("phases", "batches", "collective_waits", "waits", "spans"))  # fmt: skip
-    left = budget_slices - written - others
+    left = budget_slices - written - _unsummed_count(owned)
     if count <= left:
         return None, count
     lines, begin, end = 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -190,19 +194,18 @@ def _device_bins(rows: TraceRows, chosen: list[int], budget_slices: int, written
 
 def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> Bins | None:
     """How I/O must be summed so that everything fits, None if it fits as it is."""
-    trace, others, calls, threads = rows.trace, written, 0, 0
-    for rank in chosen:
-        own = RankRows(rows, rank)
-        others += sum(len(own.table(name)) for name in ("phases", "batches", "collective_waits", "waits", "spans"))
-        of_threads = own.io_counts()
-        calls += sum(of_threads)
-        threads += len(of_threads)
-    if not calls:
+    owned = [RankRows(rows, rank) for rank in chosen]
+    allowed = budget_slices - written - _unsummed_count(owned)
+    if sum(sum(own.io_counts()) for own in owned) <= allowed:
         return None
-    begin, end = trace.io_span_ns
+    # Calls of a window have to be read to be counted.
+    counts = [count for own in owned for count in own.io_counts_in_window()]
+    if not counts:
+        return None
+    begin, end = rows.trace.io_span_ns
     if rows.window is not None:
         begin, end = max(begin, rows.window.begin_ns), min(end, rows.window.end_ns)
-    return bins_for(calls, threads, budget_slices - others, begin, max(end, begin + 1))
+    return bins_for(sum(counts), len(counts), allowed, begin, max(end, begin + 1))
 
 
 @contextmanager

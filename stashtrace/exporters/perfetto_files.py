@@ -38,9 +38,9 @@ class Bins:
 
 def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) -> list[_native.perfetto.Slices]:
     """Slices of the I/O of a rank below a track of their own."""
-    if not rows.io_counts():
-        return []
     piece = call_piece(rows, rows.io()) if bins is None else sum_piece(rows, rows.io_parts(), bins)
+    if not len(piece):
+        return []
     note = (
         ""
         if bins is None

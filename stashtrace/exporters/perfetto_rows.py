@@ -140,10 +140,14 @@ class RankRows:
                 yield part
 
     def io_counts(self) -> list[int]:
-        """Number of I/O calls of each thread of this rank that has some."""
+        """Number of I/O calls of each thread of this rank that has some, whatever the window; reads none."""
+        counts = np.diff(self._rows.io_bounds)[self._rows.rank_of_track[:-1] == self.rank]
+        return [int(n) for n in counts if n > 0]
+
+    def io_counts_in_window(self) -> list[int]:
+        """The same of the calls that touch the window, which are read for it."""
         if self._rows.window is None:
-            counts = np.diff(self._rows.io_bounds)[self._rows.rank_of_track[:-1] == self.rank]
-            return [int(n) for n in counts if n > 0]
+            return self.io_counts()
         found: Counter[int] = Counter()
         for part in self.io_parts():
             found[int(part["track_id"][0])] += len(part)

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ def random_calls(seed: int, threads: int = 4, count: int = 300) -> Table:
 
 
 def one_by_one(calls: Table, bins: Bins) -> list[dict[str, int]]:
-    """The sums by definition: each nanosecond of a thread is busy once, in the bin of the call that reaches it first."""
+    """The sums by definition: a nanosecond of a thread is busy once, in the bin of the call that first reaches it."""
     found: dict[tuple[int, int], dict[str, int]] = {}
     busy: dict[int, set[int]] = {}
     for call in calls.rows():
@@ -62,7 +63,7 @@ def one_by_one(calls: Table, bins: Bins) -> list[dict[str, int]]:
         if end - begin > sums["longest"]:
             sums["longest"], sums["path"] = end - begin, call["path_code"]
     rows = list(found.values())
-    for row, following in zip(rows, rows[1:], strict=False):
+    for row, following in itertools.pairwise(rows):
         if row["track"] == following["track"]:  # slices of one thread do not overlap
             row["end"] = max(min(row["end"], following["begin"]), row["begin"])
     return rows

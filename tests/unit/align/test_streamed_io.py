@@ -19,6 +19,7 @@ from stashtrace.analysis.methods import METHODS
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.trace_index import RankLayers, TraceIndex
 from stashtrace.experiments import synth
+from stashtrace.format.codec import decode
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
 from stashtrace.model.kinds import IoFlag, IoOp
@@ -79,6 +80,33 @@ def test_time_line_is_that_of_a_trace_in_memory(
     expected = digest(whole, tmp_path / "whole.pftrace", **options)
     assert digest(streamed, tmp_path / "streamed.pftrace", **options) == expected
     assert streamed.streamed_io is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        ({"budget_slices": 3000}, 1),
+        ({"budget_slices": 3000, "ranks": [1]}, 0.5),
+        ({"steps": (3, 9)}, 1),  # all calls of the run would fit
+        ({"budget_slices": 900, "steps": (3, 9)}, 2),  # those of the steps have to be counted first
+    ],
+)
+def test_no_call_is_read_more_often_than_needed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], reads: float
+) -> None:
+    """What loading counted decides whether calls are summed; then each is read once."""
+    _, streamed = both(run, monkeypatch)
+    decoded = 0
+
+    def counted(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void]) -> np.ndarray:
+        nonlocal decoded
+        decoded += row_count if "duration_ticks" in (dtype.names or ()) else 0
+        return decode(codec, payload, row_count, dtype)
+
+    monkeypatch.setattr("stashtrace.format.stash_file.decode", counted)
+    notes = stashtrace.export(streamed, "perfetto", tmp_path / "t.pftrace", **options).notes
+    assert decoded == reads * streamed.io_rows_count
+    assert bool(notes) == ("budget_slices" in options)
 
 
 def test_the_table_is_all_there_when_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
