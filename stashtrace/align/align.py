@@ -87,7 +87,7 @@ def load_trace(
     session = Session.open(paths, run_id=run_id, strict=strict, ranks=ranks)
     parts = [session.decode(index, wanted) for index in range(len(session))]
     # Before the other tables are joined: what is found in the rows goes into processes and losses.
-    outline, io = read_io(session) if wanted is None or "io" in wanted else (None, None)
+    outline, io = read_io(session, parts) if wanted is None or "io" in wanted else (None, None)
     joined = join_tables(session, parts, wanted)
     if io is not None:
         joined["io"] = io

@@ -7,7 +7,7 @@ any time. A run whose rows turn out not to be in the order of the ``io`` table i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,19 @@ from stashtrace.model.kinds import IoFlag, IoOp
 from stashtrace.model.row_order import SORT_KEYS
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Array, Table
+from stashtrace.model.trace import EventTables
 
 #: Runs with at most so many calls have them in memory: 44 bytes each.
 KEPT_ROWS = 8_000_000
 _BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
-_NOTABLE_OPS = (IoOp.RECV, IoOp.CONNECT)
-_WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
+#: By code, which in a damaged file may be any of 16 bits: calls that are notable, and those that may be.
+_RECEIVES, _WRITES = np.zeros((2, 1 << 16), dtype=np.bool_)
+_RECEIVES[[IoOp.RECV, IoOp.CONNECT]] = True
+_WRITES[[IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE]] = True
+#: A thread that may drive a training loop has rows in one of these tables; the column that names it.
+_LOOP_TABLES = {"phases": "track_id", "batches": "track_id", "spans": "track_id", "device_brackets": "thread_track_id"}
+#: Columns that grow get room for at least so many more rows.
+_ROOM_ROWS = 1 << 16
 
 
 class Outline:
@@ -52,53 +59,70 @@ class Outline:
         self._session = None
 
 
-def read_io(session: Session) -> tuple[Outline, Table | None]:
-    """Outline of all calls, and their table unless they had better stay on disk."""
-    outline = Outline(session)
+def read_io(session: Session, parts: Sequence[EventTables]) -> tuple[Outline, Table | None]:
+    """Outline of all calls, and their table unless they had better stay on disk.
+
+    ``parts`` are the other tables of each process: they tell which threads may drive a training loop.
+    """
+    outline, notable = Outline(session), _Notable(_loop_tracks(session, parts))
     if session.io_rows_count() > KEPT_ROWS and all(file.head.merged for file in session.files):
-        notable = _Columns()
         if _read(outline, notable=notable):
             outline.notable = notable.table()
             return outline, None
-        outline = Outline(session)
-    table = _load(session, outline)
+        outline, notable = Outline(session), _Notable(notable.loop_tracks)
+    table = _load(session, outline, notable)
     outline.forget_files()
     return outline, table
 
 
-class _Columns:
-    """Rows of pieces that become a table."""
+def _loop_tracks(session: Session, parts: Sequence[EventTables]) -> npt.NDArray[np.bool_]:
+    """Whether each track is a thread that may drive a training loop."""
+    found = np.zeros(len(session.tracks), dtype=bool)
+    for part in parts:
+        for name, column in _LOOP_TABLES.items():
+            tracks = part.table(name)[column]
+            found[tracks[tracks >= 0]] = True
+    return found
 
-    def __init__(self) -> None:
-        self._parts: dict[str, list[Array]] = {name: [] for name in TABLES["io"].names}
 
-    def add(self, piece: Table, rows: npt.NDArray[np.intp]) -> None:
-        for name, parts in self._parts.items():
-            parts.append(piece[name][rows])
+class _Notable:
+    """The notable rows of pieces. Their columns grow in place, so that no row is ever held twice."""
+
+    def __init__(self, loop_tracks: npt.NDArray[np.bool_]) -> None:
+        self.loop_tracks = loop_tracks
+        self._columns = {c.name: np.empty(0, dtype=c.dtype) for c in TABLES["io"].columns}
+        self._count = 0
+
+    def add(self, piece: Table) -> None:
+        """Keep those rows of a piece that are notable."""
+        rows = np.flatnonzero(_is_notable(piece, self.loop_tracks))
+        count = self._count + len(rows)
+        for name, column in self._columns.items():
+            if count > len(column):
+                column.resize(count + max(count // 8, _ROOM_ROWS), refcheck=False)
+            column[self._count : count] = piece[name][rows]
+        self._count = count
 
     def table(self) -> Table:
-        """The table; the parts are used up, a column at a time."""
-        if not self._parts["begin_ns"]:
-            return Table.empty(TABLES["io"])
-        return Table(TABLES["io"], {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)})
+        """The table; nothing can be added any more."""
+        for column in self._columns.values():
+            column.resize(self._count, refcheck=False)
+        return Table(TABLES["io"], self._columns)
 
 
-def _load(session: Session, outline: Outline) -> Table:
+def _load(session: Session, outline: Outline, notable: _Notable | None = None) -> Table:
     """The io table, filled piece by piece: beside it there is never more than one piece."""
     schema = TABLES["io"]
     columns = {c.name: np.empty(session.io_rows_count(), dtype=c.dtype) for c in schema.columns}
-    notable = _Columns()
     in_order = _read(outline, notable=notable, columns=columns)
     table = Table(schema, {n: c[: outline.rows_count] for n, c in columns.items()})
-    outline.notable = notable.table()
-    if in_order:
-        return table
-    outline.notable = outline.notable.sort_by(*SORT_KEYS["io"])
-    return table.sort_by(*SORT_KEYS["io"])
+    if notable is not None:
+        outline.notable = notable.table() if in_order else notable.table().sort_by(*SORT_KEYS["io"])
+    return table if in_order else table.sort_by(*SORT_KEYS["io"])
 
 
-def _read(outline: Outline, *, notable: _Columns, columns: dict[str, Array] | None = None) -> bool:
-    """Fill the outline, and the columns if given; False if the rows are not in the order of the table.
+def _read(outline: Outline, *, notable: _Notable | None, columns: dict[str, Array] | None = None) -> bool:
+    """Fill the outline, and what else is given; False if the rows are not in the order of the table.
 
     Without columns there is no use in going on once that is known.
     """
@@ -116,17 +140,16 @@ def _read(outline: Outline, *, notable: _Columns, columns: dict[str, Array] | No
         outline.end_ns = max(outline.end_ns, int(end.max())) if filled else int(end.max())
         counts = np.bincount(track - track[0])
         outline.counts[track[0] : track[0] + len(counts)] += counts
-        notable.add(piece, np.flatnonzero(_is_notable(piece)))
+        if notable is not None:
+            notable.add(piece)
         filled += len(piece)
     outline.rows_count = filled
     return in_order
 
 
-def _is_notable(io: Table) -> npt.NDArray[np.bool_]:
-    op = io["op_code"]
-    table = np.zeros(max(int(op.max()), *IoOp) + 1, dtype=np.int8)
-    table[list(_NOTABLE_OPS)] = 2
-    table[list(_WRITE_OPS)] = 1
-    sort = table[op]
-    flagged = (io["io_flags"] & _BLOCKED) != 0
-    return np.asarray(flagged | (sort == 2) | ((sort == 1) & (io["path_code"] > 0)), dtype=np.bool_)
+def _is_notable(io: Table, loop_tracks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    op, track = io["op_code"].view(np.uint16), io["track_id"]
+    notable = ((io["io_flags"] & _BLOCKED) != 0) | _RECEIVES[op]
+    if loop_tracks[track[0] : track[-1] + 1].any():
+        notable |= _WRITES[op] & (io["path_code"] > 0) & loop_tracks[track]
+    return np.asarray(notable, dtype=np.bool_)

@@ -106,7 +106,8 @@ class IoOutline(Protocol):
     begin_ns, end_ns : int
         Earliest begin and latest end; 0 if there is no call.
     notable : Table
-        Calls that blocked, receives, and writes to named files, in the order of ``io``.
+        Calls that blocked, receives, and writes to named files by threads that may drive a training loop, in the order
+        of ``io``.
     """
 
     rows_count: int
@@ -187,7 +188,7 @@ class Trace(_Tables):
 
     @property
     def notable_io(self) -> Table:
-        """At least the calls that blocked, receives, and writes to named files, in the order of ``io``."""
+        """At least the calls that blocked, receives, and a loop's writes to named files, in the order of ``io``."""
         return self.io if self._io_outline is None else self._io_outline.notable
 
     def io_pieces(self) -> Iterator[Table]:

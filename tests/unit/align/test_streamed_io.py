@@ -120,9 +120,11 @@ def test_the_table_is_all_there_when_asked_for(run: Path, monkeypatch: pytest.Mo
     assert (len(fewer.io), fewer.io_rows_count, len(fewer.notable_io)) == (7, 7, 7)
 
 
-def test_notable_calls(tmp_path: Path) -> None:
-    """Blocked calls, receives and connects, and writes to files whose name is known."""
+@pytest.mark.parametrize("loops", [True, False], ids=["in a thread with phases", "in another thread"])
+def test_notable_calls(tmp_path: Path, loops: bool) -> None:
+    """Blocked calls, receives and connects; where a training loop may run, writes to files whose name is known."""
     stash = StashWriter(tmp_path, pid=20)
+    stash.add("phase_span", [stash.row("phase_span", begin_ticks=ms(0), end_ticks=ms(9))], tid=20 if loops else 21)
     path = stash.intern("/data/a")
     calls = [
         (IoOp.READ, 0, path),
@@ -134,6 +136,8 @@ def test_notable_calls(tmp_path: Path) -> None:
         (IoOp.PWRITE, 0, 0),
         (IoOp.SEND, 0, path),
         (IoOp.READ, IoFlag.SOCKET, path),
+        (0x8000, 0, path),  # no call that there is: a damaged file
+        (0xFFFF, IoFlag.BLOCKED, path),
     ]
     stash.add(
         "io_op",
@@ -144,7 +148,8 @@ def test_notable_calls(tmp_path: Path) -> None:
     )
     stash.save()
     trace = load_trace(tmp_path)
-    assert np.searchsorted(trace.io["begin_ns"], trace.notable_io["begin_ns"]).tolist() == [1, 2, 3, 4, 5]
+    notable = np.searchsorted(trace.io["begin_ns"], trace.notable_io["begin_ns"]).tolist()
+    assert notable == ([1, 2, 3, 4, 5, 10] if loops else [1, 2, 3, 4, 10])
     assert trace.io_rows_count == len(calls)
 
 
@@ -178,14 +183,18 @@ def test_files_that_may_still_change_are_loaded(tmp_path: Path, monkeypatch: pyt
     assert len(trace.io) == trace.io_rows_count > 10
 
 
-def test_memory_does_not_grow_with_calls_that_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("op", [IoOp.READ, IoOp.WRITE], ids=["reads", "writes"])
+def test_memory_does_not_grow_with_calls_that_say_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: IoOp
+) -> None:
     """Load and time line of calls none of which blocked: a few pieces, not the table."""
     count = 600_000
     stash = StashWriter(tmp_path / "run", pid=20)
     array = np.zeros(count, dtype=stash.rows("io_op", []).dtype)
     array["begin_ticks"] = START_NS + np.arange(count) * 1000
     array["duration_ticks"] = 500
-    array["op_code"] = int(IoOp.READ)
+    array["op_code"] = int(op)
+    array["path_id"] = stash.intern("/data/a")
     stash.add("io_op", array)
     stash.save()
     compact_run(open_run(tmp_path / "run"))
