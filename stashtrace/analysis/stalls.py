@@ -10,7 +10,7 @@ What the layers of a rank are is the business of its methods (``methods.METHODS`
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +90,18 @@ def stall_intervals(trace: Trace) -> Table:
     MissingDataError
         If no rank has steps.
     """
+    columns: dict[str, npt.NDArray[Any]] = dict(coded_intervals(trace))
+    columns["kind"] = _names(columns["kind"])
+    return Table(STALL_INTERVALS, columns)
+
+
+def coded_intervals(trace: Trace) -> dict[str, Int64]:
+    """Columns of :func:`stall_intervals`, by rank and begin, the kinds as numbers of :class:`StallKind`.
+
+    A long run has millions, whose texts take more room than all other columns. Raises as that does.
+    """
     index = TraceIndex(trace)
-    tables = []
+    parts: dict[str, list[Int64]] = {name: [np.empty(0, dtype=np.int64)] for name in STALL_INTERVALS.names}
     for thread, steps in ranks_and_steps(trace, index.steps):
         made = rank_layers(index, thread)
         layers = made.layers
@@ -106,14 +116,15 @@ def stall_intervals(trace: Trace) -> Table:
         columns = {
             "rank": np.full(count, thread.rank),
             "step": numbers[cut[3]],
-            "kind": _names(kind[cut[2]]),
+            "kind": kind[cut[2]],
             "begin_ns": cut[0],
             "end_ns": cut[1],
             "track_id": np.full(count, thread.track_id),
             "cause_rank": np.where(straggles, np.append(made.late.tag, -1)[late], -1),
         }
-        tables.append(Table(STALL_INTERVALS, columns))
-    return Table.concat(STALL_INTERVALS, tables)
+        for name, values in columns.items():
+            parts[name].append(values)
+    return {name: np.concatenate(parts.pop(name)) for name in STALL_INTERVALS.names}  # no row is held twice
 
 
 def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:

@@ -89,10 +89,10 @@ class RowsBy:
     def __init__(self, keys: Any) -> None:
         keys = np.asarray(keys)
         if len(keys) > 1 and not (keys[1:] >= keys[:-1]).all():
-            self._order = np.argsort(keys, kind="stable")
+            self._order: Int64 | None = np.argsort(keys, kind="stable")
             keys = keys[self._order]
         else:
-            self._order = np.arange(len(keys))
+            self._order = None  # that of the rows
         first = np.ones(len(keys), dtype=bool)
         first[1:] = keys[1:] != keys[:-1]
         starts = np.flatnonzero(first)
@@ -104,7 +104,8 @@ class RowsBy:
         at = int(np.searchsorted(self.values, value))
         if at == len(self.values) or self.values[at] != value:
             return np.empty(0, dtype=np.int64)
-        return np.asarray(self._order[self._bounds[at] : self._bounds[at + 1]], dtype=np.int64)
+        begin, end = self._bounds[at], self._bounds[at + 1]
+        return np.arange(begin, end) if self._order is None else self._order[begin:end]
 
 
 def running_before(lengths: Int64, group: Int64) -> Int64:

@@ -97,8 +97,8 @@ class IoRows:
 
     begin: Int64
     end: Int64
-    track: Int64
-    path: Int64
+    track: npt.NDArray[np.int32]
+    path: npt.NDArray[np.int32]
     result: Int64
     is_storage: np.ndarray
     is_read: np.ndarray
@@ -254,16 +254,18 @@ class TraceIndex:
         """Blocked calls and receives."""
         table = self.trace.notable_io
         flags, op = table["io_flags"], table["op_code"]
-        rows = np.flatnonzero(((flags & IO_WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT))
-        flags, op = flags[rows], op[rows]
+        chosen = ((flags & IO_WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT)
+        if not chosen.all():  # else, as in a run of many calls, the columns are those of the table
+            table = table.take(chosen)
+            flags, op = table["io_flags"], table["op_code"]
         blocked = (flags & IO_WAITED) != 0
         storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
         return IoRows(
-            begin=table["begin_ns"][rows],
-            end=table["end_ns"][rows],
-            track=int64(table["track_id"][rows]),
-            path=int64(table["path_code"][rows]),
-            result=table["result_bytes"][rows],
+            begin=table["begin_ns"],
+            end=table["end_ns"],
+            track=table["track_id"],
+            path=table["path_code"],
+            result=table["result_bytes"],
             is_storage=storage,
             is_read=np.isin(op, READ_OPS),
             is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),

@@ -6,15 +6,17 @@ Needs the analyses `steps` and `stalls`; a trace without steps has no such track
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.analysis.stalls import stall_intervals
+from stashtrace.analysis.stalls import coded_intervals
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.perfetto_layers import NO_VALUE
 from stashtrace.exporters.perfetto_rows import TraceRows
-from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, numbered
+from stashtrace.exporters.perfetto_tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
 from stashtrace.model.kinds import StallKind
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -49,14 +51,14 @@ class Budget:
     def __init__(self, trace: Trace) -> None:
         try:
             self.steps: Table | None = steps(trace)
-            self.intervals: Table | None = stall_intervals(trace)
+            self.intervals: dict[str, Ints] | None = coded_intervals(trace)
         except MissingDataError:
             self.steps = self.intervals = None
 
     @property
     def slices_count(self) -> int:
         """Slices that the step tracks take, at most."""
-        return sum(len(table) for table in (self.steps, self.intervals) if table is not None)
+        return 0 if self.steps is None or self.intervals is None else len(self.steps) + len(self.intervals["rank"])
 
     def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
         """The step track of a rank, below which all its other tracks hang.
@@ -75,39 +77,52 @@ class Budget:
         if self.steps is None or self.intervals is None:
             return []
         mine = rows.cut(self.steps.take(self.steps["rank"] == rank))
-        parts = self.intervals.take((self.intervals["rank"] == rank) & np.isin(self.intervals["step"], mine["step"]))
+        parts = _parts_of(self.intervals, rank, mine["step"])
         pieces = [_step_piece(mine, parts), _part_piece(parts)]
         return [piece.slices(np.full(len(piece), trunk)) for piece in pieces if len(piece)]
 
 
-def _step_piece(mine: Table, parts: Table) -> Piece:
+class _Parts(NamedTuple):
+    """What steps are made of, by begin; ``kind`` is a place in ``KINDS``."""
+
+    step: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    cause_rank: Ints
+
+
+def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
+    """Parts of these steps of a rank."""
+    own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
+    inside = np.isin(intervals["step"][own], steps)
+    step, begin, end, kind, cause = (
+        intervals[name][own][inside] for name in ("step", "begin_ns", "end_ns", "kind", "cause_rank")
+    )
+    return _Parts(step, begin, end, coded(kind, list(StallKind)), cause)
+
+
+def _step_piece(mine: Table, parts: _Parts) -> Piece:
     codes, names = numbered(["step"], np.zeros(len(mine)), mine["step"])
     piece = Piece(np.zeros(len(mine), dtype=np.int64), mine["begin_ns"], mine["end_ns"], codes, names)
     sorts, sort = np.unique(mine["kind"], return_inverse=True)
     piece.texts["kind"] = (sort.astype(np.int64), Texts(sorts.tolist()))
     piece.ints["warmup"] = np.where(mine["warmup"] == 1, 1, NO_VALUE)
-    position = np.searchsorted(mine["step"], parts["step"])
-    for kind in KINDS:
-        chosen = parts["kind"] == kind
+    position = np.searchsorted(mine["step"], parts.step)
+    for place, name in enumerate(KINDS):
+        chosen = parts.kind == place
         total = np.zeros(len(mine), dtype=np.int64)
-        np.add.at(total, position[chosen], (parts["end_ns"] - parts["begin_ns"])[chosen])
+        np.add.at(total, position[chosen], (parts.end_ns - parts.begin_ns)[chosen])
         if total.any():
-            piece.ints[f"{kind}_ns"] = np.where(total > 0, total, NO_VALUE)
+            piece.ints[f"{name}_ns"] = np.where(total > 0, total, NO_VALUE)
     return piece
 
 
-def _part_piece(parts: Table) -> Piece:
-    code = _codes(parts)
-    piece = Piece(np.zeros(len(parts), dtype=np.int64), parts["begin_ns"], parts["end_ns"], code, Texts(KINDS))
-    piece.correlation = (code, Texts([f"{kind} #{_COLOURS[kind]}" for kind in KINDS]))
-    cause = parts["cause_rank"]
-    piece.ints["late_rank"] = np.where(cause >= 0, cause, NO_VALUE)
+def _part_piece(parts: _Parts) -> Piece:
+    piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, Texts(KINDS))
+    piece.correlation = (parts.kind, Texts([f"{kind} #{_COLOURS[kind]}" for kind in KINDS]))
+    piece.ints["late_rank"] = np.where(parts.cause_rank >= 0, parts.cause_rank, NO_VALUE)
     return piece
-
-
-def _codes(parts: Table) -> Ints:
-    distinct, inverse = np.unique(parts["kind"], return_inverse=True)
-    return np.array([KINDS.index(k) for k in distinct.tolist()] or [0], dtype=np.int64)[inverse]
 
 
 def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
@@ -123,20 +138,20 @@ def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
     if not len(table):
         return None
     parts = budget.intervals
-    stalls = parts.take(
-        (parts["kind"] != "compute") & np.isin(parts["step"], table["step"]) & np.isin(parts["rank"], ranks)
+    lost = np.flatnonzero(
+        (parts["kind"] != StallKind.COMPUTE) & np.isin(parts["step"], table["step"]) & np.isin(parts["rank"], ranks)
     )
-    length = stalls["end_ns"] - stalls["begin_ns"]
-    lost = np.bincount(stalls["step"], length, minlength=int(table["step"].max()) + 1)
-    step = int(lost.argmax()) if len(stalls) else int(table["step"][0])
-    here = stalls["step"] == step
+    length = (parts["end_ns"] - parts["begin_ns"])[lost]
+    lengths = np.bincount(parts["step"][lost], length, minlength=int(table["step"].max()) + 1)
+    step = int(lengths.argmax()) if len(lost) else int(table["step"][0])
+    here = parts["step"][lost] == step
+    stalls, length = lost[here], length[here]
     rank = int(table["rank"][0])
-    if here.any():
-        late = here & (stalls["kind"] == "straggler") & (stalls["cause_rank"] >= 0)
-        blamed = np.bincount(stalls["cause_rank"][late], length[late]) if late.any() else np.zeros(1)
-        suffered = (
-            np.bincount(stalls["rank"][here & ~late], length[here & ~late]) if (here & ~late).any() else np.zeros(1)
-        )
+    if len(stalls):
+        cause = parts["cause_rank"][stalls]
+        late = (parts["kind"][stalls] == StallKind.STRAGGLER) & (cause >= 0)
+        blamed = np.bincount(cause[late], length[late]) if late.any() else np.zeros(1)
+        suffered = np.bincount(parts["rank"][stalls[~late]], length[~late]) if not late.all() else np.zeros(1)
         rank = int(blamed.argmax()) if blamed.max() >= suffered.max() else int(suffered.argmax())
     rows = table.take(table["step"] == step)
     return int(rows["begin_ns"].min()), int(rows["end_ns"].max()), rank
