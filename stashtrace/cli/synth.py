@@ -24,7 +24,11 @@ def parser() -> Parser:
     parser.add_argument("--steps", type=int, metavar="N", default=100, help="steps (default 100)")
     parser.add_argument("--workers", type=int, metavar="N", default=2, help="loader workers of a rank (default 2)")
     parser.add_argument(
-        "--calls-per-batch", type=int, metavar="N", default=60, help="I/O calls of a worker per batch (default 60)"
+        "--calls-per-batch",
+        type=int,
+        metavar="N",
+        default=60,
+        help="I/O calls of a worker per batch, six a file (default 60)",
     )
     parser.add_argument("--late-rank", type=int, metavar="R", default=-1, help="this rank is late in every step")
     parser.add_argument(
@@ -40,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
     """Write the run and its truth."""
     given = parser().read(argv)
     times = {f"{name}_ns": round(getattr(given, name) * 1e6) for name in _TIMES}
-    if given.ranks < 1 or given.steps < 1 or given.workers < 0 or min(times.values()) < 0:
-        raise UsageError("a run has at least one rank and one step, and no negative time", hint="stashtrace synth -h")
+    if given.ranks < 1 or given.steps < 1 or min(given.workers, given.calls_per_batch, *times.values()) < 0:
+        raise UsageError(
+            "a run has at least one rank and one step, and no negative time or count", hint="stashtrace synth -h"
+        )
     if not 0 <= given.fetch_ratio <= 1:
         raise UsageError(f"--fetch-ratio {given.fetch_ratio:g} is no share", hint="from 0 to 1")
     if given.late_rank >= given.ranks:

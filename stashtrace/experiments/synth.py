@@ -43,7 +43,7 @@ class Job:
     ranks, workers, steps : int
         Size; ``workers`` per rank.
     calls_per_batch : int
-        I/O calls of a worker per batch.
+        I/O calls of a worker per batch, as whole files of six calls.
     wait_ns, forward_ns, backward_ns, transfer_ns, optimizer_ns : int
         A step without lateness is their sum.
     late_rank, late_ns : int
@@ -73,11 +73,6 @@ class Job:
         """Wall time of a step, the same on every rank because the collective ends together."""
         late = self.late_ns if 0 <= self.late_rank < self.ranks else 0
         return self.wait_ns + self.forward_ns + self.backward_ns + late + self.transfer_ns + self.optimizer_ns
-
-    @property
-    def io_calls(self) -> int:
-        """Recorded I/O calls of the whole run."""
-        return self.ranks * self.steps * self.calls_per_batch
 
     def truth_ns(self, rank: int) -> dict[str, int]:
         """What a step of a rank is made of; ``batch_wait`` is fetch, prep and hand-off together.
@@ -310,7 +305,7 @@ def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[s
     names = (f"/data/imagenet/train/n{i % 1000:08}/n{i % 1000:08}_{i:07}.JPEG" for i in numbers)
     paths = np.array(file.intern(*names), dtype=np.uint32)
     batches_at_once = max(1, (1 << 20) // max(files * _FILE_CALLS, 1))
-    for at in range(0, len(indices), batches_at_once):
+    for at in range(0, len(indices) if files else 0, batches_at_once):
         part = slice(at, at + batches_at_once)
         file.add("io_op", _calls(job, rng, begin[part], done[part], files, paths))
     file.close()

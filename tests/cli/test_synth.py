@@ -30,11 +30,25 @@ def test_budget_is_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             assert own.get(kind, 0) == pytest.approx(wanted[kind], rel=0.02, abs=1e5), (rank, kind)
 
 
+@pytest.mark.parametrize("calls", ["0", "5"])
+def test_batches_without_a_whole_file_have_no_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder, calls: str
+) -> None:
+    out = tmp_path / "made"
+    assert main(["synth", str(out), "--ranks", "1", "--steps", "3", "--calls-per-batch", calls]) == 0
+    assert main(["merge", str(out)]) == 0
+    assert [str(warning.message) for warning in recwarn] == []
+    assert "warning" not in capsys.readouterr().err
+    trace = stashtrace.load(out)
+    assert (trace.io_rows_count, len(trace.batches)) == (0, 6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--ranks", "0"], "at least one rank"),
         (["--wait", "-1"], "no negative time"),
+        (["--calls-per-batch", "-6"], "no negative time or count"),
         (["--late-rank", "8"], "is no rank of 8"),
         (["--fetch-ratio", "2"], "is no share"),
     ],
