@@ -298,7 +298,7 @@ def _write(process: StashFile, out: BinaryIO) -> list[int]:
             out.write(head)
             out.seek(end)
             return checksums
-    raise FormatError(f"{process.name}.stash has {len(process.losses)} different losses, too many for its head")
+    raise FormatError(f"{process.name}.stash has {len(process.lasting_losses)} different losses, too many for its head")
 
 
 def _head(process: StashFile, size: int) -> bytes:
@@ -306,7 +306,7 @@ def _head(process: StashFile, size: int) -> bytes:
     present = set(process.row_counts())
     records = [r for r in process.head.records if isinstance(r, dict) and r.get("name") in present]
     flags = process.head.flags | FLAG_MERGED
-    metadata = {**process.metadata, "losses": process.losses}
+    metadata = {**process.metadata, "losses": process.lasting_losses}
     head = pack_head(records, metadata, flags=flags)
     if size <= len(head):
         return head

@@ -67,6 +67,11 @@ class ScrubbedFile(StashFile):
         text = self._scrubber.text
         return [(c, r, s, n, text(a)) for c, r, s, n, a in super().losses]
 
+    @property
+    def lasting_losses(self) -> list[LossTuple]:
+        """All: rows that cannot be read are left out."""
+        return self.losses
+
     def row_counts(self) -> dict[str, int]:
         """Rows per record name, of known records."""
         return {name: count for name, count in super().row_counts().items() if name in current_layouts()}

@@ -57,6 +57,8 @@ class StashFile:
         self.strict = strict
         self._ring: RingImage | None = None
         self._losses: Counter[tuple[str, str, int, str]] = Counter()
+        #: Rows that are there and cannot be read; a merge carries them along.
+        self._unread: Counter[tuple[str, str, int, str]] = Counter()
         self._own_texts: dict[int, str] | None = None
         self._all_texts: dict[int, str] | None = None
         #: File of the process this one was forked from; its string ids are valid here too. Set by open_run.
@@ -103,6 +105,11 @@ class StashFile:
     @property
     def losses(self) -> list[LossTuple]:
         """What is known to be missing, so far; damaged payloads show up while rows are read."""
+        return [(c, r, s, n, a) for (c, r, s, a), n in (*self._losses.items(), *self._unread.items())]
+
+    @property
+    def lasting_losses(self) -> list[LossTuple]:
+        """Those that have to be written down when the file is rewritten; the others, each reader finds in its rows."""
         return [(c, r, s, n, a) for (c, r, s, a), n in self._losses.items()]
 
     def row_counts(self) -> dict[str, int]:
@@ -268,17 +275,15 @@ class StashFile:
             layout = self.layouts.get(segment.record_id)
             if layout is None or layout.name not in current_layouts():
                 name = layout.name if layout else f"record {segment.record_id:#x}"
-                self._lose(
-                    layout.collector if layout else "format",
-                    "unknown_record_rows",
-                    segment.row_count,
-                    f"{name} rows were written by another version of stashtrace and are skipped",
-                    Severity.INFO,
-                )
+                collector = layout.collector if layout else "format"
+                advice = f"{name} rows were written by another version of stashtrace and are skipped"
+                self._unread[collector, "unknown_record_rows", int(Severity.INFO), advice] += segment.row_count
             self._gap(ends, (segment.record_id, segment.lane_id), segment.first_sequence, segment.row_count)
         for row in self.metadata.get("losses", ()) if self.head.merged else ():
             collector, reason, severity, count, advice = row
-            self._losses[(str(collector), str(reason), int(severity), str(advice))] += int(count)
+            key = (str(collector), str(reason), int(severity), str(advice))
+            if key not in self._unread:  # merges once wrote these down too
+                self._losses[key] += int(count)
         found = dict(ends)
         if self._ring is not None:
             self._account_for_ring(ends)

@@ -25,6 +25,7 @@ from stashtrace.cli import main
 from stashtrace.errors import StashtraceError
 from stashtrace.experiments import synth
 from stashtrace.format.compact import write_packed
+from stashtrace.format.container import pack_segment
 from stashtrace.format.reader import open_run
 from stashtrace.format.scrubbed import ScrubbedFile
 from stashtrace.pseudonyms import RANK_VARIABLES, Scrubber, Survey
@@ -247,6 +248,22 @@ def test_raw_files_of_two_hosts(tmp_path: Path, in_place: bool) -> None:
     assert numbers(new) == before
     assert len(list(new.glob("host-*.stash"))) == 2
     assert {loss[1:4:2] for p in open_run(str(new)).processes for loss in p.losses} == {("lane_full_rows", 3)}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rows_that_nobody_can_read_are_left_out_and_counted(tmp_path: Path) -> None:
+    file = StashWriter(tmp_path / "run", env={"RANK": "0"})
+    file.sync(0, 50)
+    file.segments.append(
+        pack_segment(b"12345678" * 7, record_id=0x777, codec=9, tid=1, lane_id=3, row_count=7, first_sequence=0)
+    )
+    file.save()
+    assert main(["merge", str(tmp_path / "run")]) == 0
+    assert main(["scrub", str(tmp_path / "run"), "-o", str(tmp_path / "new")]) == 0
+    for run in ("run", "new"):
+        found = {loss[1]: loss[3] for p in open_run(str(tmp_path / run)).processes for loss in p.losses}
+        assert found == {"unknown_record_rows": 7}
+    assert all("record_0x777" not in p.row_counts() for p in open_run(str(tmp_path / "new")).processes)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -15,8 +15,8 @@ import pytest
 from stash_files import BOOT_ID, StashWriter, ms
 
 from stashtrace.format import compact
-from stashtrace.format.compact import compact_run
-from stashtrace.format.container import pack_segment
+from stashtrace.format.compact import compact_file, compact_run
+from stashtrace.format.container import FLAG_MERGED, pack_segment
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
@@ -137,6 +137,38 @@ def test_rows_of_unknown_records_are_carried_along(tmp_path: Path) -> None:
     assert compact_run(open_run(tmp_path), live=NOBODY).merged
     [process] = open_run(tmp_path).processes
     assert process.row_counts() == {"clock_sync": 1, "record_0x777": 3}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named in the file", "not named"])
+def test_rows_of_unknown_records_are_counted_once(tmp_path: Path, named: bool) -> None:
+    """They stay in the file, for a reader who knows them: each reader counts them, and the merge must not."""
+    stash = StashWriter(tmp_path)
+    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(i)) for i in range(3)])
+    stash.add_ring("loss", [stash.row("loss", lost_count=2)], dropped=4)
+    entry = next(record for record in stash.schema_records if record["name"] == "io_op")
+    if named:
+        entry["name"] = "quantum_io"
+    else:
+        stash.schema_records.remove(entry)
+    stash.save()
+    [raw] = open_run(tmp_path).processes
+    assert sorted(row[1::2] for row in raw.losses) == [("lane_full_rows", 4), ("unknown_record_rows", 3)]
+    for _ in range(2):
+        compact_file(open_run(tmp_path).processes[0], again=True)
+        [merged] = open_run(tmp_path).processes
+        assert merged.losses == raw.losses
+        assert [row[1] for row in merged.metadata["losses"]] == ["lane_full_rows"], "true whoever reads it"
+
+
+def test_what_an_earlier_merge_counted_twice_is_counted_once(tmp_path: Path) -> None:
+    stash = StashWriter(tmp_path)
+    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(i)) for i in range(3)])
+    next(record for record in stash.schema_records if record["name"] == "io_op")["name"] = "quantum_io"
+    stash.save()
+    [raw] = open_run(tmp_path).processes
+    stash.flags, stash.metadata["losses"] = FLAG_MERGED, raw.losses
+    stash.save()
+    assert open_run(tmp_path).processes[0].losses == raw.losses
 
 
 def test_crash_between_rename_and_unlink(tmp_path: Path) -> None:
