@@ -61,7 +61,9 @@ Status SegmentWriter::create(std::string_view field_table, std::string_view meta
   return Status::ok();
 }
 
-Status SegmentWriter::append(const container::LaneHeader& lane, const ring::Batch& batch) noexcept {
+int SegmentWriter::append_to(int fd, const Due& due) noexcept {
+  const container::LaneHeader& lane = *due.lane;
+  const ring::Batch& batch = due.batch;
   container::SegmentHeader header{};
   header.sync_word = container::kSyncWord;
   header.record_id = lane.record_id;
@@ -76,21 +78,30 @@ Status SegmentWriter::append(const container::LaneHeader& lane, const ring::Batc
   header.header_crc32 = crc32(0, &header, offsetof(container::SegmentHeader, header_crc32));
   iovec parts[] = {part(&header, sizeof header), part(batch.piece[0], batch.piece_bytes[0]),
                    part(batch.piece[1], batch.piece_bytes[1])};
+  const int error = write_all(fd, parts, 3, written_bytes());
+  if (error < 0) {
+    raw::ftruncate(fd, static_cast<std::int64_t>(written_bytes()));
+    return error;
+  }
+  end_bytes_.fetch_add(sizeof header + header.payload_bytes, std::memory_order_relaxed);
+  segments_count_.fetch_add(1, std::memory_order_relaxed);
+  return 0;
+}
+
+Status SegmentWriter::append(const Due* due, std::size_t count, std::size_t& written) noexcept {
   int error = 0;
-  const int refused = apart([this, &parts, &error]() noexcept {
+  written = 0;
+  const int refused = apart([&]() noexcept {
     const int fd = file_.open();
     if (fd < 0) {
       error = fd;
       return;
     }
-    error = write_all(fd, parts, 3, written_bytes());
-    if (error < 0) raw::ftruncate(fd, static_cast<std::int64_t>(written_bytes()));
+    while (written < count && (error = append_to(fd, due[written])) == 0) ++written;
     raw::close(fd);
   });
   if (refused < 0) return Status::failed("no_thread_to_write", "", refused);
   if (error < 0) return Status::failed("stash_not_written", "", error);
-  end_bytes_.fetch_add(sizeof header + header.payload_bytes, std::memory_order_relaxed);
-  segments_count_.fetch_add(1, std::memory_order_relaxed);
   return Status::ok();
 }
 

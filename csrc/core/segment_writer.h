@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -19,14 +20,21 @@ class SegmentWriter {
  public:
   // Creates the file at file().path() and writes header, field table and metadata. To be called apart.
   Status create(std::string_view field_table, std::string_view metadata) noexcept;
-  // One segment from the rows of a lane.
-  Status append(const container::LaneHeader& lane, const ring::Batch& batch) noexcept;
+  // One segment for each of `due`, in their order; `written` are those that are in the file. They share one opening of
+  // it, since that costs more than the rows of a small process.
+  struct Due {
+    container::LaneHeader* lane;
+    ring::Batch batch;
+  };
+  Status append(const Due* due, std::size_t count, std::size_t& written) noexcept;
   std::uint64_t written_bytes() const noexcept { return end_bytes_.load(std::memory_order_relaxed); }
   std::uint64_t segments_count() const noexcept { return segments_count_.load(std::memory_order_relaxed); }
   void forget() noexcept;  // in a forked child
   PinnedFile& file() noexcept { return file_; }
 
  private:
+  int append_to(int fd, const Due& due) noexcept;
+
   PinnedFile file_;
   std::atomic<std::uint64_t> end_bytes_{0};  // both written under the drainer's lock, read by statistics
   std::atomic<std::uint64_t> segments_count_{0};

@@ -14,6 +14,7 @@ namespace stashtrace {
 namespace {
 
 constexpr std::int64_t kRetryNs = 1'000'000'000;
+constexpr std::size_t kMostAtOnce = 8;  // lanes; who waits for one of them waits for all
 
 bool is_free(container::LaneHeader* lane) noexcept {
   return std::atomic_ref(lane->state).load(std::memory_order_relaxed) == ring::kFree;
@@ -21,40 +22,48 @@ bool is_free(container::LaneHeader* lane) noexcept {
 
 }  // namespace
 
-bool Drainer::drain_locked(container::LaneHeader* lane) noexcept {
-  const ring::Batch batch = ring::pending(lane);
-  if (batch.count == 0) return true;
-  const Status status = writer_.append(*lane, batch);
-  if (!status) {
-    blocked_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kRetryNs, std::memory_order_relaxed);
-    log_line(LogLevel::error, "cannot write records", writer_.file().path(), status.error_number());
-    return false;
+bool Drainer::drain_locked(container::LaneHeader* const* lanes, std::size_t count, LogLevel level) noexcept {
+  SegmentWriter::Due due[kMostAtOnce];
+  std::size_t due_count = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const ring::Batch batch = ring::pending(lanes[i]);
+    if (batch.count == 0) continue;
+    due[due_count++] = {lanes[i], batch};
   }
-  ring::consume(lane, batch.first + batch.count);
-  return true;
+  if (due_count == 0) return true;
+  std::size_t written = 0;
+  const Status status = writer_.append(due, due_count, written);
+  for (std::size_t i = 0; i < written; ++i) ring::consume(due[i].lane, due[i].batch.first + due[i].batch.count);
+  if (status) return true;
+  blocked_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kRetryNs, std::memory_order_relaxed);
+  log_line(level, "cannot write records", writer_.file().path(), status.error_number());
+  return false;
 }
 
 bool Drainer::drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept {
   const std::int64_t begin = clock_ns(CLOCK_MONOTONIC);
   if (begin < blocked_until_ns_.load(std::memory_order_relaxed)) return false;
   if (!lock_.lock_within(wait_ns)) return false;
-  const bool done = drain_locked(lane);
+  const bool done = drain_locked(&lane, 1, LogLevel::error);
   lock_.unlock();
   self_drain_ns_.fetch_add(clock_ns(CLOCK_MONOTONIC) - begin, std::memory_order_relaxed);
   return done;
 }
 
-bool Drainer::drain_all(bool only_full, std::int64_t wait_ns) noexcept {
+bool Drainer::drain_all(bool only_full, std::int64_t wait_ns, LogLevel level) noexcept {
   bool done = true;
-  for (std::size_t i = 0; i < lanes_.count(); ++i) {
-    container::LaneHeader* lane = lanes_.at(i);
-    const ring::Batch batch = ring::pending(lane);
-    const bool due = !only_full || is_free(lane) || batch.count * 4 > lane->row_mask;
-    if (batch.count == 0 || !due) continue;
+  for (std::size_t i = 0; i < lanes_.count() && done;) {
+    container::LaneHeader* due[kMostAtOnce];
+    std::size_t count = 0;
+    for (; i < lanes_.count() && count < kMostAtOnce; ++i) {
+      container::LaneHeader* lane = lanes_.at(i);
+      const ring::Batch batch = ring::pending(lane);
+      if (batch.count != 0 && (!only_full || is_free(lane) || batch.count * 4 > lane->row_mask)) due[count++] = lane;
+    }
+    if (count == 0) continue;
     if (!lock_.lock_within(wait_ns)) return false;
-    done = drain_locked(lane);
+    done = drain_locked(due, count, level);
     lock_.unlock();
-    if (!done) break;
   }
   return done;
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "collectors/collector.h"
+#include "core/config.h"
 #include "core/futex_lock.h"
 #include "core/segment_writer.h"
 #include "runtime/lane_table.h"
@@ -27,8 +28,9 @@ class Drainer {
   // Drains one lane in the calling thread, which has signals blocked. False if others hold the lock for longer
   // than `wait_ns`, or the file took nothing.
   bool drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept;
-  // Every lane with rows; `only_full` leaves those below a quarter in the ring, where they are safe.
-  bool drain_all(bool only_full, std::int64_t wait_ns) noexcept;
+  // Every lane with rows; `only_full` leaves those below a quarter in the ring, where they are safe. A failure is told at
+  // this level.
+  bool drain_all(bool only_full, std::int64_t wait_ns, LogLevel level = LogLevel::error) noexcept;
   bool everything_written() const noexcept;
 
   // `period_ns` between ticks. Must be called at a safe point: pthread_create allocates.
@@ -44,7 +46,7 @@ class Drainer {
 
  private:
   void loop() noexcept;
-  bool drain_locked(container::LaneHeader* lane) noexcept;
+  bool drain_locked(container::LaneHeader* const* lanes, std::size_t count, LogLevel level) noexcept;
 
   LaneTable& lanes_;
   SegmentWriter& writer_;
