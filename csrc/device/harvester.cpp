@@ -2,7 +2,6 @@
 #include "device/harvester.h"
 
 #include <linux/prctl.h>
-#include <pthread.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include "device/slots.h"
 #include "device/timeline.h"
 #include "runtime/emit.h"
+#include "runtime/own_thread.h"
 #include "runtime/runtime.h"
 
 namespace stashtrace::device {
@@ -293,28 +293,17 @@ void start_harvester() noexcept {
   if (g_state.load(std::memory_order_relaxed) != kNotStarted || !runtime().may_start_threads() ||
       !g_state.compare_exchange_strong(none, kRunning, std::memory_order_acq_rel))
     return;
-  const int saved_errno = errno;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
-  pthread_t thread;
-  int error;
-  {
-    const raw::SignalsBlocked inherited_by_the_thread;
-    error = pthread_create(&thread, &attributes, &thread_main, nullptr);
-  }
-  pthread_attr_destroy(&attributes);
-  if (error != 0) {
+  if (!start_detached(&thread_main, nullptr, kStackBytes)) {
     g_state.store(kRefused, std::memory_order_release);
     turn_off();
     report("no_harvester", 0, "no thread could be made to read timing events: nothing of devices is recorded",
            schema::codes::Severity::error);
   } else {
+    const int saved_errno = errno;
     std::atexit(&at_exit);
+    errno = saved_errno;
     runtime().start_drainer();  // samples of the devices are taken on its tick
   }
-  errno = saved_errno;
 }
 
 bool harvester_runs() noexcept {

@@ -14,26 +14,31 @@ namespace {
 constexpr std::size_t kStackBytes = 256 * 1024;
 }  // namespace
 
-bool OwnThread::start(void (*body)(void*), void* argument) noexcept {
-  std::uint32_t none = kNone;
-  if (!state_.compare_exchange_strong(none, kRunning, std::memory_order_acq_rel)) return none == kRunning;
+bool start_detached(void* (*main)(void*), void* argument, std::size_t stack_bytes) noexcept {
   const int saved_errno = errno;
-  body_ = body;
-  argument_ = argument;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
+  pthread_attr_setstacksize(&attributes, stack_bytes);
   pthread_t thread;
   int error;
   {
     const raw::SignalsBlocked inherited_by_the_thread;
-    error = pthread_create(&thread, &attributes, &OwnThread::main, this);
+    error = pthread_create(&thread, &attributes, main, argument);
   }
   pthread_attr_destroy(&attributes);
-  if (error != 0) state_.store(kRefused, std::memory_order_release);
   errno = saved_errno;
   return error == 0;
+}
+
+bool OwnThread::start(void (*body)(void*), void* argument) noexcept {
+  std::uint32_t none = kNone;
+  if (!state_.compare_exchange_strong(none, kRunning, std::memory_order_acq_rel)) return none == kRunning;
+  body_ = body;
+  argument_ = argument;
+  const bool started = start_detached(&OwnThread::main, this, kStackBytes);
+  if (!started) state_.store(kRefused, std::memory_order_release);
+  return started;
 }
 
 void* OwnThread::main(void* self) noexcept {

@@ -1,13 +1,18 @@
 // Life of a background thread of the recorder: started, woken, stopped, gone. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: Drainer, FileSampler. The thread has all signals blocked, as it inherits them at its start, and is never in
+// Callers: Drainer, FileSampler; of start_detached() the collectors of devices too. The thread has all signals blocked, as it inherits them at its start, and is never in
 // a forked child.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace stashtrace {
+
+// Starts a detached thread with all signals blocked; false if it was refused. At a safe point: pthread_create allocates.
+// errno stays. For all threads of ours that last.
+bool start_detached(void* (*main)(void*), void* argument, std::size_t stack_bytes) noexcept;
 
 class OwnThread {
  public:

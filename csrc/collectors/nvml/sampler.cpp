@@ -1,10 +1,8 @@
 // Life of the sampler's thread. SPDX-License-Identifier: Apache-2.0
 #include "collectors/nvml/sampler.h"
 
-#include <pthread.h>
 #include <sys/prctl.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,6 +11,7 @@
 #include "core/string_table.h"
 #include "core/text_buffer.h"
 #include "runtime/emit.h"
+#include "runtime/own_thread.h"
 #include "runtime/runtime.h"
 #include "schema/schema.h"
 
@@ -39,23 +38,9 @@ void Sampler::start_thread(Context& context, void (*at_exit)()) noexcept {
   if (!state_.compare_exchange_strong(none, kRunning)) return;
   context_ = &context;
   at_exit_ = at_exit;
-  const int saved_errno = errno;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
-  pthread_t thread;
-  int error;
-  {
-    const raw::SignalsBlocked inherited_by_the_thread;
-    error = pthread_create(&thread, &attributes, &Sampler::thread_main, this);
-  }
-  pthread_attr_destroy(&attributes);
-  if (error != 0) {
-    state_.store(kStopped, std::memory_order_release);
-    report_loss(kCollectorCode, "no_thread", 0, "no thread for the sampler of devices", schema::codes::Severity::error);
-  }
-  errno = saved_errno;
+  if (start_detached(&Sampler::thread_main, this, kStackBytes)) return;
+  state_.store(kStopped, std::memory_order_release);
+  report_loss(kCollectorCode, "no_thread", 0, "no thread for the sampler of devices", schema::codes::Severity::error);
 }
 
 void* Sampler::thread_main(void* self) noexcept {
