@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/clock.h"
 #include "core/raw_syscall.h"
 
 namespace stashtrace {
@@ -21,15 +22,18 @@ class FutexLock {
     if (try_lock()) return;
     while (word_.exchange(2, std::memory_order_acquire) != 0) raw::futex_wait(&word_, 2, -1);
   }
-  // Gives up after about `limit_ns`: at exit, and when a thread would rather lose a row than stand still.
+  // Gives up after `limit_ns`: at exit, and when a thread would rather lose a row than stand still.
   bool lock_within(std::int64_t limit_ns) noexcept {
     if (try_lock()) return true;
-    constexpr std::int64_t kSlice = 200'000;
-    for (std::int64_t waited = 0; waited < limit_ns; waited += kSlice) {
-      if (word_.exchange(2, std::memory_order_acquire) == 0) return true;
-      raw::futex_wait(&word_, 2, kSlice);
+    if (limit_ns <= 0) return false;
+    const std::int64_t until = clock_ns(CLOCK_MONOTONIC) + limit_ns;
+    // Tried once more after the last wait: its end may have been the one wake-up that the unlock gave.
+    while (word_.exchange(2, std::memory_order_acquire) != 0) {
+      const std::int64_t left = until - clock_ns(CLOCK_MONOTONIC);
+      if (left <= 0) return false;
+      raw::futex_wait(&word_, 2, left);
     }
-    return false;
+    return true;
   }
   void unlock() noexcept {
     if (word_.exchange(0, std::memory_order_release) == 2) raw::futex_wake(&word_, 1);

@@ -15,10 +15,6 @@ namespace stashtrace {
 
 namespace {
 constexpr std::int64_t kNoLaneRetryNs = 1'000'000'000;
-// What a producer stands still at most before it drops a row: a busy machine may give whoever drains no processor for
-// tens of ms. After such a wait in vain (a disk that hangs) nobody waits for a while, so a job loses a twentieth at most.
-constexpr std::int64_t kFullWaitNs = 50'000'000;
-constexpr std::int64_t kNoFullWaitNs = 1'000'000'000;
 constexpr std::int64_t kSyncPeriodNs = 1'000'000'000;
 
 std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
@@ -121,9 +117,9 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
   if (config_.drainer != DrainerMode::off) {
     {
       const raw::SignalsBlocked quiet;
-      const bool waits = !look.room && clock_ns(CLOCK_MONOTONIC) >= no_full_wait_until_ns_.load(std::memory_order_relaxed);
-      if (!drainer_.drain(lane, waits ? kFullWaitNs : 0) && waits)
-        no_full_wait_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kNoFullWaitNs, std::memory_order_relaxed);
+      const std::int64_t wait_ns = look.room ? 0 : full_wait_.allowed_ns(clock_ns(CLOCK_MONOTONIC));
+      if (drainer_.drain(lane, wait_ns)) full_wait_.was_worth_it();
+      else if (wait_ns > 0) full_wait_.was_in_vain(clock_ns(CLOCK_MONOTONIC));
     }
     sync_clocks(false);
     look = ring::look_up(lane);

@@ -138,7 +138,7 @@ void Runtime::forked() noexcept {
   greeted_.store(false, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_relaxed);
   no_lane_until_ns_.store(0, std::memory_order_relaxed);
-  no_full_wait_until_ns_.store(0, std::memory_order_relaxed);
+  full_wait_.reset();
   next_sync_ns_.store(0, std::memory_order_relaxed);
   telling_.store(false, std::memory_order_relaxed);
   told_drops_.store(0, std::memory_order_relaxed);

@@ -17,6 +17,7 @@
 #include "core/segment_writer.h"
 #include "runtime/drainer.h"
 #include "runtime/file_sampler.h"
+#include "runtime/full_wait.h"
 #include "runtime/identity.h"
 #include "runtime/lane_table.h"
 
@@ -114,7 +115,7 @@ class Runtime final : public Context {
   std::atomic<std::uint32_t> generation_{1};
   std::atomic<bool> wanted_{true};   // recording, but for what a fork wiped
   std::atomic<std::int64_t> no_lane_until_ns_{0};
-  std::atomic<std::int64_t> no_full_wait_until_ns_{0};  // a producer waited in vain for room in its lane
+  FullWait full_wait_;
   std::atomic<std::int64_t> next_sync_ns_{0};
   std::atomic<bool> telling_{false};          // one thread at a time writes loss rows of drops
   std::atomic<std::uint64_t> told_drops_{0};  // dropped rows that are in loss rows already

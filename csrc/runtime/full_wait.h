@@ -1,0 +1,49 @@
+// How long a producer whose lane is full stands still for whoever drains. SPDX-License-Identifier: Apache-2.0
+//
+// It waits at all because a busy machine may give the drainer no processor for tens of ms, and a row lost to that need not
+// be. It waits for 50 ms at most, since the job's thread stands still meanwhile, and a step of a training job that is late by
+// that much can be told but does no harm. Where the wait was in vain (the disk of the run directory hangs) the next one is
+// allowed after a second, then after two, four, ... up to a minute: ranks that stand still at different moments add up, as each
+// keeps all others waiting in their collectives. So a hang of eight seconds costs a thread 0.2 s, one of an hour 3.3 s. What
+// is full meanwhile drops rows and counts them; when the disk is back nobody has to wait.
+//
+// What it does not bound: a thread that drains itself (a process without a thread of ours) stands still for as long as its own
+// write does. docs/concepts/overhead.md has both, measured.
+//
+// Caller: Runtime::make_room(), on any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace stashtrace {
+
+class FullWait {
+ public:
+  static constexpr std::int64_t kLongestNs = 50'000'000;
+  static constexpr std::int64_t kFirstPauseNs = 1'000'000'000;
+  static constexpr std::int64_t kLongestPauseNs = 60'000'000'000;
+
+  std::int64_t allowed_ns(std::int64_t now_ns) const noexcept {
+    return now_ns < until_ns_.load(std::memory_order_relaxed) ? 0 : kLongestNs;
+  }
+  // A wait that was allowed has ended. Threads that waited side by side count as one.
+  void was_in_vain(std::int64_t now_ns) noexcept {
+    std::int64_t until_ns = until_ns_.load(std::memory_order_relaxed);
+    if (now_ns < until_ns) return;
+    const std::int64_t pause_ns = pause_ns_.load(std::memory_order_relaxed);
+    if (!until_ns_.compare_exchange_strong(until_ns, now_ns + pause_ns, std::memory_order_relaxed)) return;
+    pause_ns_.store(pause_ns * 2 < kLongestPauseNs ? pause_ns * 2 : kLongestPauseNs, std::memory_order_relaxed);
+  }
+  void was_worth_it() noexcept { pause_ns_.store(kFirstPauseNs, std::memory_order_relaxed); }
+  void reset() noexcept {  // in a forked child
+    until_ns_.store(0, std::memory_order_relaxed);
+    was_worth_it();
+  }
+
+ private:
+  std::atomic<std::int64_t> until_ns_{0};
+  std::atomic<std::int64_t> pause_ns_{kFirstPauseNs};
+};
+
+}  // namespace stashtrace
