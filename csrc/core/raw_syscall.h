@@ -85,11 +85,11 @@ inline long readlink(const char* path, char* buffer, std::size_t bytes) noexcept
   return call(SYS_readlinkat, AT_FDCWD, address(path), address(buffer), static_cast<long>(bytes));
 }
 
-// Threads of this process at this moment, by the links of its folder of tasks; 1 where /proc does not tell.
+// Threads of this process at this moment, by the links of its folder of tasks; 0 where /proc does not tell.
 inline int threads_count() noexcept {
   struct stat tasks {};
-  if (call(SYS_newfstatat, AT_FDCWD, address("/proc/self/task"), address(&tasks), 0) != 0) return 1;
-  return tasks.st_nlink > 3 ? static_cast<int>(tasks.st_nlink) - 2 : 1;
+  if (call(SYS_newfstatat, AT_FDCWD, address("/proc/self/task"), address(&tasks), 0) != 0) return 0;
+  return tasks.st_nlink > 2 ? static_cast<int>(tasks.st_nlink) - 2 : 0;
 }
 
 // Null on failure.

@@ -83,14 +83,15 @@ inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
 }
 
 struct LookUp {
-  bool room;        // the row may be put
-  bool wants_drain; // a quarter was filled since the last drain
-  bool gone;        // the lane is not ours any more: leave it alone
+  bool room;         // the row may be put
+  bool wants_drain;  // a quarter was filled since the last drain
+  bool gone;         // the lane is not ours any more: leave it alone
+  bool wants_space;  // what the file has for it is used up: RingFile::give_space()
 };
 
-// The producer's slow path, once per quarter of the lane or when it is full: sets the next mark.
+// The producer's slow path, once per quarter of the lane, when it is full or has no space: sets the next mark.
 inline LookUp look_up(LaneHeader* lane) noexcept {
-  if (!is_intact(lane)) return {false, false, true};
+  if (!is_intact(lane)) return {.room = false, .wants_drain = false, .gone = true, .wants_space = false};
   std::uint64_t reserved = relaxed(lane->reserved);
   const std::uint64_t committed = relaxed(lane->committed);
   if (reserved - committed > kSlackRows) {
@@ -105,11 +106,20 @@ inline LookUp look_up(LaneHeader* lane) noexcept {
   const std::uint64_t full_at = consumed + capacity - kSlackRows;
   if (reserved >= full_at) {
     std::atomic_ref(lane->mark).store(reserved, std::memory_order_relaxed);  // the end of recording sets it as well
-    return {false, true, false};
+    return {.room = false, .wants_drain = true, .gone = false, .wants_space = false};
   }
-  const std::uint64_t next_quarter = (reserved / quarter + 1) * quarter;
-  std::atomic_ref(lane->mark).store(next_quarter < full_at ? next_quarter : full_at, std::memory_order_relaxed);
-  return {true, reserved - consumed >= quarter, false};
+  std::uint64_t next = (reserved / quarter + 1) * quarter;
+  if (next > full_at) next = full_at;
+  if (const std::uint64_t space_end = relaxed(lane->space_end); space_end != 0) {
+    const std::uint64_t space_at = space_end - kSlackRows;  // handlers that nest may not store beyond it either
+    if (reserved >= space_at) {
+      std::atomic_ref(lane->mark).store(reserved, std::memory_order_relaxed);
+      return {.room = false, .wants_drain = false, .gone = false, .wants_space = true};
+    }
+    if (next > space_at) next = space_at;
+  }
+  std::atomic_ref(lane->mark).store(next, std::memory_order_relaxed);
+  return {.room = true, .wants_drain = reserved - consumed >= quarter, .gone = false, .wants_space = false};
 }
 
 // What the drainer sees: rows [consumed, committed), in at most two pieces; none of a lane that is gone.

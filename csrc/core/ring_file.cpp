@@ -17,7 +17,14 @@ using container::kPageBytes;
 using container::LaneHeader;
 using container::RingHeader;
 
-int RingFile::allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
+namespace {
+
+// Of a lane's page and rows, from their begin.
+std::uint64_t space_bytes(const LaneHeader* lane) noexcept {
+  return lane->space_end != 0 ? kPageBytes + RingFile::kFirstSpaceBytes : lane->lane_bytes;
+}
+
+int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
   const auto begin = static_cast<std::int64_t>(offset);
   int error = raw::fallocate(fd, 0, begin, static_cast<std::int64_t>(bytes));
   if (error == -EOPNOTSUPP || error == -ENOSYS) {  // some network file systems: write it
@@ -31,6 +38,17 @@ int RingFile::allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexce
   if (error == -EFBIG) raw::consume_pending(SIGXFSZ);  // a limit for the user's files must not end the user's process
   return error;
 }
+
+// What lies at `start` goes into the file, and the file's pages take its place.
+int move_into(int fd, void* start, std::uint64_t space_bytes, std::uint64_t bytes, std::uint64_t offset) noexcept {
+  const auto at = static_cast<std::int64_t>(offset);
+  if (const int error = allocate(fd, offset, space_bytes); error < 0) return error;
+  const long written = raw::pwrite(fd, start, space_bytes, at);
+  if (written != static_cast<long>(space_bytes)) return written < 0 ? static_cast<int>(written) : -ENOSPC;
+  return raw::mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, at) == nullptr ? -ENOMEM : 0;
+}
+
+}  // namespace
 
 Status RingFile::create(std::uint32_t pid) noexcept {
   const int fd = file_.create();
@@ -54,12 +72,13 @@ Status RingFile::create(std::uint32_t pid) noexcept {
   return Status::ok();
 }
 
-void* RingFile::map(std::uint64_t offset, std::uint64_t bytes) noexcept {
+void* RingFile::map(std::uint64_t offset, std::uint64_t space_bytes, std::uint64_t bytes) noexcept {
+  if (without_file_) return raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   void* start = nullptr;
-  apart([this, offset, bytes, &start]() noexcept {
+  apart([this, offset, space_bytes, bytes, &start]() noexcept {
     const int fd = file_.open();
     if (fd < 0) return;
-    if (allocate(fd, offset, bytes) == 0)
+    if (allocate(fd, offset, space_bytes) == 0)
       start = raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<std::int64_t>(offset));
     raw::close(fd);
   });
@@ -73,7 +92,8 @@ LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes,
   const std::uint64_t bytes = kPageBytes + row_space;
   const std::uint64_t offset = used_bytes();
   if (!is_intact() || offset + bytes > kMostBytes) return nullptr;
-  void* start = map(offset, bytes);
+  const bool all = row_space <= kFirstSpaceBytes;
+  void* start = map(offset, all ? bytes : kPageBytes + kFirstSpaceBytes, bytes);
   if (start == nullptr) return nullptr;
   auto* lane = static_cast<LaneHeader*>(start);
   lane->lane_magic = container::kLaneMagic;
@@ -84,10 +104,27 @@ LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes,
   lane->lane_bytes = bytes;
   lane->tid = tid;
   lane->row_mask = capacity - 1;
-  lane->mark = capacity / 4;
+  lane->mark = 0;  // the first row sets it
+  lane->space_end = all ? 0 : kFirstSpaceBytes / row_bytes;
+  lane->offset_bytes = offset;
   used_bytes_.store(offset + bytes, std::memory_order_relaxed);
   std::atomic_ref(header_->used_bytes).store(offset + bytes, std::memory_order_release);
   return lane;
+}
+
+bool RingFile::give_space(LaneHeader* lane) noexcept {
+  const std::uint64_t offset = lane->offset_bytes, bytes = lane->lane_bytes;
+  if (!is_intact() || !ring::is_intact(lane) || offset + bytes > used_bytes()) return false;
+  const std::uint64_t has = space_bytes(lane);
+  bool given = false;
+  apart([&]() noexcept {
+    const int fd = file_.open();
+    if (fd < 0) return;
+    given = allocate(fd, offset + has, bytes - has) == 0;
+    raw::close(fd);
+  });
+  if (given) std::atomic_ref(lane->space_end).store(0, std::memory_order_relaxed);
+  return given;
 }
 
 // False as well if the program has mapped something of its own over our page.
@@ -109,9 +146,30 @@ void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
 
 void RingFile::remove() noexcept { file_.remove(); }
 
+Status RingFile::put_back(LaneHeader* const* lanes, std::size_t count) noexcept {
+  if (!is_intact()) return Status::failed("ring_gone", "", ESTALE);
+  int error = 0;
+  const int refused = apart([&]() noexcept {
+    const int fd = file_.create();
+    error = fd < 0 ? fd : move_into(fd, header_, kPageBytes, kPageBytes, 0);
+    for (std::size_t i = 0; i < count && error == 0; ++i) {
+      LaneHeader* lane = lanes[i];
+      const std::uint64_t offset = lane->offset_bytes, bytes = lane->lane_bytes;
+      const bool sane = ring::is_intact(lane) && offset + bytes <= used_bytes();
+      error = sane ? move_into(fd, lane, space_bytes(lane), bytes, offset) : -ESTALE;
+    }
+    if (fd >= 0) raw::close(fd);
+    if (fd >= 0 && error < 0) remove();
+  });
+  if (refused < 0) error = refused;
+  without_file_ = error < 0;
+  return error < 0 ? Status::failed("ring_not_created", "", error) : Status::ok();
+}
+
 void RingFile::forget() noexcept {
   if (is_intact()) replace_mapping(header_, kPageBytes);
   header_ = nullptr;
+  without_file_ = false;
   used_bytes_.store(0, std::memory_order_relaxed);
 }
 

@@ -19,6 +19,7 @@
 #include "hooks/interpose.h"
 #include "hooks/sandbox.h"
 #include "runtime/emit.h"
+#include "runtime/runtime.h"
 
 namespace real = stashtrace::real;
 
@@ -92,6 +93,13 @@ void tell(const char* path, const char* why) noexcept {
   stashtrace::report_loss(0, "started_untraced", 1, detail.c_str(), stashtrace::schema::codes::Severity::info);
 }
 
+// As far as the kernel tells before it reads the file.
+bool is_program(const char* path) noexcept {
+  struct stat status {};
+  return stashtrace::raw::call(SYS_newfstatat, AT_FDCWD, address(path), address(&status), 0) == 0 && S_ISREG(status.st_mode) &&
+         stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(path), 1 /* X_OK */) == 0;
+}
+
 // `path` as a program found along PATH, as libc would; false if there is none.
 bool find_program(const char* name, char (&room)[4096]) noexcept {
   if (stashtrace::readable_length(name, sizeof room, false) >= sizeof room || *name == '\0') return false;
@@ -107,10 +115,7 @@ bool find_program(const char* name, char (&room)[4096]) noexcept {
     stashtrace::TextBuffer path(room, sizeof room - 1);
     path.add(folder.empty() ? std::string_view(".") : folder).add("/").add(name);
     path.c_str();
-    struct stat status {};
-    if (stashtrace::raw::call(SYS_newfstatat, AT_FDCWD, address(room), address(&status), 0) == 0 && S_ISREG(status.st_mode) &&
-        stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(room), 1 /* X_OK */) == 0)
-      return true;
+    if (is_program(room)) return true;
     if (end == folders.npos) return false;
     folders.remove_prefix(end + 1);
   }
@@ -149,14 +154,30 @@ auto starting(const char* path, char* const* environment, Start start) {
   return start(changed);
 }
 
+// The same for what replaces the program of this process: its ring goes before, and comes back if the call returns.
+template <class Execute>
+int replacing(const char* path, char* const* environment, Execute execute) {
+  return starting(path, environment, [&](char* const* in) {
+    stashtrace::Runtime& runtime = stashtrace::runtime();
+    const bool may = !stashtrace::sandboxed() && path != nullptr && runtime.has_files() && is_program(path);
+    const std::uint32_t number = may ? runtime.begin_exec() : 0;
+    const int result = execute(in);
+    if (number == 0) return result;
+    const int error = errno;
+    runtime.exec_failed(number);
+    errno = error;
+    return result;
+  });
+}
+
 int execute(const char* path, char* const* arguments, char* const* environment) {
-  return starting(path, environment, [&](char* const* in) { return real::execve(path, arguments, in); });
+  return replacing(path, environment, [&](char* const* in) { return real::execve(path, arguments, in); });
 }
 
 int execute_found(const char* name, char* const* arguments, char* const* environment) {
   char room[4096];
   const char* found = !stashtrace::sandboxed() && find_program(name, room) ? room : nullptr;
-  return starting(found, environment, [&](char* const* in) { return real::execvpe(name, arguments, in); });
+  return replacing(found, environment, [&](char* const* in) { return real::execvpe(name, arguments, in); });
 }
 
 // What /proc/self/fd makes of a descriptor, for those that name the program by one.
@@ -178,8 +199,8 @@ STASHTRACE_HOOK(int, execvpe, const char* name, char* const* arguments, char* co
 STASHTRACE_HOOK(int, execvp, const char* name, char* const* arguments) { return execute_found(name, arguments, environ); }
 STASHTRACE_HOOK(int, fexecve, int fd, char* const* arguments, char* const* environment) {
   char room[64];
-  return starting(descriptor_path(fd, room), environment,
-                  [&](char* const* in) { return real::fexecve(fd, arguments, in); });
+  return replacing(descriptor_path(fd, room), environment,
+                   [&](char* const* in) { return real::fexecve(fd, arguments, in); });
 }
 STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment, int flags) {
   char room[64];
@@ -187,8 +208,8 @@ STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* argumen
   const bool empty = stashtrace::readable_length(path, 4096, false) == 0;
   const bool plain = dirfd == AT_FDCWD || (!empty && stashtrace::is_readable(path) && path[0] == '/');
   const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, room) : plain ? path : nullptr;
-  return starting(known, environment,
-                  [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); });
+  return replacing(known, environment,
+                   [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); });
 }
 STASHTRACE_HOOK(int, posix_spawn, pid_t* pid, const char* path, const posix_spawn_file_actions_t* actions,
                 const posix_spawnattr_t* attributes, char* const* arguments, char* const* environment) {

@@ -70,9 +70,18 @@ std::uint32_t Runtime::state_after_fork() const noexcept {
   return wanted_.load(std::memory_order_relaxed) ? detail::kRecording : detail::kPaused;
 }
 
+bool Runtime::refused_lately() const noexcept {
+  const std::int64_t until_ns = no_lane_until_ns_.load(std::memory_order_relaxed);
+  return until_ns != 0 && clock_ns(CLOCK_MONOTONIC) < until_ns;
+}
+
+void Runtime::refuse_for_a_while(const char* text) noexcept {
+  no_lane_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kNoLaneRetryNs, std::memory_order_relaxed);
+  log_line(LogLevel::info, text, ring_.file().path());
+}
+
 container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
-  if (no_lane_until_ns_.load(std::memory_order_relaxed) != 0 &&
-      clock_ns(CLOCK_MONOTONIC) < no_lane_until_ns_.load(std::memory_order_relaxed)) {
+  if (refused_lately()) {
     ring_.count_lost_row();
     return nullptr;
   }
@@ -88,8 +97,7 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
                           thread.tid);
     if (lane == nullptr) {
       ring_.count_lost_row();
-      no_lane_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kNoLaneRetryNs, std::memory_order_relaxed);
-      log_line(LogLevel::info, "no room for another lane", ring_.file().path());
+      refuse_for_a_while("no room for another lane");
     }
   }
   container::LaneHeader* taken = lane;
@@ -97,9 +105,18 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
   return taken;
 }
 
+bool Runtime::give_space(container::LaneHeader* lane) noexcept {
+  if (refused_lately()) return false;
+  const raw::SignalsBlocked quiet;
+  if (ring_.give_space(lane)) return true;
+  refuse_for_a_while("no room for the rest of a lane");
+  return false;
+}
+
 bool Runtime::make_room(container::LaneHeader* lane) noexcept {
   ring::LookUp look = ring::look_up(lane);
-  if (look.gone) {
+  if (look.wants_space && give_space(lane)) look = ring::look_up(lane);
+  if (look.gone || look.wants_space) {
     ring_.count_lost_row();
     return false;
   }

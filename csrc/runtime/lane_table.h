@@ -27,6 +27,7 @@ class LaneTable {
 
   std::size_t count() const noexcept { return count_.load(std::memory_order_acquire); }
   container::LaneHeader* at(std::size_t i) const noexcept { return lanes_[i]; }
+  container::LaneHeader* const* all() const noexcept { return lanes_; }
   void forget() noexcept;  // in a forked child: lets the parent's lanes go
 
  private:

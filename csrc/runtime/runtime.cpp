@@ -160,10 +160,13 @@ void Runtime::finish() noexcept { end(nullptr); }
 
 void Runtime::seal(const char* reason) noexcept { end(reason); }
 
-bool Runtime::begin_end() noexcept {
+bool Runtime::owns_files() const noexcept {
   const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
-  if (state != detail::kRecording && state != detail::kPaused) return false;  // forked and silent, or given up
-  if (!in_own_process()) return false;
+  return (state == detail::kRecording || state == detail::kPaused) && in_own_process();
+}
+
+bool Runtime::begin_end() noexcept {
+  if (!owns_files()) return false;
   if (ending_.exchange(true, std::memory_order_acq_rel)) return false;
   wanted_.store(false, std::memory_order_relaxed);
   detail::state_page.word.store(detail::kPaused, std::memory_order_release);
@@ -176,8 +179,10 @@ void Runtime::close_files() noexcept {
   // From here on also a row that is not asked for by recording() takes the slow path, which refuses it.
   for (std::size_t i = 0; i < lanes_.count(); ++i)
     if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
-  if (opened_ && drainer_.everything_written()) ring_.remove();
+  if (opened_ && nothing_left()) ring_.remove();
 }
+
+bool Runtime::nothing_left() const noexcept { return drainer_.everything_written() && ring_.lost_rows() == 0; }
 
 void Runtime::leave() noexcept {
   if (!config_.active || !begin_end()) return;
@@ -187,6 +192,31 @@ void Runtime::leave() noexcept {
     drainer_.drain_all(false, kLeaveWaitNs);
   }
   close_files();
+}
+
+std::uint32_t Runtime::begin_exec() noexcept {
+  if (!has_files() || raw::threads_count() != 1) return 0;
+  const raw::SignalsBlocked quiet;
+  // Held by nobody, unless the call comes from the handler of a fault in the middle of our own work.
+  if (!files_lock_.try_lock()) return 0;
+  // A process that has left the run directory's reach (chroot, setuid) keeps its rows in the ring: no error.
+  const bool done = drainer_.drain_all(false, 0, LogLevel::info) && nothing_left();
+  if (done) ring_.remove();
+  files_lock_.unlock();
+  return done ? generation() : 0;
+}
+
+void Runtime::exec_failed(std::uint32_t number) noexcept {
+  // A handler may have ended recording meanwhile, or have made a child that returns here.
+  if (number != generation() || !owns_files()) return;
+  Status status;
+  {
+    const raw::SignalsBlocked quiet;
+    files_lock_.lock();
+    status = ring_.put_back(lanes_.all(), lanes_.count());
+    files_lock_.unlock();
+  }
+  if (!status) seal("ring_lost_at_exec");
 }
 
 void Runtime::end(const char* reason) noexcept {

@@ -48,6 +48,14 @@ class Runtime final : public Context {
   // removed if nothing is left in it. It is safe in signal handlers: no thread is waited for, and a lock for 0.2 s at most.
   // In a vfork child it does nothing.
   void leave() noexcept;
+  // Around a call that replaces the program. begin_exec() writes what is committed and removes the ring, as at an end, and
+  // gives a number for exec_failed(), which puts the ring back, so that recording goes on as if nothing had been called. 0,
+  // with nothing removed, where rows could be lost between the two or after them: not the recorder's own process (vfork),
+  // other threads, rows that cannot be written. Rows of signal handlers in between are kept, unless the process is killed
+  // before exec_failed() or the call succeeds. Both are safe in signal handlers and in forked children, and keep errno.
+  std::uint32_t begin_exec() noexcept;
+  void exec_failed(std::uint32_t number) noexcept;
+  bool has_files() const noexcept { return opened_ && owns_files(); }
   void forked() noexcept;            // in the child, before anything else of ours
   void thread_ends() noexcept;       // of the calling thread
 
@@ -86,11 +94,16 @@ class Runtime final : public Context {
  private:
   void start_rooms() noexcept;
   void end(const char* reason) noexcept;  // null: the process ends
+  bool owns_files() const noexcept;  // not given up, no vfork child, no forked child that has not recorded
   bool begin_end() noexcept;         // false: nothing to end, or another thread does
   void close_files() noexcept;       // nothing is recorded any more
+  bool nothing_left() const noexcept;  // in the ring: no row, and no count that no loss row has told
   bool open_files() noexcept;        // under files_lock_
   bool create_files() noexcept;
   Status create_files_apart(std::uint64_t tick_hz) noexcept;
+  bool give_space(container::LaneHeader* lane) noexcept;
+  bool refused_lately() const noexcept;  // the disk had no space for a lane
+  void refuse_for_a_while(const char* text) noexcept;
   bool give_up(const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
   void tell_drops() noexcept;

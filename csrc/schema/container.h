@@ -98,6 +98,8 @@ struct LaneHeader {                 // first page of a lane
   std::uint64_t dropped;            // rows refused because the lane was full, not yet told in a loss row
   std::uint64_t mark;               // producer's own: leaves its fast path when reserved gets here
   std::uint64_t row_mask;           // producer's own: capacity_rows - 1
+  std::uint64_t space_end;          // producer's own: rows from here on have no space in the file yet; 0: all have it
+  std::uint64_t offset_bytes;       // of this page in the file
   alignas(64) std::uint64_t consumed;   // drainer: rows that are in X.stash
 };
 static_assert(sizeof(LaneHeader) == 192 && std::is_standard_layout_v<LaneHeader>);

@@ -3,12 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,8 @@ class Actor:
         own = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
         return own | {"STASHTRACE_DIR": str(self.directory), "STASHTRACE_RUN_ID": "c0ffee", **variables}
 
-    def run(self, scenario: str, rows: int = 100, **variables: str) -> Actor:
-        done = subprocess.run([str(self.program), scenario, str(rows)], env=self.environment(**variables),
+    def run(self, scenario: str, rows: int = 100, program: str | Path = "", **variables: str) -> Actor:
+        done = subprocess.run([str(self.program), scenario, str(rows), program], env=self.environment(**variables),
                               capture_output=True, text=True, timeout=120)  # fmt: skip
         self.code, self.output, self.errors = done.returncode, done.stdout, done.stderr
         return self
@@ -195,7 +197,106 @@ def test_exec_makes_a_new_incarnation(actor: Actor) -> None:
     assert (first.metadata["incarnation"], second.metadata["incarnation"]) == (0, 1)
     assert first.metadata["pid"] == second.metadata["pid"]
     assert sorted(actor.values()["main"]) == sorted(2 * list(range(200)))
-    assert len(actor.rings()) == 1  # of the image that is gone; the second ended in order
+    assert actor.rings() == []
+
+
+@pytest.fixture(params=["no format", "no interpreter", "busy"])
+def unsuited(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, int]]:
+    """A file that looks like a program until the kernel reads it, and the error of its execution."""
+    program = tmp_path / "program"
+    kind = request.param
+    program.write_bytes(
+        {"no format": b"no program", "no interpreter": b"#!/no/such/interpreter\n"}.get(kind)
+        or Path("/bin/true").read_bytes()
+    )
+    program.chmod(0o755)
+    with open(program, "ab" if kind == "busy" else "rb"):
+        yield program, {"no format": errno.ENOEXEC, "no interpreter": errno.ENOENT, "busy": errno.ETXTBSY}[kind]
+
+
+@pytest.mark.parametrize(("end", "rows"), [("", 100), ("", 20_000), ("_killed", 100), ("_killed", 20_000)])
+def test_recording_goes_on_when_exec_fails(actor: Actor, unsuited: tuple[Path, int], end: str, rows: int) -> None:
+    program, error = unsuited
+    actor.run("exec_fails" + end, rows, program, STASHTRACE_DRAINER="self")
+    assert actor.output == f"-1 {error} new\n", "what exec said, and a ring that was put back"
+    assert (actor.code, actor.errors) == (-signal.SIGKILL if end else 0, "")
+    assert actor.values() == {"main": list(range(2 * rows))}
+    (process,) = actor.processes()
+    assert [loss for loss in process.losses if loss[2] > 0] == []
+    assert len(actor.rings()) == (1 if end else 0)
+
+
+def test_recording_ends_where_the_ring_cannot_be_put_back(actor: Actor, unsuited: tuple[Path, int]) -> None:
+    program, error = unsuited
+    actor.run("exec_fails_limited", 100, program, STASHTRACE_DRAINER="self")
+    assert (actor.code, actor.output, actor.errors) == (0, f"-1 {error} none\n", "")
+    assert actor.values() == {"main": list(range(100))}
+    (process,) = actor.processes()
+    reasons = [process.strings[int(name)] for name in process.records["loss"].rows["reason_id"]]
+    assert reasons == ["ring_lost_at_exec"]
+    assert actor.rings() == []
+
+
+def test_exec_leaves_the_ring_of_others_alone(actor: Actor) -> None:
+    """Of a vfork child's parent, of a child's parent, and of other threads that record."""
+    actor.run("exec_elsewhere", 100)
+    assert (actor.code, actor.errors) == (0, "")
+    assert actor.values() == {"main": list(range(100))}
+    assert len(actor.rings()) == 1
+
+
+@pytest.mark.root
+def test_exec_beyond_reach_of_the_run_directory_is_silent(actor: Actor) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may become another user")
+    actor.run("exec_as_nobody", 100)
+    assert (actor.code, actor.errors) == (0, "")
+    assert actor.values() == {"main": list(range(100))}
+    assert len(actor.rings()) == 1, "it holds the rows"
+
+
+@pytest.mark.parametrize("drainer", ["self", "thread", "off"])
+@pytest.mark.parametrize("rows", [2_031, 2_032, 2_033, 2_048, 2_049, 9_000, 32_000])
+def test_large_lane_gets_its_space_when_it_is_used(actor: Actor, rows: int, drainer: str) -> None:
+    """It has space for 2,048 rows at first, of which 16 are kept for signal handlers."""
+    actor.run("large", rows, STASHTRACE_DRAINER=drainer, STASHTRACE_COLLECTORS="core")
+    assert (actor.code, actor.output) == (-signal.SIGKILL, f"{rows}\n")
+    (process,) = actor.processes()
+    assert process.records["io_op"].rows["offset_bytes"].tolist() == list(range(rows))
+    (ring,) = actor.rings()
+    assert (ring.stat().st_blocks * 512 <= MOST_RING_BYTES) == (rows <= 2_032)
+
+
+def test_large_lane_without_space_for_its_rest(actor: Actor) -> None:
+    actor.run("large_limited", 9_000, STASHTRACE_DRAINER="self", STASHTRACE_COLLECTORS="core")
+    assert (actor.code, actor.output, actor.errors) == (-signal.SIGKILL, "2032\n", "")
+    (process,) = actor.processes()
+    assert process.records["io_op"].rows["offset_bytes"].tolist() == list(range(2_032))
+    assert told(actor) == 9_000 - 2_032
+
+
+def test_count_of_rows_without_a_lane_outlives_the_process(actor: Actor) -> None:
+    actor.run("end_without_lane", 100)
+    assert (actor.code, actor.errors) == (0, "")
+    assert actor.values() == {"main": list(range(100))}
+    assert told(actor) == 2, "open and close"
+    assert len(actor.rings()) == 1, "it holds the count"
+
+
+#: What the ring of a killed process with few rows may take on the disk.
+MOST_RING_BYTES = 256 * 1024
+
+
+def test_many_processes_leave_little_and_lose_nothing(actor: Actor, tmp_path: Path) -> None:
+    unsuited = tmp_path / "program"
+    unsuited.write_bytes(b"no program")
+    unsuited.chmod(0o755)
+    actor.run("ends", 50, unsuited)
+    assert (actor.code, actor.errors) == (0, "")
+    expected = {way: sorted(4 * list(range(50))) for way in ("exit", "_exit", "exec", "failed", "killed")}
+    assert {way: sorted(values) for way, values in actor.values().items()} == expected
+    assert len(actor.rings()) == 4, "those of the killed"
+    assert max(ring.stat().st_blocks * 512 for ring in actor.rings()) <= MOST_RING_BYTES
 
 
 def test_short_threads_share_few_lanes(actor: Actor) -> None:

@@ -1,7 +1,7 @@
 // Does to the recorder what real programs do to it; tests/integration/test_record_path.py reads what is left.
 // SPDX-License-Identifier: Apache-2.0
 //
-//   record_actor SCENARIO [ROWS]     rows are counters named after who wrote them, values 0, 1, 2, ...
+//   record_actor SCENARIO [ROWS [PROGRAM]]     rows are counters named after who wrote them, values 0, 1, 2, ...
 //
 // Uses the library as shipped, by its C interface, so that no hook has to be there for the test.
 #include <fcntl.h>
@@ -10,16 +10,19 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -205,11 +208,114 @@ int exits_among_threads(int rows) {
   std::exit(0);
 }
 
+// The ring that this process has: its inode, 0 if there is none under its name.
+unsigned long ring_inode() {
+  std::string path = stashtrace_stash_path();
+  path.replace(path.size() - 5, 5, "ring");
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+// Calls exec, which fails, between rows; says what exec said, and whether the ring was another one afterwards. With a limit
+// no file can become as large as the ring was.
+void fail_to_execute(int rows, const char* program, bool limited) {
+  write_rows("main", rows);
+  const rlimit limit{64 * 1024, 64 * 1024};
+  if (limited) setrlimit(RLIMIT_FSIZE, &limit);
+  const unsigned long before = ring_inode();
+  errno = 0;
+  const int result = execl(program, program, nullptr);
+  const int error = errno;
+  const unsigned long after = ring_inode();
+  write_rows("main", rows, rows);
+  std::printf("%d %d %s\n", result, error, after == 0 ? "none" : after == before ? "same" : "new");
+  std::fflush(stdout);
+}
+
+// I/O rows have the largest lane, which gets the rest of its space when it is used. Without `space` the file may not grow.
+int fill_large_lane(int rows, bool space) {
+  int kept = 0;
+  write_rows("main", 1);  // so that the large lane is the last of the file
+  for (int i = 0; i < rows; ++i) {
+    const schema::IoOp row{.begin_ticks = stashtrace_now_ticks(), .offset_bytes = i, .duration_ticks = 1, .result_bytes = 0,
+                           .path_id = 0, .op_code = 1, .io_flags = 0};
+    kept += stashtrace_emit(schema::IoOp::kId, &row, sizeof row) == 1;
+    if (i != 0 || space) continue;
+    const rlimit limit{256 * 1024, 256 * 1024};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  std::printf("%d\n", kept);
+  std::fflush(stdout);
+  return kept;
+}
+
+// The first call's row finds no lane, and the process ends at once.
+[[noreturn]] void end_without_lane(int rows) {
+  write_rows("main", rows);
+  const rlimit limit{128 * 1024, 128 * 1024};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  close(open("/dev/null", O_RDONLY));
+  _exit(0);
+}
+
+// Children that end in every way there is, four of each; "failed" ends after an exec that failed.
+int ends(int rows, const char* unsuited) {
+  for (const char* way : {"exit", "_exit", "exec", "failed", "killed"})
+    for (int i = 0; i < 4; ++i) {
+      const pid_t child = fork();
+      if (child != 0) {
+        wait_for(child);
+        continue;
+      }
+      write_rows(way, rows);
+      close(open("/dev/null", O_RDONLY));  // I/O rows have the largest lane
+      const std::string_view kind = way;
+      if (kind == "exec") execl("/bin/true", "true", nullptr);
+      if (kind == "failed") execl(unsuited, unsuited, nullptr);
+      if (kind == "killed") raise(SIGKILL);
+      if (kind == "exit") std::exit(0);
+      _exit(0);
+    }
+  return 0;
+}
+
+// The program is another user's, who may not write to the run directory.
+int executes_as_nobody(int rows) {
+  write_rows("main", rows);
+  if (setgid(65534) != 0 || setuid(65534) != 0) return 1;
+  execl("/bin/true", "true", nullptr);
+  return 99;
+}
+
+// exec beside another thread, in a vfork child, and in a forked child that has recorded nothing.
+int executes_elsewhere(int rows) {
+  write_rows("main", rows);
+  const unsigned long before = ring_inode();
+  for (const bool shares : {true, false}) {
+    const pid_t child = shares ? vfork() : fork();
+    if (child == 0) {
+      execl("/bin/true", "true", nullptr);
+      _exit(99);
+    }
+    if (wait_for(child) != 0) return 1;
+    if (ring_inode() != before) return 2;
+  }
+  std::atomic<bool> there{false};
+  std::thread([&there] {
+    there = true;
+    for (;;) pause();
+  }).detach();
+  while (!there) sched_yield();
+  execl("/bin/true", "true", nullptr);
+  return 99;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string scenario = argc > 1 ? argv[1] : "";
   const int rows = argc > 2 ? std::atoi(argv[2]) : 100;
+  const char* program = argc > 3 ? argv[3] : "";
   if (scenario == "fork") return forks(rows, false);
   if (scenario == "raw_fork") return forks(rows, true);
   if (scenario == "vfork") return vforks(rows);
@@ -221,6 +327,19 @@ int main(int argc, char** argv) {
   if (scenario == "few_descriptors") return stamps_with_few_descriptors(rows);
   if (scenario == "seal") return seals(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
+  if (scenario == "end_without_lane") end_without_lane(rows);
+  if (scenario == "large" || scenario == "large_limited") {
+    fill_large_lane(rows, scenario == "large");
+    raise(SIGKILL);
+  }
+  if (scenario == "ends") return ends(rows, program);
+  if (scenario == "exec_as_nobody") return executes_as_nobody(rows);
+  if (scenario == "exec_elsewhere") return executes_elsewhere(rows);
+  if (scenario == "exec_fails" || scenario == "exec_fails_killed" || scenario == "exec_fails_limited") {
+    fail_to_execute(rows, program, scenario == "exec_fails_limited");
+    if (scenario == "exec_fails_killed") raise(SIGKILL);
+    return 0;
+  }
   const int kept = write_rows("main", rows);
   if (scenario == "plain") std::printf("%d\n", kept);
   if (scenario == "silent") return 0;

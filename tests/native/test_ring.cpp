@@ -111,6 +111,36 @@ void leaves_a_lane_alone_that_is_gone() {
   }
 }
 
+// The file has space for the first rows only: nothing is stored beyond, whatever was drained and whatever nests.
+void stays_where_the_space_ends() {
+  LaneHeader* lane = make_lane(4096);
+  lane->mark = 0;
+  lane->space_end = 1024;
+  std::uint64_t kept = 0;
+  while (put(lane, kept)) ++kept;
+  CHECK_EQUAL(kept, 1024 - ring::kSlackRows);
+  CHECK(ring::look_up(lane).wants_space);
+  CHECK_EQUAL(take(lane).size(), kept);
+  CHECK(!put(lane, 0) && ring::look_up(lane).wants_space);  // drained, but still without space
+  lane->space_end = 0;
+  while (kept < 20'000 && put(lane, kept))
+    if (++kept % 1000 == 0) take(lane);
+  CHECK_EQUAL(kept, std::uint64_t{20'000});
+  free(lane);
+
+  lane = make_lane(4096);
+  lane->mark = 0;
+  lane->space_end = 1024;
+  const std::uint64_t last = 1024 - ring::kSlackRows - 1;
+  for (std::uint64_t value = 0; value < last; ++value) CHECK(put(lane, value));
+  CHECK(!ring::must_look_up(lane));
+  CHECK(put(lane, last) && !put(lane, 0));  // handlers, between the look and the claim of the row that they interrupt
+  const Row outer{7, ~std::uint64_t{7}};
+  ring::put(lane, sizeof outer, [&](std::byte* to) { std::memcpy(to, &outer, sizeof outer); });
+  CHECK(lane->committed <= lane->space_end);
+  free(lane);
+}
+
 void two_threads_agree() {
   LaneHeader* lane = make_lane(1024);
   constexpr std::uint64_t kRows = 300'000;
@@ -133,6 +163,7 @@ int main() {
   nests();
   survives_an_abandoned_row();
   leaves_a_lane_alone_that_is_gone();
+  stays_where_the_space_ends();
   two_threads_agree();
   CHECK_EQUAL(ring::capacity_rows(1048576, 32), 32768u);
   CHECK_EQUAL(ring::capacity_rows(65536, 72), 512u);
