@@ -59,6 +59,7 @@ class StashFile:
         self._losses: Counter[tuple[str, str, int, str]] = Counter()
         #: Rows that are there and cannot be read; a merge carries them along.
         self._unread: Counter[tuple[str, str, int, str]] = Counter()
+        self._by_thread: dict[int, list[int]] | None = None  # numbers of segments
         self._own_texts: dict[int, str] | None = None
         self._all_texts: dict[int, str] | None = None
         #: File of the process this one was forked from; its string ids are valid here too. Set by open_run.
@@ -142,11 +143,9 @@ class StashFile:
     def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
         """Rows of the named records and threads, all if None: segments in file order, then the ring."""
         with ByteFile(self.path) as source:
-            for segment in self.segments:
+            for segment in self.segments if tids is None else self._segments_of(tids):
                 layout = self.layouts.get(segment.record_id)
                 if layout is None or (records is not None and layout.name not in records):
-                    continue
-                if tids is not None and segment.tid not in tids:
                     continue
                 rows = self._rows_of(source, segment, layout)
                 if rows is not None and len(rows):
@@ -193,6 +192,15 @@ class StashFile:
         return {} if parts is None else self._texts(parts.rows)
 
     # Rows ---------------------------------------------------------------------------------------
+
+    def _segments_of(self, tids: Collection[int]) -> list[Segment]:
+        """Segments of these threads in file order. Whoever reads a file in pieces asks often, so they are looked up."""
+        if self._by_thread is None:
+            self._by_thread = {}
+            for number, segment in enumerate(self.segments):
+                self._by_thread.setdefault(segment.tid, []).append(number)
+        numbers = sorted(number for tid in tids for number in self._by_thread.get(tid, ()))
+        return [self.segments[number] for number in numbers]
 
     def _records(self, names: Collection[str] | None) -> dict[str, RawRecords]:
         current = current_layouts()

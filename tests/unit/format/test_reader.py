@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stash_files import RUN_ID, StashWriter, ms, sizes_check, write_run_json
 
 import stashtrace
 from stashtrace.errors import FormatError, UnsupportedVersionError
+from stashtrace.format.pieces import pieces
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
 
@@ -221,6 +223,31 @@ def test_unknown_records_are_skipped_and_counted(tmp_path: Path) -> None:
     [process] = open_run(tmp_path, strict=True).processes
     assert "io_op" not in process.load().records
     assert reasons(process) == {"unknown_record_rows": 3}
+
+
+def test_threads_are_found_without_a_search_of_the_whole_file(tmp_path: Path) -> None:
+    """Pieces of a file with many small threads look at each segment a few times, whatever their number."""
+    stash = StashWriter(tmp_path)
+    for tid in range(1, 301):
+        for begin in (0, 5):
+            stash.add("io_op", [stash.row("io_op", begin_ticks=ms(begin + k)) for k in range(5)], tid=tid)
+    stash.save()
+    [process] = open_run(tmp_path).processes
+    seen = 0
+
+    class Watched(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal seen
+            for each in super().__iter__():
+                seen += 1
+                yield each
+
+    process.segments = Watched(process.segments)
+    found = list(pieces(process, ("io_op",), rows=20))
+    assert [rows for piece in found for rows in np.unique(piece.records["io_op"].tid).tolist()] == list(range(1, 301))
+    assert sum(len(piece.records["io_op"].rows) for piece in found) == 3000
+    assert len(found) == 150
+    assert seen <= 4 * 600
 
 
 def test_a_count_beyond_the_column_is_its_largest_value(tmp_path: Path) -> None:
