@@ -1,13 +1,14 @@
-"""Copies of runs that lack single rows, as a crash, a full disk or a bad medium leaves them."""
+"""Copies of runs that lack single rows, or hold odd ones, as a crash, a full disk or a bad medium leaves them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.format.container import pack_head, pack_segment
 from stashtrace.format.stash_file import StashFile
@@ -22,14 +23,48 @@ def rows_of(path: Path) -> dict[str, int]:
 
 def write_without(source: Path, target: Path, record: str, row: int | None) -> None:
     """Copy a .stash file without one row of a record (counted through all segments), or without all of them."""
+    seen = 0
+
+    def without(name: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        nonlocal seen
+        if name != record:
+            return rows
+        kept = np.zeros(len(rows), dtype=bool) if row is None else np.arange(seen, seen + len(rows)) != row
+        seen += len(rows)
+        return rows[kept]
+
+    _rewrite(source, target, without)
+
+
+def write_with(
+    source: Path, target: Path, record: str = "", *, metadata: Mapping[str, object] | None = None, **fields: object
+) -> None:
+    """Copy a .stash file with other values in the first row of a record, and other metadata, under right checksums."""
+    done = False
+
+    def changed(name: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        nonlocal done
+        if name != record or done:
+            return rows
+        done, rows = True, rows.copy()
+        for field, value in fields.items():
+            rows[field][0] = value
+        return rows
+
+    _rewrite(source, target, changed, metadata or {})
+    assert done or not record, f"{source} has no {record}"
+
+
+def _rewrite(
+    source: Path,
+    target: Path,
+    change: Callable[[str, npt.NDArray[np.void]], npt.NDArray[np.void]],
+    metadata: Mapping[str, object] | None = None,
+) -> None:
     file = StashFile(str(source))
-    segments, seen = [], 0
+    segments = []
     for chunk in file.chunks():
-        rows = chunk.rows
-        if chunk.layout.name == record:
-            kept = np.zeros(len(rows), dtype=bool) if row is None else np.arange(seen, seen + len(rows)) != row
-            seen += len(rows)
-            rows = rows[kept]
+        rows = change(chunk.layout.name, chunk.rows)
         if len(rows):
             segments.append(
                 pack_segment(
@@ -42,7 +77,7 @@ def write_without(source: Path, target: Path, record: str, row: int | None) -> N
                     first_sequence=chunk.first_sequence,
                 )
             )
-    head = pack_head(file.head.records, file.metadata, flags=file.head.flags)
+    head = pack_head(file.head.records, {**file.metadata, **(metadata or {})}, flags=file.head.flags)
     target.write_bytes(head + b"".join(segments))
 
 

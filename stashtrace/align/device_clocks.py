@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.align.clocks import Int64, TickMap, consistent_run, with_ends
-from stashtrace.align.possible import is_possible
 from stashtrace.collectors.context import DeviceTime, TickClock
 from stashtrace.model.kinds import DeviceClock, Severity
 from stashtrace.model.losses import LossRow
+from stashtrace.model.possible import is_possible
 from stashtrace.model.trace import RawProcess
 
 #: Records this module reads from every process before anything is decoded.

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from stashtrace.align.clocks import Readings, TickMap, realtime_offset, tick_map
 from stashtrace.align.offset_fit import STRAIGHT, Bend
-from stashtrace.align.possible import HIGHEST, is_possible
 from stashtrace.collectors.context import Int64
 from stashtrace.errors import FormatError
 from stashtrace.format.reader import RawRun
+from stashtrace.model.possible import HIGHEST, is_possible
 from stashtrace.model.trace import RawProcess
 
 #: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stashtrace.model.possible import rank_number
+
 #: SLURM numbers what is no step of its own (batch script, interactive shell, extern) from here.
 _FIRST_SPECIAL_STEP = 4_294_967_280
 
@@ -77,7 +79,7 @@ def _place(launcher: _Launcher, environment: Mapping[str, Any]) -> Place:
 
 def _number(environment: Mapping[str, Any], *names: str) -> int:
     for name in names:
-        text = str(environment.get(name, "")).strip()
-        if text.isdigit():
-            return int(text)
+        number = rank_number(str(environment.get(name, "")).strip())
+        if number >= 0:
+            return number
     return -1

@@ -15,6 +15,7 @@ from typing import Any
 
 from stashtrace.align.launch_variables import Place, places
 from stashtrace.model.kinds import ProcessRole
+from stashtrace.model.possible import rank_number
 
 #: Records that only a process that trains writes.
 TRAINING_RECORDS = ("phase_span", "collective_call", "group")
@@ -57,8 +58,8 @@ class ProcessFacts:
 
     def said(self, name: str, otherwise: int = -1) -> int:
         """A number that the process said itself."""
-        text = self.learned.get(name, "").strip()
-        return int(text) if text.isdigit() else otherwise
+        number = rank_number(self.learned.get(name, "").strip())
+        return number if number >= 0 else otherwise
 
     @property
     def trains(self) -> int:

@@ -12,7 +12,6 @@ from stashtrace.align import device_clocks
 from stashtrace.align.collective_merge import GroupNotes, merge_collectives
 from stashtrace.align.host_alignment import align_run
 from stashtrace.align.host_clocks import HostClock, domain_of, host_clocks, start_ticks
-from stashtrace.align.possible import without_impossible
 from stashtrace.align.presence import choose_start, missing_loss, starts_loss
 from stashtrace.align.process_facts import process_facts
 from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify
@@ -26,6 +25,7 @@ from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
 from stashtrace.model.kinds import ProcessRole, Severity
 from stashtrace.model.losses import LossRow, losses_columns
+from stashtrace.model.possible import without_impossible
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
@@ -52,6 +52,7 @@ class Session:
         self.identities: list[Identity] = []
         self.losses: list[tuple[int, LossRow]] = []
         self.ends_ns: list[int] = []
+        self._io_losses: dict[int, list[LossRow]] = {}
         self.device_times: list[dict[tuple[int, int], DeviceTime]] = []
         self.group_notes = GroupNotes()
         self.reference = ""
@@ -196,10 +197,7 @@ class Session:
     def _placed(self, table: Table, context: DecodeContext) -> Table:
         """The table with a track for each row; a row whose track was not recorded is still shown."""
         # What was lost is told whatever its number says.
-        table, impossible = (table, 0) if table.schema.name == "losses" else without_impossible(table)
-        if impossible:
-            text = f"{impossible} rows of {table.schema.name} hold numbers that no run has; they are left out"
-            context.add_loss("format", "impossible_values", impossible, text, Severity.DATA_LOSS)
+        table = table if table.schema.name == "losses" else _without_impossible(table, context)
         table, count = self.tracks.placed(table)
         if count:
             text = (
@@ -218,12 +216,12 @@ class Session:
             for raw in pieces(file, room.records):
                 if context is None:  # one for all pieces: it keeps what it has looked up
                     context = self._context(index, raw, frozenset({"io"}))
-                table = room.decode(raw, context).io
+                table = _without_impossible(room.decode(raw, context).io, context)
                 if len(table):
                     self.ends_ns[index] = max(self.ends_ns[index], int(table["end_ns"].max()))
                     yield table
             if context is not None:
-                self.losses += [(index, row) for row in context.losses]
+                self._io_losses[index] = context.losses  # the rows may be read more than once
 
     def io_rows_count(self) -> int:
         """At most so many rows has ``io``."""
@@ -300,6 +298,7 @@ class Session:
     def loss_table(self, parts: Sequence[Table]) -> Table:
         """Losses of the run, of reading, and those that decoders found."""
         rows = list(self.losses)
+        rows += [(index, row) for index, found in sorted(self._io_losses.items()) for row in found]
         rows += [(index, row) for index, file in enumerate(self.files) for row in file.losses]
         for run in self.runs:
             rows += [(-1, row) for row in run.losses]
@@ -380,6 +379,15 @@ class Session:
             "value_code": self.strings.codes(facts.values()),
         }
         return Table.concat(TABLES["metadata"], [Table(TABLES["metadata"], own), *parts])
+
+
+def _without_impossible(table: Table, context: DecodeContext) -> Table:
+    """The rows whose numbers can be; the others are counted as lost."""
+    table, count = without_impossible(table)
+    if count:
+        text = f"rows of {table.schema.name} hold numbers that no run has; they are left out"
+        context.add_loss("format", "impossible_values", count, text, Severity.DATA_LOSS)
+    return table
 
 
 def _is_streamed(room: Room) -> bool:

@@ -22,6 +22,9 @@ from stashtrace.model.trace import Trace
 #: Steps at the head of a run that are left out by default, and the length that marks further ones.
 WARMUP_STEPS, WARMUP_FACTOR = 5, 3
 
+#: A number of more digits is damage: added to another one it might not fit 64 bits.
+_MOST_DIGITS = 15
+
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
@@ -157,7 +160,7 @@ def counted_steps(found: Table, *, warmup: bool = False) -> Table:
 def first_recorded_step(trace: Trace) -> int:
     """Number of the first step that a run with ``--steps A:B`` recorded, 0 for a whole run."""
     first = _fact(trace, "steps").partition(":")[0]
-    return int(first) if first.isdecimal() else 0
+    return int(first) if first.isdecimal() and len(first) <= _MOST_DIGITS else 0
 
 
 def _are_numbered(trace: Trace) -> bool:
@@ -297,12 +300,14 @@ def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
     matched = np.concatenate(agreement)
     if len(ordinals) == 0 or not (matched >= 0).any():
         return matched
-    voted = np.full(int(ordinals.max()) + 1, 2, dtype=np.int64)
-    np.minimum.at(voted, ordinals[matched >= 0], matched[matched >= 0])
+    # Steps that another tool numbered may have any number.
+    known, place = np.unique(ordinals, return_inverse=True)
+    voted = np.full(len(known), 2, dtype=np.int64)
+    np.minimum.at(voted, place[matched >= 0], matched[matched >= 0])
     voted[voted == 2] = -1
     first = np.zeros(len(ordinals), dtype=bool)
     first[: len(ranks[0].ordinal)] = True
-    return np.where(first & (matched < 0), voted[ordinals], matched)
+    return np.where(first & (matched < 0), voted[place], matched)
 
 
 def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:

@@ -26,6 +26,11 @@ from stashtrace.model.kinds import CollectiveOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
+#: Words for ``status_code`` and ``source_code``; what no source timed, the kernels did.
+_STATUS = ("", "failed", "end seen late", "end not seen")
+_SOURCES = ("nothing", "events", "plugin", "kernels")
+_KERNELS = _SOURCES.index("kernels")
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -87,13 +92,11 @@ def collective_layer(
     operation.ints["late_rank"] = np.where(waits, late, NO_VALUE)
     operation.texts["called_as"] = (np.where(table["name_code"] > 0, table["name_code"], -1), rows.texts)
     operation.texts["status"] = (
-        np.where(table["status_code"] > 0, table["status_code"], -1),
-        Texts(["", "failed", "end seen late", "end not seen"]),
+        np.where(table["status_code"] > 0, coded(table["status_code"], range(len(_STATUS))), -1),
+        Texts([*_STATUS, "unknown"]),
     )
-    operation.texts["timed_by"] = (
-        np.where(timed, np.where(table["source_code"] > 0, table["source_code"], 3), np.where(untimed, 0, -1)),
-        Texts(["nothing", "events", "plugin", "kernels"]),
-    )  # fmt: skip
+    source = np.where(table["source_code"] > 0, coded(table["source_code"], range(len(_SOURCES))), _KERNELS)
+    operation.texts["timed_by"] = (np.where(timed, source, np.where(untimed, 0, -1)), Texts([*_SOURCES, "unknown"]))
     _add_details(rows, operation, np.flatnonzero(keep))
     launched = np.flatnonzero(timed & (table["return_ns"] >= 0))
     arrows = tree.flow_ids(len(launched))

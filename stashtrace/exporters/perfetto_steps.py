@@ -6,9 +6,10 @@ Needs the analyses `steps` and `stalls`; a trace without steps has no such track
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.analysis.stalls import coded_intervals
@@ -125,6 +126,14 @@ def _part_piece(parts: _Parts) -> Piece:
     return piece
 
 
+def _largest(key: npt.NDArray[Any], amount: npt.NDArray[Any]) -> tuple[int, float]:
+    """The key with the largest sum, the lowest of several, and that sum; (-1, -1) of no rows."""
+    known, place = np.unique(key, return_inverse=True)
+    sums = np.bincount(place, amount)
+    at = int(sums.argmax()) if len(known) else -1
+    return (int(known[at]), float(sums[at])) if len(known) else (-1, -1.0)
+
+
 def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
     """What a viewer should show first: (begin_ns, end_ns, rank) of the step that lost most, and the rank to look at.
 
@@ -142,16 +151,15 @@ def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
         (parts["kind"] != StallKind.COMPUTE) & np.isin(parts["step"], table["step"]) & np.isin(parts["rank"], ranks)
     )
     length = (parts["end_ns"] - parts["begin_ns"])[lost]
-    lengths = np.bincount(parts["step"][lost], length, minlength=int(table["step"].max()) + 1)
-    step = int(lengths.argmax()) if len(lost) else int(table["step"][0])
+    step = _largest(parts["step"][lost], length)[0] if len(lost) else int(table["step"][0])
     here = parts["step"][lost] == step
     stalls, length = lost[here], length[here]
     rank = int(table["rank"][0])
     if len(stalls):
         cause = parts["cause_rank"][stalls]
         late = (parts["kind"][stalls] == StallKind.STRAGGLER) & (cause >= 0)
-        blamed = np.bincount(cause[late], length[late]) if late.any() else np.zeros(1)
-        suffered = np.bincount(parts["rank"][stalls[~late]], length[~late]) if not late.all() else np.zeros(1)
-        rank = int(blamed.argmax()) if blamed.max() >= suffered.max() else int(suffered.argmax())
+        blamed, blamed_ns = _largest(cause[late], length[late])
+        suffered, suffered_ns = _largest(parts["rank"][stalls[~late]], length[~late])
+        rank = blamed if blamed_ns >= suffered_ns else suffered
     rows = table.take(table["step"] == step)
     return int(rows["begin_ns"].min()), int(rows["end_ns"].max()), rank

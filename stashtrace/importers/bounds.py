@@ -31,8 +31,6 @@ FREE_BYTES = 64 << 20
 MOST_EXPANSION = 250
 #: Numbers that a column takes: 2^62 ns is the year 2116, 2^62 bytes are 4 EiB.
 HIGHEST = 1 << 62
-#: Ranks of a job; a number from here on is damage.
-MOST_RANKS = 1 << 24
 #: Steps of SQLite's machine: so many in any case, and so many more for each byte of the file.
 _FREE_STEPS, _STEPS_PER_BYTE = 100_000_000, 50
 _STEPS_BETWEEN_LOOKS = 1_000_000

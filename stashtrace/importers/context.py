@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, MOST_RANKS
+from stashtrace.importers.bounds import HIGHEST
 from stashtrace.model.columns import STAMPS, Column
 from stashtrace.model.kinds import ProcessRole, Severity
 from stashtrace.model.losses import LossRow, losses_columns
+from stashtrace.model.possible import MOST_RANKS
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table

@@ -21,6 +21,7 @@ from stashtrace.importers.context import ImportContext
 from stashtrace.importers.nccl_inspector_rows import COLUMNS, Communicator, Proxy, add_operations
 from stashtrace.importers.source import Source
 from stashtrace.model.kinds import Severity
+from stashtrace.model.possible import MOST_RANKS
 
 _BODIES = ("coll_perf", "p2p_perf", "proxy_trace")
 _MARKS = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
@@ -28,7 +29,6 @@ _MARKS = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
 _LONGEST_BYTES = 1 << 20
 #: Above all times (2116 in nanoseconds), sizes and counts; a higher number is damage.
 _HIGHEST = 1 << 62
-_MOST_RANKS = 1 << 24
 _KNOWN_VERSIONS = ("v4.", "v5.")
 
 
@@ -120,7 +120,7 @@ class _Log:
                 int(header["n_ranks"]),
                 int(header.get("nnodes", -1)),
             )
-            if not (0 <= key[3] < made.size <= _MOST_RANKS and -1 <= made.nodes < _MOST_RANKS and 0 <= pid < 1 << 62):
+            if not (0 <= key[3] < made.size <= MOST_RANKS and -1 <= made.nodes < MOST_RANKS and 0 <= pid < 1 << 62):
                 raise ValueError("a header that no communicator has")
             found = self._known[key] = len(self.communicators)
             self.communicators.append(made)

@@ -8,9 +8,26 @@ The first group repeats the CODES of ``csrc/schema/records.def`` so that Python 
 from __future__ import annotations
 
 import enum
+from typing import SupportsIndex
 
 
-class Severity(enum.IntEnum):
+class Code(enum.IntEnum):
+    """Base of what a file says by number.
+
+    A number that this version does not know is a member too, for that lookup alone: ``IoOp(99).name`` is
+    ``UNKNOWN_99``, so a row of a newer version is shown by its number.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code | None:
+        if not isinstance(value, SupportsIndex):
+            return None
+        member = int.__new__(cls, value)
+        member._name_, member._value_ = f"UNKNOWN_{int(value)}", int(value)
+        return member
+
+
+class Severity(Code):
     """How bad a loss is."""
 
     INFO = 0
@@ -18,7 +35,7 @@ class Severity(enum.IntEnum):
     DATA_LOSS = 2
 
 
-class ThreadRole(enum.IntEnum):
+class ThreadRole(Code):
     """What a thread is to the job."""
 
     UNKNOWN = 0
@@ -29,7 +46,7 @@ class ThreadRole(enum.IntEnum):
     BACKEND = 5
 
 
-class SpanKind(enum.IntEnum):
+class SpanKind(Code):
     """What a span or an instant is."""
 
     USER = 0
@@ -40,7 +57,7 @@ class SpanKind(enum.IntEnum):
     STEP = 5
 
 
-class IoOp(enum.IntEnum):
+class IoOp(Code):
     """Which I/O call."""
 
     READ = 1
@@ -91,7 +108,7 @@ class IoFlag(enum.IntFlag):
     STAGED = 256
 
 
-class WaitOp(enum.IntEnum):
+class WaitOp(Code):
     """Which blocking call."""
 
     COND_WAIT = 1
@@ -103,7 +120,7 @@ class WaitOp(enum.IntEnum):
     JOIN = 7
 
 
-class BatchPhase(enum.IntEnum):
+class BatchPhase(Code):
     """A phase in the life of a batch."""
 
     WAIT = 1
@@ -116,7 +133,7 @@ class BatchPhase(enum.IntEnum):
     SERIALIZE = 8
 
 
-class Phase(enum.IntEnum):
+class Phase(Code):
     """A phase of a training step."""
 
     FORWARD = 1
@@ -137,7 +154,7 @@ class PhaseFlag(enum.IntFlag):
     BACKGROUND = 16
 
 
-class CollectiveOp(enum.IntEnum):
+class CollectiveOp(Code):
     """Which collective."""
 
     OTHER = 0
@@ -164,7 +181,7 @@ class CollectiveFlag(enum.IntFlag):
     IN_BACKWARD = 16
 
 
-class DeviceClock(enum.IntEnum):
+class DeviceClock(Code):
     """A clock of a device."""
 
     EVENT = 1
@@ -181,7 +198,7 @@ class StreamFlag(enum.IntFlag):
     CARRIES_COMPUTE = 8
 
 
-class Bracket(enum.IntEnum):
+class Bracket(Code):
     """What two timing events stand around."""
 
     BATCH_WAIT = 1
@@ -194,7 +211,7 @@ class Bracket(enum.IntEnum):
     AWAITED = 8
 
 
-class Awaited(enum.IntEnum):
+class Awaited(Code):
     """The last work on the awaited stream when its event was recorded."""
 
     NOTHING = 0
@@ -216,7 +233,7 @@ class BracketFlag(enum.IntFlag):
     LATE_LAUNCH = 64
 
 
-class CopyDirection(enum.IntEnum):
+class CopyDirection(Code):
     """Where a copy goes."""
 
     HOST_TO_DEVICE = 1
@@ -227,7 +244,7 @@ class CopyDirection(enum.IntEnum):
     UNKNOWN = 6
 
 
-class DeviceCall(enum.IntEnum):
+class DeviceCall(Code):
     """Which call of the driver or runtime."""
 
     STREAM_SYNCHRONIZE = 1
@@ -243,7 +260,7 @@ class DeviceCall(enum.IntEnum):
     ALLOCATE_RETRY = 11
 
 
-class DeviceWork(enum.IntEnum):
+class DeviceWork(Code):
     """What ran on a device."""
 
     KERNEL = 1
@@ -254,7 +271,7 @@ class DeviceWork(enum.IntEnum):
     SYNCHRONIZATION = 6
 
 
-class CommEvent(enum.IntEnum):
+class CommEvent(Code):
     """What happened to a communicator."""
 
     INIT = 1
@@ -268,7 +285,7 @@ class CommEvent(enum.IntEnum):
     REVOKE = 9
 
 
-class CollectiveSource(enum.IntEnum):
+class CollectiveSource(Code):
     """Who saw a collective."""
 
     HOST = 0
@@ -320,7 +337,7 @@ BLOCKING_CALLS = (
 )
 
 
-class StallKind(enum.IntEnum):
+class StallKind(Code):
     """Where a nanosecond of a step went. The order resolves overlaps: the lowest value wins.
 
     ``COMPUTE`` of a CPU rank is the exception: it is what remains of the phases (see
@@ -341,7 +358,7 @@ class StallKind(enum.IntEnum):
     OTHER = 13
 
 
-class TrackKind(enum.IntEnum):
+class TrackKind(Code):
     """What a track of the time line shows."""
 
     THREAD = 1
@@ -351,7 +368,7 @@ class TrackKind(enum.IntEnum):
     COUNTER = 5
 
 
-class ProcessRole(enum.IntEnum):
+class ProcessRole(Code):
     """What a process is to the job."""
 
     OTHER = 0
@@ -360,7 +377,7 @@ class ProcessRole(enum.IntEnum):
     LAUNCHER = 3
 
 
-class FlowKind(enum.IntEnum):
+class FlowKind(Code):
     """What an arrow of the time line joins."""
 
     BATCH = 1

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.model.possible import rank_number
+
 
 class StringPool:
     """Append-only list of distinct texts."""
@@ -63,5 +65,5 @@ def _writable(text: str) -> str:
 
 def ranks_of(text: str) -> list[int]:
     """Ranks of a comma list (``groups.members_code``); none of a text that is not one, as a damaged file may hold."""
-    parts = text.split(",")
-    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []
+    ranks = [rank_number(part) for part in text.split(",")]
+    return ranks if min(ranks) >= 0 else []

@@ -27,7 +27,8 @@ class Look:
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.colour and text.strip() else text
 
     def bar(self, ratio: float, cells_of_whole: int) -> str:
-        """Bar whose whole (ratio 1) has ``cells_of_whole`` cells; something that is not 0 is never invisible."""
+        """Bar whose whole (ratio 1) has ``cells_of_whole`` cells, and no bar more; what is not 0 is never invisible."""
+        ratio = min(ratio, 1.0) if ratio > 0 else 0.0
         if not self.utf8:
             return "#" * max(round(ratio * cells_of_whole), 1 if ratio >= 0.005 else 0)
         eighths = max(round(ratio * cells_of_whole * 8), 1 if ratio >= 0.005 else 0)

@@ -403,3 +403,13 @@ def test_missing_ranks_are_asked_for() -> None:
 def test_percents_of_a_row_add_up() -> None:
     assert _percents([0.346, 0.395, 0.166, 0.086, 0.007]) == ["33 %", "40 %", "17 %", "9 %", "0.7%"]
     assert _percents([0.0, 0.995, 0.005]) == ["0 %", "100 %", "0.5%"]
+
+
+@pytest.mark.parametrize("utf8", [True, False])
+def test_a_bar_is_never_longer_than_the_whole(utf8: bool) -> None:
+    """Whatever a damaged file makes of a share: not as much memory as the number says."""
+    look = Look(utf8=utf8)
+    assert len(look.bar(1.0, 20)) == len(look.bar(1e12, 20)) == 20
+    assert len(look.bar(float("inf"), 20)) == 20
+    assert look.bar(-3.0, 20) == look.bar(float("nan"), 20) == look.bar(0.0, 20) == ""
+    assert look.bar(0.005, 20) != ""

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lost_rows import write_with
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.align.align import load_trace
+from stashtrace.analysis.registry import analyze
 from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.perfetto_tracks import numbered
 from stashtrace.exporters.registry import export
-from stashtrace.model.kinds import CommEvent, DeviceClock, ThreadRole
+from stashtrace.model.kinds import CommEvent, DeviceClock, Phase, ThreadRole
 from stashtrace.model.trace import Trace
 
 HUGE = 2**63 - 1
+GOLDEN = Path(__file__).resolve().parents[2] / "data/golden"
 
 
 @pytest.fixture
@@ -116,3 +119,65 @@ def test_a_thread_of_an_unknown_role_is_drawn(stash: StashWriter) -> None:
     stash.add("thread_info", [stash.row("thread_info", ticks=ms(1), tid=100, role_code=unknown)])
     stash.add("io_op", [stash.row("io_op", begin_ticks=ms(3), duration_ticks=1000, path_id=stash.intern("/a"))])
     assert len(loaded(stash).io) == 1
+
+
+@pytest.mark.parametrize("code", [0x8000, 0xC000, 0xFFFF])
+@pytest.mark.parametrize("kept_rows", [10**6, 1])
+def test_a_call_of_no_operation_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept_rows: int
+) -> None:
+    """Codes of 16 bits that do not fit the column; also in calls that stay on disk, which are read several times."""
+    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", kept_rows)
+    source, target = GOLDEN / "v1/merged.stash", tmp_path / "merged.stash"
+    write_with(source, target, "io_op", op_code=code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        whole, trace = load_trace(source), load_trace(target)
+    assert (trace.streamed_io is not None) == (kept_rows == 1)
+    export(trace, "perfetto", tmp_path / "t.pftrace")
+    assert len(trace.io) == len(whole.io) - 1
+    assert lost(trace, "impossible_values") == 1
+
+
+@pytest.mark.parametrize("field", ["begin_ticks", "end_ticks", "result_bytes"])
+def test_a_call_beyond_all_moments_costs_itself(stash: StashWriter, field: str) -> None:
+    usual = {"begin_ticks": ms(3), "end_ticks": ms(4), "op_code": 1}
+    odd = usual | {field: HUGE}
+    stash.add("io_op_long", [stash.row("io_op_long", **usual), stash.row("io_op_long", **odd)])
+    trace = loaded(stash)
+    assert len(trace.io) == 1
+    assert lost(trace, "impossible_values") == 1
+
+
+def test_any_position_may_be_passed_to_a_call(stash: StashWriter) -> None:
+    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(3), duration_ticks=9, op_code=1, offset_bytes=HUGE)])
+    assert loaded(stash).io["offset_bytes"].tolist() == [HUGE]
+
+
+def test_a_collective_with_codes_of_a_later_version_is_drawn(stash: StashWriter) -> None:
+    call = {"call_ticks": ms(3), "collective_id": 1, "group_hash": 7, "peer_rank": -1, "op_code": 60_000}
+    done = {"return_ticks": ms(4), "begin_ticks": ms(3), "end_ticks": ms(5), "collective_id": 1, "status_code": 60_000}
+    stash.add("collective_call", [stash.row("collective_call", **call)])
+    stash.add("collective_done", [stash.row("collective_done", **done)])
+    assert len(loaded(stash).collectives) == 1
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "20000000"}, {"RANK": "20000000"},
+                                       {"RANK": "²"}, {"RANK": "9" * 5_000}])  # fmt: skip
+def test_a_rank_or_world_that_no_job_has_is_unknown(tmp_path: Path, variables: dict[str, str]) -> None:
+    writer = StashWriter(tmp_path / "run", env=variables)
+    writer.sync(0, 10)
+    trace = loaded(writer)
+    assert trace.processes["world_size"].tolist() == [-1]
+    assert trace.ranks.tolist() == [0]
+
+
+def test_steps_of_any_number_are_drawn(stash: StashWriter) -> None:
+    """Recorded from a step on whose number asks for more memory than there is."""
+    stash.add("phase_span", [
+        stash.row("phase_span", begin_ticks=ms(i), end_ticks=ms(i + 1), phase_code=int(code), phase_flags=1)
+        for i, code in enumerate([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER] * 3)
+    ])  # fmt: skip
+    write_run_json(stash.path.parent, steps="900000000000:")
+    trace = loaded(stash)
+    assert analyze(trace, "steps")["step"].min() >= 900_000_000_000
