@@ -74,6 +74,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     except MissingDataError:
         ordinals = set()
     run = raw.run
+    begin, end = (run.get(name) for name in ("begin_monotonic_ns", "end_monotonic_ns"))
     ranks = [int(r) for r in trace.ranks]
     world = max((int(w) for w in trace.processes["world_size"]), default=-1)
     return {
@@ -81,7 +82,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
         "run_id": raw.run_id,
         "command": run.get("command", []),
         "begin_realtime_ns": run.get("begin_realtime_ns"),
-        "duration_ns": run["end_monotonic_ns"] - run["begin_monotonic_ns"] if "end_monotonic_ns" in run else None,
+        "duration_ns": None if begin is None or end is None else end - begin,
         "exit_code": run.get("exit_code"),
         "hosts": sorted({trace.text(c) for c in trace.processes["host_code"]}),
         "ranks_of_hosts": ranks_of_hosts(trace),
@@ -117,7 +118,7 @@ def _hosts_line(facts: dict[str, Any]) -> str:
 def _launcher_line(launcher: dict[str, Any]) -> str:
     code = launcher["exit_code"]
     ending = f"ended with exit code {code}" if code is not None else "has not said that it ended"
-    return f"  {launcher['host']:<20}{ending}"
+    return f"  {launcher['host'] or 'unknown host':<20}{ending}"
 
 
 def _devices(trace: Trace) -> list[dict[str, Any]]:
@@ -155,8 +156,9 @@ def _device_line(device: dict[str, Any]) -> str:
 
 def _lines(facts: dict[str, Any]) -> str:
     begin = facts["begin_realtime_ns"]
-    ended = facts["exit_code"] is not None
-    ending = f"after {duration_text(facts['duration_ns'])}, exit code {facts['exit_code']}" if ended else ""
+    length_ns, code = facts["duration_ns"], facts["exit_code"]
+    after = f"after {duration_text(length_ns)}, " if length_ns is not None else ""
+    ending = f"{after}exit code {code}" if code is not None else ""
     merged = "" if facts["merged"] else ", not merged"
     missing = f", missing {ranks_text(facts['missing_ranks'])}" if facts["missing_ranks"] else ""
     rows = [

@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
+from stashtrace.model.facts import json_object, sound_facts
 
 FILE_MAGIC = b"STASHTR\n"
 SYNC_WORD = 0xD15C0B5E9A7E5EED
@@ -155,13 +156,11 @@ def read_head(source: ByteFile) -> FileHead:
         raise FormatError(f"{path} has a damaged header")
     try:
         records = field_table(text[:table_bytes])
-        metadata = json.loads(text[table_bytes:])
+        metadata = json_object(text[table_bytes:])
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} has a damaged field table") from error
-    if not isinstance(metadata, dict):
-        raise FormatError(f"{path} has a damaged field table")
     metadata.pop("blanks", None)  # filling of a merged file's head
-    return FileHead(major, minor, flags, records, metadata, data_offset)
+    return FileHead(major, minor, flags, records, sound_facts(metadata), data_offset)
 
 
 @functools.lru_cache(maxsize=256)
@@ -173,7 +172,7 @@ def field_table(text: bytes) -> tuple[Any, ...]:
     ValueError, KeyError, TypeError
         If it is none.
     """
-    records = json.loads(text)["records"]
+    records = json_object(text)["records"]
     if not isinstance(records, list):
         raise TypeError("records is no list")
     return tuple(records)

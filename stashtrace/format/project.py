@@ -61,7 +61,7 @@ def layout_of(entry: Mapping[str, Any]) -> Layout | None:
             {"names": names, "formats": formats, "offsets": offsets, "itemsize": row_bytes}
         )
         return Layout(str(entry["name"]), str(entry["collector"]), int(entry["id"]), int(entry["version"]), dtype)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -7,7 +7,6 @@ at a time. Called by ``align``, ``compact`` and the CLI. Damage is a loss row; `
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.format.stash_file import LossTuple, StashFile
+from stashtrace.model.facts import json_object, sound_facts
 from stashtrace.model.kinds import Severity
 
 RUN_FILE = "run.json"
@@ -158,9 +158,7 @@ def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossTuple]) ->
 def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any]:
     try:
         with open(os.path.join(path, RUN_FILE), encoding="utf-8") as file:
-            run = json.load(file)
-        if not isinstance(run, dict):
-            raise ValueError("not an object")
+            run = json_object(file.read())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -168,7 +166,7 @@ def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any
             raise FormatError(f"{os.path.join(path, RUN_FILE)} is damaged: {error}") from error
         losses.append(("format", "damaged_run_json", int(Severity.ERROR), 1, f"{RUN_FILE} is damaged: {error}"))
         return {}
-    return run
+    return sound_facts(run)
 
 
 def _link_forks(processes: Sequence[StashFile]) -> None:

@@ -1,0 +1,91 @@
+"""What JSON says of a process or of a run: each fact in its type, or not at all.
+
+Called where the head of a .stash, a ``run.json`` or the description of a store is read. A checksum proves that a text
+was not damaged by chance, not that it says what the recorder says; whoever asks for a fact may rely on its type.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stashtrace.model.possible import HIGHEST
+
+#: Process ids of Linux.
+_HIGHEST_PID = (1 << 31) - 1
+
+
+def _is_whole(value: Any, lowest: int = -HIGHEST, highest: int = HIGHEST) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
+
+
+def _is_pid(value: Any) -> bool:
+    return _is_whole(value, -1, _HIGHEST_PID)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_variables(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_losses(value: Any) -> bool:
+    """Rows of (collector, reason, severity, lost_count, advice)."""
+    if not isinstance(value, list) or not all(isinstance(row, list) and len(row) == 5 for row in value):
+        return False
+    return all(_is_words([row[0], row[1], row[4]]) and _is_whole(row[2]) and _is_whole(row[3]) for row in value)
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("run_id", "host", "boot_id", "netns", "pidns", "exe", "clock", "version", "place"), _is_text),
+    **dict.fromkeys(("pid", "ppid", "launcher_pid"), _is_pid),
+    **dict.fromkeys(
+        ("incarnation", "parent_incarnation", "start_ticks", "start_monotonic_ns", "start_realtime_ns",
+         "begin_monotonic_ns", "begin_realtime_ns", "end_monotonic_ns", "end_realtime_ns", "exit_code", "signal"),
+        _is_whole,
+    ),
+    **dict.fromkeys(("argv", "command", "collectors", "scrubbed"), _is_words),
+    "tick_hz": _is_number,
+    "env": _is_variables,
+    "losses": _is_losses,
+}  # fmt: skip
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The object that a JSON text holds.
+
+    Raises
+    ------
+    ValueError
+        If it is none, is nested too deeply, or holds a number of too many digits.
+    """
+    try:
+        said = json.loads(text)
+    except RecursionError:
+        raise ValueError("brackets inside brackets without end") from None
+    if not isinstance(said, dict):
+        raise ValueError("not an object")
+    return said
+
+
+def sound_facts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts whose values are of the type that such a fact has; others than those known here stay as they are."""
+    facts = {name: value for name, value in said.items() if name not in _TYPES or _TYPES[name](value)}
+    if "parts" in facts:  # what several launchers said, each as a run.json of its own
+        parts = facts["parts"] if isinstance(facts["parts"], list) else []
+        inner = ({k: v for k, v in part.items() if k != "parts"} for part in parts if isinstance(part, dict))
+        facts["parts"] = [sound_facts(part) for part in inner]
+    return facts
