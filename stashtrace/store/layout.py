@@ -12,7 +12,6 @@ Used by ``writing``, ``reading`` and nobody else. pyarrow is imported on use.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,8 @@ import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
 from stashtrace.model.columns import Column, Schema
+from stashtrace.model.facts import json_object
+from stashtrace.model.possible import HIGHEST
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 
@@ -53,11 +54,13 @@ def read_facts(path: Path) -> dict[str, Any]:
     """
     file = path / STORE_FILE
     try:
-        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        facts = json_object(file.read_text(encoding="utf-8"))
         version = int(facts["version"])
         facts["ranks"] = [int(rank) for rank in facts.get("ranks", [])]
         facts["rows"] = {str(name): int(count) for name, count in dict(facts.get("rows", {})).items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not all(-1 <= number <= HIGHEST for number in (*facts["ranks"], *facts["rows"].values())):
+            raise ValueError("a number that no store has")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise FormatError(f"{file} is no description of a store: {error}", hint="export the run again") from error
     if version > VERSION:
         raise UnsupportedVersionError(f"{path} is a store of version {version}, this stashtrace reads {VERSION}")
@@ -105,7 +108,15 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
 
 
 def from_arrow(found: pyarrow.Table, schema: Schema, rank: int, strings: StringPool) -> Table:
-    """Table from its Arrow form; a column that the file lacks is unknown, one that nobody knows is left out."""
+    """Table from its Arrow form; a column that the file lacks is unknown, one that nobody knows is left out.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        If a column holds something else than such a column does, or a number that does not fit it.
+    """
+    import pyarrow
+
     columns: dict[str, Any] = {}
     for column in schema.columns:
         name = arrow_name(column)
@@ -117,9 +128,11 @@ def from_arrow(found: pyarrow.Table, schema: Schema, rank: int, strings: StringP
         elif column.is_text:
             columns[column.name] = _codes(found.column(name), strings)
         elif column.dtype.startswith("U"):
-            columns[column.name] = np.array(found.column(name).to_pylist(), dtype=column.dtype)
+            texts = found.column(name).cast(pyarrow.string()).fill_null("")
+            columns[column.name] = np.array(texts.to_pylist(), dtype=column.dtype)
         else:
-            columns[column.name] = found.column(name).to_numpy()
+            values = found.column(name).cast(pyarrow.from_numpy_dtype(np.dtype(column.dtype)))
+            columns[column.name] = values.fill_null(column.unknown).to_numpy()
     return Table(schema, columns)
 
 
@@ -144,7 +157,8 @@ def _codes(column: pyarrow.ChunkedArray, strings: StringPool) -> np.ndarray[Any,
 
     parts = [np.empty(0, dtype=np.int64)]
     for chunk in column.chunks:
-        array = chunk if isinstance(chunk, pyarrow.DictionaryArray) else chunk.dictionary_encode()
-        known = strings.codes([text or "" for text in array.dictionary.to_pylist()])
+        plain = not isinstance(chunk, pyarrow.DictionaryArray) or chunk.null_count or chunk.dictionary.null_count
+        array = chunk.cast(pyarrow.string()).fill_null("").dictionary_encode() if plain else chunk
+        known = strings.codes(array.dictionary.cast(pyarrow.string()).to_pylist())
         parts.append(known[array.indices.to_numpy(zero_copy_only=False)] if len(known) else parts[0])
     return np.concatenate(parts)

@@ -7,7 +7,8 @@ trace of a few ranks costs what these ranks cost.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from stashtrace.errors import FormatError, UsageError
 from stashtrace.model.kinds import Severity
 from stashtrace.model.losses import LossRow
+from stashtrace.model.possible import without_impossible
 from stashtrace.model.row_order import SORT_KEYS, in_order_of, number_collectives
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
@@ -27,6 +29,8 @@ from stashtrace.store.reinstating import Reinstated, add_losses
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
 #: What the export found out from all ranks together.
 _DERIVED = ("numbered_steps", "matched_collectives")
+#: What was lost is told whatever its number says; an end that nothing speaks for is beyond all moments.
+_ANY_NUMBERS = ("losses", "matched_collectives")
 #: Keys counted from 0 in each partition -> the tables that refer to them.
 _KEYED = {"collective_key": ("collectives", "collective_waits", "collective_details", "matched_collectives")}
 
@@ -68,19 +72,22 @@ def load_store(
     strings = StringPool()
     joined: dict[str, Table] = {}
     counts: list[int] = []
-    reinstated = Reinstated(strings)
+    reinstated, impossible = Reinstated(strings), Counter[str]()
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = [reinstated.look(rank, _read(folder, name, rank, strings)) for rank in wanted]
+        read = [_read(folder, name, rank, strings) for rank in wanted]
+        parts = [reinstated.look(rank, _possible(part, impossible)) for rank, part in zip(wanted, read, strict=True)]
         if name == "collectives":
-            counts = [len(part) for part in parts]
+            counts = [len(part) for part in read]  # keys are places among all rows of a partition
         joined[name] = Table.concat(schema, _unique(name, parts, counts))
         reinstated.note(name, joined[name])
     reinstated.complete(joined)
     written = facts.get("rows", {})
+    _count_impossible(joined, impossible, strings)
     if ranks is None:
-        _count_lost(joined, written, strings)
+        _count_lost(joined, written, impossible, strings)
+    _drop_overlapping_steps(joined, written, strings)
     numbers = _make_dense(joined)
     steps_count = str(written.get("numbered_steps", 0))
     fact = (-1, strings.code("numbered_steps"), strings.code(steps_count))
@@ -118,21 +125,62 @@ def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
         found = pyarrow.parquet.ParquetFile(file).read(use_threads=False)
         return from_arrow(found, TABLES[name], rank, strings)
     except (OSError, pyarrow.ArrowException) as error:
-        raise FormatError(f"{file} cannot be read: {error}", hint="export the run again") from error
+        why = str(error).partition("\n")[0]
+        raise FormatError(f"{file} cannot be read: {why}", hint="export the run again") from error
 
 
-def _count_lost(tables: dict[str, Table], written: dict[str, int], strings: StringPool) -> None:
+def _possible(part: Table, left_out: Counter[str]) -> Table:
+    """The rows of a partition whose numbers can be; the others are counted."""
+    name = part.schema.name
+    if name in _ANY_NUMBERS:
+        return part
+    part, count = without_impossible(part)
+    left_out[name] += count
+    return part
+
+
+def _count_impossible(tables: dict[str, Table], left_out: Mapping[str, int], strings: StringPool) -> None:
+    lost: list[LossRow] = [
+        ("format", "impossible_values", int(Severity.DATA_LOSS), count,
+         f"rows of {name} hold numbers that no run has; they are left out")
+        for name, count in left_out.items() if count
+    ]  # fmt: skip
+    add_losses(tables, lost, strings)
+
+
+def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], strings: StringPool) -> None:
+    """Steps of a rank that overlap, or have no number, are not what the export found: they are found anew."""
+    steps = tables.get("numbered_steps")
+    if steps is None or not len(steps):
+        return
+    order = np.lexsort((steps["begin_ns"], steps["rank"]))
+    rank, begin, end = (steps[name][order] for name in ("rank", "begin_ns", "end_ns"))
+    overlap = (rank[1:] == rank[:-1]) & (begin[1:] < end[:-1])
+    if not (overlap.any() or (begin > end).any() or (steps["step"] < 0).any()):
+        return
+    text = "steps of the store overlap or have no number; they are found anew, among the ranks that are loaded"
+    add_losses(tables, [("format", "impossible_values", int(Severity.DATA_LOSS), len(steps), text)], strings)
+    _derive_anew(tables, written)
+
+
+def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
+    for name in _DERIVED:
+        tables[name] = Table.empty(TABLES[name])
+    written["numbered_steps"] = 0
+
+
+def _count_lost(
+    tables: dict[str, Table], written: dict[str, int], told: Mapping[str, int], strings: StringPool
+) -> None:
     """Compare with what was written: missing rows go to ``losses``; what was derived from all is derived anew."""
     lost: list[LossRow] = []
     for name, table in tables.items():
-        count = written.get(name, 0) - len(table)
+        count = written.get(name, 0) - len(table) - told.get(name, 0)
         if count > 0 and name not in ("processes", "tracks"):  # these were put back and counted already
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
     if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
-        for name in _DERIVED:
-            tables[name] = Table.empty(TABLES[name])
-        written["numbered_steps"] = 0
+        _derive_anew(tables, written)
     add_losses(tables, lost, strings)
 
 
@@ -143,9 +191,10 @@ def _unique(name: str, parts: Sequence[Table], counts: Sequence[int]) -> list[Ta
         if name in users and counts:
             first = 0
             for at, part in enumerate(parts):
-                if len(part) and first:
+                if len(part):
                     keys = part[key]
-                    out[at] = part.replace(**{key: np.where(keys >= 0, keys + first, keys)})
+                    known = (keys >= 0) & (keys < counts[at])
+                    out[at] = part.replace(**{key: np.where(known, keys, -first - 1) + first})
                 first += counts[at]
     return out
 

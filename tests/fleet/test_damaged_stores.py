@@ -1,0 +1,161 @@
+"""Stores whose files hold something else than an export wrote: read without it, or refused with one clear line."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stashtrace.align.align import load_trace
+from stashtrace.analysis.registry import analyze
+from stashtrace.cli import main
+from stashtrace.errors import DataLossWarning, FormatError
+from stashtrace.experiments import synth
+from stashtrace.exporters.registry import export
+from stashtrace.model.trace import Trace
+
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
+
+GOLDEN = Path(__file__).resolve().parents[1] / "data/golden/v1_devices/merged.stash"
+HUGE = 2**63 - 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks of six steps."""
+    folder = tmp_path_factory.mktemp("stores")
+    job = synth.Job(ranks=2, workers=1, steps=6, calls_per_batch=12, late_rank=1, late_ns=7_000_000)
+    synth.write(folder / "run", job)
+    assert main(["export", "parquet", str(folder / "run"), "-o", str(folder / "store")]) == 0
+    return folder / "store"
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "store"))
+
+
+def change(store: Path, table: str, column: str, values: Any, rank: int = 0) -> None:
+    """Put another value into the first row of a column, or what a function makes of all of them."""
+    file = store / table / f"rank={rank}/part-0.parquet"
+    rows = pyarrow.parquet.ParquetFile(file).read()
+    at = rows.column_names.index(column)
+    old = rows.column(at).to_pylist()
+    kind = None if callable(values) else rows.schema.field(at).type
+    array = pyarrow.array(values(old) if callable(values) else [values, *old[1:]], kind)
+    pyarrow.parquet.write_table(rows.set_column(at, column, array), file)
+
+
+def loaded(store: Path) -> Trace:
+    """The store, loaded; it must be summed up and drawn, too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        trace = load_trace(store)
+    assert main(["--debug", "analyze", "summary", str(store)]) == 0
+    export(trace, "perfetto", store.parent / "t.pftrace")
+    return trace
+
+
+def lost(trace: Trace, reason: str) -> int:
+    mine = trace.losses["name_code"] == trace.strings.find(reason)
+    return int(trace.losses["lost_count"][mine].sum())
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [("phases", "begin_ns", HUGE), ("io", "end_ns", -HUGE), ("io", "op_code", -5), ("batches", "cpu_ns", HUGE),
+     ("collectives", "message_bytes", HUGE)],
+)  # fmt: skip
+def test_a_number_that_no_run_has_costs_its_row(store: Path, table: str, column: str, value: int) -> None:
+    before = len(load_trace(store).table(table))
+    change(store, table, column, value)
+    trace = loaded(store)
+    assert lost(trace, "impossible_values") == 1
+    assert lost(trace, "rows_lost") == 0
+    assert len(trace.table(table)) == before - 1
+
+
+def test_keys_of_two_ranks_stay_apart_when_rows_are_left_out(store: Path) -> None:
+    """A key is the place among all rows of a partition, also among those that are left out."""
+    change(store, "collectives", "message_bytes", HUGE)
+    trace = loaded(store)
+    keys = trace.collectives["collective_key"]
+    assert keys.tolist() == list(range(len(keys)))
+    waits = trace.collective_waits["collective_key"]
+    known = waits[waits >= 0]
+    assert len(known) == len(set(known.tolist())) == len(waits) - 1
+
+
+@pytest.mark.parametrize("key", [-7, 10**6, HUGE])
+def test_a_key_of_no_collective_refers_to_none(store: Path, key: int) -> None:
+    change(store, "collective_waits", "collective_key", key)
+    trace = loaded(store)
+    assert (trace.collective_waits["collective_key"] == -1).sum() == 1
+
+
+@pytest.mark.parametrize("column", ["step", "begin_ns"])
+def test_steps_that_cannot_be_are_found_anew(store: Path, column: str) -> None:
+    expected = analyze(load_trace(store), "steps")["step"].tolist()
+    odd = {"step": lambda old: [old[0], -3, *old[2:]], "begin_ns": lambda old: [old[-1]] * len(old)}
+    change(store, "numbered_steps", column, odd[column])
+    trace = loaded(store)
+    assert analyze(trace, "steps")["step"].tolist() == expected
+    assert lost(trace, "impossible_values") > 0
+
+
+def test_a_code_of_a_later_version_is_shown(tmp_path: Path) -> None:
+    assert main(["export", "parquet", str(GOLDEN), "-o", str(tmp_path / "store")]) == 0
+    file = next((tmp_path / "store/device_clocks").rglob("*.parquet"))
+    change(tmp_path / "store", "device_clocks", "clock_code", 99, rank=int(file.parent.name.partition("=")[2]))
+    loaded(tmp_path / "store")
+
+
+@pytest.mark.parametrize("text", [None, [None] * 3, ["x", None, "y"]])
+def test_a_text_that_is_missing_is_empty(store: Path, text: list[str | None] | None) -> None:
+    change(store, "phases", "name", lambda old: [None] * len(old) if text is None else (text * len(old))[: len(old)])
+    assert len(loaded(store).phases)
+
+
+def test_a_number_that_is_missing_is_unknown(store: Path) -> None:
+    change(store, "phases", "begin_cpu_ns", None)
+    assert loaded(store).phases["begin_cpu_ns"].min() == -1
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "values"),
+    [("phases", "begin_ns", lambda old: ["x"] * len(old)), ("phases", "begin_ns", lambda old: [1.5] * len(old)),
+     ("phases", "begin_ns", lambda old: [[1]] * len(old)), ("io", "op_code", lambda old: [70_000] * len(old)),
+     ("phases", "name", lambda old: [b"\xff\xfe"] * len(old)), ("phases", "name", lambda old: [[1]] * len(old)),
+     ("numbered_steps", "kind", lambda old: [[1]] * len(old))],
+)  # fmt: skip
+def test_a_column_of_another_type_is_refused(
+    store: Path, capsys: pytest.CaptureFixture[str], table: str, column: str, values: Any
+) -> None:
+    change(store, table, column, values)
+    with pytest.raises(FormatError, match=f"{table}/rank=0/part-0.parquet cannot be read: .+"):
+        load_trace(store)
+    assert main(["info", str(store)]) == 4
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("error: ")
+    assert said[2] == "hint: export the run again"
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 1, "rows": {"io": 1e400}}',
+                                     '{"version": 1, "ranks": [99999999999999999999]}',
+                                     '{"version": 1, "rows": {"io": 99999999999999999999}}', "[1]"])  # fmt: skip
+def test_facts_that_no_store_has_are_refused(store: Path, content: str) -> None:
+    (store / "stashtrace-store.json").write_text(content)
+    with pytest.raises(FormatError, match="no description of a store"):
+        load_trace(store)
+
+
+def test_a_world_that_no_job_has(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(store, "processes", "world_size", 20_000_000)
+    assert main(["info", str(store), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing_ranks"] == []
