@@ -8,8 +8,11 @@ import json
 import pickle
 import random
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +23,33 @@ for _place in (ROOT / "tests", ROOT / "tests/importers"):
     if str(_place) not in sys.path:
         sys.path.append(str(_place))
 
+from fuzz_inside import fitting, odd_value  # noqa: E402
 from kineto_files import rank_of_two  # noqa: E402
 from nsys_exports import MS, Export  # noqa: E402
 from stash_files import StashWriter, ms, write_run_json  # noqa: E402
 
+from stashtrace.experiments import synth  # noqa: E402
+from stashtrace.format.compact import compact_run  # noqa: E402
 from stashtrace.format.project import current_layouts  # noqa: E402
+from stashtrace.format.reader import open_run  # noqa: E402
 
 GOLDEN = ROOT / "tests/data/golden"
 START_US = 1_600_000_000_000_000
 
 
 def stash(folder: Path) -> None:
-    """What a killed process left, and what a merge made of it, of each version."""
-    for number, path in enumerate(sorted(GOLDEN.rglob("*.stash")) + sorted(GOLDEN.rglob("*.ring"))):
-        shutil.copy(path, folder / f"{number}-{path.parent.name}-{path.name}")
-    with_a_ring(folder)
+    """Runs, each in a folder: what a killed process left and what a merge made of it, of each version; whole jobs."""
+    for path in sorted(GOLDEN.rglob("*.stash")):
+        own = folder / f"{path.parent.name}-{path.stem}"
+        own.mkdir()
+        shutil.copy(path, own)
+        ring = path.with_suffix(".ring.gz")
+        if ring.exists():
+            (own / ring.stem).write_bytes(gzip.decompress(ring.read_bytes()))
+    with_a_ring(folder / "ring")
+    job(folder / "job")
+    job(folder / "merged")
+    compact_run(open_run(folder / "merged"))
 
 
 def with_a_ring(folder: Path) -> None:
@@ -52,6 +67,26 @@ def with_a_ring(folder: Path) -> None:
     write_run_json(folder)
 
 
+def job(folder: Path) -> None:
+    """Steps of two ranks, one of them late, with a worker each: every table of a job on the host has rows."""
+    synth.write(folder, synth.Job(ranks=2, workers=1, steps=6, calls_per_batch=12, late_rank=1, late_ns=7_000_000))
+
+
+def store(folder: Path) -> None:
+    """The same job, and one with devices, as stores of Parquet; nothing where pyarrow is not installed.
+
+    In processes of their own: a process that has used pyarrow has threads, and must not fork.
+    """
+    if find_spec("pyarrow") is None:
+        return
+    with tempfile.TemporaryDirectory() as name:
+        job(Path(name) / "job")
+        shutil.copytree(GOLDEN / "v1_devices", Path(name) / "devices", ignore=lambda *_: {"killed.stash", "rows.json"})
+        for run in ("job", "devices"):
+            words = ["export", "parquet", str(Path(name) / run), "-o", str(folder / run)]
+            subprocess.run([sys.executable, "-m", "stashtrace", *words], check=True, capture_output=True)
+
+
 def random_rows(folder: Path, rng: random.Random) -> Path:
     """Segments of random rows under right checksums: damage that no checksum finds."""
     writer = StashWriter(folder, env={"RANK": "0", "WORLD_SIZE": "2"})
@@ -61,15 +96,10 @@ def random_rows(folder: Path, rng: random.Random) -> Path:
         rows = np.zeros(rng.randint(1, 12), dtype=current_layouts()[record].dtype)
         for field in rows.dtype.names or ():
             for row in rows:
-                if rows.dtype[field].kind == "S":
-                    row[field] = rng.randbytes(rng.randint(0, 56))
-                elif rows.dtype[field].kind == "f":
-                    row[field] = rng.choice([0.0, -1.0, float("nan"), float("inf"), 1e308])
-                else:
-                    limits = np.iinfo(rows.dtype[field])
-                    moment = ms(rng.uniform(0, 20)) if field.endswith("ticks") else name
-                    extreme = rng.choice([moment, moment, 0, 1, 2, limits.max, limits.min, limits.max // 2])
-                    row[field] = min(limits.max, max(limits.min, extreme))
+                usual = ms(rng.uniform(0, 20)) if field.endswith("ticks") else name
+                kind = rows.dtype[field]
+                plain = kind.kind in "iu" and rng.random() < 0.3
+                row[field] = fitting(kind, usual) if plain else odd_value(kind, rng, usual)
         writer.add(record, rows, packed=rng.random() < 0.5, gap=rng.choice([0, 0, 5]))
     return writer.save()
 
@@ -156,6 +186,7 @@ def darshan(folder: Path) -> None:
 
 FORMATS: dict[str, Callable[[Path], None]] = {
     "stash": stash,
+    "store": store,
     "kineto": kineto,
     "nsys": nsys,
     "dftracer": dftracer,

@@ -1,10 +1,11 @@
-"""Damages seeds and reads them: load, analyze summary, export perfetto, each input in a forked child with limits.
+"""Damages seeds and reads them: info, analyze summary, export perfetto, each input in a forked child with limits.
 
     python tests/trust/fuzz_worker.py FORMAT[,FORMAT...] SEED COUNT FOLDER [--bytes N]
 
-One line of JSON per format on stdout: inputs, refused, read, and the findings. An input is a finding if anything but a
-StashtraceError comes out, if it ends its process (a sanitizer does), or passes the limits of CPU time and memory; it is
-kept under FOLDER/found with what was said, and named by format, seed and number, from which it can be made again.
+One line of JSON per format on stdout: inputs, refused, read, the bindings that read them, and the findings. An input
+is a finding if anything but a StashtraceError comes out, if it ends its process (a sanitizer does) or passes the limits
+of CPU time and memory; it is kept under FOLDER/found with what was said, and named by format, seed and number, from
+which it can be made again.
 Under AddressSanitizer, whose shadow is larger than any limit of address space, the limit of memory is its own option.
 """
 
@@ -30,9 +31,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from fuzz_inside import changed_columns, changed_inside
 from fuzz_seeds import FORMATS, random_rows
 
-import stashtrace
+import stashtrace._native
 from stashtrace.cli import main as cli
 from stashtrace.errors import StashtraceError
 
@@ -41,6 +43,8 @@ WALL_LIMIT_S = 240  # against hanging alone; a busy machine is no finding
 REFUSED, FOUND = 10, 20
 #: They import what need not be installed.
 LAZY = ("store", "darshan_child")
+#: Formats of several files, each seed a folder.
+FOLDERS = ("stash", "store")
 ODD_NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
 ODD_TEXTS = (
     b"-1", b"0", b"1e999", b"NaN", b"null", b"[]", b"{}", b'""', b"9223372036854775807", b"-9223372036854775809",
@@ -98,25 +102,41 @@ def make_input(kind: str, seed: int, number: int, seeds: Path, folder: Path) -> 
     """Input ``number`` of a seed, in an empty folder; what is to be opened: a file, or the folder of a run."""
     rng = random.Random(f"{kind} {seed} {number}")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     if kind == "stash" and rng.random() < 0.3:
         random_rows(folder, rng)
         return folder
-    paths = sorted(path for path in seeds.iterdir() if path.is_file())
-    chosen = rng.choice(paths)
-    partner = {".stash": ".ring", ".ring": ".stash", ".json": ".stash"}.get(chosen.suffix)
-    if kind == "stash" and partner is not None:
-        beside = chosen.with_suffix(partner) if chosen.name != "run.json" else sorted(seeds.glob("node*.stash"))[0]
-        if beside.exists():
-            shutil.copy(beside, folder)
-    data = damage(chosen.read_bytes(), rng, rng.choice(paths).read_bytes())
-    (folder / chosen.name).write_bytes(data)
-    return folder if kind == "stash" else folder / chosen.name
+    if kind not in FOLDERS:
+        folder.mkdir(parents=True)
+        chosen, other = (rng.choice(sorted(path for path in seeds.iterdir() if path.is_file())) for _ in range(2))
+        (folder / chosen.name).write_bytes(damage(chosen.read_bytes(), rng, other.read_bytes()))
+        return folder / chosen.name
+    shutil.copytree(rng.choice(undamaged(kind, seeds)), folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for _ in range(rng.choice([1, 1, 1, 3])):
+        chosen, other = rng.choice(files), rng.choice(files)
+        changed = None
+        if rng.random() < 0.6:
+            if chosen.suffix == ".stash":
+                whole = bytearray(other.read_bytes())
+                changed = changed_inside(
+                    chosen,
+                    rng,
+                    lambda data: damaged_text(data, rng),
+                    lambda data, whole=whole: damaged_bytes(data, rng, whole),  # type: ignore[misc]
+                )
+            elif chosen.suffix == ".parquet":
+                changed = changed_columns(chosen, rng)
+        chosen.write_bytes(damage(chosen.read_bytes(), rng, other.read_bytes()) if changed is None else changed)
+    return folder
 
 
 def read_everything(path: Path, out: Path) -> int:
-    """Load, sum up, export; 0, or REFUSED if the input was refused as it should be. Other exceptions go through."""
-    for words in (["analyze", "summary", str(path)], ["export", "perfetto", str(path), "-o", str(out)]):
+    """Describe, sum up, export; 0, or REFUSED if the input was refused as it should be. Other exceptions go through."""
+    for words in (
+        ["info", str(path)],
+        ["analyze", "summary", str(path)],
+        ["export", "perfetto", str(path), "-o", str(out)],
+    ):
         try:
             code = cli(["--debug", *words])
         except StashtraceError:
@@ -183,9 +203,9 @@ def load_modules() -> None:
 
 
 def undamaged(kind: str, seeds: Path) -> list[Path]:
-    """The seeds that can be opened as they are; a .ring and a run.json belong to the .stash beside them."""
-    paths = sorted(path for path in seeds.iterdir() if path.is_file() and path.name != "head.darshan")
-    return [path for path in paths if kind != "stash" or path.suffix == ".stash"]
+    """The seeds that can be opened as they are."""
+    paths = sorted(path for path in seeds.iterdir() if path.name != "head.darshan")
+    return [path for path in paths if path.is_dir() == (kind in FOLDERS)]
 
 
 def fuzz(kind: str, seed: int, count: int, folder: Path, memory_bytes: int) -> dict[str, Any]:
@@ -198,7 +218,7 @@ def fuzz(kind: str, seed: int, count: int, folder: Path, memory_bytes: int) -> d
     result: dict[str, Any] = {"format": kind, "seed": seed, "inputs": 0, "read": 0, "refused": 0}
     findings: dict[str, list[str]] = {}
     whole = undamaged(kind, seeds)
-    result["seeds"] = len(whole)
+    result["seeds"], result["bindings"] = len(whole), stashtrace._native.__file__
     result["seeds_read"] = sum(in_child(path, said, out, memory_bytes) == 0 for path in whole)
     for number in range(count):
         path = make_input(kind, seed, number, seeds, folder / "input")
