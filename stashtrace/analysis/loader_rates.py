@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.io_calls import NOT_FILES, READS
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
+from stashtrace.analysis.timeset import Int64, TimeSet, int64, place_of
 from stashtrace.analysis.trace_index import IO_WAITED
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import BatchPhase
@@ -157,7 +157,7 @@ def _rank_rows(trace: Trace, rank: int, own: Table, stalls: Table, made: _Batche
     length = (own["end_ns"] - own["begin_ns"]).astype(np.float64)
     lost = np.zeros(len(own))
     data = stalls.take(np.isin(stalls["kind"], _DATA_STALLS) & np.isin(stalls["step"], own["step"]))
-    np.add.at(lost, np.searchsorted(own["step"], data["step"]), data["stall_ns"])
+    np.add.at(lost, place_of(data["step"], own["step"]), data["stall_ns"])
     received = np.zeros(len(own))
     table = trace.batches
     receives = table.take((table["phase_code"] == BatchPhase.RECEIVE) & np.isin(table["track_id"], own["track_id"]))

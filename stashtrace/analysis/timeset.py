@@ -108,6 +108,18 @@ class RowsBy:
         return np.arange(begin, end) if self._order is None else self._order[begin:end]
 
 
+def place_of(values: Int64, known: Int64) -> Int64:
+    """Place of each value in a column that holds them all, each once and in any order.
+
+    Examples
+    --------
+    >>> place_of(int64([7, 99]), int64([99, 11, 7])).tolist()
+    [2, 0]
+    """
+    order = np.argsort(known, kind="stable")
+    return int64(order[np.searchsorted(known[order], values)])
+
+
 def running_before(lengths: Int64, group: Int64) -> Int64:
     """Sum of the lengths of earlier rows of the same group; rows of a group stand together."""
     if len(lengths) == 0:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from stashtrace import _native
 from stashtrace.analysis.stalls import coded_intervals
 from stashtrace.analysis.steps import steps
+from stashtrace.analysis.timeset import place_of
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.perfetto_layers import NO_VALUE
 from stashtrace.exporters.perfetto_rows import TraceRows
@@ -109,7 +110,7 @@ def _step_piece(mine: Table, parts: _Parts) -> Piece:
     sorts, sort = np.unique(mine["kind"], return_inverse=True)
     piece.texts["kind"] = (sort.astype(np.int64), Texts(sorts.tolist()))
     piece.ints["warmup"] = np.where(mine["warmup"] == 1, 1, NO_VALUE)
-    position = np.searchsorted(mine["step"], parts.step)
+    position = place_of(parts.step, mine["step"])
     for place, name in enumerate(KINDS):
         chosen = parts.kind == place
         total = np.zeros(len(mine), dtype=np.int64)

@@ -252,3 +252,13 @@ def test_sums_of_all_ranks_lie_on_the_only_host() -> None:
     pytest.importorskip("darshan")
     trace = load(corpus("darshan/unet3d_a100.darshan"))
     assert set(trace.strings.texts(trace.processes["host_code"]).tolist()) == {"corona171"}
+
+
+def test_steps_whose_numbers_fall_are_drawn(tmp_path: Path) -> None:
+    path = rank_of_two(tmp_path / "rank0.json", 0)
+    text = path.read_text(encoding="utf-8")
+    assert text.count("ProfilerStep#10") == 1
+    path.write_text(text.replace("ProfilerStep#10", "ProfilerStep#99"), encoding="utf-8")
+    trace = load(path)
+    assert stashtrace.analyze(trace, "steps")["step"].tolist() == [99, 11]
+    stashtrace.export(trace, "perfetto", tmp_path / "t.pftrace")
