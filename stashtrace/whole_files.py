@@ -2,7 +2,8 @@
 
 The file is written beside its target under a name that nobody can guess and that must be new, so a link that somebody
 put there is never followed, and nobody else reads it before it has its final mode. What a killed process left behind is
-removed by the next one that writes the same target.
+removed by the next one that writes the same target. A new file in the directory of a run, or of a characterization, can
+be read by those who may read that one.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,12 +13,15 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+#: Files whose mode a new one beside them follows.
+_EXAMPLES = ("run.json", "characterization.json")
 _LEFT = re.compile(r"\.part(\d+)-([0-9a-f]{8})-[0-9a-f]{16}")
 
 
@@ -25,8 +29,9 @@ _LEFT = re.compile(r"\.part(\d+)-([0-9a-f]{8})-[0-9a-f]{16}")
 def whole_file(path: Path, *, own_mode: bool = False) -> Iterator[Path]:
     """Path to write to; it becomes ``path`` at the end, or vanishes on an error.
 
-    It is readable by its owner alone while it is written. Then it has the mode of the file that it replaces, or the one
-    that the user's umask gives a new file. Errors of the system are raised as they are.
+    It is readable by its owner alone while it is written. Then it has the mode of the file that it replaces. A new file
+    has that of the run or characterization in whose directory it is, elsewhere the one that the user's umask gives it.
+    Errors of the system are raised as they are.
 
     With ``own_mode`` the file keeps the mode that it is given while it is written.
     """
@@ -61,15 +66,34 @@ def claim_file(path: Path, text: str) -> bool:
 
 
 @contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """A new folder beside a target, for its owner alone, which is gone at the end unless it was renamed.
+
+    As with files, what a killed process left of the same target is removed first.
+    """
+    folder = _name_beside(path)
+    remove_left(path)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     """A new file beside the target, which is gone at the end unless it was renamed."""
-    partial = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
+    partial = _name_beside(path)
     try:
         remove_left(path)
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         yield partial
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _name_beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
 
 
 def _host() -> str:
@@ -86,7 +110,11 @@ def remove_left(path: Path) -> None:
                 continue
             left = path.parent / name
             known = left.lstat()
-            if stat.S_ISREG(known.st_mode) and known.st_uid == os.geteuid():
+            if known.st_uid != os.geteuid():
+                continue
+            if stat.S_ISDIR(known.st_mode):
+                shutil.rmtree(left, ignore_errors=True)
+            elif stat.S_ISREG(known.st_mode):
                 left.unlink(missing_ok=True)
 
 
@@ -101,9 +129,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _final_mode(path: Path) -> int:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        mask = os.umask(0o077)
-        os.umask(mask)
-        return 0o666 & ~mask
+    for example in (path, *map(path.with_name, _EXAMPLES)):
+        with contextlib.suppress(FileNotFoundError):
+            return stat.S_IMODE(example.stat().st_mode) & (0o7777 if example is path else 0o666)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask

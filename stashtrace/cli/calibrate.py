@@ -13,7 +13,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.exporters.output import complete_file
+from stashtrace.output_files import complete_file
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _EPILOG = """without options: copies to and from the GPU and NCCL between all GPUs of this

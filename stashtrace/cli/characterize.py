@@ -12,7 +12,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
-from stashtrace.exporters.output import complete_file
+from stashtrace.output_files import complete_file
 
 _EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun \\
              --nproc-per-node 2 train.py

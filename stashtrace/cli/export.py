@@ -70,8 +70,7 @@ def main(argv: Sequence[str]) -> int:
                 path, Path(arguments.output), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )
     else:
-        with rights_of_run(Path(arguments.output).parent):
-            written = export(load_trace(path, run_id=arguments.run), name, arguments.output, **options)
+        written = export(load_trace(path, run_id=arguments.run), name, arguments.output, **options)
     screen.say(f"wrote {arguments.output} ({bytes_text(written.file_bytes)})")
     for note in written.notes:
         screen.say(note)

@@ -13,6 +13,7 @@ from stashtrace.experiments.characterization import FILE_NAME, Characterization,
 from stashtrace.experiments.emulated_network import Shape
 from stashtrace.experiments.machine import machine_facts
 from stashtrace.experiments.rank_command import rank_command
+from stashtrace.launch.directory import file_rights
 from stashtrace.models.differential import STEPS
 
 
@@ -137,7 +138,8 @@ def opened(request: Request) -> Characterization:
     }
     made = Characterization(request.plan(), facts)
     try:
-        request.out.mkdir(parents=True, exist_ok=True)
+        with file_rights(share=False):
+            request.out.mkdir(parents=True, exist_ok=True)
         made.save(request.out)  # whatever happens now, the next call knows the directory
     except OSError as error:
         raise CaptureError(f"cannot write to {request.out}: {error.strerror}", hint="choose another --out") from error

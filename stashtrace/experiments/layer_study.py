@@ -31,6 +31,7 @@ from stashtrace.errors import CaptureError, FormatError, MissingDataError, Usage
 from stashtrace.experiments.layer_ranks import cores_of_ranks, last_words
 from stashtrace.experiments.link_ranks import probe_machine
 from stashtrace.experiments.machine import machine_facts
+from stashtrace.launch.directory import file_rights
 from stashtrace.launch.own_program import own_program
 from stashtrace.launch.run import run_command
 from stashtrace.model.trace import Trace
@@ -225,10 +226,11 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
     """
     if folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir(parents=True)
     path = folder / "task.json"
     meeting = {"rendezvous": str((folder / "meet").absolute())}
-    path.write_text(json.dumps({**task, **meeting}, indent=1) + "\n", encoding="utf-8")
+    with file_rights(share=False):
+        folder.mkdir(parents=True)
+        path.write_text(json.dumps({**task, **meeting}, indent=1) + "\n", encoding="utf-8")
     outcome = run_command(
         own_program(_COMMAND, str(path.absolute())),
         out=str(folder / "run"), collectors=_COLLECTORS, grace_s=_GRACE_S,
@@ -317,7 +319,8 @@ def _check(request: StudyRequest) -> None:
 
 def _opened(out: Path, settings: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        with file_rights(share=False):
+            out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CaptureError(f"cannot make {out}: {(error.strerror or str(error)).lower()}", hint="--out DIR") from error
     if (out / FILE_NAME).exists():

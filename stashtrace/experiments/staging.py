@@ -28,7 +28,7 @@ from stashtrace.experiments.page_cache import IN_MEMORY, make_cold
 from stashtrace.experiments.residency import file_system_of
 from stashtrace.experiments.step_figures import Figures, step_figures
 from stashtrace.experiments.step_runs import HostTask, here, run_tasks
-from stashtrace.launch.directory import RUN_FILE
+from stashtrace.launch.directory import RUN_FILE, file_rights
 from stashtrace.launch.staged_list import Copy, read_staged_list, write_staged_list
 from stashtrace.models.differential import Estimate, Stall, stalls, step_time
 from stashtrace.units import bytes_text
@@ -271,7 +271,8 @@ def check_runs_folder(out: Path, repeats: int) -> None:
         If the folder cannot be made, or something in it has the name of a run and is none.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        with file_rights(share=False):
+            out.mkdir(parents=True, exist_ok=True)
         for path in (out / _run_name(kind, repeat) for repeat in range(repeats) for kind in (_PLAIN, _STAGED)):
             if path.exists() and not (path / RUN_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
                 raise CaptureError(f"{path} is in the way and no run of ours", hint="choose another folder with --out")

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import IO
 
 from stashtrace.errors import CaptureError
+from stashtrace.launch.directory import file_rights
 from stashtrace.launch.own_program import own_program
 from stashtrace.launch.run import living_processes
 
@@ -131,10 +132,13 @@ def run_tasks(
     on_wait : callable
         Called ten times a second.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     log = directory.with_suffix(".log")
     started: list[subprocess.Popen[bytes]] = []
-    with open(log, "wb") as out, _interruptible():
+    with file_rights(share=False):
+        directory.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)  # of an attempt before, which may have had other rights
+        out = open(log, "wb")  # noqa: SIM115
+    with out, _interruptible():
         try:
             for task in tasks:
                 options = ["--out", str(directory), "--no-merge", "--until-step", str(until_step), *task.options]

@@ -17,7 +17,6 @@ import numpy as np
 
 from stashtrace import _native
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.exporters.output import complete_file
 from stashtrace.exporters.perfetto_collectives import Places, collective_layer
 from stashtrace.exporters.perfetto_counters import counter_layer
 from stashtrace.exporters.perfetto_devices import device_groups, device_layer, device_slices_count
@@ -29,6 +28,7 @@ from stashtrace.exporters.perfetto_tracks import TrackTree
 from stashtrace.exporters.registry import Exported
 from stashtrace.model.kinds import ProcessRole, Severity
 from stashtrace.model.trace import Trace
+from stashtrace.output_files import complete_file
 from stashtrace.units import duration_text
 
 #: Slices that a viewer takes with ease; docs/guides/timeline.md says what happens above.

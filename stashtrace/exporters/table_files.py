@@ -13,11 +13,11 @@ import numpy as np
 
 from stashtrace.analysis.registry import analyze, find
 from stashtrace.errors import StashtraceError, UsageError
-from stashtrace.exporters.output import complete_file
 from stashtrace.exporters.registry import Exported
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+from stashtrace.output_files import complete_file
 from stashtrace.visible import spreadsheet_cell
 
 _CSV_ROWS = 65536

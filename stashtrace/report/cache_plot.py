@@ -7,7 +7,7 @@ import numpy as np
 
 from stashtrace.analysis.cache_forecast import Inputs
 from stashtrace.model.table import Table
-from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes, save_figure
 
 #: Okabe and Ito's palette, which the colour-blind can tell apart.
 _COLOURS = {"compute": "#009E73", "prep": "#E69F00", "fetch": "#0072B2"}
@@ -41,4 +41,4 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
     # Above the axes: the areas below the step leave no room.
     axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, columnspacing=1.2)
     plain_axes(axes)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)

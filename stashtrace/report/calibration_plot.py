@@ -12,7 +12,7 @@ import numpy as np
 
 from stashtrace.models.calibration import Calibration, Link
 from stashtrace.report.calibration import bandwidth_text, latency_text
-from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes, save_figure
 from stashtrace.units import bytes_text, duration_text
 
 #: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
@@ -34,7 +34,7 @@ def plot_calibration(calibration: Calibration, path: str) -> None:
     machine = calibration.machine
     what = ", ".join(dict.fromkeys(machine.get("devices", ()))) or machine.get("cpu", "")
     figure.suptitle(f"{what}    {calibration.date[:10]}", x=0.01, ha="left", fontsize=10, color="#555555")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _draw(above: Any, below: Any, links: list[Link]) -> None:

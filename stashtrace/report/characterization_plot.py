@@ -8,7 +8,7 @@ from typing import Any
 
 from stashtrace.report.characterization import CURES, Characterized
 from stashtrace.report.characterization_page import COLOURS, stacks
-from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes, save_figure
 
 
 def plot_characterization(found: Characterized, path: str) -> None:
@@ -24,7 +24,7 @@ def plot_characterization(found: Characterized, path: str) -> None:
     for axes in (left, right):
         plain_axes(axes)
         axes.grid(False, axis="x")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _stacks(axes: Any, found: Characterized) -> None:

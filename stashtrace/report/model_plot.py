@@ -12,7 +12,7 @@ import numpy as np
 
 from stashtrace.analysis.communication_model import CommunicationModel, LinkFit
 from stashtrace.models.layer_study import Study
-from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes, save_figure
 from stashtrace.report.plot_names import Name, place_names
 from stashtrace.units import bytes_text, duration_text
 
@@ -30,7 +30,7 @@ def plot_model(model: CommunicationModel, path: str) -> None:
     _draw_links(axes[0][0], axes[1][0], links)
     _draw_passes(axes[0][1], axes[1][1], model)
     figure.align_ylabels()
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plot_study(study: Study, path: str) -> None:
@@ -59,7 +59,7 @@ def plot_study(study: Study, path: str) -> None:
     )  # fmt: skip
     for column, (x, _) in enumerate(columns or [(messages, "")]):
         _name_variants(figure, axes[0][column], study, x)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _figure(path: str, columns: int) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError, UsageError
+from stashtrace.output_files import complete_file
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -68,6 +69,19 @@ def new_figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save_figure(figure: Any, path: str) -> None:
+    """Write a figure into a file, whole or not at all; the suffix chooses the format.
+
+    Raises
+    ------
+    StashtraceError
+        If the system refuses.
+    """
+    target = Path(path)
+    with complete_file(target, hint="choose another file with --plot") as partial:
+        figure.savefig(partial, dpi=150, format=target.suffix[1:].lower())
 
 
 def plain_axes(axes: Any) -> None:

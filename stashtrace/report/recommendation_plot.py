@@ -10,7 +10,7 @@ from stashtrace.errors import UsageError
 from stashtrace.models.candidates import UNKNOWN, Candidate, faster
 from stashtrace.models.interval import Interval
 from stashtrace.models.recommendation import Recommendation
-from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes
+from stashtrace.report.plot_file import check_plot_file, new_figure, plain_axes, save_figure
 from stashtrace.report.plot_names import Name, place_names
 
 #: Okabe and Ito's palette, which the colour-blind can tell apart.
@@ -48,7 +48,7 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
     plain_axes(axes)
     axes.grid(True, which="minor", color="#EEEEEE", lw=0.6)
     _names(figure, axes, answer, some)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, one: Candidate) -> None:

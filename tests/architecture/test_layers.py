@@ -33,6 +33,7 @@ FLOORS = {
     "log": 0,
     "scrubbing": 0,
     "pseudonyms": 1,
+    "output_files": 1,
     "units": 0,
     "visible": 0,
     "whole_files": 0,

@@ -9,14 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import ROOT, Answer, environment
 
 from stashtrace.cli import main
 from stashtrace.experiments import synth
-from stashtrace.experiments.characterization import Characterization
+from stashtrace.experiments.characterize_request import Request, opened
+from stashtrace.experiments.step_runs import HostTask, here, run_tasks
 from stashtrace.format.reader import open_run
+from stashtrace.output_files import complete_file
+from stashtrace.report.characterization_page import characterization_page
+from stashtrace.report.plot_file import save_figure
 
 CASES = json.loads((ROOT / "tests/data/scrubbed_arguments.json").read_text(encoding="utf-8"))
 Run = Callable[..., Answer]
@@ -104,9 +109,29 @@ def test_stores_and_gathered_runs_follow_their_run(tmp_path: Path, file: int, di
 
 
 def test_a_characterization_belongs_to_its_user(tmp_path: Path) -> None:
+    """Everything in its folder: the answer, runs, what they printed, pages and pictures. The job's umask is its own."""
+    out = tmp_path / "answer"
+    script = "import os; was = os.umask(0); os.umask(was); print(oct(was))"
     before = os.umask(0)
     try:
-        Characterization({}, {}).save(tmp_path)
+        made = opened(Request(command=("torchrun", "--nproc-per-node", "2", "train.py"), out=out))
+        job = HostTask((sys.executable, "-c", script), {}, here)
+        run_tasks([job], out / "runs/look", 3, 60.0, name="look", on_wait=lambda: None)
+        made.save(out)
+        with complete_file(out / "page.html") as partial:
+            partial.write_text(characterization_page(made), encoding="utf-8")
+        save_figure(SimpleNamespace(savefig=lambda path, **_: path.write_bytes(b"picture")), str(out / "answer.png"))
+        assert main(["export", "csv", str(out / "runs/look"), "--table", "processes", "-o", str(out / "rows.csv")]) == 0
     finally:
         os.umask(before)
-    assert (tmp_path / "characterization.json").stat().st_mode & 0o777 == 0o600
+    assert "0o0" in (out / "runs/look.log").read_text().splitlines()
+    found = {str(p.relative_to(out)): p.stat().st_mode & 0o777 for p in [out, *out.rglob("*")]}
+    assert {
+        "characterization.json",
+        "page.html",
+        "answer.png",
+        "rows.csv",
+        "runs/look.log",
+        "runs/look/run.json",
+    } <= set(found)
+    assert found == {name: 0o700 if (out / name).is_dir() else 0o600 for name in found}

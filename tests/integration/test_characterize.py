@@ -61,8 +61,9 @@ def on_disk() -> bool:
 def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("characterize")
     done = characterize(
-        folder, "--emulate-network", "1gbit", "--format", "json", "--plot", "answer.png", "--", *example(folder)
-    )
+        folder, "--emulate-network", "1gbit", "--format", "json", "--plot", "answer/answer.png", "--html",
+        "answer/page.html", "--", *example(folder),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     for entry in answer["steps"].values():
@@ -108,6 +109,13 @@ def test_two_hosts_talk_over_the_network(answered: tuple[Path, dict[str, Any]]) 
     assert answer["attribution"]["2"].get("network", 0) == 0
 
 
+def test_all_of_it_belongs_to_the_user_alone(answered: tuple[Path, dict[str, Any]]) -> None:
+    found = [answered[0] / "answer", *(answered[0] / "answer").rglob("*")]
+    assert len(found) > 20
+    rights = {path: oct(path.stat().st_mode & 0o777) for path in found}
+    assert rights == {path: "0o700" if path.is_dir() else "0o600" for path in found}
+
+
 def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) -> None:
     folder, answer = answered
     before = {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")}
@@ -124,7 +132,7 @@ def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) ->
 
 def test_a_picture_is_drawn(answered: tuple[Path, dict[str, Any]]) -> None:
     pytest.importorskip("matplotlib")
-    assert (answered[0] / "answer.png").read_bytes().startswith(b"\x89PNG")
+    assert (answered[0] / "answer/answer.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_another_command_does_not_mix_with_it(answered: tuple[Path, dict[str, Any]]) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import StashtraceError
-from stashtrace.exporters.output import complete_file
-from stashtrace.whole_files import claim_file
+from stashtrace.output_files import complete_file
+from stashtrace.whole_files import claim_file, folder_beside
 
 _WRITER = """
 import sys
 from pathlib import Path
 from stashtrace.cli.screen import end_on_terminate
-from stashtrace.exporters.output import complete_file
+from stashtrace.output_files import complete_file
 end_on_terminate()
 with complete_file(Path(sys.argv[1])) as partial:
     partial.write_text("half")
@@ -121,3 +121,56 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
     going.communicate("", timeout=100)
     assert sorted(os.listdir(tmp_path)) == ["x", "x.part12-of-my-own"]
     assert (tmp_path / "x").read_text() == "half"  # the last to end
+
+
+@pytest.mark.parametrize("example", ["run.json", "characterization.json"])
+@pytest.mark.parametrize("rights", [0o600, 0o640])
+def test_a_new_file_beside_a_run_follows_its_rights(tmp_path: Path, example: str, rights: int) -> None:
+    (tmp_path / example).touch(mode=rights)
+    (tmp_path / "elsewhere").mkdir()
+    before = os.umask(0o022)
+    try:
+        for name in ("page.html", "elsewhere/page.html"):
+            with complete_file(tmp_path / name) as partial:
+                partial.write_text("page")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "page.html") == rights
+    assert mode(tmp_path / "elsewhere/page.html") == 0o644
+
+
+_FILLER = """
+import sys
+from pathlib import Path
+from stashtrace.whole_files import folder_beside
+with folder_beside(Path(sys.argv[1])) as folder:
+    (folder / "half").write_text("half")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_that_a_killed_process_left_goes_with_the_next(tmp_path: Path) -> None:
+    started = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _FILLER, str(tmp_path / "x")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        started.append((process, Path(process.stdout.readline().strip())))
+    (killed, left), (going, growing) = started
+    killed.kill()
+    killed.communicate(timeout=100)
+    of_my_own = tmp_path / "x.part12-of-my-own"
+    of_my_own.mkdir()
+    assert (left / "half").exists()
+    with folder_beside(tmp_path / "x") as folder:
+        assert mode(folder) == 0o700
+        assert not left.exists()
+        assert (growing / "half").exists()
+        folder.rename(tmp_path / "x")
+    going.communicate("", timeout=100)
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.part12-of-my-own"]

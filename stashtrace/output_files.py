@@ -13,10 +13,7 @@ from stashtrace.whole_files import whole_file
 
 @contextmanager
 def complete_file(path: Path, hint: str = "choose another file with -o") -> Iterator[Path]:
-    """Path to write to; it becomes ``path`` at the end, or vanishes on an error.
-
-    It is readable by its owner alone while it is written. Then it has the mode of the file that it replaces, or the one
-    that the user's umask gives a new file.
+    """As :func:`stashtrace.whole_files.whole_file`, with errors that say what to do.
 
     Raises
     ------
