@@ -8,11 +8,9 @@ until all is done, so that a second call goes on where the first was interrupted
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +27,7 @@ from stashtrace.launch.launchers import own_place
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.store import scrubbed as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
+from stashtrace.whole_files import folder_beside, whole_file
 
 #: Holds the key and the hosts while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"
@@ -73,16 +72,11 @@ def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: 
         raise UsageError(f"{target} is already there", hint="choose another name with -o")
     if not target.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {target.parent} to write to", hint="choose another name with -o")
-    half = target.with_name(f"{target.name}.unfinished{os.getpid()}-{secrets.token_hex(4)}")
-    with file_rights(share=False):
-        half.mkdir()
-        try:
-            work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
-            work.do(shown=target.name)
-            made = half if source.is_dir() else next(half.iterdir())
-            os.replace(made, target)
-        finally:
-            shutil.rmtree(half, ignore_errors=True)
+    with file_rights(share=False), folder_beside(target) as half:
+        work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
+        work.do(shown=target.name)
+        made = half if source.is_dir() else next(half.iterdir())
+        os.replace(made, target)
     return work.report
 
 
@@ -251,14 +245,10 @@ class _Work:
                 warnings.simplefilter("ignore", DataLossWarning)
                 trace = load_trace(str(directory))
                 for name in wanted:
-                    mode = 0o600 if self._target is not None else (self._source / name).stat().st_mode & 0o777
-                    half = directory / f"{_IN_WORK}-{name}"  # its ending says how it is packed
                     if name == SUMMARY_FILE:
-                        write_summary(trace, half, f"./{shown}")
+                        write_summary(trace, directory / name, f"./{shown}")
                     else:
-                        export(trace, "perfetto", str(half))
-                    half.chmod(mode)
-                    os.replace(half, directory / name)
+                        export(trace, "perfetto", str(directory / name))
                     self.report.written += 1
         except StashtraceError as error:
             if self._target is None:
@@ -334,12 +324,9 @@ def _still_recording(source: Path, who: str) -> FormatError:
 
 def _replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Put content in the place of a file in one step."""
-    half = path.with_name(path.name + _IN_WORK)
-    with contextlib.suppress(FileNotFoundError):
-        half.unlink()
-    with open(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    half.chmod(mode)
-    os.replace(half, path)
+    with whole_file(path, own_mode=True) as half:
+        with half.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        half.chmod(mode)

@@ -10,6 +10,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
+from stashtrace.whole_files import write_whole
 
 _EPILOG = """times are milliseconds of one step of one rank. OUT becomes a run directory;
 its truth.json says what a step of each rank is made of."""
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         events = write(out, job)
         truth = {str(rank): job.truth_ns(rank) for rank in range(job.ranks)}
         facts = {"unit": "ns per step", "step_ns": job.step_ns, "ranks": truth}
-        (out / "truth.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write_whole(out / "truth.json", json.dumps(facts, indent=1) + "\n")
     except OSError as error:
         raise CaptureError(f"cannot write {out}: {error.strerror}") from error
     Screen().say(f"wrote {out}: {job.ranks} ranks, {job.steps} steps, {events} events; the truth is in truth.json")

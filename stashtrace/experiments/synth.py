@@ -9,6 +9,7 @@ its time is blocked in storage. Rank ``late_rank`` computes ``late_ns`` longer i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from stashtrace import _native
 from stashtrace.format.container import pack_head, pack_segment
 from stashtrace.format.project import current_layouts
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, PhaseFlag, ThreadRole
+from stashtrace.whole_files import whole_file, write_whole
 
 Int64 = npt.NDArray[np.int64]
 
@@ -94,7 +96,7 @@ class Job:
 
 
 class _File:
-    """One .stash on its way to disk; strings first, then rows as they come."""
+    """One .stash on its way to disk; strings first, then rows as they come. It is there when ``with`` ends well."""
 
     def __init__(self, directory: Path, pid: int, ppid: int, env: dict[str, str], parent_incarnation: int = -1) -> None:
         metadata = {
@@ -105,10 +107,22 @@ class _File:
             "start_realtime_ns": START_NS + REALTIME_OFFSET_NS, "collectors": [], "version": "0.1.0",
         }  # fmt: skip
         self.pid = pid
-        self._out: BinaryIO = open(directory / f"synth.{pid}.0.stash", "wb", buffering=1 << 20)  # noqa: SIM115
-        self._out.write(pack_head(_native.schema()["records"], metadata))
+        self._path = directory / f"synth.{pid}.0.stash"
+        self._head = pack_head(_native.schema()["records"], metadata)
+        self._until_closed = contextlib.ExitStack()
         self._texts: dict[str, int] = {}
         self._sequences: dict[tuple[str, int], int] = {}
+
+    def __enter__(self) -> _File:
+        with contextlib.ExitStack() as stack:
+            partial = stack.enter_context(whole_file(self._path))
+            self._out: BinaryIO = stack.enter_context(open(partial, "wb", buffering=1 << 20))
+            self._out.write(self._head)
+            self._until_closed = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._until_closed.__exit__(*raised)
 
     def intern(self, *texts: str) -> list[int]:
         """String ids; parts are written at once."""
@@ -151,9 +165,6 @@ class _File:
                 )
             )
 
-    def close(self) -> None:
-        self._out.close()
-
 
 def ticks(ns: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     """TSC at a time of the run."""
@@ -170,7 +181,7 @@ def write(directory: str | Path, job: Job) -> int:
            "begin_realtime_ns": START_NS + REALTIME_OFFSET_NS, "end_monotonic_ns": end_ns,
            "end_realtime_ns": end_ns + REALTIME_OFFSET_NS, "host": "synth", "boot_id": "b007-synth", "exit_code": 0,
            "signal": 0, "collectors": [], "stashtrace_version": "0.1.0", "launcher_pid": 1}  # fmt: skip
-    (directory / "run.json").write_text(json.dumps(run))
+    write_whole(directory / "run.json", json.dumps(run))
     events = 0
     for rank in range(job.ranks):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.ranks)}
@@ -197,7 +208,11 @@ def _clock(file: _File, job: Job) -> None:
 
 
 def _write_rank(directory: Path, job: Job, rank: int, env: dict[str, str]) -> int:
-    file = _File(directory, _pid(job, rank), 1, env)
+    with _File(directory, _pid(job, rank), 1, env) as file:
+        return _rank_rows(file, job, rank)
+
+
+def _rank_rows(file: _File, job: Job, rank: int) -> int:
     _clock(file, job)
     model, sgd, op, group, backend, main = file.intern("Net", "SGD", "c10d::allreduce_", "default_pg", "gloo", "main")
     members = file.intern(",".join(map(str, range(job.ranks))))[0]
@@ -273,13 +288,16 @@ def _write_rank(directory: Path, job: Job, rank: int, env: dict[str, str]) -> in
             collective_id=ids,
         )
         file.rows("collective_wait", n, begin_ticks=ticks(enter + 20_000), end_ticks=ticks(end), collective_id=ids)
-    file.close()
     return n * (7 if job.ranks > 1 else 4)
 
 
 def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[str, str]) -> int:
     """Batches worker, worker + workers, ...: each is made during the steps before it is waited for."""
-    file = _File(directory, _pid(job, rank, worker), _pid(job, rank), env)
+    with _File(directory, _pid(job, rank, worker), _pid(job, rank), env) as file:
+        return _worker_rows(file, job, rank, worker)
+
+
+def _worker_rows(file: _File, job: Job, rank: int, worker: int) -> int:
     _clock(file, job)
     keys = file.intern("role", "worker", "worker_id", str(worker))
     file.rows("metadata", 2, ticks=ticks(0), key_id=keys[0::2], value_id=keys[1::2])
@@ -308,7 +326,6 @@ def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[s
     for at in range(0, len(indices) if files else 0, batches_at_once):
         part = slice(at, at + batches_at_once)
         file.add("io_op", _calls(job, rng, begin[part], done[part], files, paths))
-    file.close()
     return len(indices) + len(indices) * files * _FILE_CALLS
 
 

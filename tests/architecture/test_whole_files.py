@@ -39,6 +39,11 @@ def test_no_other_code_names_half_written_files(path: Path) -> None:
     assert not lines, f"lines {lines}: write it with stashtrace.whole_files.whole_file"
 
 
+def test_pictures_are_saved_in_one_place() -> None:
+    savers = {str(path.relative_to(ROOT)) for path in FILES if ".savefig(" in path.read_text(encoding="utf-8")}
+    assert savers == {"stashtrace/report/plot_file.py"}
+
+
 def test_what_is_looked_for_is_found() -> None:
     for name in OWN_NAMES:
         assert (ROOT / name).is_file()

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Mapping
@@ -334,6 +336,30 @@ def test_interrupted_into_a_new_place(old: Path, tmp_path: Path, monkeypatch: py
             assert main(["scrub", str(old), "-o", str(tmp_path / "new"), "--all"]) == 130
         assert set(os.listdir(tmp_path)) == names
         assert everything(old) == before
+
+
+KILLED = """
+import os, signal, sys
+from stashtrace.cli import main, scrubbing_run
+scrubbing_run._Work._make_views = lambda work, shown: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_killed_on_the_way_into_a_new_place(old: Path, tmp_path: Path) -> None:
+    """What a SIGKILL leaves, scrubbed or not yet, goes with the next call for the same place."""
+    names = set(os.listdir(tmp_path))
+    words = ["scrub", str(old), "-o", str(tmp_path / "new")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=100
+    )
+    assert done.returncode == -signal.SIGKILL
+    (left,) = set(os.listdir(tmp_path)) - names
+    assert (tmp_path / left).stat().st_mode & 0o777 == 0o700
+    assert len(os.listdir(tmp_path / left)) > 2
+    assert main(words) == 0
+    assert set(os.listdir(tmp_path)) - names == {"new"}
 
 
 JOB = """

@@ -10,6 +10,7 @@ import pytest
 
 import stashtrace
 from stashtrace.cli import main
+from stashtrace.experiments import synth
 
 
 def test_budget_is_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,3 +63,15 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "mine").write_text("mine")
     assert main(["synth", str(tmp_path)]) == 3
     assert "not empty" in capsys.readouterr().err
+
+
+def test_a_file_that_could_not_be_made_whole_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(synth, "_calls", refuse)  # in the middle of the first worker's file
+    assert main(["synth", str(tmp_path / "made"), "--ranks", "1"]) == 3
+    assert "cannot write" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["run.json", "synth.1000.0.stash"]
