@@ -304,7 +304,7 @@ def _write(process: StashFile, out: BinaryIO) -> list[int]:
 def _head(process: StashFile, size: int) -> bytes:
     """Bytes of the new head without the fields of absent records, filled up to ``size`` by blanks in the JSON text."""
     present = set(process.row_counts())
-    records = [r for r in process.head.records if isinstance(r, dict) and r.get("name") in present]
+    records = [r for r in process.head.records if isinstance(r, dict) and str(r.get("name")) in present]
     flags = process.head.flags | FLAG_MERGED
     metadata = {**process.metadata, "losses": process.lasting_losses}
     head = pack_head(records, metadata, flags=flags)
