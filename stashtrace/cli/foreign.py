@@ -46,13 +46,13 @@ def describe_files(path: str) -> dict[str, Any]:
     said = _said(trace)
     ranks = [int(r) for r in trace.ranks]
     world = max((int(w) for w in trace.processes["world_size"]), default=-1)
-    begin = said.get("origin_realtime_ns")
+    begin = said.get("origin_realtime_ns", "")
     hidden = ("processes", "tracks", "losses", "alignment", "metadata", "numbered_steps", "matched_collectives")
     return {
         "path": path,
         "importers": "store of " * is_store(path) + said.get("imported", "a run" if is_store(path) else ""),
         "size_bytes": _size_bytes(path),
-        "begin_realtime_ns": int(begin) if begin else None,
+        "begin_realtime_ns": int(begin) if begin.isdecimal() and len(begin) < 20 else None,
         "duration_ns": int(trace.processes["end_ns"].max()) if len(trace.processes) else 0,
         "hosts": sorted({trace.text(c) for c in trace.processes["host_code"]} - {""}),
         "processes": len(trace.processes),

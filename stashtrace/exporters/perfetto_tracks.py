@@ -61,6 +61,10 @@ class Line:
     description: str = ""
 
 
+#: Of rows on a track that is not what they need: a damaged file may call a thread a device.
+_UNKNOWN = Line("unknown", 1 << 30, "What this ran on was not recorded.")
+
+
 @dataclass(slots=True)
 class Piece:
     """Slices with the same arguments.
@@ -166,7 +170,7 @@ class TrackTree:
         np.maximum.at(lanes, codes, lane + 1)
         first = np.empty(len(distinct), dtype=np.int64)
         for i, each in enumerate(distinct.tolist()):
-            line = lines[each]
+            line = lines.get(each, _UNKNOWN)
             first[i] = self._next
             for _ in range(int(lanes[i])):
                 self._encoder.track(self._next, line.name, parent, line.order, line.description)

@@ -159,3 +159,18 @@ def test_a_world_that_no_job_has(store: Path, capsys: pytest.CaptureFixture[str]
     change(store, "processes", "world_size", 20_000_000)
     assert main(["info", str(store), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["missing_ranks"] == []
+
+
+@pytest.mark.parametrize(("column", "value"), [("kind_code", 4), ("kind_code", 99), ("process_id", 1)])
+def test_a_thread_that_is_called_something_else_is_drawn(store: Path, column: str, value: int) -> None:
+    change(store, "tracks", column, lambda old: [value] * len(old))
+    assert len(loaded(store).phases)
+
+
+@pytest.mark.parametrize("text", ["1.5", "9" * 400, "", "-1"])
+def test_a_begin_that_is_no_time_is_not_known(store: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    rows = pyarrow.parquet.ParquetFile(store / "metadata/rank=-1/part-0.parquet").read()
+    at = rows.column("key").to_pylist().index("origin_realtime_ns")
+    change(store, "metadata", "value", lambda old: [*old[:at], text, *old[at + 1 :]], rank=-1)
+    assert main(["info", str(store), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["begin_realtime_ns"] is None

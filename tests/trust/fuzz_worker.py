@@ -1,4 +1,4 @@
-"""Damages seeds and reads them: info, analyze summary, export perfetto, each input in a forked child with limits.
+"""Damages seeds and reads them: info, summary, time line, merge; each input in a forked child with limits.
 
     python tests/trust/fuzz_worker.py FORMAT[,FORMAT...] SEED COUNT FOLDER [--bytes N]
 
@@ -131,12 +131,19 @@ def make_input(kind: str, seed: int, number: int, seeds: Path, folder: Path) -> 
 
 
 def read_everything(path: Path, out: Path) -> int:
-    """Describe, sum up, export; 0, or REFUSED if the input was refused as it should be. Other exceptions go through."""
-    for words in (
+    """Describe, sum up, export, and merge what is a run; 0, or REFUSED where it is refused as it should be.
+
+    Other exceptions go through.
+    """
+    commands = [
         ["info", str(path)],
         ["analyze", "summary", str(path)],
         ["export", "perfetto", str(path), "-o", str(out)],
-    ):
+    ]
+    if any(path.glob("*.stash")):  # packed again, into a place of its own; the input stays what it was
+        shutil.rmtree(out.with_suffix(".merged"), ignore_errors=True)
+        commands.append(["merge", str(path), "--out", str(out.with_suffix(".merged"))])
+    for words in commands:
         try:
             code = cli(["--debug", *words])
         except StashtraceError:
