@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -188,6 +188,10 @@ class RankComparison:
     def kinds(self) -> list[str]:
         """All kinds that either side knows."""
         return sorted({*self.truth_ns, *self.traced_ns})
+
+
+#: How tests run a scenario in a new folder: fixture ``compare`` of conftest.py.
+Compare = Callable[[Scenario, Path], list[RankComparison]]
 
 
 def write_images(folder: Path) -> None:

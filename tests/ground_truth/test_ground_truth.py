@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from measurements import Measurements
 
-from ground_truth import machine, scenarios
+from ground_truth import scenarios
+from ground_truth.scenarios import Compare
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow]
@@ -24,35 +25,19 @@ OTHER_PERCENT = 2.0
 WALL_TOLERANCE = 0.02
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    scenarios.write_images(folder)
-    return folder
-
-
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda s: s.name)
-def test_stalls_are_what_the_script_measured(scenario: scenarios.Scenario, data: Path, tmp_path: Path) -> None:
+def test_stalls_are_what_the_script_measured(scenario: scenarios.Scenario, compare: Compare, tmp_path: Path) -> None:
     def right(runs: Sequence[list[scenarios.RankComparison]]) -> None:
         wrong = differences(scenario, runs)
         assert not wrong, "\n".join(wrong)
 
-    runs = Measurements(lambda folder: measured(scenario, data, folder), tmp_path)
-    runs.agree(lambda run: right([run]), together=right)
+    def measured(folder: Path) -> list[scenarios.RankComparison]:
+        ranks = compare(scenario, folder)
+        for result in ranks:
+            assert result.steps_count == scenario.steps - scenarios.WARMUP_STEPS
+        return ranks
 
-
-def measured(scenario: scenarios.Scenario, data: Path, folder: Path) -> list[scenarios.RankComparison]:
-    folder.mkdir()
-    try:
-        ranks = scenarios.run(scenario, data, folder)
-    except machine.Missing as missing:
-        pytest.skip(str(missing))
-    finally:
-        scenarios.clean(folder)
-    assert [result.rank for result in ranks] == [0, 1]
-    for result in ranks:
-        assert result.steps_count == scenario.steps - scenarios.WARMUP_STEPS
-    return ranks
+    Measurements(measured, tmp_path).agree(lambda run: right([run]), together=right)
 
 
 def differences(scenario: scenarios.Scenario, runs: Sequence[list[scenarios.RankComparison]]) -> list[str]:

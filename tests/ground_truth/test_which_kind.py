@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ground_truth import machine, scenarios
-from ground_truth.scenarios import RankComparison, Scenario
+from ground_truth import scenarios
+from ground_truth.scenarios import Compare, RankComparison, Scenario
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -40,25 +40,9 @@ FAULTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    scenarios.write_images(folder)
-    return folder
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda s: s.name)
-def test_the_fault_is_the_largest_kind(fault: Scenario, data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "job"
-    folder.mkdir()
-    try:
-        ranks = scenarios.run(fault, data, folder)
-    except machine.Missing as missing:
-        pytest.skip(str(missing))
-    finally:
-        scenarios.clean(folder)
-    assert [rank.rank for rank in ranks] == [0, 1]
-    for rank in ranks:
+def test_the_fault_is_the_largest_kind(fault: Scenario, compare: Compare, tmp_path: Path) -> None:
+    for rank in compare(fault, tmp_path / "job"):
         if rank.rank not in fault.dominant:
             continue
         assert largest(rank.traced_ns) == fault.dominant[rank.rank], told(rank)
