@@ -21,6 +21,9 @@ using Graph = void*;
 using GraphExec = void*;
 using DevicePointer = unsigned long long;
 
+using HostFunction = void (*)(void*);                    // CUhostFn, cudaHostFn_t
+using StreamCallback = void (*)(Stream, Result, void*);  // CUstreamCallback, cudaStreamCallback_t
+
 struct Uuid {
   unsigned char bytes[16];
 };
@@ -65,6 +68,7 @@ inline constexpr int kPointerIsManaged = 8;
 inline constexpr int kPointerDeviceOrdinal = 9;
 inline constexpr unsigned kMemoryHost = 1;
 inline constexpr unsigned kMemoryDevice = 2;
+inline constexpr unsigned kMemoryUnified = 4;
 
 inline constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_*
 inline constexpr int kCapabilityMajor = 75;
@@ -102,6 +106,76 @@ struct DriverLaunchConfig {
   unsigned attributes_count;
 };
 static_assert(sizeof(DriverLaunchConfig) == 56 && offsetof(DriverLaunchConfig, stream) == 32);
+
+// cudaExtent, cudaPos and cudaPitchedPtr
+struct Extent {
+  std::size_t width, height, depth;  // bytes, rows and planes, unless a CUDA array takes part: then its elements
+};
+struct Position {
+  std::size_t x, y, z;
+};
+struct PitchedPointer {
+  void* pointer;
+  std::size_t pitch, x_size, y_size;
+};
+
+// cudaMemcpy3DParms
+struct BoxCopy {
+  void* from_array;
+  Position from_position;
+  PitchedPointer from;
+  void* to_array;
+  Position to_position;
+  PitchedPointer to;
+  Extent extent;
+  int kind;  // MemcpyKind
+};
+static_assert(sizeof(BoxCopy) == 160 && offsetof(BoxCopy, extent) == 128);
+
+// cudaMemcpy3DPeerParms
+struct PeerBoxCopy {
+  void* from_array;
+  Position from_position;
+  PitchedPointer from;
+  int from_device;
+  void* to_array;
+  Position to_position;
+  PitchedPointer to;
+  int to_device;
+  Extent extent;
+};
+static_assert(sizeof(PeerBoxCopy) == 168 && offsetof(PeerBoxCopy, extent) == 144);
+
+// CUDA_MEMCPY2D_v2
+struct DriverRectangleCopy {
+  struct Side {
+    std::size_t x_bytes, y;
+    unsigned memory;  // kMemoryHost, ...
+    const void* host;
+    DevicePointer device;
+    void* array;
+    std::size_t pitch;
+  };
+  Side from, to;
+  std::size_t width_bytes, height;
+};
+static_assert(sizeof(DriverRectangleCopy) == 128 && offsetof(DriverRectangleCopy, width_bytes) == 112);
+
+// CUDA_MEMCPY3D_v2 and CUDA_MEMCPY3D_PEER_v1, of which the first has no contexts
+struct DriverBoxCopy {
+  struct Side {
+    std::size_t x_bytes, y, z, level;
+    unsigned memory;
+    const void* host;
+    DevicePointer device;
+    void* array;
+    Context context;
+    std::size_t pitch, height;
+  };
+  Side from, to;
+  std::size_t width_bytes, height, depth;
+};
+static_assert(sizeof(DriverBoxCopy) == 200 && offsetof(DriverBoxCopy, width_bytes) == 176);
 
 // One pointer per function of cuda_driver.def, null where the driver has none of this name.
 struct Driver {

@@ -209,6 +209,7 @@ class Bracket(Code):
     GRAPH = 6
     MARK = 7
     AWAITED = 8
+    HOST_FUNCTION = 9
 
 
 class Awaited(Code):
@@ -219,6 +220,7 @@ class Awaited(Code):
     COLLECTIVE = 2
     COMPUTE = 3
     GRAPH = 4
+    HOST_FUNCTION = 5
 
 
 class BracketFlag(enum.IntFlag):

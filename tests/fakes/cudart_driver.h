@@ -9,9 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "abi/cuda_abi.h"
+
 namespace fake {
 
 using Address = unsigned long long;
+using Rectangle = stashtrace::cuda::DriverRectangleCopy;
+using Box = stashtrace::cuda::DriverBoxCopy;
 
 // name, the CUDA version that it is looked up for (as the real runtime asks, by signature and not by its own version), parameters
 #define FAKE_DRIVER_CALLS(X) \
@@ -65,6 +69,16 @@ using Address = unsigned long long;
   X(cuPointerGetAttributes, 7000, unsigned, const int*, void**, Address) \
   X(cuMemcpy, 4000, Address, Address, std::size_t) \
   X(cuMemcpyAsync, 4000, Address, Address, std::size_t, void*) \
+  X(cuMemcpy2DUnaligned, 3020, const Rectangle*) \
+  X(cuMemcpy2DAsync, 3020, const Rectangle*, void*) \
+  X(cuMemcpy3D, 3020, const Box*) \
+  X(cuMemcpy3DAsync, 3020, const Box*, void*) \
+  X(cuMemcpyPeer, 4000, Address, void*, Address, void*, std::size_t) \
+  X(cuMemcpyPeerAsync, 4000, Address, void*, Address, void*, std::size_t, void*) \
+  X(cuMemcpy3DPeer, 4000, const Box*) \
+  X(cuMemcpy3DPeerAsync, 4000, const Box*, void*) \
+  X(cuMemsetD2D8, 3020, Address, std::size_t, unsigned char, std::size_t, std::size_t) \
+  X(cuMemsetD2D8Async, 3020, Address, std::size_t, unsigned char, std::size_t, std::size_t, void*) \
   X(cuMemsetD8, 3020, Address, unsigned char, std::size_t) \
   X(cuMemsetD8Async, 3020, Address, unsigned char, std::size_t, void*) \
   X(cuModuleLoadData, 2000, void**, const void*) \

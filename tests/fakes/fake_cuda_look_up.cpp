@@ -5,10 +5,13 @@
 #include <cstring>
 #include <string>
 
+#include "abi/cuda_abi.h"
 #include "cuda_objects.h"
 
 using namespace fake;
 using Address = unsigned long long;
+using Rectangle = stashtrace::cuda::DriverRectangleCopy;
+using Box = stashtrace::cuda::DriverBoxCopy;
 
 namespace {
 
@@ -88,6 +91,8 @@ PER_THREAD(cuEventRecordWithFlags_ptsz, (void* event, void* stream, unsigned fla
 PER_THREAD(cuGraphLaunch_ptsz, (void* exec, void* stream), cuGraphLaunch, (exec, own(stream)))
 PER_THREAD(cuLaunchHostFunc_ptsz, (void* stream, void (*function)(void*), void* data), cuLaunchHostFunc,
            (own(stream), function, data))
+PER_THREAD(cuLaunchHostFunc_v2_ptsz, (void* stream, void (*function)(void*), void* data, unsigned how), cuLaunchHostFunc_v2,
+           (own(stream), function, data, how))
 PER_THREAD(cuLaunchKernel_ptsz, (void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
                                  unsigned shared, void* stream, void** arguments, void** extra),
            cuLaunchKernel, (function, a, b, c, d, e, f, shared, own(stream), arguments, extra))
@@ -98,6 +103,9 @@ PER_THREAD(cuMemcpyAsync_ptsz, (Address to, Address from, std::size_t bytes, voi
            (to, from, bytes, own(stream)))
 PER_THREAD(cuMemcpyPeerAsync_ptsz, (Address to, void* a, Address from, void* b, std::size_t bytes, void* stream),
            cuMemcpyPeerAsync, (to, a, from, b, bytes, own(stream)))
+PER_THREAD(cuMemcpy2DAsync_v2_ptsz, (const Rectangle* told, void* stream), cuMemcpy2DAsync_v2, (told, own(stream)))
+PER_THREAD(cuMemcpy3DAsync_v2_ptsz, (const Box* told, void* stream), cuMemcpy3DAsync_v2, (told, own(stream)))
+PER_THREAD(cuMemcpy3DPeerAsync_ptsz, (const Box* told, void* stream), cuMemcpy3DPeerAsync, (told, own(stream)))
 PER_THREAD(cuMemcpyHtoDAsync_v2_ptsz, (Address to, const void* from, std::size_t bytes, void* stream), cuMemcpyHtoDAsync_v2,
            (to, from, bytes, own(stream)))
 PER_THREAD(cuMemcpyDtoHAsync_v2_ptsz, (void* to, Address from, std::size_t bytes, void* stream), cuMemcpyDtoHAsync_v2,
@@ -106,6 +114,9 @@ PER_THREAD(cuMemcpyDtoDAsync_v2_ptsz, (Address to, Address from, std::size_t byt
            (to, from, bytes, own(stream)))
 PER_THREAD(cuMemsetD8Async_ptsz, (Address to, unsigned char value, std::size_t bytes, void* stream), cuMemsetD8Async,
            (to, value, bytes, own(stream)))
+PER_THREAD(cuMemsetD2D8Async_ptsz,
+           (Address to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height, void* stream),
+           cuMemsetD2D8Async, (to, pitch, value, width, height, own(stream)))
 PER_THREAD(cuMemsetD32Async_ptsz, (Address to, unsigned value, std::size_t count, void* stream), cuMemsetD32Async,
            (to, value, count, own(stream)))
 PER_THREAD(cuStreamAddCallback_ptsz, (void* stream, void (*function)(void*, int, void*), void* data, unsigned flags),
@@ -120,6 +131,12 @@ PER_THREAD(cuStreamIsCapturing_ptsz, (void* stream, int* status), cuStreamIsCapt
 PER_THREAD(cuStreamQuery_ptsz, (void* stream), cuStreamQuery, (own(stream)))
 PER_THREAD(cuStreamSynchronize_ptsz, (void* stream), cuStreamSynchronize, (own(stream)))
 PER_THREAD(cuStreamWaitEvent_ptsz, (void* stream, void* event, unsigned flags), cuStreamWaitEvent, (own(stream), event, flags))
+
+// Between devices a copy without a stream does not wait either.
+FAKE_API int cuMemcpyPeer_ptds(Address to, void* a, Address from, void* b, std::size_t bytes) {
+  return cuMemcpyPeerAsync(to, a, from, b, bytes, own(nullptr));
+}
+FAKE_API int cuMemcpy3DPeer_ptds(const Box* told) { return cuMemcpy3DPeerAsync(told, own(nullptr)); }
 
 // A blocking copy or memset is one on the thread's stream that is waited for.
 #define PER_THREAD_BLOCKING(NAME, PARAMETERS, OTHER, PASSED)              \
@@ -137,3 +154,11 @@ PER_THREAD_BLOCKING(cuMemcpyDtoD_v2_ptds, (Address to, Address from, std::size_t
                     (to, from, bytes, own(nullptr)))
 PER_THREAD_BLOCKING(cuMemsetD8_v2_ptds, (Address to, unsigned char value, std::size_t bytes), cuMemsetD8Async,
                     (to, value, bytes, own(nullptr)))
+PER_THREAD_BLOCKING(cuMemsetD32_v2_ptds, (Address to, unsigned value, std::size_t count), cuMemsetD32Async,
+                    (to, value, count, own(nullptr)))
+PER_THREAD_BLOCKING(cuMemsetD2D8_v2_ptds,
+                    (Address to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height),
+                    cuMemsetD2D8Async, (to, pitch, value, width, height, own(nullptr)))
+PER_THREAD_BLOCKING(cuMemcpy2D_v2_ptds, (const Rectangle* told), cuMemcpy2DAsync_v2, (told, own(nullptr)))
+PER_THREAD_BLOCKING(cuMemcpy2DUnaligned_v2_ptds, (const Rectangle* told), cuMemcpy2DAsync_v2, (told, own(nullptr)))
+PER_THREAD_BLOCKING(cuMemcpy3D_v2_ptds, (const Box* told), cuMemcpy3DAsync_v2, (told, own(nullptr)))

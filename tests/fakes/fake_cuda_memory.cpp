@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "abi/cuda_abi.h"
 #include "cuda_objects.h"
 
 using namespace fake;
@@ -56,27 +57,50 @@ int release(void* pointer, int type) {
   return kSuccess;
 }
 
+// Rows of bytes in planes, as copies and memsets describe them; one row for those of plain memory.
+struct Block {
+  std::size_t width = 0, height = 1, depth = 1;
+  std::size_t bytes() const { return width * height * depth; }
+};
+
+// From one row of a side to its next, and from one plane to its next.
+struct Pitch {
+  std::size_t row = 0, plane = 0;
+};
+
+template <class Each>
+void for_each_row(const Block& block, Each each) {
+  for (std::size_t plane = 0; plane < block.depth; ++plane)
+    for (std::size_t row = 0; row < block.height; ++row) each(row, plane);
+}
+
 struct CopyWork : Work {
   std::int64_t run(std::int64_t begin_ns) override {
     state().clock.work_until(begin_ns + duration_ns);
-    if (bytes <= kMovedBytes) {
+    if (block.bytes() <= kMovedBytes) {
       // What was freed while the copy was on its way is not there any more.
       const std::lock_guard guard(state().mutex);
       const bool there = (!to_known || find(to) != nullptr) && (!from_known || find(from) != nullptr);
-      if (there) std::memmove(to, from, bytes);
+      if (there)
+        for_each_row(block, [this](std::size_t row, std::size_t plane) {
+          std::memmove(static_cast<char*>(to) + row * to_pitch.row + plane * to_pitch.plane,
+                       static_cast<const char*>(from) + row * from_pitch.row + plane * from_pitch.plane, block.width);
+        });
     }
     return begin_ns + duration_ns;
   }
   void* to = nullptr;
   const void* from = nullptr;
-  std::size_t bytes = 0;
+  Block block;
+  Pitch to_pitch, from_pitch;
   std::int64_t duration_ns = 0;
   bool to_known = false, from_known = false;
 };
 
 // `blocking`: the calling form. An asynchronous copy of pageable memory blocks as well, as with the real driver.
-int copy(void* to, const void* from, std::size_t bytes, void* handle, bool blocking) {
+int copy(void* to, const void* from, const Block& block, void* handle, bool blocking, Pitch to_pitch = {}, Pitch from_pitch = {}) {
   if (const int error = context_error(); error != kSuccess) return error;
+  const std::size_t bytes = block.bytes();
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return kInvalidHandle;
@@ -107,7 +131,9 @@ int copy(void* to, const void* from, std::size_t bytes, void* handle, bool block
   auto work = std::make_shared<CopyWork>();
   work->to = to;
   work->from = from;
-  work->bytes = bytes;
+  work->block = block;
+  work->to_pitch = to_pitch;
+  work->from_pitch = from_pitch;
   work->to_known = target != nullptr;
   work->from_known = source != nullptr;
   work->duration_ns = static_cast<std::int64_t>(static_cast<double>(bytes) / rate * 1e9) +
@@ -120,28 +146,89 @@ int copy(void* to, const void* from, std::size_t bytes, void* handle, bool block
   return kSuccess;
 }
 
+// Sides of a copy that a structure describes. CUDA arrays, of which the double has none, are refused.
+int place_of(unsigned memory, const void* host, unsigned long long device, std::size_t offset, const void*& place) {
+  constexpr unsigned kUnified = 4;
+  if (memory == kHost) place = host;
+  else if (memory == kDevice || memory == kUnified) place = reinterpret_cast<const void*>(device);
+  else return kInvalidValue;
+  place = static_cast<const char*>(place) + offset;
+  return kSuccess;
+}
+
+bool is_context(const void* context) {
+  const std::lock_guard lock(state().mutex);
+  return state().contexts.contains(context);
+}
+
+int copy_rectangle(const stashtrace::cuda::DriverRectangleCopy* told, void* handle, bool blocking) {
+  if (told == nullptr) return kInvalidValue;
+  const auto& [from, to, width, height] = *told;
+  const void *source = nullptr, *target = nullptr;
+  int error = place_of(from.memory, from.host, from.device, from.y * from.pitch + from.x_bytes, source);
+  if (error == kSuccess) error = place_of(to.memory, to.host, to.device, to.y * to.pitch + to.x_bytes, target);
+  if (error != kSuccess) return error;
+  // A pitch of 0 stands for rows without a gap.
+  const std::size_t from_pitch = from.pitch == 0 ? width : from.pitch, to_pitch = to.pitch == 0 ? width : to.pitch;
+  if (from_pitch < from.x_bytes + width || to_pitch < to.x_bytes + width) return kInvalidValue;
+  return copy(const_cast<void*>(target), source, {width, height}, handle, blocking, {to_pitch}, {from_pitch});
+}
+
+int copy_box(const stashtrace::cuda::DriverBoxCopy* told, void* handle, bool blocking, bool contexts) {
+  if (told == nullptr) return kInvalidValue;
+  const auto& [from, to, width, height, depth] = *told;
+  for (const auto* side : {&from, &to}) {
+    if (!contexts && side->context != nullptr) return kInvalidValue;  // reserved, must be null
+    if (contexts && !is_context(side->context)) return kInvalidContext;
+    if (side->level != 0) return kInvalidValue;
+    if (side->pitch < side->x_bytes + width || (side->height < side->y + height && depth > 1)) return kInvalidValue;
+  }
+  const void *source = nullptr, *target = nullptr;
+  const auto offset = [](const auto& side) { return (side.z * side.height + side.y) * side.pitch + side.x_bytes; };
+  int error = place_of(from.memory, from.host, from.device, offset(from), source);
+  if (error == kSuccess) error = place_of(to.memory, to.host, to.device, offset(to), target);
+  if (error != kSuccess) return error;
+  return copy(const_cast<void*>(target), source, {width, height, depth}, handle, blocking, {to.pitch, to.pitch * to.height},
+              {from.pitch, from.pitch * from.height});
+}
+
+int copy_between(unsigned long long to, void* to_context, unsigned long long from, void* from_context, std::size_t bytes,
+                 void* handle) {
+  if (const int error = context_error(); error != kSuccess) return error;
+  for (const void* context : {to_context, from_context})
+    if (!is_context(context)) return kInvalidContext;
+  return copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), {bytes}, handle, false);
+}
+
 struct SetWork : Work {
   std::int64_t run(std::int64_t begin_ns) override {
     state().clock.work_until(begin_ns + duration_ns);
     const std::lock_guard guard(state().mutex);
-    if (bytes <= kMovedBytes && find(to) != nullptr) std::memset(to, value, bytes);
+    if (block.bytes() <= kMovedBytes && find(to) != nullptr)
+      for_each_row(block, [this](std::size_t row, std::size_t) {
+        std::memset(static_cast<char*>(to) + row * pitch, value, block.width);
+      });
     return begin_ns + duration_ns;
   }
   void* to = nullptr;
   int value = 0;
-  std::size_t bytes = 0;
+  Block block;
+  std::size_t pitch = 0;
   std::int64_t duration_ns = 0;
 };
 
-int set(void* to, int value, std::size_t bytes, void* handle, bool blocking) {
+int set(void* to, int value, const Block& block, void* handle, bool blocking, std::size_t pitch = 0) {
   if (const int error = context_error(); error != kSuccess) return error;
+  if (block.height > 1 && pitch < block.width) return kInvalidValue;
+  const std::size_t bytes = block.bytes();
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return kInvalidHandle;
   auto work = std::make_shared<SetWork>();
   work->to = to;
   work->value = value;
-  work->bytes = bytes;
+  work->block = block;
+  work->pitch = pitch;
   work->duration_ns = static_cast<std::int64_t>(static_cast<double>(bytes) / setting("rate.memset", 2e12) * 1e9);
   Ran description{RanKind::memset};
   description.name = "memset";
@@ -284,60 +371,104 @@ FAKE_API int cuPointerGetAttributes(unsigned count, const int* attributes, void*
 
 FAKE_API int cuMemcpy(Address to, Address from, std::size_t bytes) {
   FAKE_CALL(cuMemcpy);
-  return copy(POINTER(to), POINTER(from), bytes, nullptr, true);
+  return copy(POINTER(to), POINTER(from), {bytes}, nullptr, true);
 }
 
 FAKE_API int cuMemcpyAsync(Address to, Address from, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemcpyAsync);
-  return copy(POINTER(to), POINTER(from), bytes, stream, false);
+  return copy(POINTER(to), POINTER(from), {bytes}, stream, false);
 }
 
 FAKE_API int cuMemcpyHtoD_v2(Address to, const void* from, std::size_t bytes) {
   FAKE_CALL(cuMemcpyHtoD_v2);
-  return copy(POINTER(to), from, bytes, nullptr, true);
+  return copy(POINTER(to), from, {bytes}, nullptr, true);
 }
 
 FAKE_API int cuMemcpyDtoH_v2(void* to, Address from, std::size_t bytes) {
   FAKE_CALL(cuMemcpyDtoH_v2);
-  return copy(to, POINTER(from), bytes, nullptr, true);
+  return copy(to, POINTER(from), {bytes}, nullptr, true);
 }
 
 FAKE_API int cuMemcpyDtoD_v2(Address to, Address from, std::size_t bytes) {
   FAKE_CALL(cuMemcpyDtoD_v2);
-  return copy(POINTER(to), POINTER(from), bytes, nullptr, true);
+  return copy(POINTER(to), POINTER(from), {bytes}, nullptr, true);
 }
 
 FAKE_API int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemcpyHtoDAsync_v2);
-  return copy(POINTER(to), from, bytes, stream, false);
+  return copy(POINTER(to), from, {bytes}, stream, false);
 }
 
 FAKE_API int cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemcpyDtoHAsync_v2);
-  return copy(to, POINTER(from), bytes, stream, false);
+  return copy(to, POINTER(from), {bytes}, stream, false);
 }
 
 FAKE_API int cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemcpyDtoDAsync_v2);
-  return copy(POINTER(to), POINTER(from), bytes, stream, false);
+  return copy(POINTER(to), POINTER(from), {bytes}, stream, false);
 }
 
-FAKE_API int cuMemcpyPeerAsync(Address to, void*, Address from, void*, std::size_t bytes, void* stream) {
-  FAKE_CALL(cuMemcpyPeerAsync);
-  return copy(POINTER(to), POINTER(from), bytes, stream, false);
+FAKE_API int cuMemcpyPeer(Address to, void* to_context, Address from, void* from_context, std::size_t bytes) {
+  FAKE_CALL(cuMemcpyPeer);
+  return copy_between(to, to_context, from, from_context, bytes, nullptr);
 }
+
+FAKE_API int cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_context, std::size_t bytes,
+                               void* stream) {
+  FAKE_CALL(cuMemcpyPeerAsync);
+  return copy_between(to, to_context, from, from_context, bytes, stream);
+}
+
+#define RECTANGLE_COPY(NAME, PARAMETERS, STREAM, BLOCKING)   \
+  FAKE_API int NAME PARAMETERS {                             \
+    FAKE_CALL(NAME);                                         \
+    return copy_rectangle(told, STREAM, BLOCKING);           \
+  }
+#define BOX_COPY(NAME, PARAMETERS, STREAM, BLOCKING, CONTEXTS) \
+  FAKE_API int NAME PARAMETERS {                               \
+    FAKE_CALL(NAME);                                           \
+    return copy_box(told, STREAM, BLOCKING, CONTEXTS);         \
+  }
+using Rectangle = stashtrace::cuda::DriverRectangleCopy;
+using Box = stashtrace::cuda::DriverBoxCopy;
+
+RECTANGLE_COPY(cuMemcpy2D_v2, (const Rectangle* told), nullptr, true)
+RECTANGLE_COPY(cuMemcpy2DUnaligned_v2, (const Rectangle* told), nullptr, true)
+RECTANGLE_COPY(cuMemcpy2DAsync_v2, (const Rectangle* told, void* stream), stream, false)
+BOX_COPY(cuMemcpy3D_v2, (const Box* told), nullptr, true, false)
+BOX_COPY(cuMemcpy3DAsync_v2, (const Box* told, void* stream), stream, false, false)
+// Between devices it does not wait, as the header says of it.
+BOX_COPY(cuMemcpy3DPeer, (const Box* told), nullptr, false, true)
+BOX_COPY(cuMemcpy3DPeerAsync, (const Box* told, void* stream), stream, false, true)
 
 FAKE_API int cuMemsetD8_v2(Address to, unsigned char value, std::size_t bytes) {
   FAKE_CALL(cuMemsetD8_v2);
-  return set(POINTER(to), value, bytes, nullptr, true);
+  return set(POINTER(to), value, {bytes}, nullptr, true);
+}
+
+FAKE_API int cuMemsetD32_v2(Address to, unsigned value, std::size_t count) {
+  FAKE_CALL(cuMemsetD32_v2);
+  return set(POINTER(to), static_cast<int>(value), {4 * count}, nullptr, true);
+}
+
+FAKE_API int cuMemsetD2D8_v2(Address to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height) {
+  FAKE_CALL(cuMemsetD2D8_v2);
+  return set(POINTER(to), value, {width, height}, nullptr, true, pitch);
+}
+
+FAKE_API int cuMemsetD2D8Async(Address to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height,
+                               void* stream) {
+  FAKE_CALL(cuMemsetD2D8Async);
+  return set(POINTER(to), value, {width, height}, stream, false, pitch);
 }
 
 FAKE_API int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, void* stream) {
   FAKE_CALL(cuMemsetD8Async);
-  return set(POINTER(to), value, bytes, stream, false);
+  return set(POINTER(to), value, {bytes}, stream, false);
 }
 
 FAKE_API int cuMemsetD32Async(Address to, unsigned value, std::size_t count, void* stream) {
   FAKE_CALL(cuMemsetD32Async);
-  return set(POINTER(to), static_cast<int>(value), 4 * count, stream, false);
+  return set(POINTER(to), static_cast<int>(value), {4 * count}, stream, false);
 }

@@ -278,11 +278,21 @@ struct HostWork : Work {
 
 FAKE_API int cuLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
   WITH_STREAM(cuLaunchHostFunc);
+  if (function == nullptr) return kInvalidValue;
   return submit(lock, stream, std::make_shared<HostWork>(function, data), Ran{RanKind::event});
 }
 
-FAKE_API int cuStreamAddCallback(void* handle, void (*function)(void*, int, void*), void* data, unsigned) {
+FAKE_API int cuLaunchHostFunc_v2(void* handle, void (*function)(void*), void* data, unsigned how) {
+  FAKE_CALL(cuLaunchHostFunc_v2);
+  constexpr unsigned kBlocking = 0, kSpinning = 1;
+  if (how != kBlocking && how != kSpinning) return kInvalidValue;
+  return cuLaunchHostFunc(handle, function, data);
+}
+
+FAKE_API int cuStreamAddCallback(void* handle, void (*function)(void*, int, void*), void* data, unsigned flags) {
   WITH_STREAM(cuStreamAddCallback);
+  if (function == nullptr || flags != 0) return kInvalidValue;
+  if (stream->capture != nullptr) return invalidate(stream->capture, kCaptureUnsupported);
   struct Callback : Work {
     std::int64_t run(std::int64_t begin_ns) override {
       call(stream, kSuccess, argument);

@@ -47,24 +47,31 @@ std::map<int, void*>& contexts() {
   return retained;
 }
 
+int context_of(int device, void** context) {
+  const std::lock_guard lock(contexts_mutex);
+  void*& retained = contexts()[device];
+  if (retained == nullptr) {
+    if (const int error = driver().cuDevicePrimaryCtxRetain(&retained, device); error != kSuccess) return error;
+  }
+  *context = retained;
+  return kSuccess;
+}
+
 // A context is current on this thread, that of the device it chose.
 int ready() {
   if (const int error = driver_ready(); error != kSuccess) return error;
   void* current = nullptr;
   if (const int error = driver().cuCtxGetCurrent(&current); error != kSuccess) return error;
   if (current != nullptr) return kSuccess;
-  const std::lock_guard lock(contexts_mutex);
-  void*& context = contexts()[t_device];
-  if (context == nullptr) {
-    if (const int error = driver().cuDevicePrimaryCtxRetain(&context, t_device); error != kSuccess) return error;
-  }
-  return driver().cuCtxSetCurrent(context);
+  if (const int error = context_of(t_device, &current); error != kSuccess) return error;
+  return driver().cuCtxSetCurrent(current);
 }
 
 }  // namespace
 
 int fake_runtime_ready() { return ready(); }
 int fake_runtime_kept(int error) { return kept(error); }
+int fake_runtime_context(int device, void** context) { return context_of(device, context); }
 
 // A call that needs a context and hands its arguments on.
 #define RUNTIME_CALL(NAME, PARAMETERS, ...)                        \
@@ -156,6 +163,10 @@ RUNTIME_CALL(cudaStreamAddCallback, (void* stream, void (*function)(void*, int, 
              driver().cuStreamAddCallback(stream, function, data, flags))
 RUNTIME_CALL(cudaLaunchHostFunc, (void* stream, void (*function)(void*), void* data),
              driver().cuLaunchHostFunc(stream, function, data))
+#if FAKE_CUDART_MAJOR >= 13
+RUNTIME_CALL(cudaLaunchHostFunc_v2, (void* stream, void (*function)(void*), void* data, unsigned how),
+             how > 1 ? kInvalidValue : driver().cuLaunchHostFunc(stream, function, data))
+#endif
 
 RUNTIME_CALL(cudaEventCreate, (void** event), driver().cuEventCreate(event, 0))
 RUNTIME_CALL(cudaEventCreateWithFlags, (void** event, unsigned flags), driver().cuEventCreate(event, flags))

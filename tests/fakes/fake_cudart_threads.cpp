@@ -10,6 +10,7 @@ int cudaMemcpyAsync(void*, const void*, std::size_t, int, void*);
 int cudaEventRecord(void*, void*);
 int cudaStreamWaitEvent(void*, void*, unsigned);
 int cudaStreamSynchronize(void*);
+int cudaLaunchHostFunc(void*, void (*)(void*), void*);
 }
 
 namespace {
@@ -24,3 +25,6 @@ FAKE_API int cudaStreamWaitEvent_ptsz(void* stream, void* event, unsigned flags)
   return cudaStreamWaitEvent(own(stream), event, flags);
 }
 FAKE_API int cudaStreamSynchronize_ptsz(void* stream) { return cudaStreamSynchronize(own(stream)); }
+FAKE_API int cudaLaunchHostFunc_ptsz(void* stream, void (*function)(void*), void* data) {
+  return cudaLaunchHostFunc(own(stream), function, data);
+}

@@ -85,6 +85,46 @@ Result copying(const Copy& copy, Call call) noexcept {
   return result;
 }
 
+// A copy of rows or planes. What a CUDA array takes part in is not recorded: its elements have sizes that only the driver knows.
+template <class Call>
+Result copying_box(const BoxCopy* told, Stream stream, bool blocking, Call call) noexcept {
+  if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
+  const Extent& size = told->extent;
+  return copying({told->to.pointer, told->from.pointer, size.width * size.height * size.depth, told->kind, stream, blocking, false},
+                 call);
+}
+
+// Between devices; which they are, the memory tells.
+template <class Call>
+Result copying_box(const PeerBoxCopy* told, Stream stream, Call call) noexcept {
+  if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
+  const Extent& size = told->extent;
+  return copying({told->to.pointer, told->from.pointer, size.width * size.height * size.depth, kDefaultKind, stream, false, false},
+                 call);
+}
+
+// The driver's descriptions of such copies.
+inline std::size_t bytes_of(const DriverRectangleCopy& told) noexcept { return told.width_bytes * told.height; }
+inline std::size_t bytes_of(const DriverBoxCopy& told) noexcept { return told.width_bytes * told.height * told.depth; }
+
+template <class Described, class Call>
+Result copying_described(const Described* told, Stream stream, bool blocking, Call call) noexcept {
+  if (told == nullptr) return call();
+  const auto is_linear = [](unsigned memory) {
+    return memory == kMemoryHost || memory == kMemoryDevice || memory == kMemoryUnified;
+  };
+  if (!is_linear(told->from.memory) || !is_linear(told->to.memory)) return call();
+  const auto address = [](const auto& side) {
+    return side.memory == kMemoryHost ? side.host : reinterpret_cast<const void*>(side.device);
+  };
+  int kind = kDefaultKind;
+  if (told->from.memory != kMemoryUnified && told->to.memory != kMemoryUnified) {
+    const bool from_device = told->from.memory == kMemoryDevice, to_device = told->to.memory == kMemoryDevice;
+    kind = from_device ? (to_device ? kDeviceToDevice : kDeviceToHost) : (to_device ? kHostToDevice : kHostToHost);
+  }
+  return copying({address(told->to), address(told->from), bytes_of(*told), kind, stream, blocking, false}, call);
+}
+
 template <class Call>
 Result waiting_for(Stream stream, Event event, Call call) noexcept {
   if (!watching()) return call();
@@ -153,27 +193,43 @@ Result launching(Stream stream, Call call) noexcept {
   return result;
 }
 
+// A call that puts one piece of work on a stream, of which the device's time is all there is to know: between two events.
 template <class Call>
-Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
-  if (!watching()) return call();
-  const std::uint64_t begin = now_ticks();
-  const auto id = reinterpret_cast<std::uint64_t>(graph);
-  device::Begin bracket = device::bracket_begin(device::bracket_code::graph, stream, id, 0);
+Result bracketing(std::uint16_t code, std::uint16_t awaited, Stream stream, std::uint64_t correlation, std::uint64_t begin,
+                  Call call) noexcept {
+  device::Begin bracket = device::bracket_begin(code, stream, correlation, 0);
   Result result;
   {
     const device::Inside inside;
     result = call();
   }
   const bool first_call = bracket.stream_unknown && result == kSuccess;
-  if (first_call) bracket = device::bracket_begin(device::bracket_code::graph, stream, id, device::bracket_flag::untimed);
+  if (first_call) bracket = device::bracket_begin(code, stream, correlation, device::bracket_flag::untimed);
   if (result == kSuccess) {
     device::bracket_end(bracket, {.call_ticks = first_call ? begin : 0});
-    device::note_work(stream, device::awaited_code::graph, bracket.bracket_id);
+    device::note_work(stream, awaited, bracket.bracket_id);
   } else {
     device::bracket_cancel(bracket);
   }
+  return result;
+}
+
+template <class Call>
+Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
+  if (!watching()) return call();
+  const std::uint64_t begin = now_ticks();
+  const auto id = reinterpret_cast<std::uint64_t>(graph);
+  const Result result = bracketing(device::bracket_code::graph, device::awaited_code::graph, stream, id, begin, call);
   write_call(call_code::graph_launch, begin, stream, true, 0, result);
   return result;
+}
+
+// The stream runs a function of the job's and goes on when that has returned. The function and its argument pass as they are: how long
+// it held the stream the events tell.
+template <class Call>
+Result enqueuing_host_function(Stream stream, Call call) noexcept {
+  if (!watching()) return call();
+  return bracketing(device::bracket_code::host_function, device::awaited_code::host_function, stream, 0, now_ticks(), call);
 }
 
 // A call that destroys contexts may tell an error of earlier work and destroy them nevertheless; these come from calls that did nothing.

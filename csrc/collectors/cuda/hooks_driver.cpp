@@ -66,6 +66,40 @@ struct Ours {
     return copying({address(to), address(from), bytes, kDeviceToDevice, of(nullptr), true, false},
                    [=] { return real_cuMemcpyDtoD_v2[kVariant](to, from, bytes); });
   }
+  static Result cuMemcpy(DevicePointer to, DevicePointer from, std::size_t bytes) {
+    return copying({address(to), address(from), bytes, kDefaultKind, of(nullptr), true, false},
+                   [=] { return real_cuMemcpy[kVariant](to, from, bytes); });
+  }
+  static Result cuMemcpy2D_v2(const DriverRectangleCopy* told) {
+    return copying_described(told, of(nullptr), true, [=] { return real_cuMemcpy2D_v2[kVariant](told); });
+  }
+  static Result cuMemcpy2DUnaligned_v2(const DriverRectangleCopy* told) {
+    return copying_described(told, of(nullptr), true, [=] { return real_cuMemcpy2DUnaligned_v2[kVariant](told); });
+  }
+  static Result cuMemcpy2DAsync_v2(const DriverRectangleCopy* told, Stream stream) {
+    return copying_described(told, of(stream), false, [=] { return real_cuMemcpy2DAsync_v2[kVariant](told, stream); });
+  }
+  static Result cuMemcpy3D_v2(const DriverBoxCopy* told) {
+    return copying_described(told, of(nullptr), true, [=] { return real_cuMemcpy3D_v2[kVariant](told); });
+  }
+  static Result cuMemcpy3DAsync_v2(const DriverBoxCopy* told, Stream stream) {
+    return copying_described(told, of(stream), false, [=] { return real_cuMemcpy3DAsync_v2[kVariant](told, stream); });
+  }
+  static Result cuMemcpyPeer(DevicePointer to, Context to_context, DevicePointer from, Context from_context, std::size_t bytes) {
+    return copying({address(to), address(from), bytes, kDeviceToDevice, of(nullptr), false, false},
+                   [=] { return real_cuMemcpyPeer[kVariant](to, to_context, from, from_context, bytes); });
+  }
+  static Result cuMemcpyPeerAsync(DevicePointer to, Context to_context, DevicePointer from, Context from_context,
+                                  std::size_t bytes, Stream stream) {
+    return copying({address(to), address(from), bytes, kDeviceToDevice, of(stream), false, false},
+                   [=] { return real_cuMemcpyPeerAsync[kVariant](to, to_context, from, from_context, bytes, stream); });
+  }
+  static Result cuMemcpy3DPeer(const DriverBoxCopy* told) {
+    return copying_described(told, of(nullptr), false, [=] { return real_cuMemcpy3DPeer[kVariant](told); });
+  }
+  static Result cuMemcpy3DPeerAsync(const DriverBoxCopy* told, Stream stream) {
+    return copying_described(told, of(stream), false, [=] { return real_cuMemcpy3DPeerAsync[kVariant](told, stream); });
+  }
   static Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     return waiting_for(of(stream), event, [=] { return real_cuStreamWaitEvent[kVariant](stream, event, flags); });
   }
@@ -123,6 +157,33 @@ struct Ours {
   static Result cuMemFree_v2(DevicePointer pointer) {
     return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFree_v2[kVariant](pointer); });
   }
+  static Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
+    return timed_call(call_code::allocate_host, nullptr, false, bytes,
+                      [=] { return real_cuMemHostAlloc[kVariant](pointer, bytes, flags); });
+  }
+  static Result cuMemHostRegister_v2(void* pointer, std::size_t bytes, unsigned flags) {
+    return timed_call(call_code::allocate_host, nullptr, false, bytes,
+                      [=] { return real_cuMemHostRegister_v2[kVariant](pointer, bytes, flags); });
+  }
+  static Result cuMemHostUnregister(void* pointer) {
+    return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemHostUnregister[kVariant](pointer); });
+  }
+  static Result cuMemFreeHost(void* pointer) {
+    return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFreeHost[kVariant](pointer); });
+  }
+  static Result cuMemsetD8_v2(DevicePointer to, unsigned char value, std::size_t count) {
+    return launching(of(nullptr), [=] { return real_cuMemsetD8_v2[kVariant](to, value, count); });
+  }
+  static Result cuMemsetD32_v2(DevicePointer to, unsigned value, std::size_t count) {
+    return launching(of(nullptr), [=] { return real_cuMemsetD32_v2[kVariant](to, value, count); });
+  }
+  static Result cuMemsetD2D8_v2(DevicePointer to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height) {
+    return launching(of(nullptr), [=] { return real_cuMemsetD2D8_v2[kVariant](to, pitch, value, width, height); });
+  }
+  static Result cuMemsetD2D8Async(DevicePointer to, std::size_t pitch, unsigned char value, std::size_t width,
+                                  std::size_t height, Stream stream) {
+    return launching(of(stream), [=] { return real_cuMemsetD2D8Async[kVariant](to, pitch, value, width, height, stream); });
+  }
   static Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t count, Stream stream) {
     return launching(of(stream), [=] { return real_cuMemsetD8Async[kVariant](to, value, count, stream); });
   }
@@ -143,6 +204,16 @@ struct Ours {
   }
   static Result cuGraphLaunch(GraphExec graph, Stream stream) {
     return launching_graph(graph, of(stream), [=] { return real_cuGraphLaunch[kVariant](graph, stream); });
+  }
+  static Result cuLaunchHostFunc(Stream stream, HostFunction function, void* data) {
+    return enqueuing_host_function(of(stream), [=] { return real_cuLaunchHostFunc[kVariant](stream, function, data); });
+  }
+  static Result cuLaunchHostFunc_v2(Stream stream, HostFunction function, void* data, unsigned how) {
+    return enqueuing_host_function(of(stream), [=] { return real_cuLaunchHostFunc_v2[kVariant](stream, function, data, how); });
+  }
+  static Result cuStreamAddCallback(Stream stream, StreamCallback function, void* data, unsigned flags) {
+    return enqueuing_host_function(of(stream),
+                                   [=] { return real_cuStreamAddCallback[kVariant](stream, function, data, flags); });
   }
 };
 

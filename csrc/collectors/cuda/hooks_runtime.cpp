@@ -50,6 +50,16 @@ STASHTRACE_CUDART_HOOK(cudaMemcpyAsync, (void* to, const void* from, std::size_t
 STASHTRACE_CUDART_HOOK(cudaMemcpyAsync_ptsz, (void* to, const void* from, std::size_t bytes, int kind, Stream stream),
                        (to, from, bytes, kind, stream),
                        copying({to, from, bytes, kind, own_default(stream), false, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy2D,
+                       (void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                        std::size_t height, int kind),
+                       (to, to_pitch, from, from_pitch, width, height, kind),
+                       copying({to, from, width * height, kind, nullptr, true, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy2D_ptds,
+                       (void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                        std::size_t height, int kind),
+                       (to, to_pitch, from, from_pitch, width, height, kind),
+                       copying({to, from, width * height, kind, own_default(nullptr), true, false}, call))
 STASHTRACE_CUDART_HOOK(cudaMemcpy2DAsync, (void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                         std::size_t width, std::size_t height, int kind, Stream stream),
                        (to, to_pitch, from, from_pitch, width, height, kind, stream),
@@ -58,10 +68,26 @@ STASHTRACE_CUDART_HOOK(cudaMemcpy2DAsync_ptsz, (void* to, std::size_t to_pitch, 
                         from_pitch, std::size_t width, std::size_t height, int kind, Stream stream),
                        (to, to_pitch, from, from_pitch, width, height, kind, stream),
                        copying({to, from, width * height, kind, own_default(stream), false, false}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3D, (const BoxCopy* told), (told), copying_box(told, nullptr, true, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3D_ptds, (const BoxCopy* told), (told), copying_box(told, own_default(nullptr), true, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync, (const BoxCopy* told, Stream stream), (told, stream),
+                       copying_box(told, stream, false, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync_ptsz, (const BoxCopy* told, Stream stream), (told, stream),
+                       copying_box(told, own_default(stream), false, call))
+// Without a stream in its arguments a copy between devices is ordered behind all work, and the host goes on nevertheless.
+STASHTRACE_CUDART_HOOK(cudaMemcpyPeer, (void* to, int to_device, const void* from, int from_device, std::size_t bytes),
+                       (to, to_device, from, from_device, bytes),
+                       copying({to, from, bytes, kDeviceToDevice, nullptr, false, to_device != from_device}, call))
 STASHTRACE_CUDART_HOOK(cudaMemcpyPeerAsync, (void* to, int to_device, const void* from, int from_device, std::size_t
                         bytes, Stream stream),
                        (to, to_device, from, from_device, bytes, stream),
                        copying({to, from, bytes, kDeviceToDevice, stream, false, to_device != from_device}, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeer, (const PeerBoxCopy* told), (told), copying_box(told, nullptr, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeer_ptds, (const PeerBoxCopy* told), (told), copying_box(told, own_default(nullptr), call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeerAsync, (const PeerBoxCopy* told, Stream stream), (told, stream),
+                       copying_box(told, stream, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeerAsync_ptsz, (const PeerBoxCopy* told, Stream stream), (told, stream),
+                       copying_box(told, own_default(stream), call))
 STASHTRACE_CUDART_HOOK(cudaMemcpyToSymbol, (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int kind),
                        (symbol, from, bytes, offset, kind),
                        copying({symbol, from, bytes, known_kind(kind, kHostToDevice), nullptr, true, false}, call))
@@ -97,6 +123,29 @@ STASHTRACE_CUDART_HOOK(cudaMemsetAsync, (void* to, int value, std::size_t bytes,
                        (to, value, bytes, stream), launching(stream, call))
 STASHTRACE_CUDART_HOOK(cudaMemsetAsync_ptsz, (void* to, int value, std::size_t bytes, Stream stream),
                        (to, value, bytes, stream), launching(own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaMemset2D, (void* to, std::size_t pitch, int value, std::size_t width, std::size_t height),
+                       (to, pitch, value, width, height),
+                       launching(nullptr, call))
+STASHTRACE_CUDART_HOOK(cudaMemset2D_ptds, (void* to, std::size_t pitch, int value, std::size_t width, std::size_t height),
+                       (to, pitch, value, width, height),
+                       launching(own_default(nullptr), call))
+STASHTRACE_CUDART_HOOK(cudaMemset2DAsync,
+                       (void* to, std::size_t pitch, int value, std::size_t width, std::size_t height, Stream stream),
+                       (to, pitch, value, width, height, stream),
+                       launching(stream, call))
+STASHTRACE_CUDART_HOOK(cudaMemset2DAsync_ptsz,
+                       (void* to, std::size_t pitch, int value, std::size_t width, std::size_t height, Stream stream),
+                       (to, pitch, value, width, height, stream),
+                       launching(own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaMemset3D, (PitchedPointer to, int value, Extent extent), (to, value, extent), launching(nullptr, call))
+STASHTRACE_CUDART_HOOK(cudaMemset3D_ptds, (PitchedPointer to, int value, Extent extent), (to, value, extent),
+                       launching(own_default(nullptr), call))
+STASHTRACE_CUDART_HOOK(cudaMemset3DAsync, (PitchedPointer to, int value, Extent extent, Stream stream),
+                       (to, value, extent, stream),
+                       launching(stream, call))
+STASHTRACE_CUDART_HOOK(cudaMemset3DAsync_ptsz, (PitchedPointer to, int value, Extent extent, Stream stream),
+                       (to, value, extent, stream),
+                       launching(own_default(stream), call))
 
 STASHTRACE_CUDART_HOOK(cudaStreamWaitEvent, (Stream stream, Event event, unsigned flags),
                        (stream, event, flags), waiting_for(stream, event, call))
@@ -146,6 +195,7 @@ STASHTRACE_CUDART_HOOK(cudaMallocHost, (void** pointer, std::size_t bytes),
                        (pointer, bytes), timed_call(call_code::allocate_host, nullptr, false, bytes, call))
 STASHTRACE_CUDART_HOOK(cudaHostRegister, (void* pointer, std::size_t bytes, unsigned flags),
                        (pointer, bytes, flags), timed_call(call_code::allocate_host, nullptr, false, bytes, call))
+STASHTRACE_CUDART_HOOK(cudaHostUnregister, (void* pointer), (pointer), timed_call(call_code::free, nullptr, false, 0, call))
 STASHTRACE_CUDART_HOOK(cudaFreeHost, (void* pointer), (pointer), timed_call(call_code::free, nullptr, false, 0, call))
 
 STASHTRACE_CUDART_HOOK(cudaLaunchKernel, (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t
@@ -168,3 +218,20 @@ STASHTRACE_CUDART_HOOK(cudaGraphLaunch, (GraphExec graph, Stream stream),
                        (graph, stream), launching_graph(graph, stream, call))
 STASHTRACE_CUDART_HOOK(cudaGraphLaunch_ptsz, (GraphExec graph, Stream stream),
                        (graph, stream), launching_graph(graph, own_default(stream), call))
+
+STASHTRACE_CUDART_HOOK(cudaLaunchHostFunc, (Stream stream, HostFunction function, void* data), (stream, function, data),
+                       enqueuing_host_function(stream, call))
+STASHTRACE_CUDART_HOOK(cudaLaunchHostFunc_ptsz, (Stream stream, HostFunction function, void* data), (stream, function, data),
+                       enqueuing_host_function(own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaLaunchHostFunc_v2, (Stream stream, HostFunction function, void* data, unsigned how),
+                       (stream, function, data, how),
+                       enqueuing_host_function(stream, call))
+STASHTRACE_CUDART_HOOK(cudaLaunchHostFunc_v2_ptsz, (Stream stream, HostFunction function, void* data, unsigned how),
+                       (stream, function, data, how),
+                       enqueuing_host_function(own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaStreamAddCallback, (Stream stream, StreamCallback function, void* data, unsigned flags),
+                       (stream, function, data, flags),
+                       enqueuing_host_function(stream, call))
+STASHTRACE_CUDART_HOOK(cudaStreamAddCallback_ptsz, (Stream stream, StreamCallback function, void* data, unsigned flags),
+                       (stream, function, data, flags),
+                       enqueuing_host_function(own_default(stream), call))

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "abi/cuda_abi.h"
@@ -43,6 +44,25 @@ Result cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, in
 Result cudaMemcpyToSymbolAsync(const void*, const void*, std::size_t, std::size_t, int, Stream);
 Result cudaMemcpyFromSymbol(void*, const void*, std::size_t, std::size_t, int);
 Result cudaLaunchKernel(const void*, Dim3, Dim3, void**, std::size_t, Stream);
+Result cudaSetDevice(int);
+Result cudaMemcpy2D(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int);
+Result cudaMemcpy2DAsync(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int, Stream);
+Result cudaMemcpy3D(const BoxCopy*);
+Result cudaMemcpy3DAsync(const BoxCopy*, Stream);
+Result cudaMemcpyPeer(void*, int, const void*, int, std::size_t);
+Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Stream);
+Result cudaMemcpy3DPeer(const PeerBoxCopy*);
+Result cudaMemcpy3DPeerAsync(const PeerBoxCopy*, Stream);
+Result cudaMemset2D(void*, std::size_t, int, std::size_t, std::size_t);
+Result cudaMemset2DAsync(void*, std::size_t, int, std::size_t, std::size_t, Stream);
+Result cudaMemset3D(PitchedPointer, int, Extent);
+Result cudaMemset3DAsync(PitchedPointer, int, Extent, Stream);
+Result cudaHostRegister(void*, std::size_t, unsigned);
+Result cudaHostUnregister(void*);
+Result cudaLaunchHostFunc(Stream, HostFunction, void*);
+Result cudaLaunchHostFunc_ptsz(Stream, HostFunction, void*);
+Result cudaLaunchHostFunc_v2(Stream, HostFunction, void*, unsigned);
+Result cudaStreamAddCallback(Stream, StreamCallback, void*, unsigned);
 }
 
 namespace {
@@ -251,6 +271,129 @@ void symbols(Memory& memory) {
   cudaDeviceSynchronize();
 }
 
+PitchedPointer pitched(void* memory, std::size_t pitch, std::size_t rows) { return {memory, pitch, pitch, rows}; }
+
+// Copies of rows and planes, and what they move: 100 rows of 1,000 bytes, in ten planes where they have three dimensions.
+void shapes(Memory& memory) {
+  Stream stream = side_stream();
+  char* host = memory.pageable.data();
+  for (std::size_t at = 0; at < kMega; ++at) host[at] = static_cast<char>(at % 251);
+  printf("shapes %d", cudaMemcpy2D(memory.device, 2'000, host, 1'500, 1'000, 100, kHostToDevice));
+  printf(" %d", cudaMemcpy2DAsync(memory.pinned, 1'000, memory.device, 2'000, 1'000, 100, kDeviceToHost, stream));
+  cudaStreamSynchronize(stream);
+  const char* back = static_cast<const char*>(memory.pinned);
+  printf(" %d", back[99'000] == host[99 * 1'500] && back[99'999] == host[99 * 1'500 + 999]);
+  BoxCopy box{};
+  box.from = pitched(host, 1'000, 10);
+  box.to = pitched(memory.device, 4'000, 20);
+  box.to_position = {16, 2, 1};
+  box.extent = {1'000, 10, 10};
+  box.kind = kHostToDevice;
+  printf(" %d", cudaMemcpy3D(&box));
+  std::swap(box.from, box.to);
+  std::swap(box.from_position, box.to_position);
+  box.to = pitched(memory.pinned, 1'000, 10);
+  box.kind = kDefaultKind;
+  printf(" %d", cudaMemcpy3DAsync(&box, stream));
+  cudaStreamSynchronize(stream);
+  printf(" %d", back[99'999] == host[99'999] && back[0] == host[0]);
+  box.to_array = memory.device;  // no CUDA array, and refused like one that is none
+  printf(" %d %d", cudaMemcpy3D(&box), cudaMemcpy3DAsync(nullptr, stream));
+  printf(" %d\n", cudaMemcpy2D(memory.device, 900, host, 1'000, 1'000, 2, kHostToDevice));  // rows would overlap
+}
+
+void peers(Memory& memory) {
+  void* there = nullptr;
+  cudaSetDevice(1);
+  cudaMalloc(&there, 8 * kMega);
+  cudaSetDevice(0);
+  Stream stream = side_stream();
+  PeerBoxCopy box{};
+  box.from = pitched(memory.device, 1'000, 100);
+  box.to = pitched(there, 2'000, 100);
+  box.to_device = 1;
+  box.extent = {1'000, 100, 10};
+  printf("peers %d", cudaMemcpyPeer(there, 1, memory.device, 0, 2 * kMega));
+  printf(" %d", cudaMemcpyPeer(memory.other, 0, memory.device, 0, 3 * kMega));
+  printf(" %d", cudaMemcpyPeerAsync(there, 1, memory.device, 0, 4 * kMega, stream));
+  printf(" %d", cudaMemcpy3DPeer(&box));
+  printf(" %d", cudaMemcpy3DPeerAsync(&box, stream));
+  printf(" %d\n", cudaMemcpyPeer(there, 7, memory.device, 0, kMega));  // no such device
+  cudaDeviceSynchronize();
+}
+
+// Each kind of memset is the last work of a stream of its own, which the computing one then waits for.
+void memsets(Memory& memory) {
+  Stream computing = side_stream();
+  Event done = event();
+  step(1, computing);
+  const PitchedPointer target = pitched(memory.device, 2'000, 100);
+  const Extent extent{1'000, 100, 10};
+  printf("memsets %d", cudaMemset2D(memory.device, 2'000, 1, 1'000, 100));
+  printf(" %d", cudaMemset3D(target, 1, extent));
+  for (int kind = 0; kind < 2; ++kind) {
+    Stream setting = side_stream();
+    cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, setting);
+    printf(" %d", kind == 0 ? cudaMemset2DAsync(memory.device, 2'000, 1, 1'000, 100, setting)
+                            : cudaMemset3DAsync(target, 1, extent, setting));
+    cudaEventRecord(done, setting);
+    cudaStreamWaitEvent(computing, done, 0);
+  }
+  puts("");
+  cudaDeviceSynchronize();
+}
+
+void host_memory(Memory& memory) {
+  printf("host_memory %d", cudaHostRegister(memory.pageable.data(), 4 * kMega, 0));
+  printf(" %d", cudaHostUnregister(memory.pageable.data()));
+  printf(" %d\n", cudaHostUnregister(memory.pageable.data()));
+}
+
+void nap_of_5_ms(void* said) {
+  usleep(5'000);
+  ++*static_cast<int*>(said);
+}
+void called_back(Stream, Result result, void* said) { nap_of_5_ms(result == kSuccess ? said : nullptr); }
+
+// Functions that streams run on the host: in each way on the computing stream, and on another that it waits for.
+void host_functions(Memory&) {
+  Stream computing = side_stream(), other = side_stream();
+  Event done = event();
+  int said = 0;
+  step(1, computing);
+  printf("host_functions %d", cudaLaunchHostFunc(computing, nap_of_5_ms, &said));
+  printf(" %d", cudaLaunchHostFunc_v2(computing, nap_of_5_ms, &said, 1));
+  printf(" %d", cudaStreamAddCallback(computing, called_back, &said, 0));
+  printf(" %d", cudaLaunchHostFunc(other, nap_of_5_ms, &said));
+  cudaEventRecord(done, other);
+  cudaStreamWaitEvent(computing, done, 0);
+  printf(" %d", cudaLaunchHostFunc_ptsz(nullptr, nap_of_5_ms, &said));
+  printf(" %d %d", cudaLaunchHostFunc(computing, nullptr, &said), cudaStreamAddCallback(computing, called_back, &said, 1));
+  cudaDeviceSynchronize();
+  printf(" %d\n", said);
+  step(2, computing);
+  cudaDeviceSynchronize();
+}
+
+// One that is captured runs when the graph does; a callback breaks the capture, as it does untraced.
+void captured_function(Memory&) {
+  Stream stream = side_stream(), broken = side_stream();
+  Graph graph = nullptr;
+  GraphExec exec = nullptr;
+  int said = 0;
+  cudaStreamBeginCapture(stream, kCaptureGlobal);
+  printf("captured_function %d", cudaLaunchHostFunc(stream, nap_of_5_ms, &said));
+  printf(" %d", cudaStreamEndCapture(stream, &graph));
+  cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphLaunch(exec, stream);
+  cudaGraphLaunch(exec, stream);
+  cudaStreamSynchronize(stream);
+  printf(" %d", said);
+  cudaStreamBeginCapture(broken, kCaptureGlobal);
+  printf(" %d", cudaStreamAddCallback(broken, called_back, &said, 0));
+  printf(" %d\n", cudaStreamEndCapture(broken, &graph));
+}
+
 // Copies in flight, then the device is reset and used again.
 void reset(Memory& memory) {
   Stream stream = side_stream();
@@ -297,6 +440,12 @@ int main(int count, char** arguments) {
     if (scene == "probes") probes(memory);
     if (scene == "symbols") symbols(memory);
     if (scene == "reset") reset(memory);
+    if (scene == "shapes") shapes(memory);
+    if (scene == "peers") peers(memory);
+    if (scene == "memsets") memsets(memory);
+    if (scene == "host_memory") host_memory(memory);
+    if (scene == "host_functions") host_functions(memory);
+    if (scene == "captured_function") captured_function(memory);
     if (scene == "second_try") second_try(memory);
     if (scene == "smaller_try") smaller_try(memory);
     if (scene == "in_flight") {
