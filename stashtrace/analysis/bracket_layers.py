@@ -1,6 +1,7 @@
 """Layers of a rank whose device was watched by timing events alone (method ``brackets``): the mode that can stay on.
 
-    seen waiting     straggler, network, interconnect, h2d, fetch, prep, handoff     every compute stream stood still
+    seen waiting     straggler, network, interconnect, h2d, fetch, prep, handoff,    every compute stream stood still
+                     other (a function of the job's that the stream runs on the host)
     seen loaded      compute                            an event stood in a stream behind unfinished work
     neither          compute, bounded                   the host led by nothing: some of it may be launch, sync, ...
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
-from stashtrace.analysis.device_exposure import BATCH, COPY, GRAPH, LINK, PEER, DeviceView, Exposed, joined
+from stashtrace.analysis.device_exposure import BATCH, COPY, GRAPH, HOST, LINK, PEER, DeviceView, Exposed, joined
 from stashtrace.analysis.device_links import LINK_KINDS, link_layers, queued_time
 from stashtrace.analysis.host_layers import standing_of
 from stashtrace.analysis.step_threads import StepThread
@@ -31,6 +32,8 @@ _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]],
     ((Bracket.COLLECTIVE,), (), LINK_KINDS),
     ((Bracket.STREAM_WAIT,), (Awaited.COPY,), (StallKind.H2D,)),
     ((Bracket.STREAM_WAIT,), (Awaited.COLLECTIVE,), LINK_KINDS),
+    ((Bracket.HOST_FUNCTION,), (), (StallKind.OTHER,)),
+    ((Bracket.STREAM_WAIT,), (Awaited.HOST_FUNCTION,), (StallKind.OTHER,)),
 )
 _Doubtful = tuple[TimeSet, tuple[StallKind, ...]]
 #: Calls that return when the stream they name has nothing left.
@@ -51,6 +54,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.INTERCONNECT, _of(seen, PEER) & every))
     layers.append(Layer(StallKind.H2D, _of(seen, COPY) & every))
     layers += _loading(index, thread, _of(seen, BATCH) & every)
+    layers.append(Layer(StallKind.OTHER, _of(seen, HOST) & every))
     stalled = TimeSet.united(TimeSet.empty(), *(layer.time for layer in layers))
 
     # One compute stream waited and another was not seen to: stall or not, nobody knows, unless that one surely worked.
@@ -62,11 +66,13 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         (_of(seen, PEER) - all_or_one, LINK_KINDS[2:]),
         (_of(seen, COPY) - all_or_one, (StallKind.H2D,)),
         (_of(seen, BATCH) - all_or_one, _LOADING),
+        (_of(seen, HOST) - all_or_one, (StallKind.OTHER,)),
     ]
     unsure: list[_Doubtful] = [
         (_unsure(seen, LINK), LINK_KINDS),
         (_unsure(seen, PEER), LINK_KINDS[2:]),
         (_unsure(seen, COPY), (StallKind.H2D,)),
+        (_unsure(seen, HOST), (StallKind.OTHER,)),
     ]
     layers += _doubtful(partly + unsure + thinned)
     opaque = _of(seen, GRAPH) - stalled

@@ -1,4 +1,4 @@
-"""Rows of ``evidence`` about a rank's device: its copies, the calls that blocked on it, transfers of collectives."""
+"""Rows of ``evidence`` about a rank's device: copies, calls that blocked on it, functions on the host, collectives."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -33,6 +33,7 @@ def device_evidence(index: TraceIndex, thread: StepThread, window: TimeSet) -> I
     """Rows of one rank inside its counted steps; none for a rank without a device."""
     yield from _copies(index, thread, window)
     yield from _blocking_calls(index, thread, window)
+    yield from _host_functions(index, thread, window)
     yield from _collectives(index, thread, window)
 
 
@@ -83,6 +84,17 @@ def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
     what = _names(DeviceCall)[calls["call_code"][rows]].tolist()
     names = [f"{call} on {who or 'an unnamed thread'}" for call, who in zip(what, threads, strict=True)]
     return _summed(thread.rank, "sync", "blocking_call", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
+
+
+def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
+    """Functions of the job's that streams ran on the host, by the stream that they held up."""
+    trace, table, rows = index.trace, index.trace.device_brackets, index.brackets.rows(thread.process_id)
+    rows = rows[(table["bracket_code"][rows] == Bracket.HOST_FUNCTION) & (table["begin_ns"][rows] >= 0)]
+    inside = window.within(table["begin_ns"][rows], table["end_ns"][rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    named = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
+    names = [trace.text(named[t]) if t in named else "an unnamed stream" for t in table["track_id"][rows].tolist()]
+    return _summed(thread.rank, "other", "host_function", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
 
 
 def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:

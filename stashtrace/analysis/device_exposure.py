@@ -26,7 +26,7 @@ from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceClock, StreamFlag
 from stashtrace.model.table import Table
 
-BATCH, COPY, PEER, LINK, GRAPH = 1, 2, 3, 4, 5
+BATCH, COPY, PEER, LINK, GRAPH, HOST = 1, 2, 3, 4, 5, 6
 #: Stream of a wait of which nobody knows what it stood for.
 ANY_STREAM = -1
 #: Never on a device as a pair of events, or not worth one.
@@ -134,6 +134,7 @@ class DeviceView:
         found.add(BATCH, np.maximum(begin, entered), np.minimum(end, returned), code == Bracket.BATCH_WAIT)
         self._copies(found, table["copy_code"], code == Bracket.COPY, (begin, begin, end))
         found.add(GRAPH, begin, end, code == Bracket.GRAPH)
+        found.add(HOST, begin, end, code == Bracket.HOST_FUNCTION)
         own = code == Bracket.COLLECTIVE
         found.links.setdefault(stream, []).append((begin[own], end[own]))
         rows, given = self._index.collectives.rows(self.process_id), self._index.on_devices
@@ -157,6 +158,9 @@ class DeviceView:
         directions = np.where(waits["copy_code"] > 0, waits["copy_code"], of_work)
         self._copies(found, directions, code == Awaited.COPY, (begin, sure, stop))
         found.add(GRAPH, sure, stop, code == Awaited.GRAPH)
+        functions = code == Awaited.HOST_FUNCTION
+        found.add(HOST, sure, stop, functions)
+        found.unsure.setdefault(HOST, []).append((begin[functions], sure[functions]))
         links = code == Awaited.COLLECTIVE
         streams = np.where(known, np.append(self._all["track_id"], ANY_STREAM)[at], ANY_STREAM)
         for stream in np.unique(streams[links]).tolist():
@@ -196,7 +200,7 @@ class DeviceView:
         return TimeSet.of(recorded[behind], reached[behind])
 
     def busy_on(self, stream: int) -> TimeSet:
-        """Where a stream surely worked: an event stood in it behind something that was no wait for another stream.
+        """Where a stream surely worked: an event stood in it behind something that was no wait for another.
 
         ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
         """
@@ -206,7 +210,8 @@ class DeviceView:
             found = [self.busy_on(int(track)) for track in given[given >= 0]]
             return functools.reduce(operator.and_, found) if found else TimeSet.empty()
         own = self.timed.take(self.timed["track_id"] == stream)
-        waits = own.take((own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE))
+        waiting = (own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE)
+        waits = own.take(waiting | (own["bracket_code"] == Bracket.HOST_FUNCTION))
         return self._loaded(own) - TimeSet.of(waits["begin_ns"], waits["end_ns"])
 
     @property

@@ -30,7 +30,8 @@ def evidence(trace: Trace) -> Table:
     ``worker_time`` divides the time of the DataLoader workers that served the rank; ``file`` names the files in which
     they (or the step thread) were blocked longest; ``late_rank`` says what another rank did while this one waited. Of a
     device: ``copy`` are its copies from and to the host with their rate, ``blocking_call`` what blocked the host on it,
-    ``collective`` the transfers once all ranks were in, with their bus bandwidth; hidden ones count as well.
+    ``host_function`` the job's own functions that a stream ran on the host, ``collective`` the transfers once all ranks
+    were in, with their bus bandwidth; hidden ones count as well.
 
     Parameters
     ----------

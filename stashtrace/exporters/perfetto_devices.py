@@ -39,12 +39,19 @@ Slices = _native.perfetto.Slices
 Groups = Mapping[tuple[int, int], int]
 
 _DIRECTIONS = ["", "host to device", "device to host", "on device", "between devices", "on host", "unknown direction"]
-_AWAITED = ["event", "copy", "collective", "compute", "graph"]
+_AWAITED = ["event", "copy", "collective", "compute", "graph", "function on the host"]
 _CALLS = [call.name.lower().replace("_", " ") for call in DeviceCall]
 _WORK = [work.name.lower() for work in DeviceWork]
 #: Brackets that are drawn on their stream; the others are instants.
-_DRAWN = (Bracket.BATCH_WAIT, Bracket.STREAM_WAIT, Bracket.COLLECTIVE, Bracket.COPY, Bracket.GRAPH)
-_LAUNCHES = (Bracket.COPY, Bracket.GRAPH)
+_DRAWN = (
+    Bracket.BATCH_WAIT,
+    Bracket.STREAM_WAIT,
+    Bracket.COLLECTIVE,
+    Bracket.COPY,
+    Bracket.GRAPH,
+    Bracket.HOST_FUNCTION,
+)
+_LAUNCHES = (Bracket.COPY, Bracket.GRAPH, Bracket.HOST_FUNCTION)
 _FAR = 1 << 40  # added to a track id: its second line
 
 
@@ -180,14 +187,15 @@ def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
 def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     kind, awaited, copy = brackets["bracket_code"], brackets["awaited_code"], brackets["copy_code"]
     words = ["wait for batch", *(f"wait for {w}" for w in _AWAITED), *(f"copy {d}".strip() for d in _DIRECTIONS),
-             "graph launch", "collective", *OPS]  # fmt: skip
+             "graph launch", _AWAITED[Awaited.HOST_FUNCTION], "collective", *OPS]  # fmt: skip
     first_copy, graph = 1 + len(_AWAITED), 1 + len(_AWAITED) + len(_DIRECTIONS)
     op, sequence = _operations(rows, brackets)
     word = np.select(
-        [kind == Bracket.BATCH_WAIT, kind == Bracket.STREAM_WAIT, kind == Bracket.COPY, kind == Bracket.GRAPH, op >= 0],
+        [kind == Bracket.BATCH_WAIT, kind == Bracket.STREAM_WAIT, kind == Bracket.COPY, kind == Bracket.GRAPH,
+         kind == Bracket.HOST_FUNCTION, op >= 0],
         [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), first_copy + np.minimum(copy, len(_DIRECTIONS) - 1), graph,
-         graph + 2 + op],
-        graph + 1,
+         graph + 1, graph + 3 + op],
+        graph + 2,
     )  # fmt: skip
     number = np.where(kind == Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
     codes, names = numbered(words, word, number)
@@ -265,9 +273,10 @@ def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Tabl
     ids = tree.flow_ids(len(rows))
     on_streams.flows.append((rows, ids))
     call = brackets["call_ns"][rows]
-    copies = brackets["bracket_code"][rows] == Bracket.COPY
-    word = np.where(copies, np.minimum(brackets["copy_code"][rows], len(_DIRECTIONS) - 1), len(_DIRECTIONS))
-    names = Texts([*(f"copy {d}".strip() for d in _DIRECTIONS), "graph launch"])
+    kind = brackets["bracket_code"][rows]
+    other = np.where(kind == Bracket.GRAPH, len(_DIRECTIONS), len(_DIRECTIONS) + 1)
+    word = np.where(kind == Bracket.COPY, np.minimum(brackets["copy_code"][rows], len(_DIRECTIONS) - 1), other)
+    names = Texts([*(f"copy {d}".strip() for d in _DIRECTIONS), "graph launch", "enqueue a function on the host"])
     plain = Piece(brackets["thread_track_id"][rows], call, np.maximum(brackets["return_ns"][rows], call), word, names)
     plain.flows.append((np.arange(len(rows)), ids))
     launched = np.flatnonzero((kernels["launch_ns"] >= 0) & (kernels["thread_track_id"] >= 0))
@@ -319,8 +328,10 @@ def _exposed(rows: RankRows, brackets: Table) -> Piece:
     end = np.where(batch, np.minimum(end, brackets["return_ns"]),
                    np.where(stream, np.minimum(end, brackets["awaited_ns"]), end))  # fmt: skip
     shown = np.isin(brackets["track_id"], compute) & (end > begin)
-    shown &= batch | (stream & (awaited != Awaited.NOTHING)) | np.isin(kind, (Bracket.COLLECTIVE, Bracket.COPY))
-    word = np.select([batch, stream, kind == Bracket.COPY], [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), 2],
+    held = (Bracket.COLLECTIVE, Bracket.COPY, Bracket.HOST_FUNCTION)
+    shown &= batch | (stream & (awaited != Awaited.NOTHING)) | np.isin(kind, held)
+    word = np.select([batch, stream, kind == Bracket.COPY, kind == Bracket.HOST_FUNCTION],
+                     [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), 2, 1 + int(Awaited.HOST_FUNCTION)],
                      1 + int(Awaited.COLLECTIVE))  # fmt: skip
     codes, names = numbered(
         ["batch", *_AWAITED], word[shown], np.where(batch, brackets["correlation_id"], -1)[shown]

@@ -146,19 +146,19 @@ EVIDENCE = _schema(
     "evidence",
     "What speaks for the largest stalls, over the steps without warm-up",
     ("rank", "i8", "", "global rank"),
-    ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, network or interconnect"),
+    ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, other, network or interconnect"),
     (
         "detail",
         "U16",
         "",
         "worker_time: of its workers; file: blocked in it; late_rank: what the rank did meanwhile;"
-        " copy, blocking_call, collective: of its device",
+        " copy, blocking_call, host_function, collective: of its device",
     ),
     (
         "name",
         "U16",
         "",
-        "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called",
+        "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called; stream",
     ),
     ("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise"),
     ("amount_ns", "i8", "ns", "how long"),

@@ -62,8 +62,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
     calls = trace.device_calls
     mine = calls.take((calls["rank"] == rank.rank) & np.isin(calls["call_code"], SYNCHRONISING_CALLS))
     mine = mine.take(_inside(mine["begin_ns"], rank, steps))
-    tracks = trace.tracks
-    names = {t: trace.text(n) for t, n in zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True)}
+    names = _track_names(trace)
     found: list[tuple[float, str]] = []
     pairs = np.stack((mine["call_code"], mine["track_id"]))
     for code, track in np.unique(pairs, axis=1).T.tolist():
@@ -73,6 +72,23 @@ def blocking_calls(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
         where = names.get(track) or "an unnamed thread"
         called = f"{_CALL_NAMES[DeviceCall(code)]} on {where}: {often} a step, {duration_text(spent)} inside"
         found.append((spent, called))
+    return [text for _, text in sorted(found, reverse=True)[:_FEW]]
+
+
+def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[str]:
+    """On which streams the host ran functions of the job's, how often and how long."""
+    brackets = trace.device_brackets
+    chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.HOST_FUNCTION)
+    mine = brackets.take(chosen & (brackets["begin_ns"] >= 0))
+    mine = mine.take(_inside(mine["begin_ns"], rank, steps))
+    names = _track_names(trace)
+    found: list[tuple[float, str]] = []
+    for track in np.unique(mine["track_id"]).tolist():
+        held = mine.take(mine["track_id"] == track)
+        spent = float((held["end_ns"] - held["begin_ns"]).sum()) / max(rank.steps_count, 1)
+        often = _count(len(held) / max(rank.steps_count, 1))
+        where = names.get(track) or "an unnamed stream"
+        found.append((spent, f"functions on the host: {often} a step on {where}, {duration_text(spent)} inside"))
     return [text for _, text in sorted(found, reverse=True)[:_FEW]]
 
 
@@ -143,6 +159,11 @@ def agreement_line(table: Table) -> str:
         f"brackets agree with the kernels of {many} to {percent_text(float(off[worst]))} of the step"
         f" (worst kind: {kinds[worst]})"
     )
+
+
+def _track_names(trace: Trace) -> dict[int, str]:
+    tracks = trace.tracks
+    return {t: trace.text(n) for t, n in zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True)}
 
 
 def _inside(moments: Int64, rank: RankFacts, steps: Table) -> np.ndarray:

@@ -16,7 +16,7 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import ProcessRole, Severity, WaitOp
+from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, Severity, StreamFlag, WaitOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.trust import Trust, trust
@@ -57,6 +57,8 @@ class RankFacts:
         Share of the steps that the step thread was runnable and not running.
     asleep_ns : int
         Time that the step thread spent in calls of sleep.
+    held_ns : int
+        Time that compute streams stood while the host ran functions of the job's.
     opaque_ns : int
         Time inside graph launches of which nothing is known.
     untimed_ns : int
@@ -77,6 +79,7 @@ class RankFacts:
     late_ns: dict[int, int]
     contention_ratio: float = 0.0
     asleep_ns: int = 0
+    held_ns: int = 0
     opaque_ns: int = 0
     untimed_ns: int = 0
     host_timed: bool = False
@@ -122,7 +125,7 @@ class RunFacts:
         """Shares of all counted step time that nothing explains, by what they are, largest first."""
         wall = max(sum(r.wall_ns for r in self.ranks), 1)
         shares = {
-            "unexplained": sum(max(r.kinds.get("other", 0) - r.asleep_ns, 0) for r in self.ranks) / wall,
+            "unexplained": sum(max(r.kinds.get("other", 0) - r.asleep_ns - r.held_ns, 0) for r in self.ranks) / wall,
             "inside CUDA graphs": sum(r.opaque_ns for r in self.ranks) / wall,
             "in untimed collectives": sum(r.untimed_ns for r in self.ranks) / wall,
         }
@@ -245,6 +248,7 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         late_ns,
         _contention(rank, own, tables["hidden"]),
         _asleep(trace, own),
+        _held(trace, rank, own),
         *_unseen(trace, rank, own, tables["hidden"]),
         host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
     )
@@ -266,6 +270,17 @@ def _asleep(trace: Trace, own: Table) -> int:
     """Time of a rank's counted steps that its step thread spent in calls of sleep."""
     waits = trace.waits
     mine = waits.take((waits["track_id"] == own["track_id"][0]) & (waits["wait_code"] == WaitOp.SLEEP))
+    return int(TimeSet.of(mine["begin_ns"], mine["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum())
+
+
+def _held(trace: Trace, rank: int, own: Table) -> int:
+    """Time of a rank's counted steps that a compute stream stood for a function on the host, its own or another's."""
+    brackets, streams = trace.device_brackets, trace.streams
+    compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]
+    function = brackets["bracket_code"] == Bracket.HOST_FUNCTION
+    function |= (brackets["bracket_code"] == Bracket.STREAM_WAIT) & (brackets["awaited_code"] == Awaited.HOST_FUNCTION)
+    timed = np.isin(brackets["track_id"], compute) & (brackets["begin_ns"] >= 0)
+    mine = brackets.take(function & timed & (brackets["rank"] == rank))
     return int(TimeSet.of(mine["begin_ns"], mine["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum())
 
 

@@ -396,6 +396,39 @@ def test_graph_launches_are_shown_and_not_vouched_for() -> None:
     assert analyze(trace, "hidden")["graph_opaque_ns"].tolist() == [50 * MS]
 
 
+def test_a_function_on_the_host_holds_the_stream_up() -> None:
+    build = TraceBuilder()
+    compute = rank_with_gpu(build)
+    compute.bracket(Bracket.HOST_FUNCTION, 20 * MS, 50 * MS, host=(1 * MS, 2 * MS))
+    side = compute.gpu.stream("side")
+    function = side.bracket(Bracket.HOST_FUNCTION, 55 * MS, 70 * MS, host=(2 * MS, 3 * MS))
+    compute.wait(
+        60 * MS, 71 * MS, awaited=Awaited.HOST_FUNCTION, awaited_ns=70 * MS, awaited_id=function, host=(3 * MS, 4 * MS)
+    )
+    trace = build.trace()
+    assert stall_text(trace) == "0 0: compute 60, other 40"
+    held = [row for row in analyze(trace, "evidence").rows() if row["detail"] == "host_function"]
+    assert [(row["kind"], row["name"], row["amount_ns"]) for row in held] == [
+        ("other", "compute", 30 * MS), ("other", "side", 15 * MS),
+    ]  # fmt: skip
+
+
+def test_a_function_on_the_host_beside_a_working_stream_costs_nothing() -> None:
+    build = TraceBuilder()
+    compute = rank_with_gpu(build)
+    compute.gpu.stream("side").bracket(Bracket.HOST_FUNCTION, 20 * MS, 50 * MS, host=(1 * MS, 2 * MS))
+    assert stall_text(build.trace()) == "0 0: compute 100"
+
+
+def test_a_function_on_the_host_without_events_is_a_doubt() -> None:
+    build = TraceBuilder()
+    compute = rank_with_gpu(build, loaded=False)
+    compute.mark(20 * MS, host_ns=0)
+    compute.bracket(Bracket.HOST_FUNCTION, -1, -1, host=(1 * MS, 2 * MS))
+    compute.mark(60 * MS, host_ns=3 * MS).mark(99 * MS, host_ns=3 * MS)
+    assert stall_text(build.trace()) == "0 0: compute 100 [60..100], other 0 [0..40]"
+
+
 def test_steps_without_events_of_their_own_say_so() -> None:
     build = TraceBuilder()
     compute = rank_with_gpu(build, steps_ms=(0, 100, 200))

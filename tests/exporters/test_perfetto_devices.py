@@ -264,3 +264,24 @@ def test_ranks_without_devices_have_no_such_tracks(exported) -> None:
     build.rank(0).phase("forward", 0, MS)
     processor = exported(build.trace())
     assert processor.one("select count() from track where name glob 'GPU*' or name glob 'device calls*'") == 0
+
+
+def test_a_function_on_the_host_stands_on_its_stream(exported) -> None:
+    build = two_gpus()
+    compute = build.rank(0).gpu(0).stream("compute · stream 1", compute=True)
+    side = build.rank(0).gpu(0).stream("stream 2 · high priority")
+    compute.bracket(Bracket.HOST_FUNCTION, 70 * MS, 72 * MS, host=(68 * MS, 69 * MS))
+    held = side.bracket(Bracket.HOST_FUNCTION, 72 * MS, 75 * MS, host=(69 * MS, 70 * MS))
+    compute.wait(73 * MS, 75 * MS, awaited=Awaited.HOST_FUNCTION, awaited_ns=75 * MS, awaited_id=held)
+    processor = exported(build.trace())
+    drawn = [row for row in slices(processor, "compute · stream 1") if "function" in row[0]]
+    assert drawn == [("function on the host", 70 * MS, 2 * MS), ("wait for function on the host", 73 * MS, 2 * MS)]
+    waits = [row for row in slices(processor, "compute waits · rank 000") if "function" in row[0]]
+    assert waits == [("function on the host", 70 * MS, 2 * MS), ("function on the host", 73 * MS, 2 * MS)]
+    called = (
+        "enqueue a function on the host",
+        "device calls · step thread",
+        "function on the host",
+        "compute · stream 1",
+    )
+    assert called in arrows(processor)

@@ -33,6 +33,7 @@ STEPS, STEP = 12, 100 * MS
 def job(
     *,
     copy_ms: int = 0,
+    function_ms: int = 0,
     late_ms: int = 0,
     transfer_ms: int = 0,
     starved: bool = False,
@@ -61,6 +62,10 @@ def job(
                     Bracket.COPY, base + 5 * MS, base + (5 + copy_ms) * MS, host=(base, base + MS),
                     flags=BracketFlag.PAGEABLE, copy=CopyDirection.HOST_TO_DEVICE, size_bytes=60_000_000,
                 )  # fmt: skip
+            if function_ms:
+                compute[number].bracket(
+                    Bracket.HOST_FUNCTION, base + 40 * MS, base + (40 + function_ms) * MS, host=(base, base + MS)
+                )
             if graph_ms:
                 compute[number].graph(base + 10 * MS, base + (10 + graph_ms) * MS)
             if sync:
@@ -100,6 +105,18 @@ def test_pageable_copies_are_named_with_bytes_and_rate() -> None:
     assert [f.group for f in found] == ["copy"]
     assert found[0].verdict == "ranks 0,1 wait 20.0 ms a step (20 %) for copies between host and device"
     assert found[0].evidence[0].startswith("pageable copies: 1 a step, 60.0 MB at 3.00 GB/s: pin_memory=True")
+
+
+def test_functions_that_hold_a_stream_up_are_named_and_explained() -> None:
+    trace = job(function_ms=20)
+    (found,) = choose(gather(trace))
+    assert found.group == "other"
+    assert (
+        found.verdict
+        == "the streams of ranks 0,1 stand 20.0 ms a step (20 %) while the host runs functions of the job's"
+    )
+    assert found.evidence == ("functions on the host: 1 a step on compute, 20.0 ms inside",)
+    assert "LOW CONFIDENCE" not in shown(trace)
 
 
 def test_late_ranks_and_links_of_devices() -> None:
