@@ -35,11 +35,13 @@ inline std::size_t bytes_to_page_end(const char* at) noexcept {
 
 // Length of a text, cut at `most` bytes; kUnreadable if its end cannot be reached. `begins` says that the first byte is known
 // to be good. The pages after the first are asked about all the same: a call may have written over the text it was given.
-inline std::size_t readable_length(const char* text, std::size_t most, bool begins) noexcept {
+// kReadable answers in place of is_readable where no system call may be made.
+template <bool (*kReadable)(const void*) noexcept = is_readable>
+std::size_t readable_length(const char* text, std::size_t most, bool begins) noexcept {
   if (text == nullptr) return kUnreadable;
   for (std::size_t length = 0; length < most;) {
     const char* at = text + length;
-    if ((length != 0 || !begins) && !is_readable(at)) return kUnreadable;
+    if ((length != 0 || !begins) && !kReadable(at)) return kUnreadable;
     const std::size_t here = std::min(detail::bytes_to_page_end(at), most - length);
     const std::size_t found = ::strnlen(at, here);
     length += found;

@@ -5,11 +5,13 @@
 // written first. A filter that the process was born with (a container's) passes nothing here, and recording goes on.
 #include "hooks/sandbox.h"
 
+#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 
 #include <atomic>
 
+#include "core/filter_verdict.h"
 #include "core/user_memory.h"
 #include "hooks/interpose.h"
 #include "runtime/runtime.h"
@@ -19,26 +21,36 @@ namespace real = stashtrace::real;
 namespace {
 
 constinit std::atomic<bool> forbidden = false;
+constinit std::atomic<bool> killing = false;
 
-void seal() noexcept {
-  if (!forbidden.exchange(true, std::memory_order_relaxed)) stashtrace::runtime().seal("sandboxed");
+void seal(bool kills) noexcept {
+  if (kills) killing.store(true, std::memory_order_relaxed);
+  if (!forbidden.exchange(true, std::memory_order_relaxed))
+    stashtrace::runtime().seal(kills ? "sandboxed_with_children" : "sandboxed");
 }
 
-// Programs ask for a filter without one, to learn whether the kernel knows filters: that is refused.
-bool is_filter(unsigned long program) noexcept { return stashtrace::is_readable(reinterpret_cast<const void*>(program)); }
+// Programs ask for a filter without one, to learn whether the kernel knows filters: that is refused. A second filter cannot be looked
+// at without system calls, which the first may forbid.
+void before_filter(unsigned long address) noexcept {
+  if (address == 0) return;
+  if (forbidden.load(std::memory_order_relaxed)) return seal(true);
+  const auto* program = reinterpret_cast<const sock_fprog*>(address);
+  if (!stashtrace::all_readable(program, sizeof *program)) return;
+  const bool known = program->len <= BPF_MAXINSNS && stashtrace::all_readable(program->filter, program->len * sizeof(sock_filter));
+  seal(!known || stashtrace::filter_kills(program->filter, program->len));
+}
 
 void before_prctl(int option, unsigned long argument, unsigned long program) noexcept {
-  const bool known = forbidden.load(std::memory_order_relaxed);
-  if (known) return;
-  if (option == PR_SET_SECCOMP && (argument == SECCOMP_MODE_STRICT || (argument == SECCOMP_MODE_FILTER && is_filter(program))))
-    seal();
-  if (option == PR_SET_TSC && argument == PR_TSC_SIGSEGV) seal();
+  if (option == PR_SET_SECCOMP && argument == SECCOMP_MODE_FILTER) before_filter(program);
+  if (option == PR_SET_SECCOMP && argument == SECCOMP_MODE_STRICT) seal(false);  // in which nothing can be executed
+  if (option == PR_SET_TSC && argument == PR_TSC_SIGSEGV) seal(false);
 }
 
 }  // namespace
 
 namespace stashtrace {
 bool sandboxed() noexcept { return forbidden.load(std::memory_order_relaxed); }
+bool sandbox_kills() noexcept { return killing.load(std::memory_order_relaxed); }
 }  // namespace stashtrace
 
 STASHTRACE_HOOK(int, prctl, int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {
@@ -50,8 +62,7 @@ STASHTRACE_HOOK(int, prctl, int option, unsigned long a, unsigned long b, unsign
 extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_sandbox_hook(long number, long a, long b, long c, long d,
                                                                                    long e, long f) {
   if (number == SYS_prctl) before_prctl(static_cast<int>(a), static_cast<unsigned long>(b), static_cast<unsigned long>(c));
-  else if (!stashtrace::sandboxed() &&
-           (a == SECCOMP_SET_MODE_STRICT || (a == SECCOMP_SET_MODE_FILTER && is_filter(static_cast<unsigned long>(c)))))
-    seal();
+  else if (a == SECCOMP_SET_MODE_FILTER) before_filter(static_cast<unsigned long>(c));
+  else if (a == SECCOMP_SET_MODE_STRICT) seal(false);
   return real::syscall(number, a, b, c, d, e, f);
 }

@@ -3,10 +3,12 @@
 //
 // libc's own system() and popen() start /bin/sh without passing here, and the shell, which is traced, passes here for what it
 // starts. Calls by number (syscall(SYS_execve)) are not seen. These hooks run in forked and vfork children and in signal
-// handlers: no allocation but on the stack, raw system calls.
+// handlers: no allocation but on the stack, raw system calls. A process under a filter of its own makes none of these: what
+// it starts passes as it is, or without our library where that filter would end it (hooks/sandbox.h).
 #include <alloca.h>
 #include <spawn.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstring>
@@ -31,6 +33,10 @@ constexpr std::size_t kMostVariables = 8192;  // of an environment that is copie
 constexpr std::size_t kPreloadBytes = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
+constexpr const char* kElsewhere = "in a folder that its file actions choose";
+
+// Some list of file actions of this process changes the folder. What a list holds is libc's own affair.
+constinit std::atomic<bool> folder_changes = false;
 
 bool is_ours(std::string_view library) noexcept {
   const std::string_view name = library.substr(library.rfind('/') + 1);
@@ -53,6 +59,11 @@ bool names_us(std::string_view list) noexcept {
   return found;
 }
 
+// Under a filter of the process's own the kernel cannot be asked, so what the program hands over is taken to be good.
+bool can_read(const void* address) noexcept {
+  return stashtrace::sandboxed() ? address != nullptr : stashtrace::is_readable(address);
+}
+
 // Length of a vector that ends in null; kMostVariables + 1 if it has more, or cannot be read (the kernel will say so).
 std::size_t length_of(char* const* vector) noexcept {
   std::size_t count = 0;
@@ -60,7 +71,7 @@ std::size_t length_of(char* const* vector) noexcept {
     // A vector may lie across two pages with one of its pointers: its last byte is asked about.
     const char* last = reinterpret_cast<const char*>(vector + count + 1) - 1;
     if (count % 512 == 0 || (reinterpret_cast<std::uintptr_t>(last) & 4095) < sizeof(char*))
-      if (!stashtrace::is_readable(vector + count) || !stashtrace::is_readable(last)) return kMostVariables + 1;
+      if (!can_read(vector + count) || !can_read(last)) return kMostVariables + 1;
     if (vector[count] == nullptr) return count;
   }
   return count;
@@ -70,10 +81,10 @@ std::size_t length_of(char* const* vector) noexcept {
 int place_of_preload(char* const* environment, std::size_t count) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
     // Its first bytes are enough to pass most.
-    const std::size_t begin = stashtrace::readable_length(environment[i], kPreload.size(), false);
+    const std::size_t begin = stashtrace::readable_length<can_read>(environment[i], kPreload.size(), false);
     if (begin == stashtrace::kUnreadable) return -1;
     if (begin < kPreload.size() || std::memcmp(environment[i], kPreload.data(), begin) != 0) continue;
-    const std::size_t length = stashtrace::readable_length(environment[i], kPreload.size() + kPreloadBytes, true);
+    const std::size_t length = stashtrace::readable_length<can_read>(environment[i], kPreload.size() + kPreloadBytes, true);
     if (length == stashtrace::kUnreadable || length == kPreload.size() + kPreloadBytes) return -1;
     return names_us({environment[i] + kPreload.size(), length - kPreload.size()}) ? static_cast<int>(i) : -1;
   }
@@ -100,38 +111,49 @@ bool is_program(const char* path) noexcept {
          stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(path), 1 /* X_OK */) == 0;
 }
 
-// `path` as a program found along PATH, as libc would; false if there is none.
-bool find_program(const char* name, char (&room)[4096]) noexcept {
-  if (stashtrace::readable_length(name, sizeof room, false) >= sizeof room || *name == '\0') return false;
-  if (std::strchr(name, '/') != nullptr) {
+enum class Found { no, yes, elsewhere };
+
+// The program that libc finds by this name, looked for along PATH if it has no slash. `moved`: the folder may be another one by then,
+// so what a relative name means is not known.
+Found find_program(const char* name, char (&room)[4096], bool moved = false, bool along_path = true) noexcept {
+  if (stashtrace::readable_length(name, sizeof room, false) >= sizeof room || *name == '\0') return Found::no;
+  if (!along_path || std::strchr(name, '/') != nullptr) {
     std::strcpy(room, name);
-    return true;
+    return moved && *name != '/' ? Found::elsewhere : Found::yes;
   }
   std::string_view folders = stashtrace::variable(environ, "PATH");
   if (folders.data() == nullptr) folders = "/bin:/usr/bin";
   for (;;) {
     const std::size_t end = folders.find(':');
     const std::string_view folder = folders.substr(0, end);
+    if (moved && !folder.starts_with('/')) {
+      std::strcpy(room, name);
+      return Found::elsewhere;
+    }
     stashtrace::TextBuffer path(room, sizeof room - 1);
     path.add(folder.empty() ? std::string_view(".") : folder).add("/").add(name);
     path.c_str();
-    if (is_program(room)) return true;
-    if (end == folders.npos) return false;
+    if (is_program(room)) return Found::yes;
+    if (end == folders.npos) return Found::no;
     folders.remove_prefix(end + 1);
   }
 }
 
-// Calls start(environment) with the one the program can be started in. `path` may be null: it is not known.
+// Calls start(environment) with the one the program can be started in. `path` may be null: it is not known. With `why` it is already
+// known that it starts without us. A call that `returns` tells of the program when it has started.
 template <class Start>
-auto starting(const char* path, char* const* environment, Start start) {
-  if (stashtrace::sandboxed()) return start(environment);  // no system calls of ours
-  if (path == nullptr || environment == nullptr || stashtrace::readable_length(path, 4096, false) >= 4096)
+auto starting(const char* path, char* const* environment, Start start, const char* why = nullptr, bool returns = false) {
+  if (stashtrace::sandboxed()) {
+    if (!stashtrace::sandbox_kills()) return start(environment);
+    why = "";  // nothing is told of any more
+  } else if (path == nullptr || stashtrace::readable_length(path, 4096, false) >= 4096) {
     return start(environment);
-  const std::size_t count = length_of(environment);
+  }
+  const std::size_t count = environment != nullptr ? length_of(environment) : kMostVariables + 1;
   if (count > kMostVariables) return start(environment);
   const int place = place_of_preload(environment, count);
-  const char* why = place >= 0 ? stashtrace::why_not_preloaded(path) : nullptr;
-  if (why == nullptr) return start(environment);
+  if (place >= 0 && why == nullptr) why = stashtrace::why_not_preloaded(path);
+  if (place < 0 || why == nullptr) return start(environment);
   const std::string_view list = environment[place] + kPreload.size();
   char preload[kPreloadBytes + kPreload.size()];
   std::size_t length = kPreload.size();
@@ -150,8 +172,24 @@ auto starting(const char* path, char* const* environment, Start start) {
     else if (length > kPreload.size()) changed[kept++] = preload;
   }
   changed[kept] = nullptr;
-  tell(path, why);
-  return start(changed);
+  if (!returns) tell(path, why);
+  const auto result = start(changed);
+  if (returns && result == 0) tell(path, why);
+  return result;
+}
+
+// File actions run in the child before it looks for the program. With one that changes the folder a relative name is another file than
+// here, which may be one that cannot live with us: so it starts without. Such an action is known by the functions that add it; libc may
+// have others (POSIX.1-2024 names some), and then a file that is not here tells.
+template <class Start>
+int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t* actions, char* const* environment, Start start) {
+  if (stashtrace::sandboxed()) return starting(nullptr, environment, start, nullptr, true);
+  char room[4096];
+  const bool moved = actions != nullptr && folder_changes.load(std::memory_order_relaxed);
+  const Found found = find_program(name, room, moved, along_path);
+  const bool elsewhere = found == Found::elsewhere || (found == Found::yes && actions != nullptr && room[0] != '/' &&
+                                                       stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(room), F_OK) != 0);
+  return starting(found == Found::no ? nullptr : room, environment, start, elsewhere ? kElsewhere : nullptr, true);
 }
 
 // The same for what replaces the program of this process: its ring goes before, and comes back if the call returns.
@@ -176,7 +214,7 @@ int execute(const char* path, char* const* arguments, char* const* environment) 
 
 int execute_found(const char* name, char* const* arguments, char* const* environment) {
   char room[4096];
-  const char* found = !stashtrace::sandboxed() && find_program(name, room) ? room : nullptr;
+  const char* found = !stashtrace::sandboxed() && find_program(name, room) == Found::yes ? room : nullptr;
   return replacing(found, environment, [&](char* const* in) { return real::execvpe(name, arguments, in); });
 }
 
@@ -204,23 +242,32 @@ STASHTRACE_HOOK(int, fexecve, int fd, char* const* arguments, char* const* envir
 }
 STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment, int flags) {
   char room[64];
-  if (stashtrace::sandboxed()) return real::execveat(dirfd, path, arguments, environment, flags);
+  const auto start = [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); };
+  if (stashtrace::sandboxed()) return replacing(nullptr, environment, start);
   const bool empty = stashtrace::readable_length(path, 4096, false) == 0;
   const bool plain = dirfd == AT_FDCWD || (!empty && stashtrace::is_readable(path) && path[0] == '/');
   const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, room) : plain ? path : nullptr;
-  return replacing(known, environment,
-                   [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); });
+  return replacing(known, environment, start);
 }
+// Where libc has them: a program that finds them absent has another way, and must find them absent with us in front.
+#if __GLIBC_PREREQ(2, 29)
+STASHTRACE_HOOK(int, posix_spawn_file_actions_addchdir_np, posix_spawn_file_actions_t* actions, const char* path) {
+  folder_changes.store(true, std::memory_order_relaxed);
+  return real::posix_spawn_file_actions_addchdir_np(actions, path);
+}
+STASHTRACE_HOOK(int, posix_spawn_file_actions_addfchdir_np, posix_spawn_file_actions_t* actions, int fd) {
+  folder_changes.store(true, std::memory_order_relaxed);
+  return real::posix_spawn_file_actions_addfchdir_np(actions, fd);
+}
+#endif
 STASHTRACE_HOOK(int, posix_spawn, pid_t* pid, const char* path, const posix_spawn_file_actions_t* actions,
                 const posix_spawnattr_t* attributes, char* const* arguments, char* const* environment) {
-  return starting(path, environment,
+  return spawning(path, false, actions, environment,
                   [&](char* const* in) { return real::posix_spawn(pid, path, actions, attributes, arguments, in); });
 }
 STASHTRACE_HOOK(int, posix_spawnp, pid_t* pid, const char* name, const posix_spawn_file_actions_t* actions,
                 const posix_spawnattr_t* attributes, char* const* arguments, char* const* environment) {
-  char room[4096];
-  const char* found = !stashtrace::sandboxed() && find_program(name, room) ? room : nullptr;
-  return starting(found, environment,
+  return spawning(name, true, actions, environment,
                   [&](char* const* in) { return real::posix_spawnp(pid, name, actions, attributes, arguments, in); });
 }
 

@@ -32,6 +32,8 @@ from stashtrace.units import duration_text
 _LOSSES_AT_MOST = 3
 #: Who reports that files are missing, unreadable or of different jobs.
 _WHOLE_FILES = "importers"
+#: How a process that put itself under a filter ended its recording, and what that hides beside the process.
+_SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
 _TRAINERS_AT_MOST = 3
 #: A process that was killed is last seen in a sample; ends nearer than this to each other have no order.
 _CLEARLY_BEFORE_NS = 50_000_000
@@ -155,10 +157,11 @@ def _untraced_programs(trace: Trace) -> list[str]:
             program = trace.text(row["advice_code"])
             counts[program] = counts.get(program, 0) + max(row["lost_count"], 1)
     told = [f"{count} x {program}" if count > 1 else program for program, count in sorted(counts.items())]
-    sandboxed = int((trace.losses["name_code"] == trace.strings.find("sandboxed")).sum())
-    if sandboxed:
-        whose = "a process" if sandboxed == 1 else f"{sandboxed} processes"
-        told.append(f"{whose} after entering a sandbox of its own")
+    for name, what in _SANDBOXED.items():
+        count = int((trace.losses["name_code"] == trace.strings.find(name)).sum())
+        if count:
+            whose = "a process" if count == 1 else f"{count} processes"
+            told.append(f"{whose} after entering a sandbox of its own{what}")
     return told
 
 

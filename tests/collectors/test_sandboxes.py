@@ -58,6 +58,23 @@ def test_recording_ends_before_the_filter(
     assert any("sandbox" in part for part in trust(done.trace, [], {}).invisible)
 
 
+@pytest.mark.parametrize("way", ["execv", "execve", "posix_spawn", "fork"])
+def test_a_program_under_a_filter_that_kills_lives_as_untraced(
+    tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Started without us by the process that has installed the filter: our own start would end it."""
+    monkeypatch.chdir(tmp_path)
+    command = [scenes, f"killing {way}"]
+    kept = {"KEPT": "1"}
+    plain = subprocess.run(command, env=plain_environment(kept), capture_output=True, text=True, check=False)
+    assert (plain.returncode, plain.stdout) == (6, "kept\n")
+    done = record(command, tmp_path / "run", env=kept, exit_code=None)
+    assert (done.exit_code, done.stdout, done.stderr) == (6, "kept\n", "")
+    assert [row.result for row in done.of(tmp_path / "before") if row.result > 0] == [5]
+    told = trust(done.trace, [], {}).invisible
+    assert "a process after entering a sandbox of its own, with what it starts from there" in told
+
+
 def rows_of_job(done: Recording, folder: Path) -> dict[str, list[str]]:
     return {
         name: [str(row) for row in done.of(folder / f"of {name}")]

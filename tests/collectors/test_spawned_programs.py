@@ -16,13 +16,19 @@ from collectors.recorded import compiled, plain_environment, record
 from stashtrace.launch.doctor import checks
 from stashtrace.launch.environment import LIBRARY_PATH
 from stashtrace.launch.program_file import why_not_preloaded, without_library
+from stashtrace.model.kinds import IoOp
 from stashtrace.report.trust import trust
 
 PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", n); return n > 1 ? 7 : 3; }\n'
+#: These find the program where file actions lead, or along PATH.
+MOVED = ("chdir spawn", "chdir spawnp", "fchdir spawn", "chdir path")
+ALONG_PATH = ("path spawnp", "path execvp")
 WAYS = (
     "posix_spawn", "posix_spawnp", "vfork", "execve", "execl", "execle", "execlp", "execv", "execvp", "execvpe",
-    "fexecve", "execveat", "system",
+    "fexecve", "execveat", "system", "popen", *MOVED, *ALONG_PATH,
 )  # fmt: skip
+BY_SHELL = ("system", "popen")
+ELSEWHERE = "in a folder that its file actions choose"
 REASONS = {"asan": "built with AddressSanitizer", "musl": "not built for glibc", "other": "not built for glibc"}
 
 
@@ -47,7 +53,12 @@ def unsuited(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path / kind
 
 
-def test_children_end_as_they_do_untraced_and_are_named(tmp_path: Path, unsuited: Path) -> None:
+def test_children_end_as_they_do_untraced_and_are_named(
+    tmp_path: Path, unsuited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    shutil.copy("/bin/true", tmp_path / "here" / unsuited.name)  # what a relative name does not mean to the child
+    monkeypatch.chdir(tmp_path / "here")
     script = tmp_path / "script"
     script.write_text(f"#!{unsuited}\n")
     script.chmod(0o755)
@@ -57,10 +68,29 @@ def test_children_end_as_they_do_untraced_and_are_named(tmp_path: Path, unsuited
         plain = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, check=False)
         done = record(command, tmp_path / f"run{number}", exit_code=None)
         assert (done.exit_code, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr), way
-        assert plain.returncode == (3 if way == "system" else 7)
-        if way != "system":  # the shell of system() is a process of its own, which may record nothing else
-            told = trust(done.trace, [], {}).invisible
-            assert f"{unsuited.name} ({REASONS[unsuited.name]})" in told, way
+        assert plain.returncode == (3 if way in BY_SHELL else 7), way
+        told = trust(done.trace, [], {}).invisible
+        assert f"{unsuited.name} ({ELSEWHERE if way in MOVED else REASONS[unsuited.name]})" in told, way
+
+
+def test_other_file_actions_leave_a_program_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a relative name, which means the same file to the child: it is recorded, or left alone if it is unsuited."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "writes.c").write_text(
+        '#include <fcntl.h>\nint main() { return write(creat("made", 0600), "x", 1) - 1; }\n'
+    )
+    subprocess.run(["gcc", "-w", "-o", "writes", "writes.c"], check=True)
+    command = [compiled("spawn_scenes.c"), "actions spawn", "writes"]
+    done = record(command, tmp_path / "run")
+    assert [row.result for row in done.of(tmp_path / "made", IoOp.WRITE)] == [1]
+    assert "writes" not in str(trust(done.trace, [], {}).invisible)
+
+
+def test_what_was_not_started_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, way in enumerate(("actions spawn", "chdir spawn")):
+        done = record([compiled("spawn_scenes.c"), way, "./missing"], tmp_path / f"run{number}", exit_code=97)
+        assert list(done.directory.glob("*.stash")) == [] or "missing" not in str(trust(done.trace, [], {}).invisible)
 
 
 @pytest.mark.parametrize("unsuited", ["other"], indirect=True)

@@ -114,9 +114,9 @@ static void spawn_elsewhere(void) {
       posix_spawn_file_actions_init(&actions);
       posix_spawn_file_actions_adddup2(&actions, 1, 30);
       const int folder = bare_open("dir", O_RDONLY | O_DIRECTORY);
-      if (f < 5) posix_spawn_file_actions_addchdir_np(&actions, kFolders[f]);
-      else posix_spawn_file_actions_addfchdir_np(&actions, folder);
       snprintf(note, sizeof note, "%s in %s", kTargets[t], f < 5 ? kFolders[f] : "a descriptor");
+      if (f < 5) CALL(INT, "posix_spawn_file_actions_addchdir_np", note, P(&actions), P(kFolders[f]));
+      else CALL(INT, "posix_spawn_file_actions_addfchdir_np", note, P(&actions), folder);
       IN_CHILD(spawn_one("posix_spawn", note, P(&child), P(kTargets[t]), P(&actions), 0, P(arguments), P(environ)));
       IN_CHILD(spawn_one("posix_spawnp", note, P(&child), P(kTargets[t]), P(&actions), 0, P(arguments), P(environ)));
       posix_spawn_file_actions_destroy(&actions);
@@ -126,6 +126,10 @@ static void spawn_elsewhere(void) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, 999, 1);
   IN_CHILD(spawn_one("posix_spawn", "of a closed number", P(&child), P("./told"), P(&actions), 0, P(arguments), P(environ)));
+  IN_CHILD(CALL(INT, "posix_spawn_file_actions_addchdir_np", "BAD folder", P(&actions), BAD));
+  IN_CHILD(CALL(INT, "posix_spawn_file_actions_addchdir_np", "BAD actions", BAD, P("dir")));
+  IN_CHILD(CALL(INT, "posix_spawn_file_actions_addfchdir_np", "BAD actions", BAD, 0));
+  CALL(INT, "posix_spawn_file_actions_addfchdir_np", "no descriptor", P(&actions), -1);
   const struct named bad[] = {{"BAD pid", BAD}, {"BAD actions", BAD}, {"BAD attributes", BAD}};
   for (int c = 0; c < 3; ++c)
     IN_CHILD(spawn_one("posix_spawn", bad[c].name, c == 0 ? BAD : P(&child), P("./told"), c == 1 ? BAD : 0, c == 2 ? BAD : 0,
