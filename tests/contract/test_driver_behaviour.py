@@ -147,6 +147,29 @@ said["joined"] = status(other)
 cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, other, arguments, None)
 said["end_unjoined"] = end(s)
 
+# copies of rows: CUDA_MEMCPY2D
+class Side(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("memory", U), ("host", P), ("device", Q), ("array", P),
+                ("pitch", ctypes.c_size_t)]
+class Rows(ctypes.Structure):
+    _fields_ = [("source", Side), ("target", Side), ("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
+host, rows = ctypes.addressof(pageable), b"".join(bytes([65 + i]) * 8 for i in range(4))
+ctypes.memmove(pageable, rows, len(rows))
+there, back = Side(memory=2, device=on_device.value, pitch=64), Side(memory=1, host=pinned.value, pitch=16)
+said["rows"] = [cuda.cuMemcpy2D_v2(B(Rows(Side(memory=1, host=host, pitch=8), there, 8, 4))),
+                cuda.cuMemcpy2D_v2(B(Rows(there, back, 8, 4))), ctypes.string_at(pinned.value + 48, 8).decode()]
+said["rows_overlap"] = cuda.cuMemcpy2D_v2(B(Rows(Side(memory=1, host=host, pitch=4), there, 8, 4)))
+
+# functions on the host
+called = []
+FUNCTION, CALLBACK = ctypes.CFUNCTYPE(None, P), ctypes.CFUNCTYPE(None, P, I, P)
+function = FUNCTION(lambda data: called.append(1))
+callback = CALLBACK(lambda stream, result, data: called.append(result))
+said["host_function"] = [cuda.cuLaunchHostFunc(s, function, None), cuda.cuStreamAddCallback(s, callback, None, 0),
+                         cuda.cuStreamSynchronize(s), called]
+said["host_function_refused"] = [cuda.cuLaunchHostFunc(s, None, None), cuda.cuStreamAddCallback(s, callback, None, 1)]
+begin(s); said["callback_in_capture"] = cuda.cuStreamAddCallback(s, callback, None, 0); said["end_callback"] = end(s)
+
 # look-up
 pointer, state = P(), I(-1)
 said["look_up"] = [cuda.cuGetProcAddress_v2(b"cuEventRecord", B(pointer), 12000, Q(0), B(state)), state.value,
@@ -167,7 +190,8 @@ EXPECTED: dict[str, Any] = {
     "end_broken": [901, False], "other_thread": [[900], [0, 2], 901], "other_thread_relaxed": [[0, 0], [0, 1], 0],
     "thread_local": [[0], 0], "legacy_beside_blocking": [906, None], "blocking_itself": [0, 1], "legacy_record": 906,
     "end_blocking": [901, False], "joined": [0, 1], "end_unjoined": [904, False], "look_up": [0, 0, True],
-    "look_up_nothing": [500, 1],
+    "look_up_nothing": [500, 1], "rows": [0, 0, "DDDDDDDD"], "rows_overlap": 1, "host_function": [0, 0, 0, [1, 0]],
+    "host_function_refused": [1, 1], "callback_in_capture": 900, "end_callback": [901, False],
 }  # fmt: skip
 
 
