@@ -42,6 +42,10 @@ int leave_table() noexcept { return static_cast<int>(raw::call(SYS_close_range, 
 // ThreadSanitizer sees neither these raw mappings nor the thread: to it, an address that the kernel gives out again looks raced.
 #define STASHTRACE_UNSEEN_MEMORY [[gnu::no_sanitize("thread")]]
 
+// Called before such memory is used and after: an order that it does see, for what the work itself keeps on that stack.
+constinit std::atomic<unsigned> g_uses{0};
+[[gnu::noinline]] void order_uses() noexcept { g_uses.fetch_add(1, std::memory_order_acq_rel); }
+
 STASHTRACE_UNSEEN_MEMORY void thread_main(void* memory) noexcept {
   auto* self = static_cast<Thread*>(memory);
   if (self->shares_table) {
@@ -112,6 +116,7 @@ bool leave_descriptor_table() noexcept { return leave_table() == 0; }
 STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument) noexcept {
   void* memory = raw::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == nullptr) return -ENOMEM;
+  order_uses();
   const raw::SignalsBlocked inherited_by_the_thread;
   int error = 0;
   for (;;) {
@@ -132,6 +137,7 @@ STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument) noex
     if (thread->refused == 0) break;
     g_copies_table.store(true, std::memory_order_relaxed);
   }
+  order_uses();
   raw::munmap(memory, kStackBytes);
   return error;
 }
