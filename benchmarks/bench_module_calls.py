@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,9 +44,8 @@ def main() -> None:
         return
     least: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory(prefix="stashtrace-modules-") as name:
-        for pair in range(options.pairs):
-            for traced in (False, True) if pair % 2 else (True, False):
-                least[traced].append(run(Path(name) / f"{pair}-{traced}", traced=traced))
+        for pair, traced in harness.in_pairs(options.pairs):
+            least[traced].append(run(Path(name) / f"{pair}-{traced}", traced=traced))
     figures: dict[str, Any] = {}
     added = [{key: t[key] - p[key] for key in p} for t, p in zip(least[True], least[False], strict=True)]
     for key in (*map(str, DEPTHS), STEP):
@@ -64,16 +61,8 @@ def main() -> None:
 
 def run(folder: Path, *, traced: bool) -> dict[str, float]:
     """Least microseconds of a process, by what it did."""
-    folder.mkdir()
     result = folder / "least.json"
-    command = [sys.executable, str(Path(__file__).resolve()), "--job", str(result)]
-    if traced:
-        out = str(folder / "run")
-        command = [sys.executable, "-m", "stashtrace", "run", "--no-merge", "--out", out, "--", *command]
-    environment = dict(os.environ, PYTHONPATH=str(harness.ROOT), OMP_NUM_THREADS="1")
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode or not result.exists():
-        raise RuntimeError(f"exit code {done.returncode}\n{done.stderr[-3000:]}")
+    harness.run_job([sys.executable, str(Path(__file__).resolve()), "--job", str(result)], folder, traced=traced)
     found: dict[str, float] = json.loads(result.read_text(encoding="utf-8"))
     return found
 

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -48,9 +47,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="stashtrace-probes-") as name:
         for title, ranks in (("alone", 1), ("two_ranks", 2)):
             least: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-            for pair in range(options.pairs):
-                for traced in (False, True) if pair % 2 else (True, False):
-                    least[traced].append(run(Path(name) / f"{title}-{pair}-{traced}", ranks, traced=traced))
+            for pair, traced in harness.in_pairs(options.pairs):
+                least[traced].append(run(Path(name) / f"{title}-{pair}-{traced}", ranks, traced=traced))
             for clock in ("thread", "process", "wall"):
                 plain, traced_us = ([one[clock] for one in least[traced]] for traced in (False, True))
                 figures[f"{title}_{clock}_untraced_us"] = harness.summary(plain)
@@ -65,18 +63,13 @@ def main() -> None:
 
 def run(folder: Path, ranks: int, *, traced: bool) -> dict[str, float]:
     """Least microseconds per step of a job, by clock; the mean over its ranks."""
-    folder.mkdir()
-    command = [sys.executable, __file__, "--job", str(folder)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--job", str(folder)]
     if ranks > 1:
         command = [sys.executable, str(LAUNCHER), "--ranks", str(ranks), "--", *command]
-    if traced:
-        out = str(folder / "run")
-        command = [sys.executable, "-m", "stashtrace", "run", "--no-merge", "--out", out, "--", *command]
-    environment = dict(os.environ, PYTHONPATH=str(harness.ROOT), OMP_NUM_THREADS="1")
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    harness.run_job(command, folder, traced=traced)
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("least-*.json"))]
-    if done.returncode or len(found) != ranks:
-        raise RuntimeError(f"exit code {done.returncode}, {len(found)} of {ranks} ranks\n{done.stderr[-3000:]}")
+    if len(found) != ranks:
+        raise RuntimeError(f"{len(found)} of {ranks} ranks said how long they took")
     return {clock: statistics.mean(one[clock] for one in found) for clock in found[0]}
 
 

@@ -15,7 +15,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,30 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
         "max": ordered[-1],
         "count": len(ordered),
     }
+
+
+def in_pairs(count: int) -> Iterator[tuple[int, bool]]:
+    """(number of the pair, whether traced) of both jobs of so many pairs; which is first alternates."""
+    for pair in range(count):
+        for traced in (False, True) if pair % 2 else (True, False):
+            yield pair, traced
+
+
+def run_job(command: Sequence[str], folder: Path, *, traced: bool) -> None:
+    """Run a Python job of one thread a process in a new folder, with or without the tracer; its records go to ``run``.
+
+    Raises
+    ------
+    RuntimeError
+        If it fails.
+    """
+    folder.mkdir()
+    tracer = [sys.executable, "-m", "stashtrace", "run", "--no-merge", "--out", str(folder / "run"), "--"]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    words = [*(tracer if traced else []), *command]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}\n{done.stderr[-3000:]}")
 
 
 def write_result(
