@@ -125,6 +125,10 @@ def _find_backend() -> _Backend | None:
         _decided = True
         if os.environ.get("STASHTRACE_DIR"):
             try:
+                from stashtrace.probes.bootstrap import switches_the_gil_on
+
+                if switches_the_gil_on():
+                    return None
                 from stashtrace import _native
 
                 if _native.active() and "annotations" in _native.config()["collectors"]:

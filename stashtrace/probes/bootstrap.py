@@ -49,6 +49,26 @@ if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 
 _process: _Process | None = None
+_said_so = False
+
+
+def switches_the_gil_on() -> bool:
+    """Whether loading the recorder's extension would put the threads of a free-threaded interpreter behind a lock.
+
+    The extension does not declare that it runs without one, and the job must run as it does untraced. Said once.
+    """
+    global _said_so
+    asked = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
+    if asked is None or asked():
+        return False
+    if not _said_so:
+        _said_so = True
+        rank = os.environ.get("RANK", "-")
+        sys.stderr.write(
+            f"stashtrace[{rank} {os.getpid()}] error: Python probes are off: they would switch the GIL of this "
+            "free-threaded interpreter on; steps, batches and torch's collectives are not recorded\n"
+        )
+    return True
 
 
 class _Process:
@@ -58,7 +78,9 @@ class _Process:
         self.prepared = False
 
     def prepare(self) -> bool:
-        """Load the recorder on first need; False if this process is not traced."""
+        """Load the recorder on first need; False if this process is not traced, or cannot be without harm."""
+        if switches_the_gil_on():
+            return False
         if not self.prepared:
             self.prepared = True
             _prepare_process()

@@ -51,6 +51,23 @@ def test_the_package_is_found_without_touching_the_path(tmp_path: Path) -> None:
     assert str(ROOT) not in eval(path)
 
 
+@pytest.mark.parametrize(("gil", "loaded"), [("True", "True"), ("False", "False")])
+def test_the_lock_of_a_free_threaded_interpreter_stays_off(tmp_path: Path, gil: str, loaded: str) -> None:
+    """The extension would switch it on, for all threads of the job: no probe loads it, and one line says so."""
+    (tmp_path / "own/torch").mkdir(parents=True)
+    (tmp_path / "own/torch/__init__.py").touch()
+    code = (
+        f"import sys; sys._is_gil_enabled = lambda: {gil}\n"
+        "import torch, stashtrace\n"
+        "with stashtrace.annotate('a'): stashtrace.step(); stashtrace.flush()\n"
+        "print('stashtrace._native' in sys.modules)"
+    )
+    done = run_python(code, tmp_path, tmp_path / "own")
+    assert (done.returncode, done.stdout.strip()) == (0, loaded), done.stderr
+    said = [line for line in done.stderr.splitlines() if "Python probes are off" in line]
+    assert len(said) == (gil == "False")
+
+
 def test_without_a_run_directory_nothing_is_installed(tmp_path: Path) -> None:
     # An editable install has a finder of its own there, which is not ours.
     code = "import sys; print([f for f in sys.meta_path if '.probes' in repr(f)], 'stashtrace' in sys.modules)"
