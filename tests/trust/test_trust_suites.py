@@ -41,7 +41,8 @@ def traced(folder: Path) -> dict[str, str]:
 
 def cpython_fails(name: str, folder: Path, variables: Mapping[str, str]) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "test", "--timeout", "900", "-q", name]
+    # Some hypervisors connect no socket to their guest: the test would wait for its whole limit, untraced as well.
+    command = [sys.executable, "-m", "test", "--timeout", "900", "-q", "-i", "*VSOCK*", name]
     return run_group(command, cwd=folder, env=variables, limit_s=LIMIT_S).code != 0
 
 
