@@ -95,9 +95,10 @@ def _find(major: Int64, minor: Int64, among_major: Int64, among_minor: Int64) ->
     """Last row with the same pair of numbers, or -1."""
     if len(among_major) == 0 or len(major) == 0:
         return np.full(len(major), -1, dtype=np.int64)
-    low = int(min(minor.min(), among_minor.min()))
-    width = int(max(minor.max(), among_minor.max())) - low + 1
-    key, among = major * width + (minor - low), among_major * width + (among_minor - low)
+    # A damaged file may hold any number: the pairs are told apart by the places of the second ones.
+    known, place = np.unique(np.concatenate([minor, among_minor]), return_inverse=True)
+    width = len(known)
+    key, among = major * width + place[: len(minor)], among_major * width + place[len(minor) :]
     order = np.argsort(among, kind="stable")
     at = np.searchsorted(among[order], key, side="right") - 1
     hit = order[np.maximum(at, 0)]

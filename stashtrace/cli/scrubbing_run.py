@@ -25,6 +25,7 @@ from stashtrace.format.stash_file import StashFile
 from stashtrace.launch.directory import RUN_FILE, file_rights
 from stashtrace.launch.launchers import own_place
 from stashtrace.pseudonyms import Scrubber, Survey
+from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.store import scrubbed as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
 from stashtrace.whole_files import folder_beside, whole_file
@@ -295,10 +296,9 @@ def _facts_files(directory: Path) -> Iterator[Path]:
 
 def _facts_of(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        return sound_facts(json_object(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _refuse_recording(source: Path) -> None:

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.launch.directory import RUN_FILE
+from stashtrace.launch.directory import RUN_FILE, read_run_file
 from stashtrace.launch.launchers import own_place
 from stashtrace.units import duration_text, percent_text
 
@@ -42,10 +41,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.format.reader import open_run
     from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, last_budget, newest_ns, waiting_collectives
 
-    run_file = Path(path) / RUN_FILE
-    if run_file.exists() and not any(Path(path).glob("*.stash")):
-        facts = json.loads(run_file.read_text(encoding="utf-8"))
-        sys.stdout.write(f"{_headline(facts, 0, 0)}\nnothing was recorded yet\n")
+    if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
+        sys.stdout.write(f"{_headline(read_run_file(Path(path)), 0, 0)}\nnothing was recorded yet\n")
         return 0
     raw = open_run(path, run_id=arguments.run)
     live = LiveRings.look()
@@ -95,6 +92,7 @@ def _age_ns(trace: Trace, newest: int) -> int | None:
     """Age of the newest record, if this host's clock is the run's."""
     for row in trace.metadata.rows():
         if trace.text(row["key_code"]) == "origin_monotonic_ns":
-            age = time.monotonic_ns() - int(trace.text(row["value_code"])) - newest
+            origin = trace.text(row["value_code"])
+            age = time.monotonic_ns() - int(origin) - newest if origin.isdecimal() and len(origin) < 20 else -1
             return age if age >= 0 else None
     return None

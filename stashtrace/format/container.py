@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
-from stashtrace.model.facts import json_object, sound_facts
+from stashtrace.run_facts import json_object, sound_facts
 
 FILE_MAGIC = b"STASHTR\n"
 SYNC_WORD = 0xD15C0B5E9A7E5EED

@@ -20,6 +20,7 @@ from typing import Any
 from stashtrace.errors import CaptureError
 from stashtrace.launch.job import Job
 from stashtrace.launch.launchers import all_ended
+from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.whole_files import claim_file, write_whole
 
 RUN_FILE = "run.json"
@@ -112,10 +113,9 @@ def holds_other_run(path: Path, job: Job | None) -> bool:
 def read_run_file(directory: Path) -> dict[str, Any]:
     """Content of ``run.json``, empty if there is none or it is damaged."""
     try:
-        content = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
+        return sound_facts(json_object((directory / RUN_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
@@ -197,8 +197,5 @@ def _refused(path: Path, error: OSError) -> CaptureError:
 
 
 def _age(path: Path) -> str:
-    try:
-        begin_ns = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))["begin_realtime_ns"]
-        return time.strftime(", begun %Y-%m-%d %H:%M:%S", time.localtime(begin_ns // 10**9))
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    begin_ns = read_run_file(path).get("begin_realtime_ns")
+    return "" if begin_ns is None else time.strftime(", begun %Y-%m-%d %H:%M:%S", time.localtime(begin_ns // 10**9))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
+from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.whole_files import write_whole
 
 _PREFIX, _SUFFIX = "launch.", ".json"
@@ -56,12 +57,8 @@ def launchers(directory: Path) -> list[dict[str, Any]]:
     """What the launchers of a directory have said, by begin; a file that is being made is left out."""
     found = []
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-        try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(facts, dict):
-            found.append(facts)
+        with contextlib.suppress(OSError, ValueError):
+            found.append(sound_facts(json_object(path.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda facts: (facts.get("begin_realtime_ns") or 0, str(facts.get("host"))))
 
 

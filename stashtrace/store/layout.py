@@ -21,10 +21,10 @@ import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
 from stashtrace.model.columns import Column, Schema
-from stashtrace.model.facts import json_object
 from stashtrace.model.possible import HIGHEST
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
+from stashtrace.run_facts import json_object
 
 if TYPE_CHECKING:
     import pyarrow

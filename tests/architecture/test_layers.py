@@ -31,6 +31,7 @@ FLOORS = {
     "catalog": 0,
     "errors": 0,
     "log": 0,
+    "run_facts": 0,
     "scrubbing": 0,
     "pseudonyms": 1,
     "output_files": 1,

@@ -17,7 +17,7 @@ from stashtrace import _native
 from stashtrace.cli import main
 from stashtrace.format.container import FILE_HEADER
 from stashtrace.format.project import layout_of
-from stashtrace.model.facts import json_object, sound_facts
+from stashtrace.run_facts import json_object, sound_facts
 
 Run = Callable[..., Answer]
 MERGED = Path(__file__).resolve().parents[1] / "data/golden/v1/merged.stash"
@@ -34,6 +34,10 @@ ODD: list[dict[str, object]] = [
 def check_reads(path: Path) -> None:
     for words in (["info", path], ["analyze", "summary", path], ["export", "perfetto", path, "-o", path.parent / "x"]):
         assert main(["--debug", *map(str, words)]) == 0
+    if path.is_dir():
+        for words in (["status", path], ["merge", path, "--out", path.parent / "merged"],
+                      ["scrub", path, "-o", path.parent / "scrubbed"]):  # fmt: skip
+            assert main(["--debug", *map(str, words)]) == 0
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: json.dumps(odd))
@@ -46,13 +50,16 @@ def test_a_file_whose_head_says_so_is_read(tmp_path: Path, odd: dict[str, object
     "odd",
     [{"begin_monotonic_ns": "x"}, {"end_monotonic_ns": 1, "begin_monotonic_ns": None}, {"parts": 3},
      {"parts": [3, {"host": 5, "exit_code": "x", "parts": [{}]}, {"host": "b"}]}, {"command": "train.py"},
-     {"exit_code": [1]}, {"run_id": ["a"]}, {"boot_id": 5}, {"exit_code": 1, "end_monotonic_ns": "late"}],
+     {"exit_code": [1]}, {"host": ["a"], "run_id": "x"}, {"begin_realtime_ns": "now", "launcher_pid": 4},
+     {"launcher_pid": "x", "place": 3}, {"run_id": ["a"]}, {"boot_id": 5},
+     {"exit_code": 1, "end_monotonic_ns": "late"}],
     ids=lambda odd: json.dumps(odd),
 )  # fmt: skip
 def test_a_run_json_that_says_so_is_read(tmp_path: Path, odd: dict[str, object]) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(MERGED, tmp_path / "run")
     (tmp_path / "run/run.json").write_text(json.dumps(odd))
+    (tmp_path / "run/launch.node01.7.json").write_text(json.dumps(odd))
     check_reads(tmp_path / "run")
 
 
@@ -60,7 +67,11 @@ def test_a_run_json_of_endless_brackets_is_damaged(run: Run, tmp_path: Path) -> 
     (tmp_path / "run").mkdir()
     shutil.copy(MERGED, tmp_path / "run")
     (tmp_path / "run/run.json").write_text(DEEP)
+    (tmp_path / "run/launch.node01.7.json").write_text(DEEP)
     assert "run.json is damaged: brackets inside brackets without end" in run("info", "run").out
+    for words in (["status", "run"], ["merge", "run", "--out", "merged"], ["scrub", "run", "-o", "new"]):
+        answer = run(*words)
+        assert answer.code == 0, answer.err
 
 
 @pytest.mark.parametrize("part", ["table", "metadata"])
@@ -97,3 +108,14 @@ def test_sound_facts_are_kept_as_they_are() -> None:
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         json_object(text)
+
+
+@pytest.mark.parametrize(
+    "text", [DEEP, "[1]", '{"begin_realtime_ns": "now", "exit_code": []}'], ids=["deep", "list", "odd"]
+)
+def test_the_status_of_a_run_that_recorded_nothing_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert main(["--debug", "status", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("nothing was recorded yet\n")

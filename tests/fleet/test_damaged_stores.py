@@ -174,3 +174,9 @@ def test_a_begin_that_is_no_time_is_not_known(store: Path, capsys: pytest.Captur
     change(store, "metadata", "value", lambda old: [*old[:at], text, *old[at + 1 :]], rank=-1)
     assert main(["info", str(store), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["begin_realtime_ns"] is None
+
+
+def test_workers_of_any_number_make_batches(store: Path) -> None:
+    """Numbers of workers are identities, so they may be far apart; batches are still told by their index."""
+    change(store, "batches", "worker_id", lambda old: [-HUGE, HUGE, *old[2:]])
+    assert len(analyze(loaded(store), "stalls"))

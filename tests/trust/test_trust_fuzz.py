@@ -27,7 +27,7 @@ WORKER = Path(__file__).with_name("fuzz_worker.py")
 SEED = int(os.environ.get("TRUST_FUZZ_SEED", "14"))
 FORMATS = ("stash", "store", "kineto", "nsys", "dftracer", "flight_recorder", "chakra", "nccl_inspector", "darshan")
 MEMORY_BYTES = 3 << 30
-QUICK_INPUTS, LONG_INPUTS, SANITIZED_INPUTS = 8, 400, 200
+QUICK_INPUTS, LONG_INPUTS, SANITIZED_INPUTS = 8, 400, 300
 
 
 def fuzz(kinds: str, count: int, folder: Path, variables: dict[str, str], memory_bytes: int) -> list[dict[str, Any]]:

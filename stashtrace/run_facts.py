@@ -1,7 +1,8 @@
 """What JSON says of a process or of a run: each fact in its type, or not at all.
 
-Called where the head of a .stash, a ``run.json`` or the description of a store is read. A checksum proves that a text
-was not damaged by chance, not that it says what the recorder says; whoever asks for a fact may rely on its type.
+Called where the head of a .stash, a ``run.json``, the word of a launcher or the description of a store is read. A
+checksum proves that a text was not damaged by chance, not that it says what the recorder says; whoever asks for a fact
+may rely on its type.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,13 +13,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stashtrace.model.possible import HIGHEST
-
+_HIGHEST = (1 << 62) - 1
 #: Process ids of Linux.
 _HIGHEST_PID = (1 << 31) - 1
 
 
-def _is_whole(value: Any, lowest: int = -HIGHEST, highest: int = HIGHEST) -> bool:
+def _is_whole(value: Any, lowest: int = -_HIGHEST, highest: int = _HIGHEST) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
