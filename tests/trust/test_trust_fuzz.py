@@ -66,9 +66,8 @@ def test_a_few_damaged_files(tmp_path: Path) -> None:
 
 
 def record(result: dict[str, Any], record_property: Callable[[str, object], None]) -> None:
-    for name in ("seed", "seeds_read"):
-        record_property(name, result[name])
-    for name in ("inputs", "read", "refused"):
+    record_property("seed", result["seed"])
+    for name in ("seeds", "seeds_read", "inputs", "read", "refused"):
         record_property(f"{name}_count", result[name])
     record_property("findings_count", len(result["findings"]))
     record_property("findings", json.dumps(result["findings"]))
