@@ -214,6 +214,13 @@ def test_reads_the_records_of_each_version(libraries: Path, tmp_path: Path, vers
     assert done.facts()["cupti_version"] == str(version)
 
 
+def test_a_flush_that_takes_long_does_not_move_the_window(libraries: Path, tmp_path: Path) -> None:
+    # The drainer is inside a flush at nearly every step, among them the window's first and the one behind it.
+    done = run(libraries, tmp_path, "steps(7)\n" + REPORT,
+               script=["delay cuptiActivityFlushAll 300ms"], STASHTRACE_SAMPLE_MS="10")  # fmt: skip
+    assert names(raw(done)) == ["step2", "step3"]
+
+
 @pytest.mark.parametrize("version", [17, 29, 140000])
 def test_refuses_a_version_it_does_not_know(libraries: Path, tmp_path: Path, version: int) -> None:
     done = run(libraries, tmp_path, "steps(6)\n" + REPORT, script=[f"cupti_version {version}"])

@@ -27,6 +27,8 @@ class Activities {
   // Rows are kept for work that touches [begin, end) of the CUPTI clock; end 0: still open.
   void open_window(std::uint64_t begin_ns) noexcept { begin_ns_.store(begin_ns, std::memory_order_relaxed); }
   void close_window(std::uint64_t end_ns) noexcept { end_ns_.store(end_ns, std::memory_order_relaxed); }
+  bool window_has_begun() const noexcept { return begin_ns_.load(std::memory_order_relaxed) != 0; }
+  bool window_has_ended() const noexcept { return end_ns_.load(std::memory_order_relaxed) != 0; }
 
   // Not added when the lock is held by others for longer than `wait_ns`; another one comes with the next tick.
   void add_reading(const Reading& reading, std::int64_t wait_ns) noexcept;

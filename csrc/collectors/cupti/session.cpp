@@ -16,7 +16,8 @@ using abi::cupti::ActivityKind;
 
 namespace {
 
-constexpr std::int64_t kStepWaitNs = 50'000'000;
+// For the lock of the readings alone; without it the next reading serves.
+constexpr std::int64_t kReadingWaitNs = 1'000'000;
 constexpr std::int64_t kAsideWaitNs = 500'000'000;
 constexpr std::int64_t kExitWaitNs = 1'500'000'000;
 // How long after the window work is waited for that was launched in it; then what is not done is given up.
@@ -114,7 +115,9 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   if (before == State::waiting && number + 1 < steps_.first) return;
   if (before == State::ready && number < steps_.first) return;
   if (before == State::open && number < steps_.last) return;
-  if (!lock_.lock_within(kStepWaitNs)) return;  // the drainer flushes; the next step tries again
+  mark_ends(before, number);
+  // A flush holds the lock for milliseconds, and on a busy machine for longer: what is marked, its tick does.
+  if (!lock_.try_lock()) return;
   const Inside guard;
   tick_hz_ = tick_hz;
   if (state() == State::waiting) {
@@ -122,13 +125,40 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
       state_.store(State::done, std::memory_order_release);
       lose("kernels_window_missed", 0, "the first step that was told lies behind --kernels-steps",
            schema::codes::Severity::error);
-    } else {
-      prepare();
+    } else if (prepare()) {
+      mark_ends(State::ready, number);
     }
   }
-  if (state() == State::ready && number >= steps_.first) open();
-  if (state() == State::open && number >= steps_.last) begin_close();
+  advance();
   lock_.unlock();
+}
+
+// The window is that of the steps, whoever holds the lock: its ends are read here and now.
+void Session::mark_ends(State now, std::uint64_t number) noexcept {
+  if (now != State::ready && now != State::open) return;
+  const bool begins = number >= steps_.first && !activities_.window_has_begun();
+  const bool ends = number >= steps_.last && !activities_.window_has_ended();
+  if (!begins && !ends) return;
+  const Inside guard;
+  std::uint64_t device_ns = 0;
+  const int result = cupti_.cuptiGetTimestamp(&device_ns);
+  if (result != abi::cupti::kSuccess) {
+    clock_result_.store(result, std::memory_order_relaxed);
+    return;
+  }
+  if (begins) activities_.open_window(device_ns);
+  if (ends) activities_.close_window(device_ns);
+}
+
+// Under lock_. The states behind the marks.
+void Session::advance() noexcept {
+  if (const int result = clock_result_.exchange(abi::cupti::kSuccess, std::memory_order_relaxed);
+      result != abi::cupti::kSuccess && state() == State::ready) {
+    failed("cupti_failed", "cuptiGetTimestamp", result);
+    return;
+  }
+  if (state() == State::ready && activities_.window_has_begun()) open();
+  if (state() == State::open && activities_.window_has_ended()) begin_close();
 }
 
 // In the step before the window, which becomes slow: CUPTI attaches to the driver when the first kind is enabled.
@@ -212,19 +242,17 @@ bool Session::read_clock(std::uint64_t& device_ns, std::int64_t wait_ns) noexcep
   return true;
 }
 
-bool Session::open() noexcept {
+void Session::open() noexcept {
   std::uint64_t now = 0;
-  if (!read_clock(now, kStepWaitNs)) return failed("cupti_failed", "cuptiGetTimestamp", abi::cupti::kUnknown);
-  activities_.open_window(now);
+  read_clock(now, kReadingWaitNs);
   note("kernels_first_step", steps_.first);
   state_.store(State::open, std::memory_order_release);
-  return true;
 }
 
-// On the step thread: one look at the clock. The drainer does the rest.
+// One look at the clock; the drainer does the rest.
 void Session::begin_close() noexcept {
   std::uint64_t now = 0;
-  if (read_clock(now, 1'000'000)) activities_.close_window(now);
+  if (read_clock(now, kReadingWaitNs) && !activities_.window_has_ended()) activities_.close_window(now);
   note("kernels_end_step", steps_.last);
   closing_since_ns_ = clock_ns(CLOCK_MONOTONIC);
   state_.store(State::closing, std::memory_order_release);
@@ -236,9 +264,10 @@ void Session::tick() noexcept {
   if (now != State::ready && now != State::open && now != State::closing) return;
   if (!lock_.try_lock()) return;
   const Inside guard;
+  if (pid_ == raw::getpid()) advance();
   if (pid_ == raw::getpid() && state() != State::done) {
     std::uint64_t device_ns = 0;
-    if (state() != State::ready) read_clock(device_ns, 1'000'000);
+    if (state() != State::ready) read_clock(device_ns, kReadingWaitNs);
     if (state() == State::closing) disable_all();
     cupti_.cuptiActivityFlushAll(0);
     const bool settled = clock_ns(CLOCK_MONOTONIC) - closing_since_ns_ >= kSettleNs;
@@ -302,6 +331,7 @@ void Session::at_exit() noexcept {
   const State now = state();
   if ((now != State::ready && now != State::open && now != State::closing) || pid_ != raw::getpid()) return;
   if (!lock_.lock_within(kAsideWaitNs)) return;
+  advance();
   if (state() == State::open) begin_close();
   if (state() == State::ready) finish();
   leave_now_.store(true, std::memory_order_relaxed);

@@ -3,7 +3,8 @@
 //   waiting -> ready -> open -> closing -> done      (any of them -> done when a call fails or another profiler comes)
 //
 // Callers: the step thread (step), the drainer (tick), whoever starts another profiler (step_aside), exit. One lock;
-// the step thread waits for it at most 50 ms, CUPTI's own callbacks never take it. A process uses CUPTI once.
+// the step thread does not wait for it: it marks where the window begins and ends, and who has the lock next does what
+// follows from that. CUPTI's own callbacks never take it. A process uses CUPTI once.
 #pragma once
 
 #include <atomic>
@@ -45,7 +46,9 @@ class Session {
   bool prepare() noexcept;
   bool enable_all() noexcept;
   void disable_all() noexcept;
-  bool open() noexcept;
+  void mark_ends(State now, std::uint64_t number) noexcept;
+  void advance() noexcept;
+  void open() noexcept;
   void begin_close() noexcept;
   void finish() noexcept;
   void give_back() noexcept;
@@ -65,6 +68,7 @@ class Session {
   std::int64_t closing_since_ns_ = 0;
   std::uint64_t tick_hz_ = 0;
   std::atomic<bool> leave_now_{false};
+  std::atomic<int> clock_result_{0};  // of the last reading for an end of the window that failed
   abi::cupti::Subscriber subscriber_ = nullptr;
   Library cupti_{};
   BufferPool buffers_;
