@@ -13,6 +13,7 @@ DEMO_DIR ?= demo-run
 PYTEST ?= -q
 
 bin := $(VENV)/bin
+workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # ":" cannot stand in a target name; everything else of a requirement can.
 torch_stamp := $(VENV)/.installed-$(subst :,_,$(subst /,_,$(TORCH)))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
@@ -26,9 +27,10 @@ demo: $(VENV)/.built $(torch_stamp)
 	$(bin)/stashtrace run --out $(DEMO_DIR) -- \
 	  $(bin)/torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
-# A worker takes whole files, so that what a file sets up once is set up once.
+# A worker takes whole files, so that what a file sets up once is set up once. Tests wait for a third of their time, so
+# there is one worker more than cores.
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
-	$(bin)/python -m pytest $(PYTEST) -n auto --maxprocesses 8 --dist loadfile -m "not truth and not trust" tests
+	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile -m "not truth and not trust" tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
 truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -169,6 +170,7 @@ def run_traced(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         )
     stdout, stderr, codes = _collect(processes, timeout_s)
@@ -192,8 +194,8 @@ def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[
             stderr.append(err)
             codes.append(process.returncode)
     except subprocess.TimeoutExpired:
-        for process in processes:
-            process.kill()
+        for process in processes:  # with what they started: a child that hangs holds the pipes open
+            os.killpg(process.pid, signal.SIGKILL)
         told = [p.communicate() for p in processes[len(codes) :]]
         raise AssertionError(f"no end within {timeout_s} s\n{told}") from None
     finally:

@@ -49,7 +49,11 @@ struct State {
 };
 
 State& state() {
-  static State* const made = new State();  // never destroyed: its thread outlives main
+  static State* const made = [] {
+    // A child of fork() may look at this state too, whichever thread held the lock at that moment.
+    pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
+    return new State();  // never destroyed: its thread outlives main
+  }();
   return *made;
 }
 
