@@ -33,6 +33,7 @@ class GroupWitness:
     def __init__(self) -> None:
         self._pid = 0
         self._questions = self._answers = -1
+        self._not_taken: set[tuple[int, int]] = set()
         if not sys.executable:
             return
         asked, self._questions = os.pipe()
@@ -56,7 +57,11 @@ class GroupWitness:
 
     def sent_to_group(self, number: int, sender: int) -> bool:
         """Whether this signal was sent to the group by this process (0: the kernel) since it was last asked about."""
-        return (number, sender) in self._pending()
+        found = self._not_taken | self._pending()
+        # An answer tells of all signals. Of the others those are still to come that are pending for us as well.
+        to_come = signal.sigpending()
+        self._not_taken = {entry for entry in found if entry[0] in to_come and entry != (number, sender)}
+        return (number, sender) in found
 
     def settle(self, number: int, sender: int) -> bool:
         """Find out whether a signal that we took reached the group, or is about to reach it.
