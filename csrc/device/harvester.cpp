@@ -21,14 +21,15 @@ namespace stashtrace::device {
 
 namespace {
 
-enum State : std::uint32_t { kNotStarted, kRunning, kStopping, kStopped, kRefused };
+enum State : std::uint32_t { kNotStarted, kRunning, kStopping, kStopped, kGivenUp, kRefused };
 
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr std::int64_t kBusyNs = 5'000'000;    // between rounds while brackets are open
 constexpr std::int64_t kQuietNs = 20'000'000;
 constexpr std::int64_t kIdleNs = 100'000'000;  // after a second without any; slots last for longer
 constexpr std::int64_t kIdleAfterNs = 1'000'000'000;
-constexpr std::int64_t kStopNs = 50'000'000;
+// That the end of the process is put off: a driver may hang, and on a busy machine the thread may get no processor for long.
+constexpr std::int64_t kStopNs = 1'000'000'000;
 constexpr std::uint32_t kMostRounds = 3;       // that a wait is put off for the end of what it waited for
 constexpr std::size_t kEndsKept = 65536;
 
@@ -44,6 +45,7 @@ constinit End g_ends[kEndsKept]{};
 constinit StreamState* g_listed[kMostStreams]{};
 constinit std::size_t g_listed_count = 0;
 constinit std::uint64_t g_open = 0;
+constinit std::atomic<std::uint64_t> g_written{0};
 constinit std::uint64_t g_told_no_slot = 0, g_told_failed = 0, g_told_ended = 0;
 constinit bool g_told_thinned = false, g_told_legacy = false;
 
@@ -93,7 +95,10 @@ void fill_times(Slot& slot, const ContextState& context) noexcept {
 
 void finish(StreamState& stream, std::uint32_t number, bool events_are_good) noexcept {
   Slot& slot = slot_at(number);
-  emit(slot.row);
+  if (g_state.load(std::memory_order_acquire) != kGivenUp) {  // else it has been counted as lost
+    emit(slot.row);
+    g_written.fetch_add(1, std::memory_order_relaxed);
+  }
   if (events_are_good) {
     give_event(*stream.context, slot.first);
     give_event(*stream.context, slot.second);
@@ -278,7 +283,8 @@ void* thread_main(void*) noexcept {
   give_up_rest();
   tell_counters(true);
   write_own_cost();
-  g_state.store(kStopped, std::memory_order_release);
+  std::uint32_t stopping = kStopping;
+  g_state.compare_exchange_strong(stopping, kStopped, std::memory_order_acq_rel);
   raw::futex_wake(&g_state, 1);
   return nullptr;
 }
@@ -322,6 +328,11 @@ void stop_harvester() noexcept {
     if (g_state.load(std::memory_order_acquire) == kStopped) return;
     raw::futex_wait(&g_state, kStopping, until - now);
   }
+  std::uint32_t stopping = kStopping;
+  if (!g_state.compare_exchange_strong(stopping, kGivenUp, std::memory_order_acq_rel)) return;
+  report("harvester_late", submitted_count() - g_written.load(std::memory_order_relaxed),
+         "the process ended while the thread that reads timing events was in a call of the driver, or got no processor",
+         schema::codes::Severity::data_loss);
 }
 
 }  // namespace stashtrace::device

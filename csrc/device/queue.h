@@ -47,6 +47,9 @@ class BoundedQueue {
     }
   }
 
+  // How many were ever pushed.
+  std::uint64_t pushed() noexcept { return std::atomic_ref(tail_).load(std::memory_order_relaxed); }
+
  private:
   static constexpr std::uint64_t kMask = kRoom - 1;
   struct Cell {

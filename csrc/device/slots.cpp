@@ -39,6 +39,8 @@ std::uint32_t next_submitted() noexcept {
   return g_submitted.pop(number) ? number : kNone;
 }
 
+std::uint64_t submitted_count() noexcept { return g_submitted.pushed(); }
+
 std::uint32_t new_bracket_id() noexcept {
   const std::uint32_t id = g_last_id.fetch_add(1, std::memory_order_relaxed) + 1;
   return id != 0 ? id : g_last_id.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -31,6 +31,7 @@ std::uint32_t take_slot() noexcept;            // kNone if all are in use
 void give_slot(std::uint32_t number) noexcept;
 void submit(std::uint32_t number) noexcept;    // to the harvester
 std::uint32_t next_submitted() noexcept;       // kNone if there is none
+std::uint64_t submitted_count() noexcept;      // since the process began
 std::uint32_t new_bracket_id() noexcept;
 
 // Counted by job threads, told by the harvester.

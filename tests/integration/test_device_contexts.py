@@ -62,6 +62,16 @@ def test_every_bracket_is_timed(tmp_path: Path, elapsed: str, record: str, query
     assert "events_failed" not in reasons(run)
 
 
+@pytest.mark.parametrize(("delay", "kept"), [("20ms", True), ("300s", False)])
+def test_the_end_waits_for_the_times_and_counts_what_it_does_not_wait_for(
+    tmp_path: Path, delay: str, kept: bool
+) -> None:
+    run = run_ranks(1, PROGRAM, tmp_path, f"delay cuEventQuery {delay}", collectors=("cuda",))
+    lost = {reason: count for _, reason, count in run.losses()}
+    assert len(brackets(run)) + lost.get("harvester_late", 0) >= 4
+    assert (len(brackets(run)) > 0, "harvester_late" in lost) == (kept, not kept)
+
+
 @pytest.mark.parametrize("reading", ["needed", "free"])
 @pytest.mark.parametrize("capturing", ["needed", "free"])
 def test_first_calls_of_threads_are_timed_and_lose_no_events(tmp_path: Path, reading: str, capturing: str) -> None:
