@@ -306,12 +306,29 @@ def _retire(iterator: Any, replay: Replay) -> None:
             if "killed by signal" not in str(error):
                 raise
             replay.notes.inform("worker_ended_by_signal", str(error))
+            _note_lost_ends(iterator._workers)
         iterator._num_workers = 0  # `_reset` of persistent workers then wakes nobody
         waiting = iterator._data_queue
         while isinstance(waiting, queue.Queue) and not waiting.empty():
             waiting.get_nowait()
     except Exception as error:
         failed(COLLECTOR, "end_of_workers", error)
+
+
+def _note_lost_ends(workers: Any) -> None:
+    """Mark those as ended whose status is lost, with the code that multiprocessing has for an unknown one.
+
+    Torch raises from a signal handler, which may be when ``waitpid`` has taken the status and nobody has stored it yet.
+    For multiprocessing such a process lives for ever.
+    """
+    for worker in workers:
+        process = worker._popen
+        if process is None or process.returncode is not None or process.method == "forkserver":  # no child of ours
+            continue
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            process.returncode = 255
 
 
 def _iterator_class(base: Any) -> Any:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +31,7 @@ class Iterator:
         self.complaint = complaint
         self.shutdowns = 0
         self._num_workers = 2
+        self._workers: list[Any] = []
         self._task_info = {3: (0,), 4: (1, "a batch")}
         self._data_queue: queue.Queue[str] = queue.Queue()
         self._data_queue.put("pinned")
@@ -68,6 +71,21 @@ def test_a_worker_that_dies_when_told_to_end_is_told_and_the_rest_is_done(failur
     iterator = Iterator(why)
     assert retired(iterator) == [("worker_ended_by_signal", why)]
     assert (iterator._num_workers, iterator._data_queue.qsize()) == (0, 0)
+    assert failures == []
+
+
+def test_a_worker_whose_status_was_lost_with_the_error_is_not_alive_for_ever(failures: list[str]) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
+        iterator = Iterator("DataLoader worker (pid 7) is killed by signal: Aborted.")
+        processes = [
+            SimpleNamespace(pid=pid, returncode=None, method=method)
+            for pid, method in ((gone.pid, "fork"), (living.pid, "spawn"), (gone.pid, "forkserver"))
+        ]
+        iterator._workers = [SimpleNamespace(_popen=process) for process in [*processes, None]]
+        retired(iterator)
+        assert [process.returncode for process in processes] == [255, None, None]
     assert failures == []
 
 
