@@ -2,6 +2,7 @@
 #include "runtime/emit.h"
 
 #include <linux/prctl.h>
+#include <pthread.h>
 
 #include <cstring>
 
@@ -21,6 +22,18 @@ std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
   for (const auto& collector : schema::kCollectors)
     if (collector.name == record.collector) return collector.code;
   return 0;
+}
+
+// Id of the thread that writes, which is the owner of its lanes. A child that shares its parent's memory (vfork) writes to those of
+// its parent's thread, and the kernel would tell its own id, which is free once it has ended. libc knows the thread's and leaves it
+// in a mutex that it holds.
+std::uint32_t writing_thread() noexcept {
+  if (runtime().in_own_process()) return static_cast<std::uint32_t>(raw::gettid());
+  pthread_mutex_t mutex = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+  if (pthread_mutex_trylock(&mutex) != 0) return 0;
+  const int owner = mutex.__data.__owner;
+  pthread_mutex_unlock(&mutex);
+  return static_cast<std::uint32_t>(owner);
 }
 }  // namespace
 
@@ -90,7 +103,7 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
   auto& thread = detail::thread_state;
   container::LaneHeader*& lane = thread.lanes[index];
   if (lane == nullptr && open_files()) {
-    if (thread.tid == 0) thread.tid = static_cast<std::uint32_t>(raw::gettid());
+    if (thread.tid == 0) thread.tid = writing_thread();
     const auto& record = schema::kRecords[index];
     const bool own_size = config_.io_lane_bytes != 0 && record.id == schema::IoOp::kId;
     lane = lanes_.acquire(ring_, drainer_, index, own_size ? config_.io_lane_bytes : record.lane_bytes, identity_.pid,
@@ -260,8 +273,7 @@ void write_thread_info(std::uint16_t role, const char* name, std::size_t name_by
     name = comm;
     name_bytes = ::strnlen(comm, sizeof comm);
   }
-  const auto tid = static_cast<std::uint32_t>(raw::gettid());
-  emit(schema::ThreadInfo{now_ticks(), tid, intern({name, name_bytes}), role, 0, 0});
+  emit(schema::ThreadInfo{now_ticks(), writing_thread(), intern({name, name_bytes}), role, 0, 0});
 }
 
 bool report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stashtrace.format.reader import open_run
@@ -115,6 +116,21 @@ def test_children_end_and_are_waited_for(traced: Traced, kind: str, drainer: str
     assert (done.returncode, done.stderr) == (0, "")
     kept, lost = traced.reads()
     assert kept + lost == 15_000
+
+
+def test_threads_keep_their_rows_if_a_vfork_child_made_the_first(traced: Traced) -> None:
+    """A lane made by the child is of its parent's thread: under the thread's id, and no other's while that lives."""
+    done = traced.run(traced.program("first_row_in_child"), "6", "2000")
+    assert (done.returncode, done.stderr) == (0, "")
+    process = next(
+        process
+        for process in (stash.load() for stash in open_run(traced.run_directory).processes)
+        if len(process.records["io_op"].rows) > 1000
+    )
+    records = process.records["io_op"]
+    tids, counts = np.unique(records.tid[records.rows["result_bytes"] == 16], return_counts=True)
+    assert dict(zip(tids.tolist(), counts.tolist(), strict=True)) == {int(tid): 2000 for tid in done.stdout.split()}
+    assert set(tids.tolist()) <= set(process.records["thread_info"].rows["tid"].tolist())
 
 
 def test_samples_go_on_after_a_busy_vfork_child(traced: Traced) -> None:
