@@ -14,6 +14,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "core/apart.h"
 #include "core/config.h"
 #include "core/text_buffer.h"
 #include "core/user_memory.h"
@@ -31,6 +32,7 @@ using stashtrace::raw::address;
 
 constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied, on the stack
 constexpr std::size_t kPreloadBytes = 4096;
+constexpr std::size_t kMostPath = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
 constexpr const char* kElsewhere = "in a folder that its file actions choose";
@@ -91,7 +93,7 @@ int place_of_preload(char* const* environment, std::size_t count) noexcept {
   return -1;
 }
 
-void tell(const char* path, const char* why) noexcept {
+[[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
   if (!stashtrace::recording()) return;
   char memory[512], target[256];
   stashtrace::TextBuffer detail(memory, sizeof memory - 1);
@@ -113,23 +115,14 @@ bool is_program(const char* path) noexcept {
 
 enum class Found { no, yes, elsewhere };
 
-// The program that libc finds by this name, looked for along PATH if it has no slash. `moved`: the folder may be another one by then,
-// so what a relative name means is not known.
-Found find_program(const char* name, char (&room)[4096], bool moved = false, bool along_path = true) noexcept {
-  if (stashtrace::readable_length(name, sizeof room, false) >= sizeof room || *name == '\0') return Found::no;
-  if (!along_path || std::strchr(name, '/') != nullptr) {
-    std::strcpy(room, name);
-    return moved && *name != '/' ? Found::elsewhere : Found::yes;
-  }
+// The program that libc finds along PATH. `moved`: the folder may be another one by then, so what a relative folder means is not known.
+Found search(const char* name, bool moved, char (&room)[kMostPath]) noexcept {
   std::string_view folders = stashtrace::variable(environ, "PATH");
   if (folders.data() == nullptr) folders = "/bin:/usr/bin";
   for (;;) {
     const std::size_t end = folders.find(':');
     const std::string_view folder = folders.substr(0, end);
-    if (moved && !folder.starts_with('/')) {
-      std::strcpy(room, name);
-      return Found::elsewhere;
-    }
+    if (moved && !folder.starts_with('/')) return Found::elsewhere;
     stashtrace::TextBuffer path(room, sizeof room - 1);
     path.add(folder.empty() ? std::string_view(".") : folder).add("/").add(name);
     path.c_str();
@@ -139,23 +132,49 @@ Found find_program(const char* name, char (&room)[4096], bool moved = false, boo
   }
 }
 
-// Calls start(environment) with the one the program can be started in. `path` may be null: it is not known. With `why` it is already
-// known that it starts without us. A call that `returns` tells of the program when it has started.
-template <class Start>
-auto starting(const char* path, char* const* environment, Start start, const char* why = nullptr, bool returns = false) {
-  if (stashtrace::sandboxed()) {
-    if (!stashtrace::sandbox_kills()) return start(environment);
-    why = "";  // nothing is told of any more
-  } else if (path == nullptr || stashtrace::readable_length(path, 4096, false) >= 4096) {
-    return start(environment);
+// What is known of a program before it is started.
+struct Target {
+  Found found = Found::no;
+  bool is_program = false;
+  const char* why = nullptr;  // it must be started without us
+};
+
+// Its file is opened apart (core/apart.h): another thread may put its own descriptor onto the number of one of ours, and the stack may
+// be a small one of signal handlers.
+[[gnu::noinline]] Target look_at(const char* name, bool along_path, bool moved) noexcept {
+  Target target;
+  if (stashtrace::readable_length(name, kMostPath, false) >= kMostPath || *name == '\0') return target;
+  if (along_path && std::strchr(name, '/') != nullptr) along_path = false;
+  if (!along_path) {
+    target.found = moved && *name != '/' ? Found::elsewhere : Found::yes;
+    target.is_program = target.found == Found::yes && is_program(name);
+    if (!target.is_program) return target;
   }
-  const std::size_t count = environment != nullptr ? length_of(environment) : kMostVariables + 1;
-  if (count > kMostVariables) return start(environment);
-  const int place = place_of_preload(environment, count);
-  if (place >= 0 && why == nullptr) why = stashtrace::why_not_preloaded(path);
-  if (place < 0 || why == nullptr) return start(environment);
+  const auto look = [&]() noexcept {
+    if (!along_path) {
+      target.why = stashtrace::why_not_preloaded(name);
+      return;
+    }
+    char room[kMostPath];
+    target.found = search(name, moved, room);
+    target.is_program = target.found == Found::yes;
+    if (target.is_program) target.why = stashtrace::why_not_preloaded(room);
+  };
+  if (stashtrace::apart(look) < 0) look();  // no thread can be had
+  return target;
+}
+
+// Calls start(environment) with the one the program can be started in: `why` says that it must be without us. A call that `returns` tells
+// of the program when it has started.
+template <class Start>
+auto starting(const char* name, const char* why, char* const* environment, Start start, bool returns = false) {
+  if (stashtrace::sandboxed()) why = stashtrace::sandbox_kills() ? "" : nullptr;  // nothing is told of any more
+  if (why == nullptr || environment == nullptr) return start(environment);
+  const std::size_t count = length_of(environment);
+  const int place = count > kMostVariables ? -1 : place_of_preload(environment, count);
+  if (place < 0) return start(environment);
   const std::string_view list = environment[place] + kPreload.size();
-  char preload[kPreloadBytes + kPreload.size()];
+  auto* preload = static_cast<char*>(alloca(kPreload.size() + list.size() + 1));
   std::size_t length = kPreload.size();
   std::memcpy(preload, kPreload.data(), length);
   for_each_library(list, [&](std::string_view library) {
@@ -172,9 +191,9 @@ auto starting(const char* path, char* const* environment, Start start, const cha
     else if (length > kPreload.size()) changed[kept++] = preload;
   }
   changed[kept] = nullptr;
-  if (!returns) tell(path, why);
+  if (!returns) tell(name, why);
   const auto result = start(changed);
-  if (returns && result == 0) tell(path, why);
+  if (returns && result == 0) tell(name, why);
   return result;
 }
 
@@ -183,22 +202,21 @@ auto starting(const char* path, char* const* environment, Start start, const cha
 // have others (POSIX.1-2024 names some), and then a file that is not here tells.
 template <class Start>
 int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t* actions, char* const* environment, Start start) {
-  if (stashtrace::sandboxed()) return starting(nullptr, environment, start, nullptr, true);
-  char room[4096];
+  if (stashtrace::sandboxed()) return starting(name, nullptr, environment, start, true);
   const bool moved = actions != nullptr && folder_changes.load(std::memory_order_relaxed);
-  const Found found = find_program(name, room, moved, along_path);
-  const bool elsewhere = found == Found::elsewhere || (found == Found::yes && actions != nullptr && room[0] != '/' &&
-                                                       stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(room), F_OK) != 0);
-  return starting(found == Found::no ? nullptr : room, environment, start, elsewhere ? kElsewhere : nullptr, true);
+  const Target target = look_at(name, along_path, moved);
+  const bool elsewhere = target.found == Found::elsewhere ||
+                         (target.found == Found::yes && actions != nullptr && !target.is_program && *name != '/' &&
+                          stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(name), F_OK) != 0);
+  return starting(name, elsewhere ? kElsewhere : target.why, environment, start, true);
 }
 
 // The same for what replaces the program of this process: its ring goes before, and comes back if the call returns.
 template <class Execute>
-int replacing(const char* path, char* const* environment, Execute execute) {
-  return starting(path, environment, [&](char* const* in) {
+int replacing(const char* name, const Target& target, char* const* environment, Execute execute) {
+  return starting(name, target.why, environment, [&](char* const* in) {
     stashtrace::Runtime& runtime = stashtrace::runtime();
-    const bool may = !stashtrace::sandboxed() && path != nullptr && runtime.has_files() && is_program(path);
-    const std::uint32_t number = may ? runtime.begin_exec() : 0;
+    const std::uint32_t number = target.is_program && runtime.has_files() ? runtime.begin_exec() : 0;
     const int result = execute(in);
     if (number == 0) return result;
     const int error = errno;
@@ -208,14 +226,19 @@ int replacing(const char* path, char* const* environment, Execute execute) {
   });
 }
 
+// Nothing is known where the kernel may not be asked.
+Target look_to_replace(const char* name, bool along_path = false) noexcept {
+  return stashtrace::sandboxed() ? Target{} : look_at(name, along_path, false);
+}
+
 int execute(const char* path, char* const* arguments, char* const* environment) {
-  return replacing(path, environment, [&](char* const* in) { return real::execve(path, arguments, in); });
+  return replacing(path, look_to_replace(path), environment,
+                   [&](char* const* in) { return real::execve(path, arguments, in); });
 }
 
 int execute_found(const char* name, char* const* arguments, char* const* environment) {
-  char room[4096];
-  const char* found = !stashtrace::sandboxed() && find_program(name, room) == Found::yes ? room : nullptr;
-  return replacing(found, environment, [&](char* const* in) { return real::execvpe(name, arguments, in); });
+  return replacing(name, look_to_replace(name, true), environment,
+                   [&](char* const* in) { return real::execvpe(name, arguments, in); });
 }
 
 // What /proc/self/fd makes of a descriptor, for those that name the program by one.
@@ -237,17 +260,18 @@ STASHTRACE_HOOK(int, execvpe, const char* name, char* const* arguments, char* co
 STASHTRACE_HOOK(int, execvp, const char* name, char* const* arguments) { return execute_found(name, arguments, environ); }
 STASHTRACE_HOOK(int, fexecve, int fd, char* const* arguments, char* const* environment) {
   char room[64];
-  return replacing(descriptor_path(fd, room), environment,
+  const char* path = descriptor_path(fd, room);
+  return replacing(path, look_to_replace(path), environment,
                    [&](char* const* in) { return real::fexecve(fd, arguments, in); });
 }
 STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment, int flags) {
   char room[64];
   const auto start = [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); };
-  if (stashtrace::sandboxed()) return replacing(nullptr, environment, start);
+  if (stashtrace::sandboxed()) return replacing(path, Target{}, environment, start);
   const bool empty = stashtrace::readable_length(path, 4096, false) == 0;
   const bool plain = dirfd == AT_FDCWD || (!empty && stashtrace::is_readable(path) && path[0] == '/');
   const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, room) : plain ? path : nullptr;
-  return replacing(known, environment, start);
+  return replacing(known, look_to_replace(known), environment, start);
 }
 // Where libc has them: a program that finds them absent has another way, and must find them absent with us in front.
 #if __GLIBC_PREREQ(2, 29)

@@ -199,3 +199,20 @@ def test_memory_mapped_over_ours_is_left_alone(traced: Traced, byte: str) -> Non
     done = traced.run(traced.program("maps_over"), "30000", byte, STASHTRACE_LANE_BYTES="65536")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("changed 0\n")
+
+
+@pytest.mark.parametrize("call", ["execve", "execvp"])
+def test_a_handler_on_a_small_stack_executes_a_script(traced: Traced, call: str) -> None:
+    program = traced.program("exec_on_small_stack")
+    script = traced.folder / "script"
+    script.write_text("#!/bin/true\n")
+    script.chmod(0o755)
+    name = script.name if call == "execvp" else str(script)
+    done = traced.run(program, call, name, PATH=f"{traced.folder}:{os.environ['PATH']}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_started_program_is_looked_at_without_a_number_of_the_process(traced: Traced) -> None:
+    """Where its file had one, a descriptor that another thread put there was closed."""
+    done = traced.run(traced.program("spawns_beside_dup2"), "500")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
