@@ -4,12 +4,13 @@
 // (runtime/entry.cpp). Called in signal handlers and in vfork children, where Runtime::leave() does nothing.
 #include "core/raw_syscall.h"
 #include "hooks/interpose.h"
+#include "hooks/sandbox.h"
 #include "runtime/runtime.h"
 
 namespace {
 
 [[noreturn]] void end(int status) {
-  stashtrace::runtime().leave();
+  if (stashtrace::leave_child_filter() == stashtrace::detail::kNoFilter) stashtrace::runtime().leave();
   stashtrace::real::_exit(status);
   for (;;) stashtrace::raw::call(SYS_exit_group, status);
 }

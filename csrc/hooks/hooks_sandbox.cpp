@@ -24,16 +24,23 @@ constinit std::atomic<bool> forbidden = false;
 constinit std::atomic<bool> killing = false;
 
 void seal(bool kills) noexcept {
+  using namespace stashtrace::detail;
+  ChildFilter& child = thread_state.child_filter;
+  const char* reason = kills ? "sandboxed_with_children" : "sandboxed";
+  const bool in_child = child != kNoFilter || (!stashtrace::sandboxed() && !stashtrace::runtime().seal(reason));
+  if (in_child) {
+    if (child != kKillingFilter) child = kills ? kKillingFilter : kFilter;
+    return;
+  }
   if (kills) killing.store(true, std::memory_order_relaxed);
-  if (!forbidden.exchange(true, std::memory_order_relaxed))
-    stashtrace::runtime().seal(kills ? "sandboxed_with_children" : "sandboxed");
+  forbidden.store(true, std::memory_order_relaxed);
 }
 
 // Programs ask for a filter without one, to learn whether the kernel knows filters: that is refused. A second filter cannot be looked
 // at without system calls, which the first may forbid.
 void before_filter(unsigned long address) noexcept {
   if (address == 0) return;
-  if (forbidden.load(std::memory_order_relaxed)) return seal(true);
+  if (stashtrace::sandboxed()) return seal(true);
   const auto* program = reinterpret_cast<const sock_fprog*>(address);
   if (!stashtrace::all_readable(program, sizeof *program)) return;
   const bool known = program->len <= BPF_MAXINSNS && stashtrace::all_readable(program->filter, program->len * sizeof(sock_filter));
@@ -49,8 +56,18 @@ void before_prctl(int option, unsigned long argument, unsigned long program) noe
 }  // namespace
 
 namespace stashtrace {
-bool sandboxed() noexcept { return forbidden.load(std::memory_order_relaxed); }
-bool sandbox_kills() noexcept { return killing.load(std::memory_order_relaxed); }
+bool sandboxed() noexcept {
+  return forbidden.load(std::memory_order_relaxed) || detail::thread_state.child_filter != detail::kNoFilter;
+}
+bool sandbox_kills() noexcept {
+  return killing.load(std::memory_order_relaxed) || detail::thread_state.child_filter == detail::kKillingFilter;
+}
+detail::ChildFilter leave_child_filter() noexcept {
+  const detail::ChildFilter filter = detail::thread_state.child_filter;
+  detail::thread_state.child_filter = detail::kNoFilter;
+  return filter;
+}
+void put_child_filter_back(detail::ChildFilter filter) noexcept { detail::thread_state.child_filter = filter; }
 }  // namespace stashtrace
 
 STASHTRACE_HOOK(int, prctl, int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d) {

@@ -94,7 +94,7 @@ int place_of_preload(char* const* environment, std::size_t count) noexcept {
 }
 
 [[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
-  if (!stashtrace::recording()) return;
+  if (stashtrace::sandboxed() || !stashtrace::recording()) return;
   char memory[512], target[256];
   stashtrace::TextBuffer detail(memory, sizeof memory - 1);
   if (std::strncmp(path, kDescriptors.data(), kDescriptors.size()) == 0) {
@@ -217,7 +217,9 @@ int replacing(const char* name, const Target& target, char* const* environment, 
   return starting(name, target.why, environment, [&](char* const* in) {
     stashtrace::Runtime& runtime = stashtrace::runtime();
     const std::uint32_t number = target.is_program && runtime.has_files() ? runtime.begin_exec() : 0;
+    const auto filter = stashtrace::leave_child_filter();
     const int result = execute(in);
+    stashtrace::put_child_filter_back(filter);
     if (number == 0) return result;
     const int error = errno;
     runtime.exec_failed(number);

@@ -54,6 +54,7 @@ bool emit_slowly(std::size_t index, const void* row) noexcept {
   const std::uint32_t state = state_page.word.load(std::memory_order_acquire);
   if (state == kForked || state == kReviving) revive();
   if (state_page.word.load(std::memory_order_relaxed) == kInert) return false;
+  if (thread_state.child_filter != kNoFilter) return runtime().lose_row();
   container::LaneHeader* lane = thread_state.lanes[index];
   if (lane == nullptr) {
     lane = runtime().take_lane(index);

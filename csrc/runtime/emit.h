@@ -28,11 +28,14 @@ struct alignas(container::kPageBytes) StatePage {
 };
 extern constinit StatePage state_page;
 
+// A vfork child is in its parent's memory, and so is the thread's state: a filter of system calls that the child installs is its own alone.
+enum ChildFilter : std::uint8_t { kNoFilter, kFilter, kKillingFilter };
 struct ThreadState {
   container::LaneHeader* lanes[schema::kRecords.size()];
   std::uint32_t tid;
   bool known;          // its thread_info row is written
   bool watches_waits;  // set by the probes for the step thread
+  ChildFilter child_filter;  // of a vfork child that has not ended yet: no system call may be made
 };
 extern constinit thread_local ThreadState thread_state;
 

@@ -158,7 +158,13 @@ void Runtime::thread_ends() noexcept {
 
 void Runtime::finish() noexcept { end(nullptr); }
 
-void Runtime::seal(const char* reason) noexcept { end(reason); }
+bool Runtime::seal(const char* reason) noexcept {
+  if (!config_.active) return true;
+  if (detail::state_page.word.load(std::memory_order_acquire) == detail::kForked) detail::revive();
+  if (!in_own_process()) return false;
+  end(reason);
+  return true;
+}
 
 bool Runtime::owns_files() const noexcept {
   const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
@@ -221,7 +227,6 @@ void Runtime::exec_failed(std::uint32_t number) noexcept {
 
 void Runtime::end(const char* reason) noexcept {
   if (!config_.active) return;
-  if (reason != nullptr && detail::state_page.word.load(std::memory_order_acquire) == detail::kForked) detail::revive();
   if (!begin_end()) return;
   file_sampler_.stop(kExitWaitNs);
   drainer_.stop_thread(kExitWaitNs);

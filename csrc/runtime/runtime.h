@@ -42,8 +42,8 @@ class Runtime final : public Context {
   // the process installs): every row is written, the thread has ended, the ring is removed if nothing is left in it, and
   // from then on nothing of ours calls the system. `reason` is snake_case text with static lifetime; it becomes a loss row.
   // Blocks for as long as writing takes. A forked child of a sealed process stays silent. In a vfork child it does
-  // nothing, since the recorder is its parent's.
-  void seal(const char* reason) noexcept;
+  // nothing and gives false, since the recorder is its parent's.
+  bool seal(const char* reason) noexcept;
   // The same as finish() where the process ends at once (_exit, quick_exit): what is committed is written, and the ring is
   // removed if nothing is left in it. It is safe in signal handlers: no thread is waited for, and a lock for 0.2 s at most.
   // In a vfork child it does nothing.
@@ -62,6 +62,10 @@ class Runtime final : public Context {
   // emit.cpp
   container::LaneHeader* take_lane(std::size_t index) noexcept;
   bool make_room(container::LaneHeader* lane) noexcept;
+  bool lose_row() noexcept {         // counts it; false
+    ring_.count_lost_row();
+    return false;
+  }
   void greet() noexcept;             // rows that open a file or a thread, after take_lane()
   std::uint32_t state_after_fork() const noexcept;
   // False in a child that shares its parent's memory without being a thread of it (vfork, clone(CLONE_VM)): a thread

@@ -14,7 +14,7 @@ from collectors.recorded import NATIVE, Recording, compiled, plain_environment, 
 from traced import run_traced
 
 import stashtrace
-from stashtrace.model.kinds import BatchPhase
+from stashtrace.model.kinds import BatchPhase, IoOp
 from stashtrace.report.trust import trust
 
 LOADER_JOB = """
@@ -42,7 +42,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("sandbox_scenes.c", headers)
 
 
-@pytest.mark.parametrize("way", ["strict", "filter", "seccomp", "prctl by number", "tsc"])
+@pytest.mark.parametrize("way", ["strict", "filter", "seccomp", "prctl by number", "tsc", "vfork"])
 def test_recording_ends_before_the_filter(
     tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -56,6 +56,20 @@ def test_recording_ends_before_the_filter(
     assert (done.exit_code, done.stdout, done.stderr) == (5, "went on\n", "")
     assert [row.result for row in done.of(tmp_path / "before") if row.result > 0] == [5, 7]
     assert any("sandbox" in part for part in trust(done.trace, [], {}).invisible)
+
+
+def test_a_vfork_child_under_a_filter_leaves_its_parent_alone(
+    tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it executes starts without us; what the parent, in whose memory it was, starts later is traced."""
+    monkeypatch.chdir(tmp_path)
+    command = [scenes, "vfork execve"]
+    kept = {"KEPT": "1"}
+    plain = subprocess.run(command, env=plain_environment(kept), capture_output=True, text=True, check=False)
+    assert (plain.returncode, plain.stdout) == (6, "kept\nkept\n")
+    done = record(command, tmp_path / "run", env=kept, exit_code=None)
+    assert (done.exit_code, done.stdout, done.stderr) == (6, "kept\nkept\n", "")
+    assert [row.result for row in done.io if row.op == IoOp.WRITE] == [5]  # of one of the two
 
 
 @pytest.mark.parametrize("way", ["execv", "execve", "posix_spawn", "fork"])

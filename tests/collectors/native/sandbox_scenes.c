@@ -6,6 +6,9 @@
 // container_calls.h, made by the test; "job" is a program to be started so. "old container" refuses close_range too, as lists did before Linux had it.
 // In front of the container's list stands what libseccomp puts there: calls of another processor's kind kill.
 //
+// "vfork" has a vfork child do so first, which ends; "vfork execve" has one that executes "say" under the filter of "killing", then
+// starts "say" again, without a filter.
+//
 // "killing WAY" is a third: a filter that kills at a few calls, by which the program lives well, as does the one that it then executes
 // in that way, "say".
 #define _GNU_SOURCE
@@ -101,6 +104,20 @@ static int execute(const char* way, char* self) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// Exit code of a vfork child that puts itself under a filter, then ends, or executes `self`; 128 and the signal if it was killed.
+static int vfork_child(struct sock_fprog* program, char* self) {
+  char* arguments[] = {self, "say", NULL};
+  int status = 0;
+  const pid_t child = vfork();
+  if (child == 0) {
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) != 0) _exit(9);
+    if (self != NULL) execve(self, arguments, environ);
+    _exit(0);
+  }
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 int main(int argc, char** argv) {
   const char* way = argv[1];
   if (strcmp(way, "job") == 0) return job();
@@ -111,6 +128,10 @@ int main(int argc, char** argv) {
     write(file, "12345", 5);
     if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &killing_program, 0, 0) != 0) return 9;
     return execute(way, argv[0]);
+  }
+  if (strcmp(way, "vfork execve") == 0) {
+    const int code = vfork_child(&killing_program, argv[0]);
+    return code == 6 ? execute("fork", argv[0]) : code;
   }
   const int old = strcmp(way, "old container") == 0;
   if (old || strcmp(way, "container") == 0) {
@@ -132,7 +153,8 @@ int main(int argc, char** argv) {
   failed |= prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL, 0, 0) != -1 || errno != EFAULT;
   write(file, "1234567", 7);
   if (strcmp(way, "strict") == 0) failed |= prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
-  if (strcmp(way, "filter") == 0) failed |= prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &strict_program, 0, 0);
+  if (strcmp(way, "vfork") == 0) failed |= vfork_child(&strict_program, NULL);
+  if (strcmp(way, "filter") == 0 || strcmp(way, "vfork") == 0) failed |= prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &strict_program, 0, 0);
   if (strcmp(way, "seccomp") == 0) failed |= syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &strict_program);
   if (strcmp(way, "prctl by number") == 0) failed |= syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
   if (strcmp(way, "tsc") == 0) failed |= prctl(PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0);
