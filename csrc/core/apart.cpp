@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <new>
 
 #include "core/raw_syscall.h"
@@ -110,6 +111,13 @@ long start(unsigned long flags, void* stack_top, std::uint32_t* alive, void* mem
 }
 
 }  // namespace
+
+bool has_left_namespace() noexcept {
+  char own[64], of_children[64];
+  const long bytes = raw::readlink("/proc/self/ns/pid", own, sizeof own);
+  return bytes > 0 && (raw::readlink("/proc/self/ns/pid_for_children", of_children, sizeof of_children) != bytes ||
+                       std::memcmp(own, of_children, static_cast<std::size_t>(bytes)) != 0);
+}
 
 bool leave_descriptor_table() noexcept { return leave_table() == 0; }
 

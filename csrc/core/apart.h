@@ -16,6 +16,10 @@ namespace stashtrace {
 // caller's, since the caller stands still. It has about 48 KiB of stack, no standard streams, and must not log.
 int run_apart(void (*work)(void*), void* argument) noexcept;
 
+// Whether the process has left its namespace of process ids (unshare(CLONE_NEWPID)). It may have no more threads, so run_apart() fails, and
+// it only starts what records for itself: nothing to tell the user.
+bool has_left_namespace() noexcept;
+
 // The calling thread gets a descriptor table of its own, empty; the process's stays as it is, and nothing is flushed. False
 // before Linux 5.9, or where a filter refuses: it then keeps the process's, since a copy would hold the program's
 // files and pipes open. For threads of ours alone.

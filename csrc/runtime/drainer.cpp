@@ -3,6 +3,9 @@
 
 #include <linux/prctl.h>
 
+#include <cerrno>
+
+#include "core/apart.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/raw_syscall.h"
@@ -36,6 +39,7 @@ bool Drainer::drain_locked(container::LaneHeader* const* lanes, std::size_t coun
   for (std::size_t i = 0; i < written; ++i) ring::consume(due[i].lane, due[i].batch.first + due[i].batch.count);
   if (status) return true;
   blocked_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kRetryNs, std::memory_order_relaxed);
+  if (status.error_number() == EINVAL && has_left_namespace()) level = LogLevel::info;
   log_line(level, "cannot write records", writer_.file().path(), status.error_number());
   return false;
 }

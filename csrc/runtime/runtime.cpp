@@ -67,10 +67,10 @@ void Runtime::start_rooms() noexcept {
   }
 }
 
-bool Runtime::give_up(const char* text, const char* subject, int error_number) noexcept {
+bool Runtime::give_up(LogLevel level, const char* text, const char* subject, int error_number) noexcept {
   gave_up_ = true;
   detail::state_page.word.store(detail::kInert, std::memory_order_release);
-  log_line(LogLevel::error, text, subject, error_number);
+  log_line(level, text, subject, error_number);
   return false;
 }
 
@@ -78,8 +78,11 @@ bool Runtime::create_files() noexcept {
   const std::uint64_t hz = tick_hz();  // may wait: not on the other thread
   Status status;
   const int refused = apart([this, hz, &status]() noexcept { status = create_files_apart(hz); });
-  if (refused < 0) return give_up("recording is off", "cannot start a thread to write files", refused);
-  if (!status) return give_up("recording is off, cannot write", config_.dir, status.error_number());
+  if (refused < 0) {
+    const LogLevel level = has_left_namespace() ? LogLevel::info : LogLevel::error;
+    return give_up(level, "recording is off", "cannot start a thread to write files", refused);
+  }
+  if (!status) return give_up(LogLevel::error, "recording is off, cannot write", config_.dir, status.error_number());
   log_line(LogLevel::debug, "recording to", writer_.file().path());
   return true;
 }

@@ -108,7 +108,7 @@ class Runtime final : public Context {
   bool give_space(container::LaneHeader* lane) noexcept;
   bool refused_lately() const noexcept;  // the disk had no space for a lane
   void refuse_for_a_while(const char* text) noexcept;
-  bool give_up(const char* text, const char* subject, int error_number) noexcept;  // false
+  bool give_up(LogLevel level, const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
   void tell_drops() noexcept;
   void sync_clocks(bool at_once) noexcept;

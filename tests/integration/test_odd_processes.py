@@ -170,6 +170,16 @@ def test_python_does_not_warn_of_threads_at_fork(traced: Traced) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n0\n", "")
 
 
+def test_a_process_that_leaves_its_namespace_of_ids_says_nothing(traced: Traced) -> None:
+    """It may have no more threads, so that none can write its files; what it starts records as ever."""
+    command = ["unshare", "--pid", "--fork", traced.program("odd_children"), "plain", "0", "0", "1000"]
+    if shutil.which("unshare") is None or subprocess.run(command, check=False).returncode != 0:
+        pytest.skip("no namespace of process ids can be had")
+    done = traced.run(*command)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert traced.reads() == (1000, 0)
+
+
 def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced: Traced) -> None:
     """Where no thread can be had to write files, recording is off, which one line tells."""
     if os.geteuid() != 0:
