@@ -21,6 +21,8 @@ from pathlib import Path
 
 #: A signal number and the process that sent it; number 0 ends an answer.
 _ENTRY = struct.Struct("=ii")
+#: Where a Python that was not installed for the whole system finds its own library.
+_LOADING = ("LD_LIBRARY_PATH",)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S, _POLL_S = 0.02, 1.0, 0.002
 
 
@@ -44,11 +46,12 @@ class GroupWitness:
             (os.POSIX_SPAWN_DUP2, 0, 2),
         ]
         words = [sys.executable, "-I", "-S", __file__, str(asked), str(told)]
+        # Nothing else of the environment: it is not to be traced, should we be traced ourselves.
+        kept = {name: os.environ[name] for name in _LOADING if name in os.environ}
         try:
             os.set_inheritable(asked, True)
             os.set_inheritable(told, True)
-            # An empty environment: it is not to be traced, should we be traced ourselves.
-            self._pid = os.posix_spawn(words[0], words, {}, file_actions=files, setsigmask=signal.valid_signals())
+            self._pid = os.posix_spawn(words[0], words, kept, file_actions=files, setsigmask=signal.valid_signals())
         except OSError:
             self._pid = 0
         finally:
@@ -63,7 +66,7 @@ class GroupWitness:
         self._not_taken = {entry for entry in found if entry[0] in to_come and entry != (number, sender)}
         return (number, sender) in found
 
-    def settle(self, number: int, sender: int) -> bool:
+    def settle(self, number: int, sender: int, by_terminal: bool) -> bool:
         """Find out whether a signal that we took reached the group, or is about to reach it.
 
         ``timeout`` signals its child and at once the whole group. So while the sender goes on running, the second
@@ -73,14 +76,14 @@ class GroupWitness:
         ----------
         number, sender : int
             Signal, and process id of its sender as we see it; 0 for the kernel and for senders outside our namespace.
+        by_terminal : bool
+            The kernel itself sent it; what is believed where there is no second process to ask.
 
         Returns
         -------
         bool
             The job has it already, as far as it is in our group.
         """
-        if not self._pid:
-            return sender == 0
         begin_s = time.monotonic()
         while True:
             waited_s = time.monotonic() - begin_s
@@ -89,6 +92,8 @@ class GroupWitness:
             over = over or (waited_s > _SHORTEST_WAIT_S and not _is_running(sender))
             if self.sent_to_group(number, sender):
                 return True
+            if not self._pid:  # it could not be started, or was killed
+                return by_terminal
             if over:
                 return False
             time.sleep(_POLL_S)
@@ -96,10 +101,10 @@ class GroupWitness:
     def close(self) -> None:
         """End the second process."""
         if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+            with contextlib.suppress(ChildProcessError):  # it has ended and its number may be another's by now
+                if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
         for descriptor in (self._questions, self._answers):
             if descriptor >= 0:
                 os.close(descriptor)

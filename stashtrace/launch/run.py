@@ -38,6 +38,7 @@ FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
 )  # fmt: skip
+_SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 #: Control devices of the NVIDIA and AMD drivers.
@@ -306,7 +307,7 @@ def _take(watch: _Watch, info: signal.struct_siginfo) -> None:
         watch.interrupts_count += 1
     other = None
     if watch.status is None:
-        reached_group = watch.witness.settle(number, sender)
+        reached_group = watch.witness.settle(number, sender, by_terminal=info.si_code == _SI_KERNEL)
         if reached_group:
             # Sent to us alone and to the group it may be pending once more; of one event we take it once.
             again = signal.sigtimedwait([number], 0)

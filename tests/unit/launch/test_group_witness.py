@@ -3,9 +3,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stashtrace.launch.group_witness import GroupWitness
 
 BEGIN = """
 import json, os, signal
@@ -14,7 +23,7 @@ numbers = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 witness = GroupWitness()
 def take(): return signal.sigwaitinfo(numbers)
-def settle(info): return witness.settle(info.si_signo, info.si_pid)
+def settle(info): return witness.settle(info.si_signo, info.si_pid, by_terminal=False)
 """
 
 
@@ -44,3 +53,46 @@ os.kill(os.getpid(), signal.SIGTERM)
 found.append(settle(take()))
 """
     assert answers(script) == [True, False]
+
+
+@contextlib.contextmanager
+def own_witness() -> Iterator[GroupWitness]:
+    """One of this process, which blocks a signal for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    made = GroupWitness()
+    try:
+        yield made
+    finally:
+        made.close()
+        signal.sigtimedwait([signal.SIGUSR2], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_without_it_only_what_the_terminal_sent_is_the_jobs_already() -> None:
+    with own_witness() as made:
+        os.kill(made._pid, signal.SIGKILL)
+        os.waitpid(made._pid, 0)
+        assert made.settle(signal.SIGINT, 0, by_terminal=True)
+        assert not made.settle(signal.SIGTERM, 0, by_terminal=False), "sent from outside our namespace, to us alone"
+        assert not made.settle(signal.SIGTERM, os.getpid(), by_terminal=False)
+
+
+def test_one_that_has_ended_is_not_signalled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    with own_witness() as made:
+        os.kill(made._pid, signal.SIGKILL)
+        os.waitpid(made._pid, 0)  # as the launcher does for whatever ends
+        monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+        made.close()
+    assert killed == [], "its number may belong to another process by now"
+
+
+def test_a_python_that_needs_a_path_for_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = "{tmp_path}" ] || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with own_witness() as made:
+        assert not made.settle(signal.SIGUSR2, os.getpid(), by_terminal=False), "nothing was sent to the group"
+        assert made._pid, "it answered"
