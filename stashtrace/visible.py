@@ -48,8 +48,8 @@ def spreadsheet_cell(value: Any) -> Any:
 
 
 def _shown(found: re.Match[str]) -> str:
-    number = ord(found[0])
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()  # JSON has no other name for what is beyond 16 bits
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 class VisibleStream:

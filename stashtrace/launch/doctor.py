@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
@@ -255,13 +255,29 @@ def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
         )
     if not name.startswith("python"):
         return None
-    for word in takewhile(lambda word: not word.startswith(("-c", "-m")), options):
-        if not word.startswith("--") and (letters := [letter for letter in word[1:] if letter in "IES"]):
-            return Check(
-                "this command", "partly", f"python -{letters[0]} loads no probes",
-                "files and waits are recorded; steps, batches and collectives are not",
-            )  # fmt: skip
-    return None
+    hiding = next((letter for letter in _letters(arguments) if letter in "IES"), None)
+    if hiding is None:
+        return None
+    return Check(
+        "this command", "partly", f"python -{hiding} loads no probes",
+        "files and waits are recorded; steps, batches and collectives are not",
+    )  # fmt: skip
+
+
+def _letters(arguments: Sequence[str]) -> Iterator[str]:
+    """Options of Python without a value, each a letter, up to what it runs."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-") or word == "-":
+            return
+        for place, letter in enumerate(word[1:], 2) if not word.startswith("--") else ():
+            if letter in "cm":
+                return
+            if letter in "WX":  # the rest of the word is its value, or the next word
+                if place == len(word):
+                    next(words, "")
+                break
+            yield letter
 
 
 def program_kind(path: Path) -> str:

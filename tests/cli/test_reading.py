@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,3 +205,14 @@ def test_doctor_says_what_each_line_means(run: Run) -> None:
     assert "this command  ok" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "this command  broken" in run("doctor", "--", "no-such-program").out
+
+
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [(["-I"], "partly"), (["-uS"], "partly"), (["-W", "ignore", "-E"], "partly"), (["-Wignore::ImportWarning"], "ok"),
+     (["-bWerror::SyntaxWarning"], "ok"), (["-Ximporttime"], "ok"), (["-uc", "IES"], "ok"), (["-um", "IES"], "ok"),
+     (["-mIES"], "ok"), (["-X", "faulthandler", "-s"], "ok")],
+)  # fmt: skip
+def test_doctor_knows_what_an_option_of_python_is(run: Run, options: list[str], state: str) -> None:
+    checks = json.loads(run("doctor", "--format", "json", "--", sys.executable, *options, "train.py").out)
+    assert {c["name"]: c["state"] for c in checks}["this command"] == state

@@ -147,6 +147,20 @@ def test_the_job_keeps_its_own_path(tmp_path: Path, how: str, safe: bool) -> Non
     assert "error" not in done[1].stderr
 
 
+def test_a_folder_of_our_name_is_no_package(tmp_path: Path) -> None:
+    """A folder without modules, such as a run's, does not hide the probes from a Python that has no stashtrace."""
+    (tmp_path / "stashtrace").mkdir()
+    job = "import sys\nprint(sys.modules['stashtrace'].__file__, 'stashtrace.probes.bootstrap' in sys.modules)"
+    inject = str(ROOT / "stashtrace/probes/inject")
+    extra = {"PYTHONPATH": os.pathsep.join([inject, str(tmp_path)]), "STASHTRACE_DIR": str(tmp_path / "out")}
+    words = [sys.executable, "-S", "-c", f"import sitecustomize\n{job}"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=outside() | extra
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(ROOT / "stashtrace/__init__.py"), "True"]
+
+
 def test_a_foreign_package_of_our_name_is_not_imported_early(tmp_path: Path) -> None:
     """In PYTHONPATH it is the user's will: the probes stand aside, and the job imports it as it would without us."""
     (tmp_path / "stashtrace").mkdir()

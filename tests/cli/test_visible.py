@@ -19,7 +19,7 @@ from stashtrace.cli.screen import Screen
 from stashtrace.visible import VisibleStream, spreadsheet_cell, visible, visible_line
 
 #: Clears the screen, sets the title, turns letters around, hides some, breaks the line, is half a character.
-EVIL = "/data/\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj.exe\u200b\x7f\r.bin"
+EVIL = "/data/\U000e0041\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj.exe\u200b\x7f\r.bin"
 BAD = [
     *map(chr, [*range(9), *range(11, 32), *range(127, 160)]),
     *"\u200b\u200e\u202a\u202e\u2066\u2069\u2028\ufeff",

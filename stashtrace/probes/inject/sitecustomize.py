@@ -45,6 +45,8 @@ def _make_importable() -> None:
     if found is not None and found.origin is not None and os.path.dirname(os.path.realpath(found.origin)) != package:
         raise ImportError(f"{found.origin} has the name of this package")
     try:
+        if found is not None and found.origin is None:
+            raise ModuleNotFoundError  # a folder of this name, with no module in it
         import stashtrace  # noqa: F401
     except ModuleNotFoundError:
         spec = PathFinder.find_spec("stashtrace", [os.path.dirname(package)])
