@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import MissingDataError
 from stashtrace.units import bytes_text, duration_text, ranks_text
+from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
     from stashtrace.model.trace import Trace
@@ -88,7 +89,7 @@ def lines(facts: dict[str, Any]) -> str:
         out += ["said"] + [f"  {key:<22} {value}" for key, value in listed[:_FACTS_AT_MOST]]
     out += ["records"] + [f"  {name:<22} {count:>11,}" for name, count in facts["records"].items()]
     out += ["losses" + ("" if facts["losses"] else "      none")]
-    return "\n".join([*out, *_losses(facts["losses"])]) + "\n"
+    return "\n".join(map(visible_line, [*out, *_losses(facts["losses"])])) + "\n"
 
 
 def _losses(losses: list[dict[str, Any]]) -> list[str]:

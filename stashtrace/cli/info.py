@@ -17,6 +17,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.launch.launchers import launchers
 from stashtrace.model.kinds import DeviceClock
 from stashtrace.units import bytes_text, duration_text, ranks_text
+from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
     from stashtrace.model.trace import Trace
@@ -183,4 +184,4 @@ def _lines(facts: dict[str, Any]) -> str:
     ]
     if not facts["losses"]:
         lines[-1] += "      none"
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(visible_line, lines)) + "\n"

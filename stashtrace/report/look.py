@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stashtrace.visible import visible_line
+
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _ASCII = str.maketrans({"▶": ">", "→": "-", "±": "+", "µ": "u", "×": "x", "…": "."})
 #: SGR codes by meaning; colour repeats what the words say and never says anything alone.
@@ -41,11 +43,14 @@ class Look:
         return text.replace("±", "+-").translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
     def wrap(self, text: str, first: str = "", rest: str = "") -> list[str]:
-        """Break a sentence into lines of the width, with one indent for the first and one for the others."""
+        """Break a sentence into lines of the width, with one indent for the first and one for the others.
+
+        It has no colour yet: what looks like one is part of a name, and is shown.
+        """
         lines: list[str] = []
         line = first
         fresh = True
-        for word in text.split():
+        for word in map(visible_line, text.split()):
             if not fresh and len(line) + 1 + len(word) > self.width:
                 lines.append(line)
                 line, fresh = rest, True

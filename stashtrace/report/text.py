@@ -21,6 +21,7 @@ from stashtrace.report.look import Look
 from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, newest_ns, waiting_collectives
 from stashtrace.report.trust import without_steps
 from stashtrace.units import duration_text, percent_text, ranks_text
+from stashtrace.visible import visible_line
 
 #: More ranks than this are folded into a middle row and the ranks that differ from it.
 _ROWS_AT_MOST = 8
@@ -306,7 +307,7 @@ def _trust(facts: RunFacts, look: Look) -> list[str]:
 def _flow(parts: Sequence[str], look: Look) -> list[str]:
     """Phrases side by side as long as they fit."""
     lines = [""]
-    for part in map(look.plain, parts):
+    for part in (look.plain(visible_line(part)) for part in parts):
         longer = lines[-1] + "    " + part if lines[-1] else _INDENT + part
         if lines[-1] and len(longer) > look.width:
             lines.append(_INDENT + part)

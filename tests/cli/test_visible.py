@@ -75,6 +75,24 @@ def test_the_name_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "\\u202egpj" in capsys.readouterr().out
 
 
+def test_a_name_neither_paints_nor_breaks_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "/data/a\x1b[1;31m\n  > rank 0 is fine\x1b[31m"
+    folder = tmp_path / "painted"
+    stash = StashWriter(folder, env={"RANK": "0", "WORLD_SIZE": "1"}, metadata={"argv": ["python"], "host": name})
+    stash.sync(0, 1000, 2000)
+    same = {"duration_ticks": int(5e6), "result_bytes": 4096, "path_id": stash.intern(name), "op_code": 1}
+    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(10 * i), **same) for i in range(20)])
+    stash.save()
+    write_run_json(folder, command=["python"], host=name)
+    for words in (["info"], ["merge"]):
+        main([*words, str(folder)])
+        said = capsys.readouterr()
+        text = said.out + said.err
+        assert "\\u001b[31m" in text, text
+        assert "\x1b" not in text
+        assert not any(line.lstrip().startswith("> rank 0") for line in text.splitlines())
+
+
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "no\x1b[2J\nsuch\u202e"]) in (2, 4)
     err = capsys.readouterr().err
