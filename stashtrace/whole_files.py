@@ -26,16 +26,17 @@ _LEFT = re.compile(r"\.part(\d+)-([0-9a-f]{8})-[0-9a-f]{16}")
 
 
 @contextmanager
-def whole_file(path: Path, *, own_mode: bool = False) -> Iterator[Path]:
+def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iterator[Path]:
     """Path to write to; it becomes ``path`` at the end, or vanishes on an error.
 
     It is readable by its owner alone while it is written. Then it has the mode of the file that it replaces. A new file
     has that of the run or characterization in whose directory it is, elsewhere the one that the user's umask gives it.
     Errors of the system are raised as they are.
 
-    With ``own_mode`` the file keeps the mode that it is given while it is written.
+    With ``own_mode`` the file keeps the mode that it is given while it is written. Whoever writes many files into one
+    folder calls :func:`remove_left_in` once and leaves ``tidy`` off: to look for leftovers lists the whole folder.
     """
-    with _partial(path) as partial:
+    with _partial(path, tidy) as partial:
         yield partial
         if not own_mode:
             partial.chmod(_final_mode(path))
@@ -81,11 +82,12 @@ def folder_beside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _partial(path: Path) -> Iterator[Path]:
+def _partial(path: Path, tidy: bool = True) -> Iterator[Path]:
     """A new file beside the target, which is gone at the end unless it was renamed."""
     partial = _name_beside(path)
     try:
-        remove_left(path)
+        if tidy:
+            remove_left(path)
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         yield partial
     finally:
@@ -103,12 +105,21 @@ def _host() -> str:
 
 def remove_left(path: Path) -> None:
     """Remove what processes of ours on this host that are dead left half written of this file."""
+    _remove_left(path.parent, re.compile(re.escape(path.name) + _LEFT.pattern))
+
+
+def remove_left_in(folder: Path) -> None:
+    """The same of all files in a folder."""
+    _remove_left(folder, re.compile(f".+{_LEFT.pattern}", re.DOTALL))
+
+
+def _remove_left(folder: Path, pattern: re.Pattern[str]) -> None:
     with contextlib.suppress(OSError):  # a folder that cannot be listed is told by who writes into it
-        for name in os.listdir(path.parent):
-            found = _LEFT.fullmatch(name.removeprefix(path.name)) if name.startswith(path.name) else None
+        for name in os.listdir(folder):
+            found = pattern.fullmatch(name)
             if found is None or found[2] != _host() or _is_alive(int(found[1])):
                 continue
-            left = path.parent / name
+            left = folder / name
             known = left.lstat()
             if known.st_uid != os.geteuid():
                 continue

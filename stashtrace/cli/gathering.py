@@ -21,6 +21,7 @@ from stashtrace.launch.directory import RUN_FILE, read_run_file, write_run_file
 from stashtrace.launch.launchers import folded, launchers
 from stashtrace.launch.scratch import TRACE_SUFFIXES, copy_process, free_stem, trace_files
 from stashtrace.units import ranks_text
+from stashtrace.whole_files import remove_left_in
 
 #: Parts whose recordings lie further apart than this are not of one run, whatever they are called.
 _LARGEST_GAP_HOURS = 1.5
@@ -120,6 +121,7 @@ def gather(target: Path, sources: Sequence[Path], say: Callable[[str], None]) ->
     if len(opened) > 1:
         refuse_strangers(opened)
     target.mkdir(parents=True, exist_ok=True)
+    remove_left_in(target)
     known = {_who(file): file for run in opened if _same(run.path, target) for file in run.processes}
     for run in opened:
         if _same(run.path, target):

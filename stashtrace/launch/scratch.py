@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError
 from stashtrace.launch.job import Job
-from stashtrace.whole_files import whole_file
+from stashtrace.whole_files import remove_left_in, whole_file
 
 TRACE_SUFFIXES = (".stash", ".ring")
 
@@ -50,7 +50,8 @@ def trace_files(directory: Path) -> list[Path]:
 def copy_process(source: Path, target: Path) -> None:
     """Copy a ``.stash``, and its ``.ring`` if it has one, to a stem (a path without suffix) in another directory.
 
-    The ring goes first: a file without its ring reads as complete.
+    The ring goes first: a file without its ring reads as complete. What a killed copy left there is removed by
+    ``whole_files.remove_left_in``, which is called once for all processes.
 
     Raises
     ------
@@ -82,6 +83,7 @@ def bring_home(records: Path, directory: Path) -> None:
         If the copy fails; the scratch directory is then left as it is.
     """
     try:
+        remove_left_in(directory)
         for stem in sorted({path.name.rpartition(".")[0] for path in trace_files(records)}):
             same = directory / f"{stem}.stash"
             if same.exists() and filecmp.cmp(records / same.name, same, shallow=False):
@@ -96,6 +98,6 @@ def bring_home(records: Path, directory: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with whole_file(target, own_mode=True) as partial:
+    with whole_file(target, own_mode=True, tidy=False) as partial:
         shutil.copyfile(source, partial)
         shutil.copystat(source, partial)

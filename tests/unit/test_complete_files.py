@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import StashtraceError
+from stashtrace.launch.scratch import bring_home
 from stashtrace.output_files import complete_file
 from stashtrace.whole_files import claim_file, folder_beside
 
@@ -137,6 +138,25 @@ def test_a_new_file_beside_a_run_follows_its_rights(tmp_path: Path, example: str
         os.umask(before)
     assert mode(tmp_path / "page.html") == rights
     assert mode(tmp_path / "elsewhere/page.html") == 0o644
+
+
+def test_many_copies_list_their_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of thousands of processes would be listed thousands of times."""
+    (tmp_path / "home").mkdir()
+    killed, left = writer(tmp_path / "home/host.1.0.stash")
+    killed.kill()
+    killed.communicate(timeout=100)
+    (tmp_path / "scratch").mkdir()
+    names = [f"host.{number}.0.stash" for number in range(20)]
+    for name in names:
+        (tmp_path / "scratch" / name).write_text(name)
+    listed: list[object] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
+    bring_home(tmp_path / "scratch", tmp_path / "home")
+    assert not left.exists()
+    assert len([path for path in listed if path == tmp_path / "home"]) == 1
+    assert sorted(listdir(tmp_path / "home")) == sorted(names)
 
 
 _FILLER = """
