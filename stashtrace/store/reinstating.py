@@ -7,7 +7,7 @@ Everything else about the lost process or track is unknown, and ``losses`` count
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,18 +53,18 @@ class Reinstated:
         if not len(part) or name in _OF_THE_RUN or name == "processes":
             return part
         if PROCESS in part:
-            for process in self._missing(PROCESS, part[PROCESS]):
-                self._miss_process(process, rank, part.take(part[PROCESS] == process))
+            for process, rows in self._missing(PROCESS, part[PROCESS]):
+                self._miss_process(process, rank, part.take(rows))
         if TRACK not in part or name == "tracks":
             return part
         tracks = part[TRACK]
-        for track in self._missing(TRACK, tracks):
-            chosen = tracks == track
-            process = int(part[PROCESS][chosen][0]) if PROCESS in part else self._first_of(rank)
+        for track, rows in self._missing(TRACK, part[TRACK]):
+            process = int(part[PROCESS][rows[0]]) if PROCESS in part else self._first_of(rank)
             number = track
             if track < 0:
                 number = self._number_of_none(process, name)
-                tracks = np.where(chosen, number, tracks)
+                tracks = tracks.copy() if tracks is part[TRACK] else tracks
+                tracks[rows] = number
             self._tracks.setdefault(
                 number, {"track_id": number, "process_id": process, "kind_code": int(kind_of_rows(name))}
             )
@@ -83,10 +83,13 @@ class Reinstated:
         ]
         add_losses(tables, lost, self._strings)
 
-    def _missing(self, key: str, values: Array) -> list[int]:
-        known = self._known.get(key, np.empty(0, dtype=np.int64))
-        inside = np.isin(values, known)
-        return [] if inside.all() else np.unique(values[~inside]).tolist()
+    def _missing(self, key: str, values: Array) -> Iterator[tuple[int, Array]]:
+        """Numbers that nobody has, and the rows of each; a damaged column may hold as many as it has rows."""
+        outside = np.flatnonzero(~np.isin(values, self._known.get(key, np.empty(0, dtype=np.int64))))
+        if len(outside):
+            rows = outside[np.argsort(values[outside], kind="stable")]
+            missing, first = np.unique(values[rows], return_index=True)
+            yield from zip(missing.tolist(), np.split(rows, first[1:]), strict=True)
 
     def _miss_process(self, process: int, rank: int, rows: Table) -> None:
         entry = self._processes.get(process)
