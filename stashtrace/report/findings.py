@@ -257,17 +257,23 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> Finding:
     worst, share = hit[0], hit[0].share("other")
     lost = f"{amount(worst, 'other')} a step ({_share(hit, 'other')})"
+    blocked = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost}"
+    blocked_ns = worst.kinds.get("other", 0)
     if _sleeps(worst):
         verdict = (
             f"{_ranks(hit)} {'sleep' if len(hit) > 1 else 'sleeps'} for {lost}, by a call of the script or a library"
         )
         asleep = duration_text(worst.asleep_ns / max(worst.steps_count, 1))
         told = [f"calls of sleep and its kin: {asleep} a step"]
-    elif worst.held_ns > 0.5 * worst.kinds.get("other", 0):
-        verdict = f"the streams of {_ranks(hit)} stand {lost} while the host runs functions of the job's"
+    elif worst.held_ns > 0.5 * blocked_ns:
+        if worst.held_ns >= (1 - _EXACT_RATIO) * blocked_ns:
+            verdict = f"the streams of {_ranks(hit)} stand {lost} while the host runs functions of the job's"
+        else:
+            held = duration_text(worst.held_ns / max(worst.steps_count, 1))
+            verdict = f"{blocked}, up to {held} of it while the host runs functions of the job's"
         told = device_evidence.host_functions(facts.trace, worst, facts.tables["steps"])
     else:
-        verdict = f"{_ranks(hit)} {'are' if len(hit) > 1 else 'is'} blocked {lost} with no known cause"
+        verdict = f"{blocked} with no known cause"
         told = ["a foreign lock, a socket or a subprocess would look like this; the time line shows where"]
     return Finding("other", share, verdict, tuple(told))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,15 @@ def test_functions_that_hold_a_stream_up_are_named_and_explained() -> None:
     )
     assert found.evidence == ("functions on the host: 1 a step on compute, 20.0 ms inside",)
     assert "LOW CONFIDENCE" not in shown(trace)
+
+
+def test_functions_that_explain_a_part_are_not_said_to_explain_all() -> None:
+    facts = gather(job(function_ms=20))
+    ranks = tuple(replace(rank, held_ns=rank.held_ns * 6 // 10) for rank in facts.ranks)
+    (found,) = choose(replace(facts, ranks=ranks))
+    assert found.verdict == (
+        "ranks 0,1 are blocked 20.0 ms a step (20 %), up to 12.0 ms of it while the host runs functions of the job's"
+    )
 
 
 def test_late_ranks_and_links_of_devices() -> None:
