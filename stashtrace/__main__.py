@@ -6,9 +6,19 @@ from __future__ import annotations
 import os
 import sys
 
+
+def _leave_the_current_folder() -> None:
+    """Take out of the path of imports what `-m` put there: what is named types.py in it is not ours."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        return  # it is gone, and `-m` put nothing there
+    if sys.path[:1] == [here]:
+        del sys.path[0]
+
+
 if __name__ == "__main__":
-    if sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]  # `-m` put it there: what is named types.py in it is not ours
+    _leave_the_current_folder()
     from stashtrace.cli import main
 
     raise SystemExit(main())

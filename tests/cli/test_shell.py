@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from command_line import ROOT, Answer, environment
@@ -92,6 +93,17 @@ def test_debug_shows_the_traceback(run: Run) -> None:
     assert "Traceback" in answer.err
     assert answer.code == 1
     assert "Traceback" not in run("run").err
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = [sys.executable, "-c", "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"]
+    done = subprocess.run(
+        [*words, sys.executable, "-m", "stashtrace", "--version"],
+        cwd=gone, env=environment() | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
