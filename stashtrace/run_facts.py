@@ -50,11 +50,13 @@ def _is_losses(value: Any) -> bool:
 
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("run_id", "host", "boot_id", "netns", "pidns", "exe", "clock", "version", "place"), _is_text),
+    **dict.fromkeys(("run_id", "host", "boot_id", "netns", "pidns", "exe", "clock", "version", "place", "job",
+                     "working_directory"), _is_text),
     **dict.fromkeys(("pid", "ppid", "launcher_pid"), _is_pid),
     **dict.fromkeys(
         ("incarnation", "parent_incarnation", "start_ticks", "start_monotonic_ns", "start_realtime_ns",
-         "begin_monotonic_ns", "begin_realtime_ns", "end_monotonic_ns", "end_realtime_ns", "exit_code", "signal"),
+         "begin_monotonic_ns", "begin_realtime_ns", "end_monotonic_ns", "end_realtime_ns", "exit_code", "signal",
+         "launchers_count"),
         _is_whole,
     ),
     **dict.fromkeys(("argv", "command", "collectors", "scrubbed"), _is_words),

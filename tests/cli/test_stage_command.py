@@ -142,6 +142,15 @@ def test_a_command_that_cannot_be_run_again(
     assert not (job / "tier").exists()
 
 
+@pytest.mark.parametrize("facts", [{"launchers_count": "many"}, {"launchers_count": []}, {"working_directory": 4}])
+def test_facts_of_another_type_are_not_known(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
+) -> None:
+    tell(job, command=["job"], **facts)
+    measure(monkeypatch)
+    assert "staged " in stage(capsys, "--check", "--repeat", "1")[0]
+
+
 @pytest.mark.parametrize(
     "words", [("--size", "0"), ("--size", "much"), ("--repeat", "0"), ("--iterations", "0"), ("--warmup", "-1")]
 )
