@@ -10,6 +10,7 @@ be read by those who may read that one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -33,9 +34,12 @@ def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iter
     has that of the run or characterization in whose directory it is, elsewhere the one that the user's umask gives it.
     Errors of the system are raised as they are.
 
+    What is there and is no file, such as ``/dev/null``, is refused: to be replaced would be its end.
+
     With ``own_mode`` the file keeps the mode that it is given while it is written. Whoever writes many files into one
     folder calls :func:`remove_left_in` once and leaves ``tidy`` off: to look for leftovers lists the whole folder.
     """
+    _refuse_devices(path)
     with _partial(path, tidy) as partial:
         yield partial
         if not own_mode:
@@ -137,6 +141,13 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def _refuse_devices(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by the system
+            raise OSError(errno.EINVAL, "it is a device or a pipe, no file")
 
 
 def _final_mode(path: Path) -> int:

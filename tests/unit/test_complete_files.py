@@ -140,6 +140,20 @@ def test_a_new_file_beside_a_run_follows_its_rights(tmp_path: Path, example: str
     assert mode(tmp_path / "elsewhere/page.html") == 0o644
 
 
+def test_what_is_no_file_stays(tmp_path: Path) -> None:
+    """As root, a page for /dev/null would take its place."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "link"):
+        with pytest.raises(StashtraceError, match="no file"), complete_file(tmp_path / name) as partial:
+            partial.write_text("page")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert (tmp_path / "link").is_symlink()
+    with pytest.raises(StashtraceError, match="directory"), complete_file(tmp_path) as partial:
+        partial.write_text("page")
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
 def test_many_copies_list_their_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of thousands of processes would be listed thousands of times."""
     (tmp_path / "home").mkdir()
