@@ -43,7 +43,7 @@ def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iter
     with _partial(path, tidy) as partial:
         yield partial
         if not own_mode:
-            partial.chmod(_final_mode(path))
+            give_mode(partial, _final_mode(path))
         partial.replace(path)
 
 
@@ -60,7 +60,7 @@ def claim_file(path: Path, text: str) -> bool:
     """
     with _partial(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.chmod(_final_mode(path))
+        give_mode(partial, _final_mode(path))
         try:
             os.link(partial, path)
         except FileExistsError:
@@ -148,6 +148,12 @@ def _refuse_devices(path: Path) -> None:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by the system
             raise OSError(errno.EINVAL, "it is a device or a pipe, no file")
+
+
+def give_mode(path: Path, mode: int) -> None:
+    """Change the mode of a file made for its owner alone; file systems without modes, of Windows, refuse it."""
+    with contextlib.suppress(PermissionError):
+        path.chmod(mode)
 
 
 def _final_mode(path: Path) -> int:

@@ -28,7 +28,7 @@ from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.store import scrubbed as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
-from stashtrace.whole_files import folder_beside, whole_file
+from stashtrace.whole_files import folder_beside, give_mode, whole_file
 
 #: Holds the key and the hosts while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"
@@ -270,7 +270,7 @@ class _Work:
             count = stores.scrub_table(self._source / name, half, name.parts[0], self._scrubber)
             facts_count += count if name.parts[0] == "metadata" else 0  # it alone loses rows
             if self._target is None:
-                half.chmod(place.stat().st_mode & 0o777)
+                give_mode(half, place.stat().st_mode & 0o777)
             os.replace(half, place)
             self.report.written += 1
         if "metadata" in rows:
@@ -329,4 +329,4 @@ def _replace(path: Path, content: bytes, mode: int = 0o600) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        half.chmod(mode)
+        give_mode(half, mode)

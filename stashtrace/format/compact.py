@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -30,6 +31,7 @@ from stashtrace.format.liveness import LiveRings
 from stashtrace.format.project import Layout
 from stashtrace.format.reader import RawRun
 from stashtrace.format.stash_file import StashFile
+from stashtrace.whole_files import give_mode
 
 _SEGMENT_ROWS = 1 << 16
 _BUFFER_BYTES = 64 << 20
@@ -206,7 +208,7 @@ class _Rewritten:
     def replace(self) -> None:
         """Put it, once synced, in the place of the old file; the directory is the caller's to sync."""
         try:
-            os.chmod(self._temporary, os.stat(self.process.path).st_mode & 0o777)
+            give_mode(Path(self._temporary), os.stat(self.process.path).st_mode & 0o777)
             os.replace(self._temporary, self.process.path)
         except BaseException:
             self.give_up()

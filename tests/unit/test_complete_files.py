@@ -140,6 +140,19 @@ def test_a_new_file_beside_a_run_follows_its_rights(tmp_path: Path, example: str
     assert mode(tmp_path / "elsewhere/page.html") == 0o644
 
 
+def test_a_file_system_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows' shares and disks refuse to change a mode; a job on one is started all the same."""
+
+    def refuse(path: object, mode: int, **rest: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    assert claim_file(tmp_path / "run.json", "first")
+    with complete_file(tmp_path / "run.json") as partial:
+        partial.write_text("whole")
+    assert (tmp_path / "run.json").read_text() == "whole"
+
+
 def test_what_is_no_file_stays(tmp_path: Path) -> None:
     """As root, a page for /dev/null would take its place."""
     os.mkfifo(tmp_path / "pipe")
