@@ -13,7 +13,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file
+from stashtrace.output_files import complete_file, why_not_writable
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _EPILOG = """without options: copies to and from the GPU and NCCL between all GPUs of this
@@ -56,7 +56,6 @@ def main(argv: Sequence[str]) -> int:
         check_plot_file(arguments.plot)
         check_plot_folder(arguments.plot)
     out = _checked_out(arguments.out)
-    _checked_out(arguments.plot)
     if arguments.disk is not None and not os.path.isdir(arguments.disk):
         raise UsageError(f"{arguments.disk} is no folder", hint="--disk takes a folder on the disk to measure")
     request = Request(
@@ -105,14 +104,13 @@ def parsed_sizes(text: str | None) -> tuple[int, int] | None:
     return int(low) * _UNITS[low_unit.upper()], int(high) * _UNITS[high_unit.upper()]
 
 
-def _checked_out(name: str | None) -> Path:
+def _checked_out(name: str) -> Path:
     """A path that can be written, found out before anything is measured."""
-    path = Path(name or os.devnull)
+    path = Path(name)
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--out {path / 'calibration.toml'}")
-    folder = path.parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise CaptureError(f"cannot write {path}", hint="choose another place with `--out FILE`")
+    if why := why_not_writable(path):
+        raise CaptureError(f"cannot write {path}: {why}", hint="choose another place with `--out FILE`")
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file
+from stashtrace.output_files import complete_file, why_not_writable
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -46,18 +46,10 @@ def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = 
     CaptureError
         If there is no such folder, or it may not be written to.
     """
-    file = Path(path).absolute()
-    folder = file.parent
-    why = ""
-    if file.is_dir():
-        why = "is a folder"
-    elif made is not None and folder == made.absolute() and not folder.exists():
+    folder = Path(path).absolute().parent
+    if made is not None and folder == made.absolute() and not folder.exists():
         return
-    elif not folder.is_dir():
-        why = "no such folder"
-    elif not os.access(file if file.exists() else folder, os.W_OK):
-        why = "permission denied"
-    if why:
+    if why := why_not_writable(Path(path)):
         raise CaptureError(f"cannot write {path}: {why}", hint=f"choose another with {option} FILE")
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.errors import StashtraceError
+from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.launch.scratch import bring_home
-from stashtrace.output_files import complete_file
+from stashtrace.output_files import complete_file, why_not_writable
+from stashtrace.report.plot_file import check_plot_folder
 from stashtrace.whole_files import claim_file, folder_beside
 
 _WRITER = """
@@ -165,6 +166,21 @@ def test_what_is_no_file_stays(tmp_path: Path) -> None:
     with pytest.raises(StashtraceError, match="directory"), complete_file(tmp_path) as partial:
         partial.write_text("page")
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_what_will_be_refused_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured for an hour is not lost to a folder that cannot be written to."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "old.png").touch()
+    assert why_not_writable(tmp_path / "old.png") == why_not_writable(tmp_path / "new.png") == ""
+    answers = {"pipe.png": "no file", "": "is a folder", "none/x.png": "no such folder"}
+    for name, why in answers.items():
+        assert why in why_not_writable(tmp_path / name)
+        with pytest.raises(CaptureError, match=why):
+            check_plot_folder(str(tmp_path / name))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    for name in ("old.png", "new.png"):
+        assert why_not_writable(tmp_path / name) == "permission denied"
 
 
 def test_many_copies_list_their_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
