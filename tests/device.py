@@ -195,8 +195,10 @@ def run_ranks(
         file.write_text(program if isinstance(program, str) else program[rank], encoding="utf-8")
         own = base | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         processes.append(
-            subprocess.Popen([str(build() / "bin/device_actor"), str(file)], env=own, cwd=directory, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+            subprocess.Popen(
+                [str(build() / "bin/device_actor"), str(file)], env=own, cwd=directory, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True,
+            )
         )  # fmt: skip
     stdout, stderr, codes = _collect(processes, timeout_s)
     if traced:

@@ -8,6 +8,7 @@ Importing torch takes long here: put many cases into one script, and share the r
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -184,7 +185,7 @@ def run_traced(
 
 
 def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[list[str], list[str], list[int]]:
-    """Wait for all ranks; one that fails or hangs ends the others, so that a test cannot hang."""
+    """Wait for all ranks, each in a session of its own; one that hangs ends the others, so that a test cannot hang."""
     deadline = time.monotonic() + timeout_s
     stdout, stderr, codes = [], [], []
     try:
@@ -195,14 +196,23 @@ def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[
             codes.append(process.returncode)
     except subprocess.TimeoutExpired:
         for process in processes:  # with what they started: a child that hangs holds the pipes open
-            os.killpg(process.pid, signal.SIGKILL)
-        told = [p.communicate() for p in processes[len(codes) :]]
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+        told = [_said(process) for process in processes[len(codes) :]]
         raise AssertionError(f"no end within {timeout_s} s\n{told}") from None
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
     return stdout, stderr, codes
+
+
+def _said(killed: subprocess.Popen[str]) -> tuple[str, str] | str:
+    """What a killed rank had written. A child of a session of its own lives on, and may hold the pipes open."""
+    try:
+        return killed.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        return "not known: a process of another session holds its output open"
 
 
 def free_port() -> int:
