@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from other_users import let_others_in
 
 from stashtrace.format.reader import open_run
 from stashtrace.launch.environment import LIBRARY_PATH
@@ -186,10 +187,7 @@ def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced:
         pytest.skip("only root can become a user without processes")
     program = traced.program("stays_single")
     traced.run_directory.chmod(0o777)
-    for folder in (traced.folder, *traced.folder.parents):
-        if folder == Path("/tmp"):
-            break
-        folder.chmod(folder.stat().st_mode | 0o055)
+    let_others_in(traced.folder)
     starter = (
         "import os, resource, sys\n"
         "os.setgroups([]); os.setgid(54321); os.setuid(54321)\n"
