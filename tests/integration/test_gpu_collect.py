@@ -125,8 +125,8 @@ def test_reasons_of_a_junit_file(collect: ModuleType, tmp_path: Path) -> None:
 
 WRITES = """
 import pathlib, sys, time
-pathlib.Path(sys.argv[1]).touch()
 try:
+    pathlib.Path(sys.argv[1]).touch()  # the interrupt may come as soon as the file is there
     time.sleep(600)
 except KeyboardInterrupt:
     print("what I have")
