@@ -7,6 +7,7 @@ Used by ``facts``. Counter names are those of ``stashtrace/collectors/proc.py``.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ HOOK_COST_NS = 40
 HOOK_MOST_NS = 150
 #: Between computations, what a probe evicts is fetched again by the job, outside the probe's own account of itself.
 PROBE_MOST_RATIO = 3.0
-#: A wake-up of the recorder's thread: two switches, and a core's second-level cache to fill again.
+#: A wake-up of a thread of the recorder: two switches, and a core's second-level cache to fill again.
 WAKE_MOST_NS = 50_000
 
 
@@ -207,8 +208,11 @@ def _loss(collector: str, reason: str, count: int, advices: Sequence[str]) -> st
 
 
 def _own_cost(trace: Trace) -> tuple[float, float]:
-    """CPU share of the tracing, and an upper end for it: its threads as the kernel counts them and their wake-ups
-    by the number of samples, its probes as they time themselves, its hooks by the number of their records."""
+    """CPU share of the tracing, and an upper end for it.
+
+    Its threads count as the kernel counts them, and all of a process wake up for each of its samples; its probes count
+    as they time themselves, its hooks by the number of their records.
+    """
     used = _job_cpu_ns(trace)
     if used <= 0:
         return -1.0, -1.0
@@ -218,7 +222,9 @@ def _own_cost(trace: Trace) -> tuple[float, float]:
     threads = sum(ns for key, ns in _last(trace, "thread_run_ns_total").items() if key in owned)
     probes = _probe_cost_ns(trace)
     hooked = trace.io_rows_count + len(trace.waits)
-    wakes = sum(len(values) for _, values in _samples(trace, "process_user_ns_total"))
+    threads_of = Counter(tracers["process_id"].tolist())
+    samples = _samples(trace, "process_user_ns_total")
+    wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
     least = threads + probes + hooked * HOOK_COST_NS
     most = threads + wakes * WAKE_MOST_NS + probes * PROBE_MOST_RATIO + hooked * HOOK_MOST_NS
     return least / used, most / used

@@ -11,6 +11,7 @@ import pytest
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.align.align import load_trace
+from stashtrace.model.kinds import ThreadRole
 from stashtrace.report import trust as trusted
 from stashtrace.report.facts import gather
 from stashtrace.report.findings import choose
@@ -21,10 +22,12 @@ from stashtrace.report.trust import Trust, trust
 USED_NS = 1_000_000_000
 
 
-def run_of(folder: Path, *, probes: tuple[int, ...] = (), calls: int = 0, samples: int = 2) -> Path:
+def run_of(folder: Path, *, probes: tuple[int, ...] = (), calls: int = 0, samples: int = 2, tracers: int = 1) -> Path:
     """A process that used one second of CPU time, and said so in ``samples`` samples."""
     stash = StashWriter(folder)
     stash.sync(0, 1000)
+    for tid in range(900, 900 + tracers):
+        stash.add("thread_info", [stash.row("thread_info", tid=tid, role_code=ThreadRole.TRACER)], tid=tid)
     used = [(ms(n), USED_NS * n // (samples - 1)) for n in range(samples)]
     stash.add("process_sample", [stash.row("process_sample", ticks=at, user_ns=ns) for at, ns in used])
     for value in probes:
@@ -81,6 +84,13 @@ def test_each_wake_up_raises_the_upper_end_alone(tmp_path: Path) -> None:
     assert few.own_cost_ratio == many.own_cost_ratio == 0
     added = many.own_cost_most_ratio - few.own_cost_most_ratio
     assert added == pytest.approx(10 * trusted.WAKE_MOST_NS / USED_NS)
+
+
+def test_each_thread_of_ours_wakes_up_for_a_sample(tmp_path: Path) -> None:
+    """One drains, one reads /proc; files of before have one thread for both."""
+    one, two = (own_cost(run_of(tmp_path / str(n), tracers=n)) for n in (1, 2))
+    assert one.own_cost_most_ratio == pytest.approx(2 * trusted.WAKE_MOST_NS / USED_NS)
+    assert two.own_cost_most_ratio == pytest.approx(2 * 2 * trusted.WAKE_MOST_NS / USED_NS)
 
 
 def test_the_summary_says_both_ends(tmp_path: Path) -> None:
