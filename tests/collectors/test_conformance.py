@@ -23,7 +23,8 @@ from stashtrace.launch.staged_list import Copy, write_staged_list
 
 HOOKED = NATIVE.parents[2] / "csrc" / "hooks" / "real_functions.def"
 TIMEOUT_S = 900
-#: Never return to the caller, or not where they succeed, or run another program: `test_spawned_children.py` has them.
+#: Never return to the caller, or not where they succeed, or run another program, or forbid calls from then on: tests of
+#: their own have them (test_spawned_programs.py, test_sandboxes.py, test_record_path.py).
 ELSEWHERE = re.compile(r"exec|posix_spawn|prctl|^_exit$")
 
 
