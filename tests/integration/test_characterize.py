@@ -97,7 +97,10 @@ def test_synthetic_steps_prepare_no_data(answered: tuple[Path, dict[str, Any]]) 
     _, answer = answered
     for number in ("1", "2"):
         shares = answer["attribution"][number]
-        assert shares.get("fetch", 0) + shares.get("prep", 0) + shares.get("handoff", 0) < 0.05, shares
+        data = {name: shares.get(name, 0) for name in ("fetch", "prep", "handoff")}
+        assert data["fetch"] == data["handoff"] == 0, shares
+        # On a busy machine the step may lose its processor while it takes a batch that has long been there.
+        assert data["prep"] < shares["compute"] / 3, shares
 
 
 def test_two_hosts_talk_over_the_network(answered: tuple[Path, dict[str, Any]]) -> None:

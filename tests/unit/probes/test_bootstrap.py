@@ -74,6 +74,20 @@ def test_without_a_run_directory_nothing_is_installed(tmp_path: Path) -> None:
     assert run_python(code, tmp_path, traced=False).stdout.strip() == "[] False"
 
 
+def test_a_python_that_never_imports_torch_gets_three_small_modules(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "import __future__, importlib.machinery; before = set(sys.modules);"
+        "import sitecustomize; print(*sorted(set(sys.modules) - before))"
+    )
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    env["STASHTRACE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", code, str(INJECT_PATH)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=True)
+    assert done.stdout.split() == ["sitecustomize", "stashtrace", "stashtrace.probes", "stashtrace.probes.bootstrap"]
+
+
+@pytest.mark.truth
 def test_cost_for_a_python_that_never_imports_torch(tmp_path: Path) -> None:
     """The milliseconds between a bare start and ours are the price of every small Python of a job."""
     code = (
