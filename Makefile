@@ -28,9 +28,10 @@ demo: $(VENV)/.built $(torch_stamp)
 	  $(bin)/torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
 # A worker takes whole files, so that what a file sets up once is set up once. Tests wait for a third of their time, so
-# there is one worker more than cores.
+# there is one worker more than cores. One that hangs ends the run, by name.
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
-	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile -m "not truth and not trust" tests
+	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile --max-worker-restart 0 \
+	  -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true -m "not truth and not trust" tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
 truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ports import free_port
 
 from stashtrace.errors import DataLossWarning
 from stashtrace.launch.environment import COLLECTORS, traced_environment
@@ -214,22 +214,3 @@ def _said(killed: subprocess.Popen[str]) -> tuple[str, str] | str:
         return killed.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         return "not known: a process of another session holds its output open"
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on, and the next one.
-
-    Below those that the system gives to whoever asks for any port: one of these may go to another process before the
-    job has begun to listen. Each worker of a test run has a hundred of its own.
-    """
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    begin = lowest_given - 100 * (worker % 64 + 1)
-    candidates = [port for port in range(begin, begin + 100, 2) if port > 1024] or [0]  # 0: where there are none below
-    random.shuffle(candidates)  # other test runs of this machine have the same hundred
-    for port in candidates:
-        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", first.getsockname()[1] + 1))
-            return int(first.getsockname()[1])
-    raise AssertionError(f"no port is free from {begin} to {begin + 99}")

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from ports import free_port
 
 
 def main() -> int:
@@ -27,7 +30,7 @@ def main() -> int:
     command = options.command[1:] if options.command[0] == "--" else options.command
     namespaces = [name for name in options.namespaces.split(",") if name]
     addresses, interfaces = options.addresses.split(","), options.interfaces.split(",")
-    port = 29500 if namespaces else _free_port()
+    port = 29500 if namespaces else free_port()
 
     ranks = []
     for rank in range(options.ranks):
@@ -50,12 +53,6 @@ def main() -> int:
             for other in ranks:
                 other.terminate()
     return code
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

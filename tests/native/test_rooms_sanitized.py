@@ -78,7 +78,7 @@ def play(kind: str, folder: Path, files: Sequence[str], words: str) -> None:
     command, environment = run_command(
         folder, kind, [*(f"tests/collectors/test_{file}.py" for file in files), "-k", chosen]
     )
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

@@ -64,7 +64,10 @@ def run_group(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], limi
             output, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            output, errors = process.communicate()
+            try:
+                output, errors = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:  # a child in a session of its own holds the pipes
+                output = errors = "not known: a process of another session holds the output open"
             return Outcome(-signal.SIGKILL, output, errors + f"\nno end within {limit_s} s", {})
         except BaseException:  # the series is interrupted: nothing of it goes on
             os.killpg(process.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ counts of calls and, on top, short random waits, so each run kills somewhere els
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
@@ -95,7 +96,8 @@ def kill_once(
                     time.sleep(0.0005)
                 time.sleep(wait_s)
             finally:
-                os.killpg(process.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # ended by itself, which is told
+                    os.killpg(process.pid, number)
         assert process.returncode == -number
         _wait_for_the_last_child(process.pid)
         made = slots(page, workers)

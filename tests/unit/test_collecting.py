@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from device import run_ranks
-from traced import _collect, free_port
+from ports import free_port
+from traced import _collect
 
 #: Starts a child that holds the pipes open, says its number, and waits for it: a kill of the rank alone is not enough.
 HANGS = """
