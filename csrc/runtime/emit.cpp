@@ -100,7 +100,11 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
     return nullptr;
   }
   const raw::SignalsBlocked quiet;
-  files_lock_.lock();
+  if (!files_lock_.lock_within(kFilesWaitNs)) {
+    ring_.count_lost_row();
+    refuse_for_a_while("the files are being opened by a thread that does not come to an end");
+    return nullptr;
+  }
   auto& thread = detail::thread_state;
   container::LaneHeader*& lane = thread.lanes[index];
   if (lane == nullptr && open_files()) {

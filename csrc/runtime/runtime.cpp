@@ -221,9 +221,12 @@ void Runtime::exec_failed(std::uint32_t number) noexcept {
   Status status;
   {
     const raw::SignalsBlocked quiet;
-    files_lock_.lock();
-    status = ring_.put_back(lanes_.all(), lanes_.count());
-    files_lock_.unlock();
+    if (files_lock_.lock_within(kFilesWaitNs)) {
+      status = ring_.put_back(lanes_.all(), lanes_.count());
+      files_lock_.unlock();
+    } else {
+      status = Status::failed("ring_lost_at_exec", "another thread does not come to an end with the files");
+    }
   }
   if (!status) seal("ring_lost_at_exec");
 }

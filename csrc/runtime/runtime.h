@@ -118,6 +118,8 @@ class Runtime final : public Context {
   ClockReading epoch_{};             // library loaded, also of a forked child's ancestor: far enough for the rate
   Identity identity_;
   char rank_variables_[16 * 1024] = {};  // JSON object, copied at start: setproctitle() overwrites the originals
+  // A thread may be gone that held it: a vfork child that was killed in the middle.
+  static constexpr std::int64_t kFilesWaitNs = 5'000'000'000;
   FutexLock files_lock_;
   RingFile ring_;
   SegmentWriter writer_;

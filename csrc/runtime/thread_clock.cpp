@@ -87,6 +87,9 @@ std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
              .read_ticks = ticks,
              .read_cpu_ns = cpu_ns,
              .value_ns = value,
+             .cpu_ticks = 0,
+             .cpu_ns = 0,
+             .told_cpu_ns = 0,
              .ns_per_tick = 1e9 / static_cast<double>(runtime().tick_hz())};
   } else {
     raw::close(fd);  // nobody would close it when the thread ends
