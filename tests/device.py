@@ -11,7 +11,6 @@ The statements of a program are those of tests/fakes/device_actor.cpp, the setti
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import os
@@ -19,13 +18,13 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from native import native_build
 from traced import ROOT, TracedRun, _collect
 
 from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
@@ -47,24 +46,10 @@ _OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LD_PRELOAD", "LD_LIBRARY_PATH", "NC
 @functools.cache
 def build() -> Path:
     """Build folder: the doubles below ``fakes``, the actor in ``bin``. Skips the test where there are no tools."""
-    found = {name: shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-             for name in ("cmake", "ninja")}  # fmt: skip
-    if None in found.values():
-        pytest.skip("cmake and ninja are needed to build the doubles")
-    folder = ROOT / ".pytest_cache" / "d" / "native-plain"
-    folder.mkdir(parents=True, exist_ok=True)
-    configure = [
-        str(found["cmake"]), "-G", "Ninja", "-S", str(ROOT), "-B", str(folder),
-        f"-DCMAKE_MAKE_PROGRAM={found['ninja']}",
-        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", "-DSTASHTRACE_SANITIZE=",
-    ]  # fmt: skip
-    make = [str(found["cmake"]), "--build", str(folder), "--target", "device_doubles", "-j", str(os.cpu_count() or 1)]
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (configure, make):
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            assert done.returncode == 0, done.stdout[-4000:]
-    return folder
+    try:
+        return native_build.build(ROOT / ".pytest_cache" / "d" / "native-plain", "device_doubles")
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
 
 
 def symbols_after(nccl_version: int) -> list[str]:

@@ -3,14 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from example_job import run_example
+from native.native_build import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,20 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def record_actor(request: pytest.FixtureRequest) -> Path:
     """The program of tests/native/record_actor.cpp, built once and kept in pytest's cache."""
-    beside = str(Path(sys.executable).parent)
-    cmake, ninja = (shutil.which(name) or shutil.which(name, path=beside) for name in ("cmake", "ninja"))
-    if cmake is None or ninja is None:
-        pytest.skip("cmake and ninja are needed to build the actor")
-    build = Path(request.config.cache.mkdir("native-plain"))  # type: ignore[union-attr]
-    configure = [
-        cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(build), f"-DCMAKE_MAKE_PROGRAM={ninja}",
-        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", "-DSTASHTRACE_SANITIZE=",
-    ]  # fmt: skip
-    jobs = str(os.cpu_count() or 1)
-    for command in (configure, [cmake, "--build", str(build), "--target", "record_actor", "-j", jobs]):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert done.returncode == 0, done.stdout[-4000:]
-    return build / "bin" / "record_actor"
+    try:
+        folder = build(Path(request.config.cache.mkdir("native-plain")), "record_actor")  # type: ignore[union-attr]
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    return folder / "bin" / "record_actor"
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,13 @@
-"""Builds of the native code other than the shipped one: for its own tests, for sanitizers, for gcov.
+"""Builds of the native code other than the shipped one: for its own tests and actors, for sanitizers, for gcov.
 
-Called by test_native.py, test_rooms_sanitized.py and line_coverage.py. Folders are kept between runs, so that only what
-changed is compiled.
+Called by test_native.py, test_rooms_sanitized.py, line_coverage.py, device.py and the fixture of the actor. Folders are
+kept between runs, so that only what changed is compiled.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -55,8 +56,11 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
     elif kind == "coverage":
         flags = "-O0 -g --coverage -fprofile-update=atomic"
         configure += ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_CXX_FLAGS_DEBUG={flags}", "-DCMAKE_CXX_COMPILER_LAUNCHER="]
-    _call(configure)
-    _call([cmake, "--build", str(folder), "--target", target, "-j", str(os.cpu_count() or 1)])
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # tests that run side by side share a folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _call(configure)
+        _call([cmake, "--build", str(folder), "--target", target, "-j", str(os.cpu_count() or 1)])
     return folder
 
 
