@@ -15,10 +15,7 @@ from stashtrace.analysis.registry import ANALYSES, analyze
 from stashtrace.errors import StashtraceError
 from stashtrace.exporters.registry import EXPORTERS, export
 from stashtrace.model.trace import Trace
-from stashtrace.report.facts import gather
-from stashtrace.report.findings import choose
-from stashtrace.report.look import Look
-from stashtrace.report.text import render
+from stashtrace.report.text import summary
 
 #: Options without which an exporter does nothing.
 _OPTIONS: dict[str, dict[str, Any]] = {name: {"table": "stalls"} for name in ("csv", "parquet", "arrow")}
@@ -27,8 +24,7 @@ _SUFFIX = {"perfetto": ".pftrace", "store": ""}
 
 def summarize(trace: Trace) -> str:
     """What `stashtrace merge` says of a trace."""
-    facts = gather(trace)
-    return render(facts, choose(facts), Look(), "./run")
+    return summary(trace, shown="./run")
 
 
 def faults_of_everything(trace: Trace, folder: Path) -> list[str]:

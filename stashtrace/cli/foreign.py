@@ -30,10 +30,10 @@ def describe_files(path: str) -> dict[str, Any]:
     import warnings
 
     from stashtrace.align.align import load_trace
+    from stashtrace.analysis.findings.losses import losses_of
     from stashtrace.analysis.registry import analyze
     from stashtrace.errors import DataLossWarning
     from stashtrace.model.schemas import TABLES
-    from stashtrace.report.facts import losses_of
     from stashtrace.store.layout import is_store
 
     with warnings.catch_warnings():

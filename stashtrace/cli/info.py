@@ -58,9 +58,10 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     of rows of the losses table.
     """
     from stashtrace.align.align import load_trace
+    from stashtrace.analysis.findings.facts import ranks_of_hosts
+    from stashtrace.analysis.findings.losses import losses_of
     from stashtrace.analysis.registry import analyze
     from stashtrace.format.reader import open_run
-    from stashtrace.report.facts import losses_of, ranks_of_hosts
 
     raw = open_run(path, run_id=run_id)
     records: Counter[str] = Counter()

@@ -49,18 +49,16 @@ def merge_and_report(
         trace = _merge(directory, progress, troubles, run_id, own_host_only)
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
-        from stashtrace.report.facts import gather
-        from stashtrace.report.findings import choose
+        from stashtrace.analysis.findings import summarize
         from stashtrace.report.look import Look
         from stashtrace.report.text import render
 
-        facts = gather(trace)
-        findings = choose(facts)
+        tables = summarize(trace)
     try:
-        _write_words(directory / SUMMARY_FILE, render(facts, findings, Look(), shown))
+        _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown))
     except OSError as error:
         troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
-    screen.say("\n" + render(facts, findings, Look(screen.width, screen.utf8, screen.colour), shown))
+    screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown))
     for trouble in troubles:
         screen.say(f"warning: {trouble}")
     if any(TIMELINE_FILE in trouble for trouble in troubles):
@@ -69,13 +67,9 @@ def merge_and_report(
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as the user would type it."""
-    from stashtrace.report.facts import gather
-    from stashtrace.report.findings import choose
-    from stashtrace.report.look import Look
-    from stashtrace.report.text import render
+    from stashtrace.report.text import summary
 
-    facts = gather(trace)
-    _write_words(path, render(facts, choose(facts), Look(), shown))
+    _write_words(path, summary(trace, shown=shown))
 
 
 def _write_words(path: Path, text: str) -> None:

@@ -37,9 +37,10 @@ def main(argv: Sequence[str]) -> int:
     path = str(existing_run(arguments.path))
 
     from stashtrace.align.align import load_trace
+    from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
     from stashtrace.format.liveness import LiveRings
     from stashtrace.format.reader import open_run
-    from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, last_budget, newest_ns, waiting_collectives
+    from stashtrace.report.progress import describe_waiting, last_budget
 
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         sys.stdout.write(f"{_headline(read_run_file(Path(path)), 0, 0)}\nnothing was recorded yet\n")

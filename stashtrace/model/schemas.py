@@ -22,6 +22,9 @@ from stashtrace.model.device_results import KERNEL_TIMES as KERNEL_TIMES
 from stashtrace.model.device_results import LAUNCHES as LAUNCHES
 from stashtrace.model.device_results import LINKS as LINKS
 from stashtrace.model.device_schemas import DEVICE_TABLES
+from stashtrace.model.finding_results import BUDGETS as BUDGETS
+from stashtrace.model.finding_results import FINDING_EVIDENCE as FINDING_EVIDENCE
+from stashtrace.model.finding_results import FINDINGS as FINDINGS
 from stashtrace.model.imported_schemas import IMPORTED_TABLES
 from stashtrace.model.io_results import IO_ADVICE as IO_ADVICE
 from stashtrace.model.io_results import IO_BANDWIDTH as IO_BANDWIDTH

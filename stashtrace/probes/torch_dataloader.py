@@ -278,11 +278,17 @@ def _timed_fetch(fetcher: Any) -> Any:
         batch = thread_state.batch
         if batch is None or not window.open:
             return fetch_original(weak(), index)
+        # What a worker waits for while it makes a batch; the waits of a step thread are recorded anyway.
+        watched = not thread_state.is_step_thread
         begin = probe_begins(USAGE)
+        if watched:
+            _native.watch_waits(True)
         try:
             return fetch_original(weak(), index)
         finally:
             try:
+                if watched:
+                    _native.watch_waits(False)
                 _record(_FETCH, begin, *batch)
             except Exception as error:
                 failed(COLLECTOR, "fetch", error)

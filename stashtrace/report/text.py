@@ -1,43 +1,46 @@
 """The terminal summary: what slows a run down, in one screen of plain words.
 
-``summary`` is called by ``stashtrace run`` and ``merge``; it returns text and prints nothing. Numbers come
-from ``facts``, the choice and wording of verdicts from ``findings``; here is only their arrangement.
+The numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence``, the words those of ``sentences``;
+here is only their arrangement. Nothing is printed.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.staged_opens import staged_opens, used_copies
+from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.facts import GROUPS
+from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
-from stashtrace.report.device_evidence import agreement_line
-from stashtrace.report.evidence import files_overview
-from stashtrace.report.facts import GROUPS, RankFacts, RunFacts, gather
-from stashtrace.report.findings import Finding, choose
 from stashtrace.report.look import Look
-from stashtrace.report.progress import SUSPICIOUS_NS, describe_waiting, newest_ns, waiting_collectives
-from stashtrace.report.trust import without_steps
+from stashtrace.report.sentences import Finding, claim_text, evidence_texts, findings_of, steps_text
 from stashtrace.units import duration_text, percent_text, ranks_text
 from stashtrace.visible import visible_line
 
+#: Verdicts on the screen; the others are rows of ``findings``.
+_VERDICTS_AT_MOST = 3
 #: More ranks than this are folded into a middle row and the ranks that differ from it.
 _ROWS_AT_MOST = 8
 _OUTLIERS_AT_MOST = 6
-_HOSTS_AT_MOST = 8
-#: A longer list of ranks is only counted.
-_RANKS_WIDTH = 40
-_LOW_CONFIDENCE_RATIO = 0.05
-_CONTENTION_RATIO = 0.05
-_STEAL_RATIO = 0.02
-_HIDDEN_RATIO = 0.01
 #: Smaller shares are printed with a decimal.
 _SMALL_RATIO = 0.00995
-#: A median further than this from the mean says that a few steps are much longer or shorter than the others.
-_SKEWED_RATIO = 0.1
 _INDENT = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """A rank's row of bars."""
+
+    rank: int
+    step_ns: float
+    shares: dict[str, float]
+
+    def share(self, column: str) -> float:
+        return self.shares.get(column, 0.0)
 
 
 def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
@@ -52,79 +55,73 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
     shown : str
         The run directory as the user would type it; the trace's own path by default.
     """
-    look = look or Look()
-    facts = gather(trace)
-    return render(facts, choose(facts), look, shown or trace.path or "DIR")
+    return render(summarize(trace), look or Look(), shown or trace.path or "DIR")
 
 
-def render(facts: RunFacts, findings: Sequence[Finding], look: Look, path: str) -> str:
-    """Arrange facts and findings into lines; ends with a newline."""
-    lines = [*_headline(facts, look), ""]
-    if facts.ranks:
-        lines += [*_table(facts, look), ""]
-        for finding in findings:
-            lines += _finding(finding, look)
-        if not findings:
-            lines.append(f"{_INDENT}no stall above 3 %: compute bound")
-    else:
-        for sentence in files_overview(facts.trace):
-            lines += look.wrap(sentence, _INDENT, _INDENT * 2)
-        lines += look.wrap(without_steps(facts.trace), _INDENT, _INDENT * 2)
+def render(tables: Summary, look: Look, path: str) -> str:
+    """Arrange the rows of a summary into lines; ends with a newline."""
+    found = findings_of(tables.findings, tables.evidence)
+    ranks = _budgets(tables.budgets)
+    lines = [*_headline(_of(found, "headline"), look), ""]
+    if ranks:
+        lines += [*_table(ranks, look), ""]
+    lines += [*_verdicts(_of(found, "verdict"), look), *_plain(_of(found, "files"), look)]
     lines.append("")
+    machine = _plain(_of(found, "machine"), look)
+    lines += [*machine, ""] if machine else []
     lines += [
-        *_machine(facts, look),
-        *_hosts(facts, look),
-        *_hidden(facts, look),
-        *_copies(facts, look),
-        *_trust(facts, look),
+        *_plain(_of(found, "beside"), look),
+        *_trust(_of(found, "trust"), look),
+        *_losses(_of(found, "loss"), look),
         "",
-        *_next(facts, path),
+        *_next(found, bool(ranks), path),
     ]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
-def _headline(facts: RunFacts, look: Look) -> list[str]:
-    parts = [f"{facts.ranks_count} rank{_s(facts.ranks_count)}"]
-    if any(facts.hosts):
-        parts[0] += f", {facts.hosts_count} host{_s(facts.hosts_count)}"
-    if facts.ranks:
-        step_ns = float(np.median([r.step_ns for r in facts.ranks]))
-        middle_ns = float(np.median([r.middle_step_ns for r in facts.ranks]))
-        parts[0] += f", {facts.steps_count} step{_s(facts.steps_count)} of {duration_text(step_ns)}"
-        if abs(middle_ns - step_ns) > _SKEWED_RATIO * step_ns:
-            parts[0] += f", half of them under {duration_text(middle_ns)}"
-        if facts.warmup_count:
-            parts[0] += f" (first {facts.warmup_count} left out)"
-        parts += _mixture(facts)
-    else:
-        parts.append("no training steps seen")
-    if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
-        told = [f"{percent_text(share)} {what}" for what, share in facts.doubts.items() if share >= _SMALL_RATIO]
-        parts.insert(0, f"LOW CONFIDENCE: {', '.join(told)}")
-    if any(r.host_timed for r in facts.ranks):
-        parts.insert(0, "LOW CONFIDENCE: no timed step marks on the device, steps are the host's")
-    line = "stashtrace  " + "  ".join(parts)
-    if len(line) <= look.width:
-        return [line]
-    return ["stashtrace  " + parts[0], *("            " + part for part in parts[1:])]
+def _of(found: Sequence[Finding], section: str) -> list[Finding]:
+    return [finding for finding in found if finding.row["section"] == section]
 
 
-def _mixture(facts: RunFacts) -> list[str]:
-    """How many of the counted steps are not what a reader takes a step for."""
-    steps = facts.tables.get("steps")
-    if steps is None:
-        return []
-    kinds = steps["kind"][steps["rank"] == facts.ranks[0].rank]
-    told = (("validation", "validation"), ("skipped_update", "skipped by the scaler"))
-    counts = [(int(np.count_nonzero(kinds == kind)), words) for kind, words in told]
-    said = ", ".join(f"{count} {words}" for count, words in counts if count)
-    return [f"of them {said}"] if said else []
+def _budgets(table: Table) -> list[_Budget]:
+    ranks: dict[int, _Budget] = {}
+    for row in table.rows():
+        own = ranks.setdefault(row["rank"], _Budget(row["rank"], row["step_ns"], {}))
+        own.shares[row["column"]] = row["share_ratio"]
+    return list(ranks.values())
 
 
-def _table(facts: RunFacts, look: Look) -> list[str]:
-    rows = _rows(facts)
+def _headline(found: Sequence[Finding], look: Look) -> list[str]:
+    """Warnings first, one a line; then ranks, hosts and steps."""
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in found:
+        by_kind.setdefault(finding.row["kind"], []).append(finding)
+    warnings = [claim_text(f) for f in found if f.row["kind"] in ("records_lost", "low_confidence", "host_timed_steps")]
+    ranks = by_kind["ranks"][0]
+    line = f"{ranks.row['items_count']} rank{_s(ranks.row['items_count'])}"
+    hosts = ranks.evidence[0]["items_count"]
+    if hosts > 0:
+        line += f", {hosts} host{_s(hosts)}"
+    steps = by_kind.get("steps", [])
+    if steps:
+        line += ", " + ", ".join(steps_text(f, alone=len(steps) == 1) for f in steps)
+    if "warmup" in by_kind:
+        line += f" (first {by_kind['warmup'][0].row['items_count']} left out)"
+    parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]
+    whole = "stashtrace  " + "  ".join(parts)
+    if len(whole) <= look.width:
+        return [whole]
+    indent = " " * len("stashtrace  ")
+    lines: list[str] = []
+    for part in parts:
+        lines += look.wrap(part, indent if lines else "stashtrace  ", indent)
+    return lines
+
+
+def _table(ranks: Sequence[_Budget], look: Look) -> list[str]:
+    rows = _rows(ranks)
     shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
-    shown = [g for g in GROUPS if g in _always(facts) or any(s[g] >= 0.005 for s in shares)]
+    shown = [g for g in GROUPS if g in _always(ranks) or any(s[g] >= 0.005 for s in shares)]
     label_width = max(4, *(len(label) for label, _ in rows)) + 2
     times = [duration_text(float(np.median([r.step_ns for r in members]))) for _, members in rows]
     time_width = max(len("step"), *(len(t) for t in times))
@@ -135,9 +132,14 @@ def _table(facts: RunFacts, look: Look) -> list[str]:
             break
         cells -= 1
     lines = [
-        (_INDENT + "rank".ljust(label_width) + "step".rjust(time_width) + "  "
-         + "".join(_title(g, widths[g]) for g in shown)).rstrip()
-    ]  # fmt: skip
+        (
+            _INDENT
+            + "rank".ljust(label_width)
+            + "step".rjust(time_width)
+            + "  "
+            + "".join(_title(g, widths[g]) for g in shown)
+        ).rstrip()
+    ]
     for (label, _), time, share in zip(rows, times, shares, strict=True):
         line = _INDENT + label.ljust(label_width) + time.rjust(time_width) + "  "
         percents = _percents([float(share[g]) for g in shown])
@@ -171,137 +173,62 @@ def _percents(ratios: Sequence[float]) -> list[str]:
     ]
 
 
-def _always(facts: RunFacts) -> tuple[str, ...]:
-    return ("compute", "data", "link", "late", "other") if facts.ranks_count > 1 else ("compute", "data", "other")
+def _always(ranks: Sequence[_Budget]) -> tuple[str, ...]:
+    return ("compute", "data", "link", "late", "other") if len(ranks) > 1 else ("compute", "data", "other")
 
 
-def _rows(facts: RunFacts) -> list[tuple[str, list[RankFacts]]]:
+def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
     """One row per rank; of many ranks the middle one, and those that differ."""
-    if len(facts.ranks) <= _ROWS_AT_MOST:
-        return [(str(r.rank), [r]) for r in facts.ranks]
-    shares = np.array([[r.share(g) for g in GROUPS] for r in facts.ranks])
+    if len(ranks) <= _ROWS_AT_MOST:
+        return [(str(r.rank), [r]) for r in ranks]
+    shares = np.array([[r.share(g) for g in GROUPS] for r in ranks])
     distance = np.abs(shares - np.median(shares, axis=0)).max(axis=1)
     typical = float(np.median(distance))
     far = np.flatnonzero(distance > max(0.05, 4 * typical))
     apart = sorted(far[np.argsort(-distance[far], kind="stable")][:_OUTLIERS_AT_MOST].tolist())
-    alike = [r for i, r in enumerate(facts.ranks) if i not in apart]
+    alike = [r for i, r in enumerate(ranks) if i not in apart]
     label = ranks_text([r.rank for r in alike])
     if len(label) > 12:
         label = f"{len(alike)} ranks" if not apart else f"{len(alike)} others"
-    return [(label, alike), *((str(facts.ranks[i].rank), [facts.ranks[i]]) for i in apart)]
+    return [(label, alike), *((str(ranks[i].rank), [ranks[i]]) for i in apart)]
 
 
-def _finding(finding: Finding, look: Look) -> list[str]:
-    first, *more = look.wrap(finding.verdict, f"{_INDENT}▶ ", _INDENT + "  ")
-    lines = [look.paint(first, "strong"), *(look.paint(line, "strong") for line in more)]
-    for sentence in finding.evidence:
-        lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
-    return lines
-
-
-def _machine(facts: RunFacts, look: Look) -> list[str]:
-    """CPU contention and host steal, when they matter; a job that was cut off."""
+def _verdicts(found: Sequence[Finding], look: Look) -> list[str]:
     lines: list[str] = []
-    crowded = {r.rank: r.contention_ratio for r in facts.ranks if r.contention_ratio > _CONTENTION_RATIO}
-    if crowded:
-        worst = max(crowded, key=crowded.__getitem__)
-        which = (
-            f"rank {worst}'s step thread"
-            if len(crowded) == 1
-            else f"the step threads of ranks {ranks_text(sorted(crowded))}"
-        )
-        upto = "" if len(crowded) == 1 else "up to "
-        looks = "compute" if facts.ranks_count == 1 else "compute or link"
-        lines += look.wrap(
-            f"CPU contention: {which} stood in the run queue for {upto}{percent_text(crowded[worst])} of the step;"
-            f" what looks like {looks} may be other processes",
-            _INDENT, _INDENT * 2,
-        )  # fmt: skip
-    if facts.trust.steal_ratio > _STEAL_RATIO:
-        taken = percent_text(facts.trust.steal_ratio)
-        stolen = f"host steal: the hypervisor took {taken} of the CPU time of {facts.trust.steal_host}"
-        lines += look.wrap(stolen, _INDENT, _INDENT * 2)
-    if facts.thinned_count:
-        every = facts.steps_count + facts.thinned_count
-        told = f"only {facts.steps_count} of {every} steps have timing events (--event-budget): the shares are theirs"
-        lines += look.wrap(told, _INDENT, _INDENT * 2)
-    for sentence in facts.trust.scope:
-        lines += look.wrap(sentence, _INDENT, _INDENT * 2)
-    if facts.trust.ending:
-        lines += look.wrap(facts.trust.ending, _INDENT, _INDENT * 2)
-        hung = [w for w in waiting_collectives(facts.trace, newest_ns(facts.trace)) if w.since_ns > SUSPICIOUS_NS]
-        for waiting in hung:
-            lines += [
-                _INDENT + "it hung: " + line if i == 0 else _INDENT + line
-                for i, line in enumerate(describe_waiting(waiting))
-            ]
-        if facts.trust.first_to_end and not hung:
-            lines += look.wrap(facts.trust.first_to_end, _INDENT, _INDENT * 2)
-    return [*lines, ""] if lines else []
-
-
-def _hosts(facts: RunFacts, look: Look) -> list[str]:
-    """Which rank ran where, if there is more than one place."""
-    hosts = facts.hosts
-    if len(hosts) < 2:
-        return []
-    told = [f"{host or '(not named)'} {_on_host(ranks)}" for host, ranks in hosts.items()]
-    more = f" and {len(told) - _HOSTS_AT_MOST} more" if len(told) > _HOSTS_AT_MOST else ""
-    return look.wrap(f"hosts: {', '.join(told[:_HOSTS_AT_MOST])}{more}", _INDENT, _INDENT * 2)
-
-
-def _on_host(ranks: Sequence[int]) -> str:
-    """Who ran on a host: its ranks, and how many processes that are no rank."""
-    known = sorted({r for r in ranks if r >= 0})
-    others = sum(r < 0 for r in ranks)
-    text = ranks_text(known)
-    listed = f"{len(known)} ranks" if len(text) > _RANKS_WIDTH else f"rank{_s(len(known))} {text}"
-    beside = f"{others} {'other ' if known else ''}process{'' if others == 1 else 'es'}"
-    return " and ".join([listed] * bool(known) + [beside if known else f"{beside} without a rank"] * bool(others))
-
-
-def _hidden(facts: RunFacts, look: Look) -> list[str]:
-    """Work that overlapped with the step: no stall now, but one as soon as what hides it becomes faster."""
-    if not facts.ranks:
-        return []
-    table = facts.tables["hidden"]
-    counted = table.take(np.isin(table["step"], facts.tables["steps"]["step"]))
-    parts = []
-    for name in ("loading", "communication", "copy", "checkpoint"):
-        ns = float(counted[f"hidden_{name}_ns"].mean()) if len(counted) else 0.0
-        if ns >= _HIDDEN_RATIO * float(counted["wall_ns"].mean()):
-            parts.append(f"{name} {duration_text(ns)}")
-    return [f"{_INDENT}hidden behind the step: {', '.join(parts)} a step"] if parts else []
-
-
-def _copies(facts: RunFacts, look: Look) -> list[str]:
-    """Of a run with staged copies: whether the job opened them."""
-    if not used_copies(facts.trace):
-        return []
-    count = staged_opens(facts.trace)
-    if count:
-        return [f"{_INDENT}staged: {count:,} open{_s(count)} served by copies"]
-    said = "no open was served by a copy: the job opens the files by other names than the list has, or not at all"
-    return look.wrap(said, _INDENT + "! ", _INDENT + "  ")
-
-
-def _trust(facts: RunFacts, look: Look) -> list[str]:
-    trust = facts.trust
-    told = [("measured", trust.measured), ("inferred", trust.inferred), ("invisible here", trust.invisible)]
-    lines = _flow([f"{name}: {', '.join(names) or '-'}" for name, names in told], look)
-    known = trust.own_cost_ratio >= 0
-    least, most = percent_text(trust.own_cost_ratio), percent_text(trust.own_cost_most_ratio)
-    parts = [
-        f"own cost {least} to {most} CPU" if known else "own cost not measured",
-        f"lost records {trust.lost_records_count}",
-        f"clocks {trust.clocks}",
-    ]
-    lines += _flow(parts, look)
-    agreed = agreement_line(facts.tables["agreement"]) if "agreement" in facts.tables else ""
-    lines += look.wrap(agreed, _INDENT, _INDENT * 2) if agreed else []
-    for sentence in trust.losses:
-        lines += look.wrap(sentence, _INDENT + "! ", _INDENT + "  ")
+    for finding in found[:_VERDICTS_AT_MOST]:
+        quiet = finding.row["kind"] in ("compute_bound", "not_told")
+        first, *more = look.wrap(claim_text(finding), _INDENT if quiet else f"{_INDENT}▶ ", _INDENT + "  ")
+        lines += [first] if quiet else [look.paint(first, "strong")]
+        lines += more if quiet else [look.paint(line, "strong") for line in more]
+        for sentence in evidence_texts(finding):
+            lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
+    left = len(found) - _VERDICTS_AT_MOST
+    if left > 0:
+        lines.append(f"{_INDENT}{left} smaller finding{_s(left)}: `stashtrace analyze findings`")
     return lines
+
+
+def _plain(found: Sequence[Finding], look: Look) -> list[str]:
+    """Claims and their evidence as sentences, one below the other."""
+    lines: list[str] = []
+    for finding in found:
+        text = claim_text(finding)
+        warns = finding.row["kind"] == "staged" and finding.row["items_count"] == 0
+        lines += look.wrap(text, _INDENT + ("! " if warns else ""), _INDENT * 2) if text else []
+        for sentence in evidence_texts(finding):
+            lines += look.wrap(sentence, _INDENT * (2 if text else 1), _INDENT * (3 if text else 2))
+    return lines
+
+
+def _trust(found: Sequence[Finding], look: Look) -> list[str]:
+    by_kind = {finding.row["kind"]: claim_text(finding) for finding in found}
+    lines = _flow([by_kind[kind] for kind in ("measured", "inferred", "invisible")], look)
+    lines += _flow([by_kind[kind] for kind in ("own_cost", "lost_records", "clocks")], look)
+    return lines + (look.wrap(by_kind["agreement"], _INDENT, _INDENT * 2) if "agreement" in by_kind else [])
+
+
+def _losses(found: Sequence[Finding], look: Look) -> list[str]:
+    return [line for f in found for line in look.wrap(claim_text(f), _INDENT + "! ", _INDENT + "  ")]
 
 
 def _flow(parts: Sequence[str], look: Look) -> list[str]:
@@ -318,17 +245,14 @@ def _flow(parts: Sequence[str], look: Look) -> list[str]:
     return [piece for pieces in long for piece in pieces]
 
 
-def _next(facts: RunFacts, path: str) -> list[str]:
+def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
     lines = [f"timeline   stashtrace view {path}"]
     lines.append(
-        f"details    stashtrace analyze stalls {path} --by step"
-        if facts.ranks
-        else f"details    stashtrace info {path}"
+        f"details    stashtrace analyze stalls {path} --by step" if steps else f"details    stashtrace info {path}"
     )
-    if facts.missing_ranks and not facts.imported:
-        lines.append(
-            f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {ranks_text(list(facts.missing_ranks))})"
-        )
+    missing = next((f.row for f in found if f.row["kind"] == "ranks_missing"), None)
+    if missing is not None and missing["name"] != "imported":
+        lines.append(f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {missing['ranks']})")
     return [_INDENT + line for line in lines]
 
 

@@ -7,9 +7,9 @@ import pytest
 from builders import MS, US, TraceBuilder
 
 from stashtrace.analysis.collectives import collectives
+from stashtrace.analysis.findings.trust import trust
 from stashtrace.analysis.stragglers import stragglers
 from stashtrace.model.trace import Trace
-from stashtrace.report.trust import trust
 
 #: By how much rank 1 calls after rank 0, one collective each.
 LEADS = (20 * US, 150 * US, 3 * MS)

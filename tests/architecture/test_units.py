@@ -43,6 +43,7 @@ UNITLESS = {
     "world_size",
     "step",
     "sequence",
+    "order",
     "step_a",
     "step_b",
     "kind",

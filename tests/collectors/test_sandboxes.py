@@ -14,8 +14,8 @@ from collectors.recorded import NATIVE, Recording, compiled, plain_environment, 
 from traced import run_traced
 
 import stashtrace
+from stashtrace.analysis.findings.trust import trust
 from stashtrace.model.kinds import BatchPhase, IoOp
-from stashtrace.report.trust import trust
 
 LOADER_JOB = """
     import torch

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from collectors.recorded import compiled, plain_environment, record
 
+from stashtrace.analysis.findings.trust import trust
 from stashtrace.launch.doctor import checks
 from stashtrace.launch.environment import LIBRARY_PATH
 from stashtrace.launch.program_file import why_not_preloaded, without_library
 from stashtrace.model.kinds import IoOp
-from stashtrace.report.trust import trust
 
 PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", n); return n > 1 ? 7 : 3; }\n'
 #: These find the program where file actions lead, or along PATH.

@@ -3,11 +3,42 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from builders import MS, TraceBuilder
 
+from stashtrace.analysis.findings.claims import claims_of
+from stashtrace.analysis.findings.facts import RunFacts, gather
+from stashtrace.analysis.findings.rows import Claim, tables_of
 from stashtrace.model.trace import Trace
+from stashtrace.report.sentences import claim_text, evidence_texts, findings_of
 
 STEPS = 12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict in words."""
+
+    kind: str
+    share: float
+    text: str
+    evidence: tuple[str, ...]
+
+
+def verdicts(run: Trace | RunFacts) -> list[Verdict]:
+    """The verdicts of a run as the summary words them."""
+    facts = gather(run) if isinstance(run, Trace) else run
+    return [
+        Verdict(f.row["kind"], f.row["share_ratio"], claim_text(f), tuple(evidence_texts(f)))
+        for f in findings_of(*tables_of(claims_of(facts)))
+        if f.row["section"] == "verdict"
+    ]
+
+
+def worded(*claims: Claim) -> list[str]:
+    """Claims with their evidence, each as one text."""
+    return ["; ".join([claim_text(f), *evidence_texts(f)]) for f in findings_of(*tables_of(claims))]
 
 
 def job(
@@ -35,7 +66,7 @@ def job(
             wait = slow + blocked
             worker = process.worker(step % workers)
             begin = now if wait else now - 5 * MS
-            worker.fetch(step, begin, begin + max(wait, 4 * MS))
+            worker.fetch(step, begin, begin + max(wait, 4 * MS), cpu=slow or 4 * MS, runqueue=0)
             if blocked:
                 worker.io(begin, begin + blocked, path="/data/train-0117.tar", blocked=True, result_bytes=blocked // 25)
             process.batch_wait(step, now, now + wait + MS // 10, worker=step % workers)

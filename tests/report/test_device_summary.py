@@ -9,7 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import MS, US, TraceBuilder
+from scenes import verdicts
 
+from stashtrace.analysis.findings import devices
+from stashtrace.analysis.findings.facts import gather
 from stashtrace.analysis.link_efficiency import ExpectedTransfers
 from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.model.kinds import (
@@ -22,9 +25,6 @@ from stashtrace.model.kinds import (
     DeviceWork,
 )
 from stashtrace.model.trace import Trace
-from stashtrace.report import device_evidence
-from stashtrace.report.facts import gather
-from stashtrace.report.findings import choose
 from stashtrace.report.look import Look
 from stashtrace.report.text import summary
 
@@ -102,19 +102,18 @@ def shown(trace: Trace) -> str:
 
 
 def test_pageable_copies_are_named_with_bytes_and_rate() -> None:
-    found = choose(gather(job(copy_ms=20)))
-    assert [f.group for f in found] == ["copy"]
-    assert found[0].verdict == "ranks 0,1 wait 20.0 ms a step (20 %) for copies between host and device"
+    found = verdicts(job(copy_ms=20))
+    assert [f.kind for f in found] == ["copy"]
+    assert found[0].text == "ranks 0,1 wait 20.0 ms a step (20 %) for copies between host and device"
     assert found[0].evidence[0].startswith("pageable copies: 1 a step, 60.0 MB at 3.00 GB/s: pin_memory=True")
 
 
 def test_functions_that_hold_a_stream_up_are_named_and_explained() -> None:
     trace = job(function_ms=20)
-    (found,) = choose(gather(trace))
-    assert found.group == "other"
+    (found,) = verdicts(trace)
+    assert found.kind == "other"
     assert (
-        found.verdict
-        == "the streams of ranks 0,1 stand 20.0 ms a step (20 %) while the host runs functions of the job's"
+        found.text == "the streams of ranks 0,1 stand 20.0 ms a step (20 %) while the host runs functions of the job's"
     )
     assert found.evidence == ("functions on the host: 1 a step on compute, 20.0 ms inside",)
     assert "LOW CONFIDENCE" not in shown(trace)
@@ -123,16 +122,16 @@ def test_functions_that_hold_a_stream_up_are_named_and_explained() -> None:
 def test_functions_that_explain_a_part_are_not_said_to_explain_all() -> None:
     facts = gather(job(function_ms=20))
     ranks = tuple(replace(rank, held_ns=rank.held_ns * 6 // 10) for rank in facts.ranks)
-    (found,) = choose(replace(facts, ranks=ranks))
-    assert found.verdict == (
+    (found,) = verdicts(replace(facts, ranks=ranks))
+    assert found.text == (
         "ranks 0,1 are blocked 20.0 ms a step (20 %), up to 12.0 ms of it while the host runs functions of the job's"
     )
 
 
 def test_late_ranks_and_links_of_devices() -> None:
     trace = job(late_ms=30, transfer_ms=10)
-    found = {f.group: f for f in choose(gather(trace))}
-    assert "rank 0 loses 30.0 ms a step (30 %) in all-reduce waiting for rank 1" in found["late"].verdict
+    found = {f.kind: f for f in verdicts(trace)}
+    assert "rank 0 waits 30.0 ms a step (30 %) in all-reduce for rank 1 to arrive" in found["late"].text
     assert "all-reduce reached 10.0 GB/s of bus bandwidth over 7 transfers" in found["link"].evidence
     text = shown(trace)
     assert "GPU by timing events, NCCL by its plugin" in text
@@ -141,14 +140,14 @@ def test_late_ranks_and_links_of_devices() -> None:
 
 
 def test_a_starved_device_is_a_bound() -> None:
-    found = choose(gather(job(starved=True)))
-    assert [f.group for f in found] == ["host"]
-    assert found[0].verdict.startswith("the device of ranks 0,1 may stand idle for up to ")
+    found = verdicts(job(starved=True))
+    assert [f.kind for f in found] == ["host"]
+    assert found[0].text.startswith("the device of ranks 0,1 may stand idle for up to ")
     assert found[0].evidence[0].startswith("the host leads its device by 0 ns in the median of ")
 
 
 def test_blocking_calls_are_named_by_thread_and_number() -> None:
-    found = choose(gather(job(starved=True, sync=True)))
+    found = verdicts(job(starved=True, sync=True))
     assert any(
         "cudaStreamSynchronize (also .item() and .cpu()) on main: 1 a step, 20.0 ms inside" in sentence
         for sentence in found[0].evidence
@@ -156,9 +155,9 @@ def test_blocking_calls_are_named_by_thread_and_number() -> None:
 
 
 def test_idle_by_kernels_is_a_verdict() -> None:
-    found = choose(gather(job(kernels=tuple(range(STEPS)))))
-    assert [f.group for f in found] == ["host"]
-    assert "stands idle for 10.0 ms a step (10 %) because its host does not launch fast enough" in found[0].verdict
+    found = verdicts(job(kernels=tuple(range(STEPS))))
+    assert [f.kind for f in found] == ["host"]
+    assert "stand idle for 10.0 ms a step (10 %) because its host does not launch fast enough" in found[0].text
 
 
 def test_graphs_and_untimed_collectives_cost_confidence() -> None:
@@ -190,8 +189,8 @@ def test_a_calibration_beside_the_run_says_what_the_link_can_do(monkeypatch: pyt
     trace = job(transfer_ms=10)
     known = np.full(len(trace.collectives), 9.2 * MS)
     answer = ExpectedTransfers(known, known * 0, np.zeros(len(known), dtype=np.int64))
-    monkeypatch.setattr(device_evidence, "expected_transfers", lambda *_: answer)
-    found = {f.group: f for f in choose(gather(trace))}
+    monkeypatch.setattr(devices, "expected_transfers", lambda *_: answer)
+    found = {f.kind: f for f in verdicts(trace)}
     assert found["link"].evidence[-1].endswith("over 7 transfers, 92 % of what calibration found this link to do")
 
 
@@ -199,6 +198,6 @@ def test_a_calibration_of_another_machine_is_not_used(monkeypatch: pytest.Monkey
     def foreign(_: Trace) -> None:
         warnings.warn("measured elsewhere", ForeignCalibrationWarning, stacklevel=2)
 
-    monkeypatch.setattr(device_evidence, "calibration_of", foreign)
-    found = {f.group: f for f in choose(gather(job(transfer_ms=10)))}
+    monkeypatch.setattr(devices, "calibration_of", foreign)
+    found = {f.kind: f for f in verdicts(job(transfer_ms=10))}
     assert found["link"].evidence[-1].endswith("over 7 transfers")

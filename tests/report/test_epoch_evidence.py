@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import pytest
+from scenes import verdicts
 from trace_rows import MS, TraceBuilder
 
 from stashtrace.model.kinds import BatchPhase
 from stashtrace.model.trace import Trace
-from stashtrace.report.facts import gather
-from stashtrace.report.findings import choose
 
 STEP_NS = 50 * MS
 
@@ -37,8 +36,8 @@ def epochs(*, steps: int, count: int, between_ns: int, wait_ns: int = 5 * MS, ke
 
 
 def evidence(trace: Trace) -> tuple[str, ...]:
-    (found,) = choose(gather(trace))
-    assert found.group == "data"
+    (found,) = verdicts(trace)
+    assert found.kind == "data"
     return found.evidence
 
 
@@ -60,7 +59,7 @@ def test_workers_that_stay() -> None:
 def test_a_smaller_part_is_told_beside_the_workers() -> None:
     told = evidence(epochs(steps=10, count=3, between_ns=40 * MS, wait_ns=8 * MS))
     assert told[0].startswith("30 % of that lies between epochs: twice in 25 steps, 40.0 ms each, to start its worker")
-    assert told[1].startswith("its 3 workers spent all of that decoding")
+    assert told[1] == "a batch takes each of its 3 workers 8.96 ms to make"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
+from stashtrace.analysis.findings.lateness import how_often, wait_evidence
+from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
 from stashtrace.analysis.late_budgets import CAUSES
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.schemas import STALLS, STEPS
+from stashtrace.model.schemas import LATE, STALLS, STEPS
 from stashtrace.model.table import Table
-from stashtrace.report.late_evidence import how_often, sentence
+from stashtrace.report.sentences import Finding, evidence_texts
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7", "op": "all_reduce", "sequence": 4182, "late_rank": 3, "wait_ns": 38 * MS,
@@ -21,9 +23,21 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
+def sentence(row: dict[str, Any]) -> str:
+    """A row of ``late`` in words, by way of its evidence."""
+    whole = {c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | row
+    evidence = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)
+    return worded(*evidence)
+
+
+def worded(*evidence: Evidence) -> str:
+    table = tables_of([Claim("verdict", "late", evidence=evidence)])[1]
+    return "; ".join(evidence_texts(Finding({}, tuple(table.rows()))))
+
+
 def test_the_worker_and_the_file() -> None:
     assert sentence(ROW) == (
-        "ranks 0-2,4-7 waited 38.0 ms in all-reduce 4182; rank 3 was late:"
+        "the worst: ranks 0-2,4-7 waited 38.0 ms in all-reduce 4182; rank 3 was late:"
         " its worker 5 spent 41.0 ms reading shard-0117"
     )
 
@@ -69,8 +83,8 @@ def test_every_cause_has_words(kind: str) -> None:
 def test_rows_of_the_analysis_fit() -> None:
     build = TraceBuilder()
     build.collective({0: (0, 10 * MS), 1: (9 * MS, 10 * MS)})
-    row = next(analyze(build.trace(), "late").rows())
-    assert sentence(row) == "rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late, why is not in the recording"
+    told = worded(*wait_evidence(analyze(build.trace(), "late"), 0))
+    assert told == "the worst: rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late, why is not in the recording"
 
 
 def test_how_often_counts_the_steps_that_matter() -> None:
@@ -79,5 +93,5 @@ def test_how_often_counts_the_steps_that_matter() -> None:
         [(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)]
     )]  # fmt: skip
     tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}
-    assert how_often(tables, 0, 3) == "rank 3 is the late one in 3 of the 4 steps that lose most by it"
-    assert how_often(tables, 1, 3) == ""
+    assert worded(*how_often(tables, 0, 3)) == "rank 3 is the late one in 3 of the 4 steps that lose most by it"
+    assert how_often(tables, 1, 3) == []

@@ -11,13 +11,13 @@ import pytest
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.align.align import load_trace
+from stashtrace.analysis.findings import Summary
+from stashtrace.analysis.findings import trust as trusted
+from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.model.kinds import ThreadRole
-from stashtrace.report import trust as trusted
-from stashtrace.report.facts import gather
-from stashtrace.report.findings import choose
 from stashtrace.report.look import Look
 from stashtrace.report.text import render
-from stashtrace.report.trust import Trust, trust
 
 USED_NS = 1_000_000_000
 
@@ -63,7 +63,7 @@ def process_of(
 
 def own_cost(folder: Path) -> Trust:
     trace = load_trace(folder)
-    return trust(trace, trace.ranks.tolist(), {})
+    return trust(trace, {})
 
 
 def test_the_probes_are_in_it(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_each_thread_of_ours_wakes_up_for_a_sample(tmp_path: Path) -> None:
 
 def test_the_summary_says_both_ends(tmp_path: Path) -> None:
     facts = gather(load_trace(run_of(tmp_path, probes=(4_000_000,))))
-    assert "own cost 0.4 % to 1 % CPU" in render(facts, choose(facts), Look(), "run")
+    assert "own cost 0.4 % to 1 % CPU" in render(Summary.of(facts), Look(), "run")
 
 
 def test_processes_without_samples_count_by_what_they_say_at_their_end(tmp_path: Path) -> None:

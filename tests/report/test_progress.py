@@ -6,8 +6,9 @@ from __future__ import annotations
 from builders import MS, S, TraceBuilder
 from scenes import job
 
+from stashtrace.analysis.findings.waiting import newest_ns, waiting_collectives
 from stashtrace.model.kinds import CollectiveOp, ProcessRole
-from stashtrace.report.progress import describe_waiting, last_budget, newest_ns, waiting_collectives
+from stashtrace.report.progress import describe_waiting, last_budget
 from stashtrace.report.text import summary
 
 

@@ -7,14 +7,17 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
-from scenes import job
+from scenes import job, verdicts
 
+from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.facts import RankFacts, gather
+from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
-from stashtrace.report.facts import gather
-from stashtrace.report.findings import amount, choose
 from stashtrace.report.look import Look
+from stashtrace.report.sentences import amount
 from stashtrace.report.text import _percents, render, summary
 
 SCENES: dict[str, dict[str, Any]] = {
@@ -35,14 +38,12 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
   1     90.1 ms   35 % █████▏  0.1%              2 % ▍  63 % █████████▌   0 %
 
   ▶ rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches
-      its worker spent 77 % of that decoding, transforming and collating, 23 %
-        blocked in storage
+      a batch takes its worker 57.0 ms to make: 44.0 ms of it on the CPU
+        (decoding, transforming, collating), 13.0 ms blocked in storage
       blocked reads moved 40.0 MB/s, mostly in train-0117.tar; the median one
         took 13.0 ms
-      a batch takes 57.0 ms to make, the rest of a step 33.0 ms: 2 workers would
-        hide it, given free CPUs
-  ▶ rank 1 loses 57.0 ms a step (63 %) in all-reduce waiting for rank 0, not for
-    the link
+      2 workers would keep up with the rest of a step (33.0 ms), given free CPUs
+  ▶ rank 1 waits 57.0 ms a step (63 %) in all-reduce for rank 0 to arrive
       why: each step rank 0 waits 57.0 ms longer for batches than rank 1
       rank 0 is the late one in 7 of 7 steps
       the worst: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was late: its
@@ -93,18 +94,20 @@ def test_the_step_is_the_mean_so_that_its_parts_add_up_to_it() -> None:
 
 def test_a_few_long_steps_are_told_in_the_first_line() -> None:
     facts = gather(job()[1])
-    assert "half of them" not in render(facts, [], Look(), "x")
-    skewed = [replace(r, step_ns=90 * MS, middle_step_ns=33 * MS) for r in facts.ranks]
-    first = " ".join(render(replace(facts, ranks=tuple(skewed)), [], Look(), "x").split("\n\n")[0].split())
-    assert first == "stashtrace 2 ranks, 1 host, 7 steps of 90.0 ms, half of them under 33.0 ms (first 5 left out)"
+    assert "median" not in render(Summary.of(facts), Look(), "x")
+    steps = facts.tables["steps"]
+    longer = np.where(steps["step"] == steps["step"].max(), 399 * MS, 0)
+    skewed = replace(facts, tables={**facts.tables, "steps": steps.replace(end_ns=steps["end_ns"] + longer)})
+    first = " ".join(render(Summary.of(skewed), Look(), "x").split("\n\n")[0].split())
+    assert first == "stashtrace 2 ranks, 1 host, 7 steps, mean 90.1 ms, median 33.1 ms (first 5 left out)"
 
 
 def test_batches_before_the_counted_steps_do_not_count() -> None:
     build, trace = job(prep={0: 44})
-    before = [line for f in choose(gather(trace)) for line in f.evidence if line.startswith("a batch takes")]
+    before = [line for f in verdicts(trace) for line in f.evidence if line.startswith("a batch takes")]
     first = min((r for r in build.rows["batches"] if r["phase_code"] == BatchPhase.FETCH), key=lambda r: r["begin_ns"])
     first["begin_ns"] -= 2000 * MS  # the first batch of a cold data set
-    after = [line for f in choose(gather(build.trace())) for line in f.evidence if line.startswith("a batch takes")]
+    after = [line for f in verdicts(build.trace()) for line in f.evidence if line.startswith("a batch takes")]
     assert before
     assert after == before
 
@@ -121,17 +124,18 @@ def test_the_end_says_what_to_trust_and_what_to_type() -> None:
 
 
 def test_straggler_names_the_late_rank_and_why() -> None:
-    found = choose(gather(job(sleep={1: 20})[1]))
-    late = next(f for f in found if f.group == "late")
-    assert "rank 0 loses 20.0 ms a step (38 %) in all-reduce waiting for rank 1" in late.verdict
+    found = verdicts(job(sleep={1: 20})[1])
+    late = next(f for f in found if f.kind == "late")
+    assert late.text == "rank 0 waits 20.0 ms a step (38 %) in all-reduce for rank 1 to arrive"
     assert late.evidence[0] == "why: each step rank 1 computes 20.0 ms longer than rank 0"
 
 
-@pytest.mark.parametrize(("ranks", "others"), [(2, "rank 1"), (3, "the others")])
-def test_a_number_is_that_of_the_rank_hit_hardest(ranks: int, others: str) -> None:
-    found = choose(gather(job(ranks=ranks, prep={rank: 44 - 20 * (rank > 0) for rank in range(ranks)})[1]))
-    data = next(f for f in found if f.group == "data")
-    assert re.search(rf"a step \(\d+ % on rank 0, less on {others}\) waiting for batches", data.verdict), data.verdict
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_differ_are_given_as_a_range(ranks: int) -> None:
+    found = verdicts(job(ranks=ranks, prep={rank: 44 - 20 * (rank > 0) for rank in range(ranks)})[1])
+    data = next(f for f in found if f.kind == "data")
+    named = {2: "0,1", 3: "0-2"}[ranks]
+    assert data.text == f"ranks {named} are input bound: 24.1 ms to 44.1 ms a step (31 to 57 %) waiting for batches"
 
 
 def test_a_sleep_is_called_one() -> None:
@@ -140,16 +144,15 @@ def test_a_sleep_is_called_one() -> None:
         build.rank(0).wait(WaitOp.SLEEP, mark - step, mark - step + 5 * MS)
     facts = gather(build.trace())
     blocked = replace(facts.ranks[0], kinds={**facts.ranks[0].kinds, "other": 6 * MS * facts.ranks[0].steps_count})
-    found = choose(replace(facts, ranks=(blocked, *facts.ranks[1:])))
-    other = next(f for f in found if f.group == "other")
-    assert other.verdict.startswith("rank 0 sleeps for ")
-    assert other.evidence == ("calls of sleep and its kin: 5.00 ms a step",)
+    found = verdicts(replace(facts, ranks=(blocked, *facts.ranks[1:])))
+    other = next(f for f in found if f.kind == "other")
+    assert re.fullmatch(r"rank 0 spends .* a step \(.*\) asleep \(time\.sleep, usleep or the like\)", other.text)
 
 
 def test_a_sleep_is_not_unexplained() -> None:
     facts = gather(job(sleep={1: 20})[1])
     slept = [replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}, asleep_ns=r.wall_ns // 5) for r in facts.ranks]
-    assert "LOW CONFIDENCE" not in render(replace(facts, ranks=tuple(slept)), [], Look(), "x")
+    assert "LOW CONFIDENCE" not in render(Summary.of(replace(facts, ranks=tuple(slept))), Look(), "x")
 
 
 def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
@@ -159,9 +162,11 @@ def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
     kinds[steps["step"] % 2 == 0] = "validation"
     kinds[steps["step"] == 7] = "skipped_update"
     mixed = replace(facts, tables={**facts.tables, "steps": steps.replace(kind=kinds)})
-    first, second = render(mixed, [], Look(), "x").splitlines()[:2]
-    assert first == "stashtrace  2 ranks, 1 host, 7 steps of 33.1 ms (first 5 left out)"
-    assert second == "            of them 3 validation, 1 skipped by the scaler"
+    first = " ".join(render(Summary.of(mixed), Look(), "x").partition("\n\n")[0].split())
+    assert first == (
+        "stashtrace 2 ranks, 1 host, 3 training steps of 33.1 ms, 3 validation steps of 33.1 ms, 1 skipped (by the"
+        " scaler) step of 33.1 ms (first 5 left out)"
+    )
 
 
 def test_batches_made_in_time_are_not_called_uneven() -> None:
@@ -175,11 +180,11 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
             rank.batch_wait(index, at, at + 3 * MS, worker=0)
             rank.phase("forward", at + 3 * MS, at + 5 * MS).phase("backward", at + 5 * MS, at + 9 * MS)
         rank.phase("optimizer", now + 40 * MS, now + 50 * MS)
-    (found,) = choose(gather(build.trace()))
-    assert found.group == "data"
-    assert found.evidence[0].startswith("the batches were made in time")
+    (found,) = verdicts(build.trace())
+    assert found.kind == "data"
+    assert found.evidence[0].startswith("all of that is hand-over of batches that were ready")
     assert found.evidence[1].startswith(
-        "a batch takes 1.00 ms to make, then 3.00 ms of waiting for its hand-over, 4 times a step: more workers"
+        "a batch takes 1.00 ms to make, then waits 3.00 ms for its hand-over, 4 times a step: more workers"
     )
 
 
@@ -194,8 +199,11 @@ def test_micro_batches_count_when_workers_are_advised() -> None:
             rank.batch_wait(index, at, at + 20 * MS, worker=0)
             rank.phase("forward", at + 20 * MS, at + 21 * MS).phase("backward", at + 21 * MS, at + 24 * MS)
         rank.phase("optimizer", now + 96 * MS, now + 100 * MS)
-    (found,) = choose(gather(build.trace()))
-    assert "a step takes 4 of them, the rest of a step 20.0 ms: 4 workers would hide it" in found.evidence[-1]
+    (found,) = verdicts(build.trace())
+    assert found.evidence == (
+        "a batch takes its worker 20.0 ms to make and a step takes 4 of them",
+        "4 workers would keep up with the rest of a step (20.0 ms), given free CPUs",
+    )
 
 
 def test_a_file_is_blamed_only_for_calls_of_the_workers_that_make_batches() -> None:
@@ -203,7 +211,7 @@ def test_a_file_is_blamed_only_for_calls_of_the_workers_that_make_batches() -> N
     build.rank(0).io(0, 5000 * MS, path="/usr/lib/import.py", blocked=True, result_bytes=100)
     worker = build.rank(0).worker(0)
     worker.io(0, 5000 * MS, path="listener-x", blocked=True, result_bytes=1, flags=IoFlag.SOCKET)
-    (found,) = choose(gather(build.trace()))
+    (found,) = verdicts(build.trace())
     assert any("mostly in train-0117.tar" in sentence for sentence in found.evidence), found.evidence
 
 
@@ -217,8 +225,8 @@ def test_page_faults_are_told_where_no_read_explains_the_storage() -> None:
         rank.batch_wait(step, now, now + 20 * MS, worker=0)
         rank.phase("forward", now + 20 * MS, now + 30 * MS).phase("backward", now + 30 * MS, now + 45 * MS)
         rank.phase("optimizer", now + 45 * MS, now + 50 * MS)
-    (found,) = choose(gather(build.trace()))
-    assert "not in reads: 6.0 page faults a batch waited for storage" in " ".join(found.evidence)
+    (found,) = verdicts(build.trace())
+    assert "6 page faults per batch waited for storage; reads of a memory-mapped file look like this" in found.evidence
     assert "without a name" not in " ".join(found.evidence)
 
 
@@ -232,14 +240,14 @@ def test_workers_that_left_no_records_are_still_workers() -> None:
         rank.batch_wait(step, now + MS, now + 20 * MS, worker=step % 2)
         rank.phase("forward", now + 20 * MS, now + 30 * MS).phase("backward", now + 30 * MS, now + 45 * MS)
         rank.phase("optimizer", now + 45 * MS, now + 50 * MS)
-    (found,) = choose(gather(build.trace()))
+    (found,) = verdicts(build.trace())
     assert "num_workers=0" not in " ".join(found.evidence)
-    assert found.evidence[0].startswith("its workers, which left no records of their own, spent all of that")
+    assert found.evidence[0] == "its workers left no records of their own"
 
 
 def test_findings_come_worst_first() -> None:
-    found = choose(gather(job(prep={0: 44}, transfer=10)[1]))
-    assert [f.group for f in found] == ["data", "late", "link"]
+    found = verdicts(job(prep={0: 44}, transfer=10)[1])
+    assert [f.kind for f in found] == ["data", "late", "link"]
     assert [f.share for f in found] == sorted((f.share for f in found), reverse=True)
 
 
@@ -254,8 +262,14 @@ def test_many_ranks_are_folded_and_outliers_named() -> None:
 def test_low_confidence_stands_in_the_first_line() -> None:
     facts = gather(job()[1])
     vague = replace(facts, ranks=tuple(replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}) for r in facts.ranks))
-    assert "LOW CONFIDENCE: 20 % unexplained" in render(vague, [], Look(), "x").splitlines()[0]
-    assert "LOW CONFIDENCE" not in render(facts, [], Look(), "x")
+    assert "LOW CONFIDENCE: 20 % unexplained" in render(Summary.of(vague), Look(), "x").splitlines()[0]
+    assert "LOW CONFIDENCE" not in render(Summary.of(facts), Look(), "x")
+
+
+def said_amount(rank: RankFacts, *kinds: str) -> str:
+    point, (low, high) = rank.per_step_ns(*kinds), rank.bounds_ns(*kinds)
+    figures = {"stall_ns": point, "low_ns": low, "high_ns": high, "least_ns": point, "items_count": 1}
+    return amount({**figures, "confidence": confidence(point, low, high)})
 
 
 @pytest.mark.parametrize(
@@ -280,7 +294,7 @@ def test_words_are_no_surer_than_the_bounds(low: int, high: int, words: str) -> 
         low={"compute": (157 - high) * MS * count, "prep": low * MS * count},
         high={"compute": (157 - low) * MS * count, "prep": high * MS * count},
     )
-    assert amount(given, "prep") == words
+    assert said_amount(given, "prep") == words
 
 
 def test_a_doubt_between_two_kinds_is_none_about_their_sum() -> None:
@@ -293,8 +307,8 @@ def test_a_doubt_between_two_kinds_is_none_about_their_sum() -> None:
         low={"compute": 70 * MS * count, "prep": 0, "fetch": 0},
         high={"compute": 70 * MS * count, "prep": 30 * MS * count, "fetch": 30 * MS * count},
     )
-    assert amount(given, "fetch", "prep", "handoff") == "30.0 ms"
-    assert amount(given, "prep") == "up to 30.0 ms"
+    assert said_amount(given, "fetch", "prep", "handoff") == "30.0 ms"
+    assert said_amount(given, "prep") == "up to 30.0 ms"
 
 
 def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
@@ -305,17 +319,18 @@ def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
             build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS})
     merged = gather(_one_track_per_counter(build))
     crowded = replace(merged, ranks=(replace(merged.ranks[0], contention_ratio=0.2), *merged.ranks[1:]))
-    shown = " ".join(render(crowded, [], Look(), "x").split())
-    assert "rank 0's step thread stood in the run queue for 20 % of the step" in shown
+    shown = " ".join(render(Summary.of(crowded), Look(), "x").split())
+    assert "rank 0's step thread waited for a CPU for 20 % of the step" in shown
     assert "the hypervisor took 10 % of the CPU time of node00" in shown
     assert "lost records 1200" in shown
-    assert "1,200 lane full rows (posix_io): rows came faster than they could be written" in shown
+    assert shown.startswith("stashtrace RECORDS LOST: 1,200 of 1,383 (87 %), most of them by records that came faster")
+    assert "! 1,200 records lost (posix_io): records that came faster than they could be written" in shown
 
 
 def test_a_loss_that_is_no_number_of_rows_is_said_without_one() -> None:
     build, _ = job()
     build.loss("no_device", 0, collector="cupti", advice="the job has no CUDA device")
-    shown = render(gather(build.trace()), [], Look(), "x")
+    shown = render(summarize(build.trace()), Look(), "x")
     assert "  ! no device (cupti): the job has no CUDA device" in shown.splitlines()
 
 
@@ -362,7 +377,7 @@ def test_a_python_that_loads_no_probes_says_so(argv: str, said: bool) -> None:
     build.rank(0).io(0, MS)
     code = build.strings.code
     build.add("metadata", process_id=0, key_code=code("argv"), value_code=code(argv))
-    assert ("starts without the environment" in " ".join(summary(build.trace("./x")).split())) is said
+    assert ("ignores PYTHONPATH, so its steps cannot be seen" in " ".join(summary(build.trace("./x")).split())) is said
 
 
 def test_only_some_steps_were_wanted() -> None:
@@ -397,7 +412,7 @@ def test_a_second_job_is_not_passed_over() -> None:
 
 def test_missing_ranks_are_asked_for() -> None:
     facts = replace(gather(job()[1]), missing_ranks=(2, 3))
-    assert "stashtrace merge ./x OTHER_DIR   (of ranks 2,3)" in render(facts, [], Look(), "./x")
+    assert "stashtrace merge ./x OTHER_DIR   (of ranks 2,3)" in render(Summary.of(facts), Look(), "./x")
 
 
 def test_percents_of_a_row_add_up() -> None:

@@ -1,25 +1,28 @@
-"""The numbers of a summary, taken from a trace and its analyses once; words are made of them elsewhere.
+"""The numbers behind the claims of a summary, taken from a trace and its analyses once.
 
-``gather`` is called by ``text`` and by the merge. Shares are sums over the counted steps (warm-up and time
-outside steps left out), so the kinds of a rank add up to its step time.
+Shares are sums over the counted steps (warm-up and time outside steps left out), so the kinds of a rank add up to its
+step time.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.agreement import agreement
+from stashtrace.analysis.findings.trust import Trust, trust
+from stashtrace.analysis.hidden import hidden
+from stashtrace.analysis.stalls import stalls as find_stalls
 from stashtrace.analysis.steps import counted_steps
+from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, Severity, StreamFlag, WaitOp
+from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, StreamFlag, WaitOp
+from stashtrace.model.schemas import BUDGETS
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
-from stashtrace.report.trust import Trust, trust
 
 #: Columns of the summary and the stall kinds behind each.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -65,6 +68,8 @@ class RankFacts:
         What the collectives without device times may have taken.
     host_timed : bool
         The rank has a device, and its steps are the host's all the same.
+    method : str
+        What the stalls were told by: kernels, brackets or host; mixed if several.
     """
 
     rank: int
@@ -83,6 +88,7 @@ class RankFacts:
     opaque_ns: int = 0
     untimed_ns: int = 0
     host_timed: bool = False
+    method: str = ""
 
     def share(self, group: str) -> float:
         """Share of the step time of a column."""
@@ -162,20 +168,6 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
     return found
 
 
-def losses_of(trace: Trace) -> list[dict[str, Any]]:
-    """Rows of the losses table with their texts, JSON-ready."""
-    return [
-        {
-            "collector": trace.text(row["collector_code"]),
-            "reason": trace.text(row["name_code"]),
-            "severity": Severity(row["severity_code"]).name.lower(),
-            "lost_count": row["lost_count"],
-            "advice": trace.text(row["advice_code"]),
-        }
-        for row in trace.losses.rows()
-    ]
-
-
 def gather(trace: Trace) -> RunFacts:
     """Take the facts of a run; a run without steps has no ranks in it."""
     world = int(trace.processes["world_size"].max(initial=-1))
@@ -183,21 +175,21 @@ def gather(trace: Trace) -> RunFacts:
     missing = tuple(r for r in range(world) if r not in present) if present else ()
     hosts = len(np.unique(trace.processes["host_code"]))
     try:
-        steps = analyze(trace, "steps")
+        steps = find_steps(trace)
         if not len(steps):
             raise MissingDataError("no rank has a step")
-        stalls = analyze(trace, "stalls")
+        stalls = find_stalls(trace)
     except MissingDataError:
-        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, (), {}))
+        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}))
     short = not (steps["warmup"] == 0).any()  # a very short run: better all steps than none
     counted = counted_steps(steps, warmup=short)
     tables = {
         "steps": counted,
         "stalls": stalls,
-        "hidden": analyze(trace, "hidden"),
+        "hidden": hidden(trace),
     }
     if len(trace.kernels):
-        tables["agreement"] = analyze(trace, "agreement")
+        tables["agreement"] = agreement(trace)
     ranks = tuple(_rank_facts(trace, int(rank), tables) for rank in np.unique(tables["steps"]["rank"]))
     first = steps.take(steps["rank"] == steps["rank"][0])
     left_out = 0 if short else int(np.count_nonzero(first["warmup"]))
@@ -210,7 +202,7 @@ def gather(trace: Trace) -> RunFacts:
         left_out,
         len(first) - left_out - int(np.count_nonzero(counted["rank"] == first["rank"][0])),
         missing,
-        trust(trace, tuple(r.rank for r in ranks), tables),
+        trust(trace, tables),
         tables,
     )
 
@@ -232,6 +224,7 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
     for cause, stall in zip(late["cause_rank"].tolist(), late["stall_ns"].tolist(), strict=True):
         late_ns[cause] = late_ns.get(cause, 0) + stall
     wall = own["end_ns"] - own["begin_ns"]
+    methods = np.unique(rows["method"]).tolist()
     processes = trace.processes
     mine = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
     host = trace.text(processes["host_code"][mine][0]) if mine.any() else ""
@@ -251,6 +244,7 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         _held(trace, rank, own),
         *_unseen(trace, rank, own, tables["hidden"]),
         host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
+        method=methods[0] if len(methods) == 1 else "mixed",
     )
 
 
@@ -289,3 +283,15 @@ def _contention(rank: int, own: Table, hidden: Table) -> float:
     rows = hidden.take((hidden["rank"] == rank) & np.isin(hidden["step"], own["step"]))
     rows = rows.take(rows["cpu_contention_ns"] >= 0)
     return float(rows["cpu_contention_ns"].sum()) / max(int(rows["wall_ns"].sum()), 1)
+
+
+def budgets(facts: RunFacts) -> Table:
+    """Table ``budgets``: the time of each rank by column."""
+    rows = []
+    for rank in facts.ranks:
+        for column, kinds in GROUPS.items():
+            low, high = (round(bound * rank.steps_count) for bound in rank.bounds_ns(*kinds))
+            spent = sum(rank.kinds.get(kind, 0) for kind in kinds)
+            head = (rank.rank, rank.host, rank.steps_count, rank.step_ns, rank.middle_step_ns)
+            rows.append((*head, column, spent, low, high, rank.share(column)))
+    return Table.from_rows(BUDGETS, rows)

@@ -1,6 +1,6 @@
 """How far a summary can be trusted: what was measured, what was lost, what the tracing itself cost.
 
-Used by ``facts``. Counter names are those of ``stashtrace/collectors/proc.py``.
+Counter names are those of ``stashtrace/collectors/proc.py``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.matching import contact_errors, match
 from stashtrace.analysis.step_threads import how_to_get_steps
 from stashtrace.analysis.trace_index import blocked_by_guess
@@ -22,20 +23,14 @@ from stashtrace.model.kinds import (
     CollectiveSource,
     Phase,
     ProcessRole,
-    Severity,
     ThreadRole,
     TrackKind,
 )
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
-from stashtrace.units import duration_text
 
-_LOSSES_AT_MOST = 3
-#: Who reports that files are missing, unreadable or of different jobs.
-_WHOLE_FILES = "importers"
 #: How a process that put itself under a filter ended its recording, and what that hides beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
-_TRAINERS_AT_MOST = 3
 #: A process that was killed is last seen in a sample; ends nearer than this to each other have no order.
 _CLEARLY_BEFORE_NS = 50_000_000
 #: What one record of a native hook costs, from benchmarks/results.
@@ -46,6 +41,29 @@ HOOK_MOST_NS = 150
 PROBE_MOST_RATIO = 3.0
 #: A wake-up of a thread of the recorder: two switches, and a core's second-level cache to fill again.
 WAKE_MOST_NS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """What the CPUs of a host did while they were sampled.
+
+    Attributes
+    ----------
+    count : float
+        CPUs that the host has.
+    others_count : float
+        CPUs that processes outside the job used on average, those of its hypervisor's other guests included.
+    busy_ratio, steal_ratio : float
+        Of all CPU time: used by anybody, and taken by the hypervisor.
+    main_ns_per_s : dict of int to float
+        CPU time of the process of each rank, all of its threads, per second.
+    """
+
+    count: float
+    others_count: float
+    busy_ratio: float
+    steal_ratio: float
+    main_ns_per_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +78,7 @@ class Trust:
         counts of ours see it; -1 if not measured.
     own_cost_most_ratio : float
         The same with bounds for what they do not see: caches and switches between threads; -1 if not measured.
-    lost_records_count : int
-    losses : tuple of str
-        The worst ones as sentences.
-    clocks : str
-    steal_ratio : float
-        CPU time that the hypervisor took from the host that lost most.
-    steal_host : str
-    cpu_busy_ratio : float
-        Of the CPU time of the busiest host while it was sampled.
-    ending : str
-        A sentence about a job that did not end well, empty otherwise.
-    scope : tuple of str
-        Sentences about what the numbers leave out: steps that were not wanted, other processes that trained.
-    first_to_end : str
-        A sentence about the rank whose records end clearly before those of the others, empty if there is none.
+    hosts : dict of str to HostCpu
     """
 
     measured: tuple[str, ...] = ()
@@ -82,42 +86,31 @@ class Trust:
     invisible: tuple[str, ...] = ()
     own_cost_ratio: float = -1.0
     own_cost_most_ratio: float = -1.0
-    lost_records_count: int = 0
-    losses: tuple[str, ...] = ()
-    clocks: str = "one host"
-    steal_ratio: float = 0.0
-    steal_host: str = ""
-    cpu_busy_ratio: float = 0.0
-    ending: str = ""
-    first_to_end: str = ""
-    scope: tuple[str, ...] = ()
+    hosts: dict[str, HostCpu] = field(default_factory=dict)
 
 
-def trust(trace: Trace, ranks: Sequence[int], tables: Mapping[str, Table]) -> Trust:
+def trust(trace: Trace, tables: Mapping[str, Table]) -> Trust:
     """Collect what a reader must know before believing the rest."""
     measured, inferred, invisible = _sources(trace)
     if "hidden" in tables and (tables["hidden"]["estimated_ns"] > 0).any():
         inferred += ("network by what transfers inside a host take",)
-    lost, sentences = _losses(trace)
-    shares = _host_shares(trace)
     own_cost_ratio, own_cost_most_ratio = _own_cost(trace)
-    steal_host = max(shares, key=lambda host: shares[host][0], default="")
-    return Trust(
-        measured,
-        inferred,
-        invisible,
-        own_cost_ratio=own_cost_ratio,
-        own_cost_most_ratio=own_cost_most_ratio,
-        lost_records_count=lost,
-        losses=sentences,
-        clocks=_clocks(trace),
-        steal_ratio=shares.get(steal_host, (0.0, 0.0))[0],
-        steal_host=steal_host,
-        cpu_busy_ratio=max((busy for _, busy in shares.values()), default=0.0),
-        ending=_ending(trace),
-        first_to_end=_first_to_end(trace),
-        scope=(*_unwanted_steps(trace), *_other_trainers(trace), *_unordered(trace)),
-    )
+    steps = tables.get("steps")
+    window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if steps is not None and len(steps) else None
+    return Trust(measured, inferred, invisible, own_cost_ratio, own_cost_most_ratio, _host_cpus(trace, window))
+
+
+def trust_claims(trace: Trace, known: Trust, lost_count: int) -> list[Claim]:
+    """What was measured, what was inferred, what is invisible here; the own cost, the losses and the clocks."""
+    sources = (("measured", known.measured), ("inferred", known.inferred), ("invisible", known.invisible))
+    claims = [
+        Claim("trust", kind, items_count=len(names), evidence=tuple(Evidence("source", name=name) for name in names))
+        for kind, names in sources
+    ]
+    claims.append(Claim("trust", "own_cost", share_ratio=known.own_cost_most_ratio, least_ratio=known.own_cost_ratio))
+    claims.append(Claim("trust", "lost_records", items_count=lost_count))
+    claims.append(_clocks(trace))
+    return claims
 
 
 def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -139,13 +132,13 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     measured += seen
     inferred += bounded
     driver = {"none": "GPU (no driver)", "present": "GPU (not recorded)"}.get(
-        _run_facts(trace).get("gpu_driver", ""), "GPU"
+        run_facts(trace).get("gpu_driver", ""), "GPU"
     )
     if (trace.losses["name_code"] == trace.strings.find("timing_events_off")).any():
         driver = "what the GPU does beside NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
         seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
-    invisible += [part for part in _run_facts(trace).get("not_recorded", "").split(", ") if part]
+    invisible += [part for part in run_facts(trace).get("not_recorded", "").split(", ") if part]
     invisible += _untraced_programs(trace)
     return tuple(measured), tuple(inferred), tuple(invisible)
 
@@ -177,34 +170,6 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
     sources = np.unique(trace.collectives["source_code"][trace.collectives["device_begin_ns"] >= 0]).tolist()
     words = {CollectiveSource.PLUGIN: "NCCL by its plugin", CollectiveSource.EVENTS: "NCCL by timing events"}
     return seen + [text for source, text in words.items() if source in sources], bounded
-
-
-def _losses(trace: Trace) -> tuple[int, tuple[str, ...]]:
-    losses = trace.losses
-    lost = int(losses["lost_count"][losses["severity_code"] == Severity.DATA_LOSS].sum())
-    serious = losses.take(losses["severity_code"] >= Severity.ERROR)
-    totals: dict[tuple[str, str], int] = {}
-    advices: dict[tuple[str, str], dict[str, None]] = {}
-    for row in serious.rows():
-        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]))
-        totals[key] = totals.get(key, 0) + row["lost_count"]
-        advices.setdefault(key, {})[trace.text(row["advice_code"])] = None
-    # What is wrong with the files as a whole comes before what single rows lack.
-    order = sorted(totals, key=lambda key: (key[0] != _WHOLE_FILES, -totals[key]))
-    sentences = [_loss(*key, totals[key], list(advices[key])) for key in order[:_LOSSES_AT_MOST]]
-    if len(order) > _LOSSES_AT_MOST:
-        more = len(order) - _LOSSES_AT_MOST
-        sentences.append(f"{more} more kind{'' if more == 1 else 's'} of loss, see `stashtrace info`")
-    return lost, tuple(sentences)
-
-
-def _loss(collector: str, reason: str, count: int, advices: Sequence[str]) -> str:
-    """One kind of loss as a sentence; of many files the first stands for all. Some losses are no number of rows."""
-    alike = f" (and {len(advices) - 1:,} more like it)" if len(advices) > 1 else ""
-    if collector == _WHOLE_FILES and advices[0]:
-        return advices[0] + alike
-    many = f"{count:,} " if count > 0 else ""
-    return f"{many}{reason.replace('_', ' ')} ({collector})" + (f": {advices[0]}" if advices[0] else "") + alike
 
 
 def _own_cost(trace: Trace) -> tuple[float, float]:
@@ -275,19 +240,36 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
     return told
 
 
-def _host_shares(trace: Trace) -> dict[str, tuple[float, float]]:
-    """Host -> shares of its CPU time that its hypervisor took, and that were busy."""
+def _host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
+    """Host -> its CPUs in the counted steps, by the longest look that a process of the job had at them."""
     parts = ("user", "system", "idle", "iowait", "steal")
-    grown = {part: _growth(trace, f"host_{part}_ns_total") for part in parts}
-    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
-    found: dict[str, tuple[float, float]] = {}
-    longest: dict[str, float] = {}
-    for key in grown["idle"]:
-        values = {part: grown[part].get(key, 0.0) for part in parts}
-        whole, host = sum(values.values()), trace.text(hosts[key[0]])
-        if whole > longest.get(host, 0.0):  # every process samples its host; the longest look is the best
-            longest[host] = whole
-            found[host] = values["steal"] / whole, (values["user"] + values["system"] + values["steal"]) / whole
+    grown = {part: _growth(trace, f"host_{part}_ns_total", window) for part in parts}
+    processes = trace.processes
+    hosts = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
+    looks: dict[int, tuple[float, float, dict[str, float]]] = {}
+    for key, (_, seconds) in grown["idle"].items():
+        values = {part: grown[part].get(key, (0.0, 0.0))[0] for part in parts}
+        whole, host = sum(values.values()), hosts[key[0]]
+        if seconds > 0 and whole > looks.get(host, (0.0, 0.0, {}))[0]:
+            looks[host] = whole, seconds, values
+    rates: dict[int, float] = dict.fromkeys(hosts, 0.0)
+    for name in ("process_user_ns_total", "process_system_ns_total"):
+        for (process, _), (ns, seconds) in _growth(trace, name, window).items():
+            rates[process] += ns / seconds if seconds > 0 else 0.0
+    ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
+    found = {}
+    for host, (whole, seconds, values) in looks.items():
+        busy = values["user"] + values["system"] + values["steal"]
+        job_per_s = sum(rate for process, rate in rates.items() if hosts[process] == host)
+        own = ranks.take(ranks["host_code"] == host)
+        main = {r: rates[p] for r, p in zip(own["rank"].tolist(), own["process_id"].tolist(), strict=True)}
+        found[trace.text(host)] = HostCpu(
+            whole / seconds / 1e9,
+            max(busy / seconds - job_per_s, 0.0) / 1e9,
+            busy / whole,
+            values["steal"] / whole,
+            main,
+        )
     return found
 
 
@@ -296,95 +278,109 @@ def _last(trace: Trace, name: str) -> dict[tuple[int, int], float]:
     return {key: float(values[-1]) for key, values in _samples(trace, name)}
 
 
-def _growth(trace: Trace, name: str) -> dict[tuple[int, int], float]:
-    """(process, native id) -> growth of a cumulative counter while it was sampled."""
-    return {key: float(values[-1] - values[0]) for key, values in _samples(trace, name)}
+def _growth(trace: Trace, name: str, window: tuple[int, int] | None) -> dict[tuple[int, int], tuple[float, float]]:
+    """(process, native id) -> growth of a cumulative counter inside a window, and the seconds between its samples.
+
+    A counter with fewer than two samples inside counts as a whole.
+    """
+    found = {}
+    for key, at, values in _timed_samples(trace, name):
+        inside = (at >= window[0]) & (at <= window[1]) if window else np.ones(len(at), dtype=bool)
+        rows = np.flatnonzero(inside) if np.count_nonzero(inside) > 1 else np.array([0, len(at) - 1])
+        found[key] = float(values[rows[-1]] - values[rows[0]]), float(at[rows[-1]] - at[rows[0]]) / 1e9
+    return found
 
 
 def _samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.float64]]]:
+    for key, _, values in _timed_samples(trace, name):
+        yield key, values
+
+
+def _timed_samples(
+    trace: Trace, name: str
+) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
     tracks, counters = trace.tracks, trace.counters
     wanted = tracks.take((tracks["kind_code"] == TrackKind.COUNTER) & (tracks["name_code"] == trace.strings.find(name)))
     for track, process, native in zip(
         *(wanted[c].tolist() for c in ("track_id", "process_id", "native_id")), strict=True
     ):
-        values = counters["value"][counters["track_id"] == track]
-        if len(values):
-            yield (process, native), values
+        mine = counters["track_id"] == track
+        if mine.any():
+            yield (process, native), counters["ts_ns"][mine], counters["value"][mine]
 
 
-def _ending(trace: Trace) -> str:
-    """A sentence about a job that ended badly or has not ended."""
-    facts = _run_facts(trace)
+def ending_claims(trace: Trace) -> list[Claim]:
+    """How the job ended, if not well, and which rank was gone before the others."""
+    facts = run_facts(trace)
     code = facts.get("exit_code", "0")
     if facts.get("signal", "0") not in ("", "0", "None"):
-        return f"the job was ended by signal {facts['signal']}: a step that was not finished is not counted"
-    return f"the job ended with exit code {code}" if code not in ("", "0", "None") else ""
+        return [Claim("machine", "ended_by_signal", name=facts["signal"]), *_first_to_end(trace)]
+    if code not in ("", "0", "None"):
+        return [Claim("machine", "ended_with_code", name=code), *_first_to_end(trace)]
+    return []
 
 
-def _first_to_end(trace: Trace) -> str:
+def _first_to_end(trace: Trace) -> list[Claim]:
     """Which rank was gone before the others: where to look when a job broke off."""
     processes = trace.processes
     ranks = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("end_ns")
     if len(ranks) < 2:
-        return ""
+        return []
     ahead = int(ranks["end_ns"][1] - ranks["end_ns"][0])
     if ahead < _CLEARLY_BEFORE_NS:
-        return ""
-    first, second = ranks["rank"][0], ranks["rank"][1]
-    return f"the records of rank {first} end first, {duration_text(ahead)} before those of rank {second}"
+        return []
+    first, second = ranks["rank"][:2].tolist()
+    return [Claim("machine", "first_to_end", rank=first, cause_rank=second, stall_ns=ahead)]
 
 
-def _unwanted_steps(trace: Trace) -> list[str]:
-    steps = _run_facts(trace).get("steps", "")
-    return [f"recorded were only steps {steps} of the job, counted in updates"] if steps else []
+def scope_claims(trace: Trace) -> list[Claim]:
+    """What the numbers leave out: steps that were not wanted, other processes that trained, order among hosts."""
+    steps = run_facts(trace).get("steps", "")
+    claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
+    return claims + _other_trainers(trace) + _unordered(trace)
 
 
-def _other_trainers(trace: Trace) -> list[str]:
+def _other_trainers(trace: Trace) -> list[Claim]:
     """Processes beside the ranks that made updates too: a second job of a script, or a rank started again."""
     phases, processes = trace.phases, trace.processes
     updates = phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))]
     found = []
-    for row in processes.rows():
+    for number, row in enumerate(processes.rows()):
         count = int(np.count_nonzero(updates == row["process_id"]))
         if count and row["role_code"] != ProcessRole.RANK:
-            found.append(f"{trace.text(row['name_code'])} ({row['pid']}, {count} update{'' if count == 1 else 's'})")
-    if not found:
-        return []
-    more = f" and {len(found) - _TRAINERS_AT_MOST} more" if len(found) > _TRAINERS_AT_MOST else ""
-    return [f"not in these numbers: {', '.join(found[:_TRAINERS_AT_MOST])}{more} trained too; run each job by itself"]
+            name = trace.text(row["name_code"])
+            found.append(Evidence("trainer", "processes", number, items_count=count, of_count=row["pid"], name=name))
+    return [Claim("machine", "other_trainers", items_count=len(found), evidence=tuple(found))] if found else []
 
 
-def _unordered(trace: Trace) -> list[str]:
+def _unordered(trace: Trace) -> list[Claim]:
     """What the clocks of several hosts cannot tell."""
     alignment = trace.alignment
     if len(alignment) < 2 or not len(trace.collectives):
         return []
     matched, table = match(trace), trace.collectives
-    error = duration_text(2 * int(contact_errors(trace).max()))
     shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
     keys = np.stack([table["group_hash"], table["sequence"].astype(np.uint64)], axis=1)
     count = len(np.unique(keys[shared], axis=0))
-    doubtful = len(np.unique(keys[shared & ~matched.ordered], axis=0))
-    by_duration = len(np.unique(keys[shared & ~matched.by_clock], axis=0))
-    told = f"events that different hosts share are not ordered where closer than {error}"
-    if doubtful:
-        told += f": in {doubtful} of {count} collectives nobody is called last"
-    if by_duration:
-        told += f"{';' if doubtful else ':'} {by_duration} of {count} are split by durations instead of by clocks"
-    return [told]
+    parts = (("nobody_last", shared & ~matched.ordered), ("by_durations", shared & ~matched.by_clock))
+    evidence = [
+        Evidence(code, "collectives", items_count=len(np.unique(keys[rows], axis=0)), of_count=count)
+        for code, rows in parts
+    ]
+    error = 2 * int(contact_errors(trace).max())
+    return [Claim("machine", "unordered", stall_ns=error, evidence=tuple(e for e in evidence if e.items_count))]
 
 
-def without_steps(trace: Trace) -> str:
+def without_steps(trace: Trace) -> Claim:
     """Why a run may show no steps."""
-    if "no_times" in _run_facts(trace) or "imported" in _run_facts(trace):
-        return how_to_get_steps(trace)
-    collectors = _run_facts(trace).get("collectors", "").split()
+    facts = run_facts(trace)
+    if "no_times" in facts or "imported" in facts:
+        return Claim("files", "no_steps", name=how_to_get_steps(trace))
+    collectors = facts.get("collectors", "").split()
     if collectors and "torch_step" not in collectors and "annotations" not in collectors:
-        return "no step can be seen: --collectors left out torch_step and annotations"
+        return Claim("files", "no_step_collectors")
     alone = _isolated_options(trace)
-    if alone:
-        return f"no step can be seen: `python {alone}` starts without the environment that carries the probes"
-    return "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
+    return Claim("files", "isolated_python", name=alone) if alone else Claim("files", "no_updates")
 
 
 def _isolated_options(trace: Trace) -> str:
@@ -400,26 +396,18 @@ def _isolated_options(trace: Trace) -> str:
     return ""
 
 
-def _run_facts(trace: Trace) -> dict[str, str]:
+def run_facts(trace: Trace) -> dict[str, str]:
     """What ``run.json`` says."""
     own = trace.metadata.take(trace.metadata["process_id"] == -1)
     return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
 
 
-def _clocks(trace: Trace) -> str:
+def _clocks(trace: Trace) -> Claim:
     alignment = trace.alignment
-    told = "not aligned"
-    if len(alignment):
-        error = duration_text(int(contact_errors(trace).max()))
-        methods = {trace.text(code) for code in alignment["method_code"].tolist()}
-        agree = "of the files taken to agree"
-        if methods == {"assumed"}:
-            return agree
-        found = sorted(methods - {"same_clock", "assumed"})
-        by = f" by {', '.join(found)}" if found else ""
-        if "assumed" in methods:
-            by += f"; those {agree} where no host is named"
-        told = f"{'one host' if len(alignment) == 1 else f'{len(alignment)} hosts'}, ±{error}{by}"
+    rows = [
+        Evidence("clock_method", "alignment", name=trace.text(code)) for code in np.unique(alignment["method_code"])
+    ]
     if len(trace.device_clocks):
-        told += f"; devices ±{duration_text(int(trace.device_clocks['error_ns'].max()))}"
-    return told
+        rows.append(Evidence("device_clocks", "device_clocks", amount_ns=int(trace.device_clocks["error_ns"].max())))
+    error = int(contact_errors(trace).max()) if len(alignment) else -1
+    return Claim("trust", "clocks", items_count=len(alignment), stall_ns=error, evidence=tuple(rows))

@@ -1,4 +1,4 @@
-"""Waits for batches that lie between two epochs of a loader, where nothing is made ahead. Used by ``evidence``.
+"""Waits for batches that lie between two epochs of a loader, where nothing is made ahead.
 
 epoch 1 ... batch n  | workers end | iterator made, workers start | first batch |  batch 1 ...  epoch 2
                        wait, index -1 ............................  wait, index 0
@@ -14,7 +14,6 @@ import numpy as np
 from stashtrace.model.kinds import BatchPhase
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
-from stashtrace.units import duration_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +36,6 @@ class EpochBegins:
     wait_ns: int
     workers: int
     anew: bool
-
-    def text(self, share: str, steps_count: int) -> str:
-        """A sentence: what part of the waits this is, how often and why."""
-        times = {1: "once", 2: "twice"}.get(self.count, f"{self.count} times")
-        each = duration_text(self.wait_ns / self.count) + (" each" if self.count > 1 else "")
-        what = "its worker" if self.workers == 1 else f"its {self.workers} workers"
-        why = "for a first batch that none has made ahead"
-        if self.anew:
-            why = f"to start {what} anew and make a first batch: persistent_workers=True keeps them"
-        return f"{share} of that lies between epochs: {times} in {steps_count} steps, {each}, {why}"
 
 
 def epoch_begins(trace: Trace, rank: int, steps: Table) -> EpochBegins | None:

@@ -1,0 +1,88 @@
+"""findings, finding_evidence, budgets: what a summary says, as rows before it is words.
+
+    trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.report words them
+
+``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness`` and ``devices`` find what
+speaks for them, ``trust`` and ``losses`` say how far to believe them.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stashtrace.analysis.findings.claims import claims_of
+from stashtrace.analysis.findings.facts import RunFacts, gather
+from stashtrace.analysis.findings.facts import budgets as budgets_of
+from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The tables that a summary is made of."""
+
+    budgets: Table
+    findings: Table
+    evidence: Table
+
+    @classmethod
+    def of(cls, facts: RunFacts) -> Summary:
+        """All of them from the facts of a run."""
+        return cls(budgets_of(facts), *tables_of(claims_of(facts)))
+
+
+def summarize(trace: Trace) -> Summary:
+    """Compute the three tables at the cost of one."""
+    return Summary.of(gather(trace))
+
+
+def findings(trace: Trace) -> Table:
+    """Collect what the summary of a run claims, one row per claim.
+
+    A verdict about a stall has the figures of the rank that it hits hardest, per counted step, with their bounds;
+    ``confidence`` follows from them. Rows of ``finding_evidence`` with the same ``finding_id`` say what it rests on.
+
+    Parameters
+    ----------
+    trace : Trace
+        Anything that loads. Without steps there are no verdicts.
+
+    Columns
+    -------
+    finding_id, order, section, kind, name, ranks, rank, items_count, share_ratio, least_ratio, stall_ns, low_ns,
+    high_ns, least_ns, cause_kind, cause_rank, worker_id, file, call, advice_code, confidence, method
+    """
+    return summarize(trace).findings
+
+
+def finding_evidence(trace: Trace) -> Table:
+    """Collect what the claims of ``findings`` rest on.
+
+    Parameters
+    ----------
+    trace : Trace
+        Anything that loads.
+
+    Columns
+    -------
+    finding_id, order, code, source_table, source_index, rank, worker_id, amount_ns, low_ns, high_ns, items_count,
+    of_count, part_ratio, moved_bytes, rate_bytes_per_s, kind, name
+    """
+    return summarize(trace).evidence
+
+
+def budgets(trace: Trace) -> Table:
+    """Sum the counted steps of each rank by the columns of the summary.
+
+    Parameters
+    ----------
+    trace : Trace
+        Without steps the table is empty.
+
+    Columns
+    -------
+    rank, host, steps_count, step_ns, median_step_ns, column, stall_ns, low_ns, high_ns, share_ratio
+    """
+    return summarize(trace).budgets

@@ -1,0 +1,193 @@
+"""All claims of a summary in reading order: headline, verdicts, the machine, what is hidden, trust, losses."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.findings.devices import agreement_evidence
+from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.files import files_claims
+from stashtrace.analysis.findings.losses import loss_claims, lost_count
+from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.trust import ending_claims, scope_claims, trust_claims, without_steps
+from stashtrace.analysis.findings.verdicts import verdicts
+from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
+from stashtrace.analysis.staged_opens import staged_opens, used_copies
+from stashtrace.units import ranks_text
+
+_LOW_CONFIDENCE_RATIO = 0.05
+#: Doubts below this share of the steps are not named.
+_SMALL_RATIO = 0.00995
+_CONTENTION_RATIO = 0.05
+_STEAL_RATIO = 0.02
+_HIDDEN_RATIO = 0.01
+_HIDDEN = ("loading", "communication", "copy", "checkpoint")
+
+
+def claims_of(facts: RunFacts) -> list[Claim]:
+    """Every claim of a run; ``rows.tables_of`` makes tables of them."""
+    trace = facts.trace
+    losses = loss_claims(trace)
+    claims = [claim for claim in losses if claim.section == "headline"] + _headline(facts) + verdicts(facts)
+    if not facts.ranks:
+        claims += [*files_claims(trace), without_steps(trace)]
+    claims += [*_contention(facts), *_steal(facts), *_thinned(facts), *scope_claims(trace)]
+    ending = ending_claims(trace)
+    if ending:
+        hung = _hung(facts)
+        claims += [ending[0], *(hung or ending[1:])]
+    claims += [*_hosts(facts), *_hidden(facts), *_copies(facts)]
+    claims += trust_claims(trace, facts.trust, lost_count(trace))
+    if "agreement" in facts.tables and len(facts.tables["agreement"]):
+        row = agreement_evidence(facts.tables["agreement"])[0]
+        claims.append(
+            Claim("trust", "agreement", name=row.kind, items_count=row.items_count, share_ratio=row.part_ratio)
+        )
+    return claims + [claim for claim in losses if claim.section == "loss"]
+
+
+def _headline(facts: RunFacts) -> list[Claim]:
+    claims = []
+    if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
+        doubts = {what: share for what, share in facts.doubts.items() if share >= _SMALL_RATIO}
+        rows = tuple(Evidence("doubt", "stalls", part_ratio=share, name=what) for what, share in doubts.items())
+        claims.append(Claim("headline", "low_confidence", share_ratio=facts.unexplained_ratio, evidence=rows))
+    if any(r.host_timed for r in facts.ranks):
+        timed = ranks_text(sorted(r.rank for r in facts.ranks if r.host_timed))
+        claims.append(Claim("headline", "host_timed_steps", ranks=timed))
+    hosts = Evidence("hosts", "processes", items_count=facts.hosts_count if any(facts.hosts) else -1)
+    claims.append(Claim("headline", "ranks", items_count=facts.ranks_count, evidence=(hosts,)))
+    if facts.missing_ranks:
+        missing = ranks_text(list(facts.missing_ranks))
+        name = "imported" if facts.imported else ""
+        claims.append(
+            Claim("headline", "ranks_missing", ranks=missing, items_count=len(facts.missing_ranks), name=name)
+        )
+    return claims + _steps(facts) if facts.ranks else [*claims, Claim("headline", "no_steps", items_count=0)]
+
+
+def _steps(facts: RunFacts) -> list[Claim]:
+    """One claim per kind of step: how many on a rank, and how long they are there; medians over the ranks."""
+    steps = facts.tables["steps"]
+    length = steps["end_ns"] - steps["begin_ns"]
+    claims = []
+    for kind in np.unique(steps["kind"]).tolist():
+        of_kind = steps["kind"] == kind
+        own = [length[of_kind & (steps["rank"] == r.rank)] for r in facts.ranks]
+        own = [lengths for lengths in own if len(lengths)]
+        mean, middle = (float(np.median([f(lengths) for lengths in own])) for f in (np.mean, np.median))
+        claims.append(
+            Claim(
+                "headline",
+                "steps",
+                name=kind,
+                items_count=max(map(len, own)),
+                stall_ns=mean,
+                evidence=(Evidence("median_step", "steps", amount_ns=middle),),
+            )
+        )
+    claims.sort(key=lambda claim: -claim.items_count * claim.stall_ns)
+    return claims + ([Claim("headline", "warmup", items_count=facts.warmup_count)] if facts.warmup_count else [])
+
+
+def _contention(facts: RunFacts) -> list[Claim]:
+    crowded = {r.rank: r.contention_ratio for r in facts.ranks if r.contention_ratio > _CONTENTION_RATIO}
+    if not crowded:
+        return []
+    worst = max(crowded, key=crowded.__getitem__)
+    looks = "compute" if facts.ranks_count == 1 else "compute or link"
+    return [
+        Claim(
+            "machine",
+            "contention",
+            name=looks,
+            ranks=ranks_text(sorted(crowded)),
+            rank=worst,
+            items_count=len(crowded),
+            share_ratio=crowded[worst],
+        )
+    ]
+
+
+def _steal(facts: RunFacts) -> list[Claim]:
+    hosts = facts.trust.hosts
+    worst = max(hosts, key=lambda host: hosts[host].steal_ratio, default="")
+    if not worst or hosts[worst].steal_ratio <= _STEAL_RATIO:
+        return []
+    return [Claim("machine", "steal", name=worst, share_ratio=hosts[worst].steal_ratio)]
+
+
+def _thinned(facts: RunFacts) -> list[Claim]:
+    if not facts.thinned_count:
+        return []
+    every = Evidence("all_steps", "steps", items_count=facts.steps_count + facts.thinned_count)
+    return [Claim("machine", "thinned", items_count=facts.steps_count, evidence=(every,))]
+
+
+def _hung(facts: RunFacts) -> list[Claim]:
+    """Collectives that somebody had not entered when the recording ended."""
+    claims = []
+    for waiting in waiting_collectives(facts.trace, newest_ns(facts.trace)):
+        if waiting.since_ns <= SUSPICIOUS_NS:
+            continue
+        rows = [Evidence("hung_bytes", "collectives", moved_bytes=waiting.message_bytes, name=waiting.group)]
+        inside = ranks_text(list(waiting.inside))
+        rows.append(
+            Evidence(
+                "hung_inside", "collectives", items_count=len(waiting.inside), amount_ns=waiting.since_ns, name=inside
+            )
+        )
+        rows += [
+            Evidence("hung_last", "collectives", rank=rank, items_count=last) for rank, last in waiting.last.items()
+        ]
+        claims.append(
+            Claim(
+                "machine",
+                "hung",
+                ranks=ranks_text(list(waiting.missing)),
+                items_count=waiting.sequence,
+                stall_ns=waiting.since_ns,
+                call=waiting.operation,
+                evidence=tuple(rows),
+            )
+        )
+    return claims
+
+
+def _hosts(facts: RunFacts) -> list[Claim]:
+    """Which rank ran where, if there is more than one place."""
+    hosts = facts.hosts
+    if len(hosts) < 2:
+        return []
+    rows = []
+    for host, ranks in hosts.items():
+        known = sorted({r for r in ranks if r >= 0})
+        others = sum(r < 0 for r in ranks)
+        rows.append(
+            Evidence("host", "processes", items_count=len(known), of_count=others, kind=ranks_text(known), name=host)
+        )
+    return [Claim("machine", "hosts", items_count=len(hosts), evidence=tuple(rows))]
+
+
+def _hidden(facts: RunFacts) -> list[Claim]:
+    """Work that overlapped with the step: no stall now, but one as soon as what hides it becomes faster."""
+    if not facts.ranks:
+        return []
+    table = facts.tables["hidden"]
+    counted = table.take(np.isin(table["step"], facts.tables["steps"]["step"]))
+    if not len(counted):
+        return []
+    wall = float(counted["wall_ns"].mean())
+    amounts = {name: float(counted[f"hidden_{name}_ns"].mean()) for name in _HIDDEN}
+    rows = [
+        Evidence("hidden", "hidden", amount_ns=ns, kind=name)
+        for name, ns in amounts.items()
+        if ns >= _HIDDEN_RATIO * wall
+    ]
+    return [Claim("beside", "hidden", evidence=tuple(rows))] if rows else []
+
+
+def _copies(facts: RunFacts) -> list[Claim]:
+    """Of a run with staged copies: whether the job opened them."""
+    return [Claim("beside", "staged", items_count=staged_opens(facts.trace))] if used_copies(facts.trace) else []

@@ -1,0 +1,169 @@
+"""Evidence about late ranks: who was waited for, in which operation, how often, and what kept the late one."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
+from stashtrace.analysis.findings.making import inside
+from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.late import late
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Somebody is late by a few microseconds in every step: less than this part of the mean one does not count.
+_MATTERS_DIVISOR = 10
+#: Steps of which it is worth saying how many.
+_SEVERAL = 3
+#: The difference of two budgets explains a wait if it is at least this share of it.
+_EXPLAINS_RATIO = 0.25
+#: Columns of the budget of which a late rank may have more than the one that waits.
+_SURPLUS = ("compute", "data", "link", "copy", "save", "host", "other")
+#: Late ranks that are looked into.
+_CAUSES_AT_MOST = 3
+
+
+def worst_wait(trace: Trace, late_rank: int, steps: Table) -> list[Evidence]:
+    """The costliest wait for a rank within the counted steps, and what kept that rank, by the rows of ``late``."""
+    try:
+        table = late(trace)
+    except MissingDataError:
+        return []
+    mine = np.flatnonzero((table["late_rank"] == late_rank) & np.isin(table["step"], steps["step"]))
+    return wait_evidence(table, int(mine[0])) if len(mine) else []
+
+
+def wait_evidence(table: Table, row: int) -> list[Evidence]:
+    """A row of ``late`` as evidence: who waited how long in what, and why."""
+    at = {name: table[name][row].item() for name in table.columns}
+    code = "worst_wait" if at["method"] != "hung" else "hung_wait"
+    rows = [
+        Evidence(
+            code if at["late_rank"] >= 0 else f"{code}_unknown",
+            "late",
+            row,
+            rank=at["late_rank"],
+            amount_ns=at["wait_ns"],
+            items_count=at["sequence"],
+            kind=at["op"],
+            name=at["waiting_ranks"],
+        ),
+    ]
+    if at["late_rank"] < 0:
+        return rows
+    if at["cause_kind"] == "unknown":
+        return rows if at["method"] == "hung" else [*rows, Evidence("late_why_unknown", "late", row)]
+    return [
+        *rows,
+        Evidence(
+            "late_because",
+            "late",
+            row,
+            rank=at["late_rank"],
+            worker_id=at["cause_worker_id"],
+            amount_ns=at["cause_ns"],
+            low_ns=at["named_ns"],
+            kind=at["cause_kind"],
+            name=at["cause_name"],
+        ),
+    ]
+
+
+def how_often(tables: Mapping[str, Table], victim: int, late_rank: int) -> list[Evidence]:
+    """In how many of the counted steps that cost a rank time it waited for this late rank most."""
+    steps, stalls = tables["steps"], tables["stalls"]
+    own = steps["step"][steps["rank"] == victim]
+    lost = stalls.take((stalls["rank"] == victim) & (stalls["kind"] == "straggler") & np.isin(stalls["step"], own))
+    lost = lost.take(lost["stall_ns"] * _MATTERS_DIVISOR * len(lost) >= lost["stall_ns"].sum())
+    if len(lost) < _SEVERAL:
+        return []
+    times = int(np.count_nonzero(lost["cause_rank"] == late_rank))
+    code = "late_often" if len(lost) == len(own) else "late_often_of_worst"
+    return [Evidence(code, "stalls", rank=late_rank, items_count=times, of_count=len(lost))]
+
+
+def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Evidence]:
+    """What the late rank did that the waiting one did not, by the difference of their budgets.
+
+    What it did *while* the other waited would mislead: a rank that waited for its batch computes then, as all do.
+    """
+    waited_ns = victim.per_step_ns("straggler")
+    more = {g: late_rank.per_step_ns(*GROUPS[g]) - victim.per_step_ns(*GROUPS[g]) for g in _SURPLUS}
+    group = max(more, key=more.__getitem__)
+    if more[group] >= _EXPLAINS_RATIO * waited_ns:
+        kind = "asleep" if group == "other" and sleeps(late_rank) else group
+        rows = [
+            Evidence(
+                "late_surplus", "stalls", rank=late_rank.rank, items_count=victim.rank, amount_ns=more[group], kind=kind
+            )
+        ]
+        if group == "compute" and late_rank.contention_ratio > 2 * victim.contention_ratio + 0.02:
+            rows.append(
+                Evidence("late_waits_for_cpu", "hidden", rank=late_rank.rank, part_ratio=late_rank.contention_ratio)
+            )
+        return rows
+    later_ns = _begins_later(facts, late_rank.rank, victim.rank)
+    if later_ns >= _EXPLAINS_RATIO * waited_ns:
+        code = "late_begins_later" if facts.steps_count > 1 else "late_begins_later_once"
+        return [Evidence(code, "steps", rank=late_rank.rank, items_count=victim.rank, amount_ns=later_ns)]
+    code = "late_varies" if facts.steps_count > 1 else "late_not_explained"
+    return [Evidence(code, "stalls", rank=late_rank.rank)]
+
+
+def sleeps(rank: RankFacts) -> bool:
+    """Whether most of a rank's ``other`` are calls of sleep."""
+    return rank.asleep_ns > 0.5 * rank.kinds.get("other", 0)
+
+
+def _begins_later(facts: RunFacts, late_rank: int, other: int) -> float:
+    """How much later a rank begins its steps than another; median over the steps of both."""
+    steps = facts.tables["steps"]
+    begins = [
+        dict(zip(own["step"].tolist(), own["begin_ns"].tolist(), strict=True))
+        for own in (steps.take(steps["rank"] == rank) for rank in (late_rank, other))
+    ]
+    common = sorted(set(begins[0]) & set(begins[1]))
+    return float(np.median([begins[0][s] - begins[1][s] for s in common])) if common else 0.0
+
+
+def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
+    """Name of the collective in which a rank was blocked longest within its counted steps, empty if unknown."""
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    mine = trace.collectives.take(trace.collectives["rank"] == rank)
+    operation = dict(zip(mine["collective_key"].tolist(), mine["op_code"].tolist(), strict=True))
+    waits = trace.collective_waits
+    blocked = waits.take(np.isin(waits["collective_key"], mine["collective_key"]) & inside(waits["begin_ns"], own))
+    spent: dict[int, int] = {}
+    for key, length in zip(
+        blocked["collective_key"].tolist(), (blocked["end_ns"] - blocked["begin_ns"]).tolist(), strict=True
+    ):
+        spent[operation[key]] = spent.get(operation[key], 0) + length
+    if not spent:  # blocked without a wait of its own: DDP's reducer waits inside backward
+        called = mine.take((mine["end_ns"] >= 0) & inside(mine["call_ns"], own))
+        for op in np.unique(called["op_code"]).tolist():
+            spent[op] = int((called["end_ns"] - called["call_ns"])[called["op_code"] == op].sum())
+    return CollectiveOp(max(spent, key=spent.__getitem__)).name.lower() if spent else ""
+
+
+def late_evidence(facts: RunFacts, victim: RankFacts, causes: Mapping[int, float]) -> list[Evidence]:
+    """Each late rank that matters: its part of the waits, why it was late, how often, and the costliest wait for it."""
+    rows = [
+        Evidence(
+            "waited_for", "straggler_causes", rank=rank, amount_ns=ns, part_ratio=ns / max(sum(causes.values()), 1.0)
+        )
+        for rank, ns in causes.items()
+    ]
+    for rank in [r for r in causes if r >= 0][:_CAUSES_AT_MOST]:
+        own = facts.rank(rank)
+        why = surplus(facts, own, victim) if own is not None else []
+        worst = worst_wait(facts.trace, rank, facts.tables["steps"])
+        known = any(row.code == "late_because" and row.kind not in ("other", "before") for row in worst)
+        if known and why and why[0].code in ("late_varies", "late_not_explained"):
+            why = []
+        rows += [*why, *how_often(facts.tables, victim.rank, rank), *worst]
+    return rows

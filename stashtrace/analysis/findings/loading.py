@@ -1,0 +1,195 @@
+"""Evidence for waits for batches: what their makers did, the slowest file, the begin of epochs, what would help."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stashtrace.analysis.batch_layers import MAIN_PROCESS, UNSEEN_WORKER
+from stashtrace.analysis.findings.epochs import epoch_begins
+from stashtrace.analysis.findings.facts import RankFacts, RunFacts
+from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, making_of
+from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.trace_index import blocked_by_guess
+from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Parts of a wait, or of the making of a batch, below this share of it are left out.
+_WORTH_NAMING = 0.05
+#: The begin of epochs is named from this part of the waits on, and is their reason above the other.
+_EPOCHS_MATTER, _EPOCHS_RULE = 0.25, 0.5
+#: Blocked reads explain the time in storage if they are at least this share of it.
+_WORTH_BLAMING = 0.25
+#: More than this share of a wait for hand-over, and more workers are no cure.
+_HANDED_RATIO = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Why a rank waited for batches; the fields are those of a claim."""
+
+    cause_kind: str = ""
+    worker_id: int = -1
+    file: str = ""
+    advice_code: str = ""
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+def loading(facts: RunFacts, rank: RankFacts) -> Loading:
+    """Evidence for the waits of one rank."""
+    trace, steps = facts.trace, facts.tables["steps"]
+    unseen = _makers_not_recorded(trace, rank.rank)
+    if unseen:
+        return Loading(evidence=[Evidence(unseen, "batches", rank=rank.rank)])
+    wait_ns = rank.per_step_ns(*DATA_KINDS)
+    handed = rank.per_step_ns("handoff") / wait_ns
+    fetched = rank.per_step_ns("fetch") / wait_ns >= _WORTH_NAMING
+    making = making_of(trace, rank.rank, steps)
+    rows: list[Evidence] = []
+    epochs = epoch_begins(trace, rank.rank, steps)
+    between = min(epochs.wait_ns / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
+    if epochs and between >= _EPOCHS_MATTER:
+        rows.append(
+            Evidence(
+                "epochs_start_workers" if epochs.anew else "epochs_first_batch",
+                "batches",
+                rank=rank.rank,
+                amount_ns=epochs.wait_ns / epochs.count,
+                items_count=epochs.count,
+                of_count=rank.steps_count,
+                part_ratio=between,
+            )
+        )
+        rows.append(Evidence("epochs_workers", "batches", items_count=epochs.workers))
+    slow = _slow_file(trace, making, rank.kinds["fetch"]) if making is not None and fetched else None
+    if between > _EPOCHS_RULE:  # what its workers did meanwhile was to begin
+        advice = "persistent_workers" if epochs is not None and epochs.anew else ""
+        return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
+    if handed >= _WORTH_NAMING:
+        rows.append(
+            Evidence("handed_over", "stalls", rank=rank.rank, part_ratio=handed, amount_ns=rank.per_step_ns("handoff"))
+        )
+    if making is None:
+        return Loading(
+            "handoff" if handed > _HANDED_RATIO else "", evidence=[Evidence("makers_left_no_records"), *rows]
+        )
+    parts = _parts(making)
+    if handed < 1 - _WORTH_NAMING:
+        rows += parts
+    if blocked_by_guess(trace):
+        rows.append(Evidence("blocked_by_guess", "io"))
+    if slow:
+        rows.append(slow)
+    elif making.faults_count > 0 and fetched:
+        rows.append(Evidence("page_faults", "batches", part_ratio=making.faults_count))
+    if handed > _HANDED_RATIO:
+        return Loading("handoff", evidence=rows + _handed_over(rank, making), advice_code="fewer_larger_batches")
+    cause = max(parts[1:], key=lambda row: row.amount_ns).kind if len(parts) > 1 else ""
+    code, advice_rows = _advice(facts, rank, making)
+    return Loading(cause, file=slow.name if slow else "", advice_code=code, evidence=rows + advice_rows)
+
+
+def _parts(making: Making) -> list[Evidence]:
+    """How long a batch takes to make, and what that time is spent on, longest first."""
+    several = making.needs if making.needs > 1.05 else -1
+    head = Evidence("batch_time", "batches", items_count=making.workers, amount_ns=making.batch_ns, part_ratio=several)
+    named = sorted(making.parts_ns.items(), key=lambda item: -item[1])
+    return [head] + [
+        Evidence("batch_part", "batches", kind=part, amount_ns=ns, part_ratio=ns / making.batch_ns)
+        for part, ns in named
+        if ns >= _WORTH_NAMING * making.batch_ns
+    ]
+
+
+def _handed_over(rank: RankFacts, making: Making) -> list[Evidence]:
+    handed_ns = rank.per_step_ns("handoff") / making.needs
+    return [
+        Evidence(
+            "fewer_larger_batches", "batches", amount_ns=handed_ns, part_ratio=making.needs, low_ns=making.batch_ns
+        )
+    ]
+
+
+def _advice(facts: RunFacts, rank: RankFacts, making: Making) -> tuple[str, list[Evidence]]:
+    cpu = facts.trust.hosts.get(rank.host)
+    together = sum(r.host == rank.host for r in facts.ranks)
+    advice = advice_of(rank, making, cpu, together)
+    if advice is None:
+        return "", []
+    rest_ns = rank.step_ns - rank.per_step_ns(*DATA_KINDS)
+    rows = [
+        Evidence(
+            advice.code,
+            "batches",
+            rank=rank.rank,
+            items_count=advice.workers,
+            of_count=making.workers,
+            kind=advice.condition,
+            amount_ns=rest_ns,
+        )
+    ]
+    if cpu is not None:
+        rows.append(
+            Evidence(
+                "cpus",
+                "counters",
+                part_ratio=cpu.count,
+                amount_ns=advice.floor_ns,
+                items_count=together,
+                low_ns=round(1e9 * cpu.others_count),
+                name=rank.host,
+            )
+        )
+    return advice.code, rows
+
+
+def _makers_not_recorded(trace: Trace, rank: int) -> str:
+    """What can be said of batches that an imported recording shows from the waiting side alone."""
+    batches = trace.batches
+    own = batches["worker_id"][batches["rank"] == rank]
+    if (own == UNSEEN_WORKER).any():
+        return "makers_not_recorded"
+    made = (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any()
+    if (own == MAIN_PROCESS).any() and not (own >= 0).any() and not made:
+        return "step_thread_not_recorded"
+    return ""
+
+
+def _slow_file(trace: Trace, making: Making, fetch_ns: int) -> Evidence | None:
+    """The file whose reads blocked longest while the batches of a rank were made; sockets only where one receives.
+
+    Reads that make up only a small part of the time in storage are no evidence.
+    """
+    made, tracks, io = making.batches, trace.tracks, trace.notable_io
+    flags = io["io_flags"]
+    waited = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & (io["result_bytes"] > 0)
+    wanted = waited & (((flags & (IoFlag.SOCKET | IoFlag.PIPE)) == 0) | (io["op_code"] == IoOp.RECV))
+    rows = []
+    for process in np.unique(made["process_id"]).tolist():
+        own = made["process_id"] == process
+        time = TimeSet.of(made["begin_ns"][own], made["end_ns"][own])
+        calls = np.flatnonzero(wanted & np.isin(io["track_id"], tracks["track_id"][tracks["process_id"] == process]))
+        rows.append(calls[time.within(io["begin_ns"][calls], io["end_ns"][calls]) > 0])
+    blocked: Table = io.take(np.concatenate(rows)) if rows else io.take(np.zeros(0, dtype=np.int64))
+    if not len(blocked):
+        return None
+    length = blocked["end_ns"] - blocked["begin_ns"]
+    if length.sum() < _WORTH_BLAMING * fetch_ns:
+        return None
+    rate = float(blocked["result_bytes"].sum()) / (length.sum() / 1e9)
+    paths, index = np.unique(blocked["path_code"], return_inverse=True)
+    spent = np.bincount(index, weights=length)
+    part = float(spent.max() / spent.sum())
+    return Evidence(
+        "blocked_reads",
+        "io",
+        amount_ns=float(np.median(length)),
+        rate_bytes_per_s=rate,
+        part_ratio=part,
+        items_count=len(paths),
+        name=trace.text(paths[spent.argmax()]) if part > 0.5 else "",
+    )

@@ -1,0 +1,87 @@
+"""What was lost, as claims: the share of all records first where it matters, then one claim per kind of loss."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.model.kinds import Severity
+from stashtrace.model.trace import Trace
+
+#: Above this share of all records the loss is the first thing to know.
+_MATTERS_RATIO = 0.01
+_AT_MOST = 3
+#: Who reports that files are missing, unreadable or of different jobs.
+WHOLE_FILES = "importers"
+#: Tables whose rows are records of the job.
+_RECORDED = (
+    "spans",
+    "phases",
+    "batches",
+    "waits",
+    "collectives",
+    "collective_waits",
+    "counters",
+    "device_brackets",
+    "device_calls",
+    "kernels",
+)
+
+
+def lost_count(trace: Trace) -> int:
+    """Records that were lost."""
+    losses = trace.losses
+    return int(losses["lost_count"][losses["severity_code"] == Severity.DATA_LOSS].sum())
+
+
+def loss_claims(trace: Trace) -> list[Claim]:
+    """The share of lost records where it is above 1 %, and the worst kinds of loss."""
+    losses = trace.losses
+    serious = losses.take(losses["severity_code"] >= Severity.ERROR)
+    totals: dict[tuple[str, str], int] = {}
+    advices: dict[tuple[str, str], dict[str, None]] = {}
+    severity: dict[tuple[str, str], int] = {}
+    for row in serious.rows():
+        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]))
+        totals[key] = totals.get(key, 0) + row["lost_count"]
+        severity[key] = max(severity.get(key, 0), row["severity_code"])
+        advices.setdefault(key, {})[trace.text(row["advice_code"])] = None
+    # What is wrong with the files as a whole comes before what single rows lack.
+    order = sorted(totals, key=lambda key: (key[0] != WHOLE_FILES, -totals[key]))
+    claims = []
+    lost = lost_count(trace)
+    whole = lost + trace.io_rows_count + sum(len(trace.table(name)) for name in _RECORDED)
+    worst = max((key for key in order if severity[key] == Severity.DATA_LOSS), key=totals.__getitem__, default=None)
+    if worst is not None and lost > _MATTERS_RATIO * whole:
+        claims.append(
+            Claim(
+                "headline",
+                "records_lost",
+                name=worst[1],
+                items_count=lost,
+                share_ratio=lost / whole,
+                evidence=(Evidence("records", items_count=whole),),
+            )
+        )
+    for key in order[:_AT_MOST]:
+        known = list(advices[key])
+        rows = (Evidence("loss_advice", "losses", name=known[0], items_count=len(known) - 1),) if known[0] else ()
+        claims.append(Claim("loss", key[0], name=key[1], items_count=totals[key], evidence=rows))
+    if len(order) > _AT_MOST:
+        claims.append(Claim("loss", "more", items_count=len(order) - _AT_MOST))
+    return claims
+
+
+def losses_of(trace: Trace) -> list[dict[str, Any]]:
+    """Rows of the losses table with their texts, JSON-ready."""
+    return [
+        {
+            "collector": trace.text(row["collector_code"]),
+            "reason": trace.text(row["name_code"]),
+            "severity": Severity(row["severity_code"]).name.lower(),
+            "lost_count": row["lost_count"],
+            "advice": trace.text(row["advice_code"]),
+        }
+        for row in trace.losses.rows()
+    ]

@@ -1,0 +1,207 @@
+"""What the makers of batches spent their time on, and whether more of them would help.
+
+    a batch made by one worker   [== on the CPU ==][ in the run queue ][ storage ][ network ][ asleep ][ blocked ]
+                                  cpu_ns            runqueue_ns         I/O rows              waits     what is left
+
+CPU and run-queue time come from the thread's own clocks, the other parts from rows of I/O and waits of the thread.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.findings.facts import RankFacts
+from stashtrace.analysis.findings.trust import HostCpu
+from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet
+from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, WaitOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: Parts of the making of a batch, in the order in which an instant is given to them.
+PARTS = ("cpu", "queue", "storage", "network", "asleep", "page_faults", "blocked", "unknown")
+DATA_KINDS = ("prep", "fetch", "handoff")
+#: Of the CPUs that a job can have, this share is as good as all.
+_FULL_RATIO = 0.9
+#: Page faults explain time that nothing else does where at least this share of such batches had some.
+_FAULTS_RATIO = 0.5
+#: Other processes are to blame for a run queue if they use more than this share of the CPUs.
+_OTHERS_RATIO = 0.2
+#: A step shorter by less than this is no help.
+_HELPS_RATIO = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How the batches of a rank were made while its counted steps ran; times are means per batch.
+
+    Attributes
+    ----------
+    batches : Table
+        Rows of ``batches``, phase FETCH.
+    workers : int
+        Worker processes; 0 where the step thread makes its own batches.
+    batch_ns : float
+    parts_ns : dict of str to float
+        By ``PARTS``; they sum to ``batch_ns``. Empty where the thread's clocks are unknown.
+    faults_count : float
+        Page faults per batch that waited for storage.
+    needs : float
+        Batches that a step consumes: several where gradients are accumulated.
+    """
+
+    batches: Table
+    workers: int
+    batch_ns: float
+    parts_ns: dict[str, float]
+    faults_count: float
+    needs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What would hide the making of batches.
+
+    Attributes
+    ----------
+    code : str
+        ``more_workers``, ``use_workers``, ``workers_keep_up``, ``cpus_are_full`` or ``others_use_cpus``.
+    workers : int
+        That would hide it; -1 if none would.
+    condition : str
+        What must hold beside: a part of ``PARTS``, or empty.
+    floor_ns : float
+        With any number of workers a step cannot get shorter than this, by the CPU time that it needs; -1 if unknown.
+    """
+
+    code: str
+    workers: int
+    condition: str = ""
+    floor_ns: float = -1
+
+
+def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
+    """How a rank's batches were made; None if no making was recorded.
+
+    Batches of loaders that the counted steps do not wait for, as those of a validation, are left out; so are those made
+    before the counted steps, when a cache was cold or workers had just begun.
+    """
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    batches = trace.batches.take(trace.batches["rank"] == rank)
+    made = batches.take(batches["phase_code"] == BatchPhase.FETCH)
+    if not len(made) or not len(own):
+        return None
+    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    waits = waits.take(inside(waits["begin_ns"], own))
+    served = made.take(np.isin(made["loader_id"], waits["loader_id"]))
+    made = served if len(served) else made
+    during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
+    made = during if len(during) else made
+    makers = np.unique(made["process_id"][made["worker_id"] >= 0])
+    count, wall = len(made), made["end_ns"] - made["begin_ns"]
+    faults = np.maximum(made["major_faults_count"], 0)
+    return Making(
+        made,
+        len(makers),
+        float(wall.mean()),
+        _parts(trace, made),
+        float(faults.sum()) / count,
+        max(len(waits) / max(len(own), 1), 1.0),
+    )
+
+
+def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
+    """Which moments lie in the steps of one rank, sorted by begin."""
+    if not len(own):
+        return np.zeros(len(moments), dtype=bool)
+    at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
+    found: npt.NDArray[np.bool_] = (at >= 0) & (moments < own["end_ns"][np.maximum(at, 0)])
+    return found
+
+
+def _parts(trace: Trace, made: Table) -> dict[str, float]:
+    """Mean time per batch by part; empty if the CPU time of some batch is not known."""
+    if (made["cpu_ns"] < 0).any():
+        return {}
+    wall = made["end_ns"] - made["begin_ns"]
+    left = wall.astype(np.int64)
+    sums = dict.fromkeys(PARTS, 0.0)
+    # Clocks of threads are read a moment apart from the stamps of the batch; a part is never longer than what is left.
+    taken = {"cpu": made["cpu_ns"], "queue": np.maximum(made["runqueue_ns"], 0), **_recorded(trace, made)}
+    for part, amount in taken.items():
+        of_batch = np.minimum(amount, left)
+        left = left - of_batch
+        sums[part] = float(of_batch.sum())
+    faulty = (made["major_faults_count"] > 0) | (made["block_inputs_count"] > 0)
+    by_faults = left[faulty].sum() if faulty.any() and left[faulty].sum() > _FAULTS_RATIO * left.sum() else 0
+    sums["page_faults"] = float(by_faults)
+    sums["unknown"] = float(left.sum() - by_faults)
+    return {part: ns / len(made) for part, ns in sums.items()}
+
+
+def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
+    """Time of each batch that rows of I/O and waits of its thread cover: storage, network, asleep, blocked."""
+    io, waits = trace.notable_io, trace.waits
+    flags, op = io["io_flags"], io["op_code"]
+    piped = (flags & (IoFlag.SOCKET | IoFlag.PIPE)) != 0
+    socket = ((flags & IoFlag.SOCKET) != 0) & (op == IoOp.RECV)
+    stored = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & ~piped
+    pipe = piped & ~socket & ((flags & IoFlag.BLOCKED) != 0)
+    polls = waits["wait_code"] == WaitOp.POLL
+    sources = (
+        ("storage", io, stored),
+        ("network", io, socket),
+        ("network", waits, polls),
+        ("asleep", waits, waits["wait_code"] == WaitOp.SLEEP),
+        ("blocked", waits, ~polls & (waits["wait_code"] != WaitOp.SLEEP)),
+        ("blocked", io, pipe),
+    )
+    found = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "blocked")}
+    by_track = RowsBy(made["track_id"])
+    for track in by_track.values.tolist():
+        rows = by_track.rows(track)
+        for name, table, chosen in sources:
+            mine = chosen & (table["track_id"] == track)
+            if mine.any():
+                time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
+                found[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
+    return found
+
+
+def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_host: int) -> Advice | None:
+    """What would hide the making of batches, if each worker made them as fast as the present ones do.
+
+    A job can have the CPUs that other processes leave. A loader that waits rather than computes needs few of them,
+    however busy they are.
+    """
+    rest_ns = rank.wall_ns / max(rank.steps_count, 1) - rank.per_step_ns(*DATA_KINDS)
+    if rest_ns <= 0 or making.batch_ns <= 0:
+        return None
+    parts = making.parts_ns
+    # Time in the run queue is gone once there is a CPU for everybody, or else CPUs are the limit anyway.
+    busy_ns = parts.get("cpu", making.batch_ns)
+    needed = math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / rest_ns)
+    # Making its own batches, the step thread counts them in its CPU time.
+    own_ns = making.needs * busy_ns if making.workers == 0 else 0.0
+    floor_ns = -1.0
+    if cpu is not None and parts:
+        step_ns = max(cpu.main_ns_per_s.get(rank.rank, 0.0) * rank.step_ns / 1e9 - own_ns, 0.0)
+        left = max(cpu.count - cpu.others_count, 0.1)
+        floor_ns = ranks_on_host * (making.needs * busy_ns + step_ns) / left
+    if making.workers and making.needs * making.batch_ns <= making.workers * rest_ns:
+        return Advice("workers_keep_up", needed)
+    if making.workers and needed <= making.workers:  # but for the time in the run queue
+        others = cpu is not None and cpu.others_count > _OTHERS_RATIO * cpu.count
+        return Advice("others_use_cpus" if others else "cpus_are_full", -1, "", floor_ns)
+    if floor_ns > _HELPS_RATIO * rank.step_ns and cpu is not None:
+        crowded = floor_ns * max(cpu.count - cpu.others_count, 0.1) / cpu.count <= _HELPS_RATIO * rank.step_ns
+        return Advice("others_use_cpus" if crowded else "cpus_are_full", -1, "", floor_ns)
+    idle = {part: ns for part, ns in parts.items() if part not in ("cpu", "queue")}
+    longest = max(idle, key=idle.__getitem__, default="")
+    condition = longest if longest and idle[longest] > 0.25 * making.batch_ns else ""
+    full = floor_ns > _FULL_RATIO * rest_ns
+    return Advice("more_workers" if making.workers else "use_workers", needed, condition, floor_ns if full else -1)

@@ -1,0 +1,299 @@
+"""Verdicts: which stalls are worth a claim, in which order, and how certain each one is.
+
+A verdict stands on the bounds of its stall. What may be nothing is never said to be something, ``compute_bound`` needs
+a lower bound of compute, and every rank that is named is one that the rows name.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stashtrace.analysis.findings import devices, lateness
+from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
+from stashtrace.analysis.findings.loading import loading
+from stashtrace.analysis.findings.making import inside
+from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.model.kinds import Phase, ProcessRole
+from stashtrace.units import ranks_text
+
+#: Stalls below this share of the step are not worth a verdict.
+WORTH_SAYING_RATIO = 0.03
+#: A bound on time that may be nothing is worth a verdict above this share of the step.
+_WORTH_DOUBTING_RATIO = 0.2
+#: A bound nearer to the point than this is the point.
+EXACT_RATIO = 0.05
+#: Without a stall, a run whose steps are compute for at least this share is compute bound.
+_COMPUTE_BOUND_RATIO = 0.9
+#: A late rank matters if it causes at least this share of a rank's waits for others.
+_CAUSE_RATIO = 0.1
+#: Claims about late ranks, each of ranks that wait mostly for the same one.
+_LATE_AT_MOST = 2
+#: Two ranks wait for each other alike if each costs the other at least this share of what it is cost.
+_ALIKE_RATIO = 0.5
+
+
+def verdicts(facts: RunFacts) -> list[Claim]:
+    """Claims about stalls, worst first; one claim instead where there is no stall."""
+    if not facts.ranks:
+        return []
+    found: list[Claim] = []
+    for group, claims_of in (
+        ("data", _data),
+        ("late", _late),
+        ("link", _link),
+        ("copy", _copy),
+        ("save", _save),
+        ("host", _host),
+        ("other", _other),
+    ):
+        hit = sorted(
+            (r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO), key=lambda r: (-r.share(group), r.rank)
+        )
+        if hit:
+            found += claims_of(facts, hit)
+    if not any(claim.kind == "host" for claim in found):
+        found += _perhaps_host(facts)
+    return sorted(found, key=lambda claim: -claim.share_ratio) or [_no_stall(facts)]
+
+
+def confidence(point: float, low: float, high: float) -> str:
+    """How certain a time with bounds is: ``exact``, ``at_least``, ``up_to`` or ``between``."""
+    slack = max(point, high) * EXACT_RATIO
+    if point - low <= slack and high - point <= slack:
+        return "exact"
+    if point - low <= slack:
+        return "at_least"
+    return "up_to" if high - point <= slack and low <= slack else "between"
+
+
+def _claim(hit: Sequence[RankFacts], group: str, kinds: Sequence[str]) -> Claim:
+    """A verdict about the time that ranks lose to some kinds; its figures are those of the first, the worst."""
+    worst, least = hit[0], hit[-1]
+    point, (low, high) = worst.per_step_ns(*kinds), worst.bounds_ns(*kinds)
+    return Claim(
+        "verdict",
+        group,
+        ranks=ranks_text(sorted(r.rank for r in hit)),
+        rank=worst.rank,
+        items_count=len(hit),
+        share_ratio=worst.share(group),
+        least_ratio=least.share(group),
+        stall_ns=point,
+        low_ns=low,
+        high_ns=high,
+        least_ns=least.per_step_ns(*kinds),
+        confidence=confidence(point, low, high),
+        method=worst.method,
+    )
+
+
+def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    why = loading(facts, hit[0])
+    return [
+        replace(
+            _claim(hit, "data", GROUPS["data"]),
+            cause_kind=why.cause_kind,
+            worker_id=why.worker_id,
+            file=why.file,
+            advice_code=why.advice_code,
+            evidence=tuple(why.evidence),
+        )
+    ]
+
+
+def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    """Claims about the ranks that wait for others, those that wait mostly for the same rank together."""
+    claims: list[Claim] = []
+    left = list(hit)
+    while left and len(claims) < _LATE_AT_MOST:
+        worst = left[0]
+        cause = main_cause(worst)
+        # The late rank's own waits for others are another story, and a shorter one.
+        alike = [r for r in left if main_cause(r) == cause]
+        late = facts.rank(cause)
+        each_other = late is not None and late.late_ns.get(worst.rank, 0) > _ALIKE_RATIO * worst.late_ns[cause]
+        if each_other and late is not None and len(alike) == 1:
+            alike = [worst, late]
+        left = [r for r in left if r not in alike]
+        claims.append(_late_claim(facts, alike, cause, each_other=each_other and len(alike) == 2))
+    return claims
+
+
+def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int, *, each_other: bool) -> Claim:
+    worst = hit[0]
+    claim = replace(
+        _claim(hit, "late", GROUPS["late"]),
+        cause_rank=cause,
+        call=lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"]),
+    )
+    if cause < 0:
+        return claim
+    whole = max(sum(worst.late_ns.values()), 1)
+    known = sorted(((ns, rank) for rank, ns in worst.late_ns.items() if rank >= 0), key=lambda x: (-x[0], x[1]))
+    causes = {rank: ns / worst.steps_count for ns, rank in known if ns >= _CAUSE_RATIO * whole}
+    causes = causes or {cause: worst.late_ns[cause] / worst.steps_count}
+    rest_ns = (whole - sum(worst.late_ns[rank] for rank in causes)) / worst.steps_count
+    if rest_ns > 0:
+        causes[-1] = rest_ns
+    if each_other and facts.steps_count > 1:
+        rows = [
+            Evidence(
+                "waits_for_other",
+                "stalls",
+                rank=r.rank,
+                amount_ns=r.per_step_ns("straggler"),
+                part_ratio=r.share("late"),
+            )
+            for r in hit
+        ]
+        return replace(claim, cause_kind="alternates", evidence=tuple(rows))
+    rows = lateness.late_evidence(facts, worst, causes)
+    link_ns = worst.per_step_ns("network", "interconnect")
+    if link_ns > 0:
+        low, high = worst.bounds_ns("network", "interconnect")
+        rows.append(Evidence("transfers", "stalls", rank=worst.rank, amount_ns=link_ns, low_ns=low, high_ns=high))
+    why = next((row for row in rows if row.code in ("late_surplus", "late_because")), None)
+    named = next((row for row in rows if row.code == "late_because"), None)
+    return replace(
+        claim,
+        cause_kind=why.kind if why else "",
+        worker_id=named.worker_id if named else -1,
+        file=named.name if named and named.kind in ("fetch", "checkpoint") else "",
+        evidence=tuple(rows),
+    )
+
+
+def main_cause(rank: RankFacts) -> int:
+    """The rank that one waited for longest, -1 if unknown."""
+    return max(rank.late_ns, key=lambda r: (rank.late_ns[r], -r), default=-1)
+
+
+def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    worst = hit[0]
+    between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
+    place_known = any(facts.hosts) or bool((facts.trace.groups["crosses_hosts"] == 0).any())
+    claim = _claim(hit, "link", GROUPS["link"])
+    rows = [
+        *_company(facts, claim),
+        *_transfers(facts, worst),
+        *devices.bus_bandwidth(facts.trace, worst, facts.tables["steps"]),
+    ]
+    place = "network" if between_hosts else "interconnect" if place_known else "unknown"
+    call = next((row.name for row in rows if row.code == "bus_bandwidth"), "")
+    return [replace(claim, cause_kind=place, call=call, evidence=tuple(rows))]
+
+
+def _company(facts: RunFacts, claim: Claim) -> list[Evidence]:
+    """Whether every rank had arrived when a rank transferred: not where ranks are missing or part may be waiting."""
+    if facts.missing_ranks:
+        return [
+            Evidence(
+                "ranks_missing",
+                "processes",
+                items_count=len(facts.missing_ranks),
+                name=ranks_text(list(facts.missing_ranks)),
+            )
+        ]
+    if claim.confidence in ("exact", "at_least"):
+        return [Evidence("all_arrived", "stalls", rank=claim.rank)]
+    return [Evidence("may_be_waiting", "stalls", rank=claim.rank)]
+
+
+def _transfers(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
+    """How much was moved a step, in how many operations."""
+    table, steps = facts.trace.collectives, facts.tables["steps"]
+    mine = table.take(table["rank"] == rank.rank)
+    # The host calls far ahead of a device, whose clock cuts the steps.
+    moments = np.where(mine["device_begin_ns"] >= 0, mine["device_begin_ns"], mine["call_ns"])
+    own = steps.take(steps["rank"] == rank.rank).sort_by("begin_ns")
+    moved = mine.take((mine["message_bytes"] > 0) & inside(moments, own))
+    if not len(moved):
+        return []
+    payload = float(moved["message_bytes"].sum()) / rank.steps_count
+    return [
+        Evidence(
+            "payload", "collectives", rank=rank.rank, part_ratio=len(moved) / rank.steps_count, moved_bytes=payload
+        )
+    ]
+
+
+def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    rows = devices.copies(facts.trace, hit[0], facts.tables["steps"])
+    pageable = any(row.kind == "pageable" for row in rows)
+    return [
+        replace(
+            _claim(hit, "copy", GROUPS["copy"]),
+            cause_kind="pageable" if pageable else "",
+            advice_code="pin_memory" if pageable else "",
+            evidence=tuple(rows),
+        )
+    ]
+
+
+def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    worst = hit[0]
+    cause = "sync" if worst.per_step_ns("sync") >= worst.per_step_ns("launch") else "launch"
+    claim = _claim(hit, "host", GROUPS["host"])
+    rows = _host_evidence(facts, worst, claim.stall_ns)
+    call = next((row.kind for row in rows if row.code == "blocking_call"), "")
+    return [replace(claim, cause_kind=cause, call=call, evidence=tuple(rows))]
+
+
+def _perhaps_host(facts: RunFacts) -> list[Claim]:
+    """By brackets the host's part is a bound only; it is worth a claim where it could be large."""
+    bound = {r.rank: r.bounds_ns(*GROUPS["host"])[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
+    hit = sorted((r for r in facts.ranks if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
+    if not hit:
+        return []
+    claim = _claim(hit, "host", GROUPS["host"])
+    rows = _host_evidence(facts, hit[0], claim.high_ns)
+    # What may be nothing stands behind what is something: its share stays that of the point.
+    return [
+        replace(claim, confidence="up_to", cause_kind="perhaps", least_ratio=bound[hit[0].rank], evidence=tuple(rows))
+    ]
+
+
+def _host_evidence(facts: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evidence]:
+    steps = facts.tables["steps"]
+    return devices.host_lead(facts.trace, worst, steps) + devices.blocking_calls(facts.trace, worst, steps, stall_ns)
+
+
+def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    trace, worst = facts.trace, hit[0]
+    phases, processes = trace.phases, trace.processes
+    own = processes["process_id"][(processes["rank"] == worst.rank) & (processes["role_code"] == ProcessRole.RANK)]
+    mine = phases.take((phases["phase_code"] == Phase.CHECKPOINT) & np.isin(phases["process_id"], own))
+    lengths = mine["end_ns"] - mine["begin_ns"]
+    rows = [
+        Evidence("checkpoints", "phases", rank=worst.rank, items_count=len(mine), amount_ns=float(np.median(lengths)))
+    ]
+    return [replace(_claim(hit, "save", GROUPS["save"]), evidence=tuple(rows) if len(mine) else ())]
+
+
+def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    worst = hit[0]
+    claim = _claim(hit, "other", GROUPS["other"])
+    blocked_ns, steps = worst.kinds.get("other", 0), max(worst.steps_count, 1)
+    if lateness.sleeps(worst):
+        asleep = Evidence("asleep", "waits", rank=worst.rank, amount_ns=worst.asleep_ns / steps)
+        return [replace(claim, cause_kind="asleep", evidence=(asleep,))]
+    if worst.held_ns > 0.5 * blocked_ns:
+        whole = worst.held_ns >= (1 - EXACT_RATIO) * blocked_ns
+        held = Evidence("held", "device_brackets", rank=worst.rank, amount_ns=worst.held_ns / steps)
+        rows = devices.host_functions(facts.trace, worst, facts.tables["steps"])
+        cause = "host_functions" if whole else "host_functions_partly"
+        return [replace(claim, cause_kind=cause, evidence=(held, *rows))]
+    return [replace(claim, cause_kind="unknown", evidence=(Evidence("unknown_block", "stalls", rank=worst.rank),))]
+
+
+def _no_stall(facts: RunFacts) -> Claim:
+    """Compute bound if that is certain; else how much of the steps is not told apart."""
+    worst = min(facts.ranks, key=lambda r: r.bounds_ns("compute")[0] / max(r.step_ns, 1))
+    claim = _claim([worst], "compute", GROUPS["compute"])
+    least = claim.low_ns / max(worst.step_ns, 1)
+    kind = "compute_bound" if least >= _COMPUTE_BOUND_RATIO else "not_told"
+    return replace(claim, kind=kind, ranks=ranks_text(sorted(r.rank for r in facts.ranks)), least_ratio=least)
