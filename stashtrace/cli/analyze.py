@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the table of one analysis."""
     arguments = parser().read(argv)
     if arguments.name == SUMMARY:
-        return _summary(arguments.paths, arguments.run)
+        return _summary(arguments.paths, arguments.run, arguments.format)
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
@@ -152,23 +152,35 @@ def _analyzed(
     return analyze(trace, name, **options), trace.strings
 
 
-def _summary(paths: Sequence[str], run_id: str | None) -> int:
+def _summary(paths: Sequence[str], run_id: str | None, format_name: str) -> int:
     """Print the summary of one run, or of the parts of one job."""
+    import json
     import warnings
 
     from stashtrace.align.align import load_trace
+    from stashtrace.analysis.findings import summarize
     from stashtrace.cli.screen import Screen
     from stashtrace.errors import DataLossWarning
+    from stashtrace.report.document import document
     from stashtrace.report.look import Look
-    from stashtrace.report.text import summary
+    from stashtrace.report.text import render
+
+    if format_name == "csv":
+        raise UsageError(
+            "a summary is several tables, CSV is one", hint="use --format json, or `stashtrace analyze findings`"
+        )
 
     found = [str(existing_run(p)) for p in paths]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
         trace = load_trace(found if len(found) > 1 else found[0], run_id=run_id)
+    tables = summarize(trace)
+    if format_name == "json":
+        sys.stdout.write(json.dumps(document(tables), ensure_ascii=False, indent=1) + "\n")
+        return 0
     screen = Screen()
     look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
-    sys.stdout.write(summary(trace, look=look, shown=" ".join(paths)))
+    sys.stdout.write(render(tables, look, " ".join(paths)))
     return 0
 
 

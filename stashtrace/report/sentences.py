@@ -171,19 +171,23 @@ def _link(f: Finding) -> str:
     )
 
 
+def _devices(row: Row) -> str:
+    return f"the device{_s(row['items_count'])} of {_ranks(row)}"
+
+
 def _host(f: Finding) -> str:
     row = f.row
     if row["cause_kind"] == "perhaps":
         return (
-            f"the device of {_ranks(row)} may stand idle for up to {duration_text(row['high_ns'])} a step"
+            f"{_devices(row)} may stand idle for up to {duration_text(row['high_ns'])} a step"
             f" ({percent_text(row['least_ratio'])})"
-            " because of its host: timing events cannot tell, `stashtrace run --kernels` can"
+            " because of the host: timing events cannot tell, `stashtrace run --kernels` can"
         )
     if row["cause_kind"] == "sync":
         why = "after blocking calls that drained it" if f.first("blocking_call") else "after the host waited for it"
     else:
-        why = "because its host does not launch fast enough"
-    return f"the device of {_ranks(row)} {_verb(row, 'stands', 'stand')} idle for {_lost(row)} {why}"
+        why = f"because {'its host does' if row['items_count'] == 1 else 'their hosts do'} not launch fast enough"
+    return f"{_devices(row)} {_verb(row, 'stands', 'stand')} idle for {_lost(row)} {why}"
 
 
 def _other(f: Finding) -> str:
@@ -366,7 +370,10 @@ def _staged(f: Finding) -> str:
 
 
 CLAIMS: dict[str, Callable[[Finding], str]] = {
-    # headline
+    # headline; ``steps_text`` words the steps
+    "steps": lambda f: steps_text(f, alone=False),
+    "ranks": lambda f: f"{f.row['items_count']} rank{_s(f.row['items_count'])}",
+    "warmup": lambda f: f"first {f.row['items_count']} steps left out",
     "records_lost": _records_lost,
     "low_confidence": _low_confidence,
     "host_timed_steps": lambda f: "LOW CONFIDENCE: no timed step marks on the device, steps are the host's",

@@ -142,7 +142,7 @@ def test_late_ranks_and_links_of_devices() -> None:
 def test_a_starved_device_is_a_bound() -> None:
     found = verdicts(job(starved=True))
     assert [f.kind for f in found] == ["host"]
-    assert found[0].text.startswith("the device of ranks 0,1 may stand idle for up to ")
+    assert found[0].text.startswith("the devices of ranks 0,1 may stand idle for up to ")
     assert found[0].evidence[0].startswith("the host leads its device by 0 ns in the median of ")
 
 
@@ -157,7 +157,7 @@ def test_blocking_calls_are_named_by_thread_and_number() -> None:
 def test_idle_by_kernels_is_a_verdict() -> None:
     found = verdicts(job(kernels=tuple(range(STEPS))))
     assert [f.kind for f in found] == ["host"]
-    assert "stand idle for 10.0 ms a step (10 %) because its host does not launch fast enough" in found[0].text
+    assert "stand idle for 10.0 ms a step (10 %) because their hosts do not launch fast enough" in found[0].text
 
 
 def test_graphs_and_untimed_collectives_cost_confidence() -> None:

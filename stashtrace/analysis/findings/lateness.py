@@ -41,18 +41,12 @@ def worst_wait(trace: Trace, late_rank: int, steps: Table) -> list[Evidence]:
 def wait_evidence(table: Table, row: int) -> list[Evidence]:
     """A row of ``late`` as evidence: who waited how long in what, and why."""
     at = {name: table[name][row].item() for name in table.columns}
-    code = "worst_wait" if at["method"] != "hung" else "hung_wait"
+    codes = ("hung_wait", "hung_wait_unknown") if at["method"] == "hung" else ("worst_wait", "worst_wait_unknown")
+    code = codes[1] if at["late_rank"] < 0 else codes[0]
+    waited, waiting = at["wait_ns"], at["waiting_ranks"]
+    number, op = at["sequence"], at["op"]
     rows = [
-        Evidence(
-            code if at["late_rank"] >= 0 else f"{code}_unknown",
-            "late",
-            row,
-            rank=at["late_rank"],
-            amount_ns=at["wait_ns"],
-            items_count=at["sequence"],
-            kind=at["op"],
-            name=at["waiting_ranks"],
-        ),
+        Evidence(code, "late", row, rank=at["late_rank"], amount_ns=waited, items_count=number, kind=op, name=waiting)
     ]
     if at["late_rank"] < 0:
         return rows

@@ -115,15 +115,16 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         # The late rank's own waits for others are another story, and a shorter one.
         alike = [r for r in left if main_cause(r) == cause]
         late = facts.rank(cause)
-        each_other = late is not None and late.late_ns.get(worst.rank, 0) > _ALIKE_RATIO * worst.late_ns[cause]
-        if each_other and late is not None and len(alike) == 1:
+        # Of one step nobody can say that two ranks take turns in it.
+        each_other = facts.steps_count > 1 and len(alike) == 1 and late is not None
+        if each_other and late is not None and late.late_ns.get(worst.rank, 0) > _ALIKE_RATIO * worst.late_ns[cause]:
             alike = [worst, late]
         left = [r for r in left if r not in alike]
-        claims.append(_late_claim(facts, alike, cause, each_other=each_other and len(alike) == 2))
+        claims.append(_late_claim(facts, alike, cause))
     return claims
 
 
-def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int, *, each_other: bool) -> Claim:
+def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
     worst = hit[0]
     claim = replace(
         _claim(hit, "late", GROUPS["late"]),
@@ -139,7 +140,7 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int, *, each_o
     rest_ns = (whole - sum(worst.late_ns[rank] for rank in causes)) / worst.steps_count
     if rest_ns > 0:
         causes[-1] = rest_ns
-    if each_other and facts.steps_count > 1:
+    if any(r.rank == cause for r in hit):
         rows = [
             Evidence(
                 "waits_for_other",
@@ -238,7 +239,7 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
     cause = "sync" if worst.per_step_ns("sync") >= worst.per_step_ns("launch") else "launch"
     claim = _claim(hit, "host", GROUPS["host"])
-    rows = _host_evidence(facts, worst, claim.stall_ns)
+    rows = _host_evidence(facts, worst, claim.stall_ns if cause == "sync" else 0.0)
     call = next((row.kind for row in rows if row.code == "blocking_call"), "")
     return [replace(claim, cause_kind=cause, call=call, evidence=tuple(rows))]
 
