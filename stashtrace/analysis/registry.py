@@ -26,6 +26,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("collectives", "stashtrace.analysis.collectives:collectives", "every collective: waiting, then transfer"),
     ("link_efficiency", "stashtrace.analysis.link_efficiency:link_efficiency", "transfers beside what the link can do"),
     ("stragglers", "stashtrace.analysis.stragglers:stragglers", "which rank is late, and what it costs the others"),
+    ("straggler_causes", "stashtrace.analysis.stalls:straggler_causes", "whom each step of each rank waited for"),
     ("late", "stashtrace.analysis.late:late", "the costliest waits in collectives, who was late, and why"),
     ("late_ranks", "stashtrace.analysis.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.pipeline:pipeline", "bubbles of pipeline stages, per step"),

@@ -23,7 +23,7 @@ from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
 from stashtrace.model.kinds import StallKind
-from stashtrace.model.schemas import STALL_INTERVALS, STALL_TOTALS, STALLS, STALLS_COUNTED
+from stashtrace.model.schemas import STALL_INTERVALS, STALL_TOTALS, STALLS, STALLS_COUNTED, STRAGGLER_CAUSES
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -48,13 +48,17 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
         ``step``: one row per rank, step and kind, and step -1 for the time outside steps. ``rank``, ``run``: sums over
         the steps, without the time outside them and the steps that the event budget left out; of all ranks, ``rank`` is
         -1. These have the columns of ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns,
-        cause_rank, steps_count.
+        cause_rank, cause_share_ratio, steps_count.
     warmup : bool
         Whether the sums of ``rank`` and ``run`` count the warm-up steps.
 
     Columns
     -------
-    rank, step, kind, stall_ns, method, low_ns, high_ns, cause_rank
+    rank, step, kind, stall_ns, method, low_ns, high_ns, cause_rank, cause_share_ratio
+
+    ``cause_rank`` is the rank that a ``straggler`` row waited for longest and ``cause_share_ratio`` the part of its
+    ``stall_ns`` that it did; both are -1 in rows of other kinds and where nobody is known to have been late.
+    ``straggler_causes`` has all of them.
 
     Raises
     ------
@@ -64,13 +68,40 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
     if by not in ("step", "rank", "run"):
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
     index = TraceIndex(trace)
-    table = _per_step(index)
-    return table if by == "step" else stall_totals(_counted(table, index.steps, warmup), by)
+    return _per_step(index) if by == "step" else stall_totals(_counted(index, warmup), by)
 
 
-def _per_step(index: TraceIndex) -> Table:
+def straggler_causes(trace: Trace) -> Table:
+    """Divide the straggler time of each step of each rank among the ranks that it waited for.
+
+    The rows of a rank and step sum to its ``straggler`` row of :func:`stalls`, exactly: ``stall_ns``, ``low_ns`` and
+    ``high_ns``. What waited for nobody who is known, and what may have been a wait although the budget gives it to
+    another kind, has ``cause_rank`` -1.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    rank, step, cause_rank, stall_ns, low_ns, high_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    parts = _per_step(TraceIndex(trace), apart=True)
+    parts = parts.take(parts["kind"] == StallKind.STRAGGLER.name.lower())
+    return Table(STRAGGLER_CAUSES, {name: parts[name] for name in STRAGGLER_CAUSES.names})
+
+
+def _per_step(index: TraceIndex, *, apart: bool = False) -> Table:
     ranks = ranks_and_steps(index.origin, index.steps)
-    return Table.concat(STALLS, [rank_table(rank_layers(index, thread), thread, own) for thread, own in ranks])
+    return Table.concat(
+        STALLS, [rank_table(rank_layers(index, thread), thread, own, apart=apart) for thread, own in ranks]
+    )
 
 
 def stall_intervals(trace: Trace) -> Table:
@@ -155,8 +186,8 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
     return TimeSet(int64(begin[order]), int64(end[order])), int64(number[order])
 
 
-def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
-    """Rows of ``stalls`` of one rank by given layers."""
+def rank_table(made: RankLayers, thread: StepThread, steps: Table, *, apart: bool = False) -> Table:
+    """Rows of ``stalls`` of one rank by given layers; ``apart``: a straggler row for each rank that was waited for."""
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row
@@ -174,38 +205,78 @@ def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
     method = made.method_at(first)
     wanted = high > 0
     wanted[:, list(_ALWAYS)] = True
+    waited = StallKind.STRAGGLER
+    causes = _causes(made, windows, int64(row), point[:, waited], low[:, waited], high[:, waited])
+    if apart:
+        wanted[:, waited] = False
     at, kind = np.nonzero(wanted)
-    cause = np.full(point.shape, -1, dtype=np.int64)
-    cause[:, StallKind.STRAGGLER] = _causes(made, windows, row, len(values))
-    return Table(
-        STALLS,
-        {
-            "rank": np.full(len(at), thread.rank),
-            "step": values[at],
-            "kind": _names(kind),
-            "stall_ns": point[at, kind],
-            "method": method[at],
-            "low_ns": low[at, kind],
-            "high_ns": high[at, kind],
-            "cause_rank": cause[at, kind],
-        },
-    )
+    columns: dict[str, npt.NDArray[Any]] = {
+        "step": values[at],
+        "kind": _names(kind),
+        "stall_ns": point[at, kind],
+        "method": method[at],
+        "low_ns": low[at, kind],
+        "high_ns": high[at, kind],
+        "cause_rank": np.full(len(at), -1),
+        "cause_share_ratio": np.full(len(at), -1.0),
+    }
+    if apart:
+        of = causes["row"]
+        parts = {
+            "step": values[of],
+            "kind": np.full(len(of), waited.name.lower()),
+            "method": method[of],
+            "cause_share_ratio": np.where(causes["cause_rank"] >= 0, 1.0, -1.0),
+            **{name: causes[name] for name in ("stall_ns", "low_ns", "high_ns", "cause_rank")},
+        }
+        columns = {name: np.concatenate([values, parts[name]]) for name, values in columns.items()}
+    else:
+        main, stall = _heaviest(causes["row"], causes["cause_rank"], causes["stall_ns"], len(values))
+        named = (kind == waited) & (main[at] >= 0)
+        columns["cause_rank"][named] = main[at[named]]
+        columns["cause_share_ratio"][named] = stall[at[named]] / point[at[named], waited]
+    return Table(STALLS, {"rank": np.full(len(columns["step"]), thread.rank), **columns})
 
 
-def _causes(made: RankLayers, windows: TimeSet, row: Int64, count: int) -> Int64:
-    """Rank that each row's straggler time waited for longest, -1 if there is none."""
-    cut = intervals.join(made.late.begin, made.late.end, windows.begin, windows.end)
-    cause, at = made.late.tag[cut[2]], row[cut[3]]
-    out = np.full(count, -1, dtype=np.int64)
-    if len(cause) == 0:
-        return out
-    width = int(cause.max()) + 2
-    key, inverse = np.unique(at * width + cause + 1, return_inverse=True)
-    total = np.zeros(len(key), dtype=np.int64)
-    np.add.at(total, inverse, cut[1] - cut[0])
-    order = np.lexsort((-key, total))  # the longest comes last; of equals the lowest rank
-    out[key[order] // width] = key[order] % width - 1
-    return out
+def _causes(
+    made: RankLayers, windows: TimeSet, row: Int64, stall_ns: Int64, low_ns: Int64, high_ns: Int64
+) -> dict[str, Int64]:
+    """Straggler time of each row by the rank that it waited for; with -1, what waits for nobody known, all sums agree.
+
+    What may be a wait although another kind has it belongs to nobody: it can only be in the bound of -1.
+    """
+    parts: list[tuple[Int64, Int64, Int64, bool]] = [(int64([]), int64([]), int64([]), True)]
+    last = max((n for n, layer in enumerate(made.layers) if layer.kind == StallKind.STRAGGLER), default=-1)
+    taken = TimeSet.empty()
+    for layer in made.layers[: last + 1]:
+        if layer.kind == StallKind.STRAGGLER:
+            exposed = layer.time - taken
+            begin, end, who = exposed.pieces(made.late.begin, made.late.end)
+            cut = intervals.join(begin, end, windows.begin, windows.end)
+            parts.append((row[cut[3]], made.late.tag[who[cut[2]]], cut[1] - cut[0], not layer.doubts))
+        taken = taken | layer.time
+    at, cause, length = (int64(np.concatenate([part[n] for part in parts])) for n in range(3))
+    sure = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
+    known = cause >= 0
+    at, cause, length, sure = at[known], cause[known], length[known], sure[known]
+    width = int(cause.max(initial=0)) + 1
+    key, inverse = np.unique(at * width + cause, return_inverse=True)
+    stall = _summed(inverse, length, len(key))
+    least = _summed(inverse, np.where(sure, length, 0), len(key))
+    of = key // width
+    left = stall_ns - _summed(of, stall, len(stall_ns))
+    left_low = low_ns - _summed(of, least, len(stall_ns))
+    left_high = high_ns - _summed(of, stall, len(stall_ns))
+    nobody = np.flatnonzero(left_high > 0)
+    found = {
+        "row": np.concatenate([of, nobody]),
+        "cause_rank": np.concatenate([key % width, np.full(len(nobody), -1)]),
+        "stall_ns": np.concatenate([stall, left[nobody]]),
+        "low_ns": np.concatenate([least, left_low[nobody]]),
+        "high_ns": np.concatenate([stall, left_high[nobody]]),
+    }
+    order = np.lexsort((found["cause_rank"], found["row"]))
+    return {name: int64(values[order]) for name, values in found.items()}
 
 
 def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
@@ -215,8 +286,7 @@ def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
     -------
     rank, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
     """
-    index = TraceIndex(trace)
-    return _counted(_per_step(index), index.steps, warmup)
+    return _counted(TraceIndex(trace), warmup)
 
 
 def stall_totals(counted: Table, by: str) -> Table:
@@ -229,6 +299,7 @@ def stall_totals(counted: Table, by: str) -> Table:
     out_rank, out_kind = key // 64, key % 64
     ranks, position = np.unique(out_rank, return_inverse=True)
     wall = _summed(position, sums["stall_ns"], len(ranks))[position]
+    cause, of_cause = _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key))
     counts = int64([steps_count[r] if r >= 0 else sum(steps_count.values()) for r in ranks.tolist()])
     return Table(
         STALL_TOTALS,
@@ -240,14 +311,15 @@ def stall_totals(counted: Table, by: str) -> Table:
             "method": _methods(inverse, counted["method"], len(key)),
             "low_ns": sums["low_ns"],
             "high_ns": sums["high_ns"],
-            "cause_rank": _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key)),
+            "cause_rank": cause,
+            "cause_share_ratio": np.where(cause >= 0, of_cause / np.maximum(sums["stall_ns"], 1), -1.0),
             "steps_count": counts[position],
         },
     )
 
 
-def _counted(table: Table, steps: Table, warmup: bool) -> Table:
-    kept = counted_steps(steps, warmup=warmup)
+def _counted(index: TraceIndex, warmup: bool) -> Table:
+    table, kept = _per_step(index, apart=True), counted_steps(index.steps, warmup=warmup)
     table = table.take(np.isin(_step_keys(table), _step_keys(kept)))
     method = int64(np.select([table["method"] == name for name in METHODS], range(len(METHODS))))
     columns = [table["rank"], _codes(table["kind"]), method, table["cause_rank"]]
@@ -297,16 +369,17 @@ def _methods(row: Int64, method: npt.NDArray[np.str_], count: int) -> npt.NDArra
     return out
 
 
-def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> Int64:
-    """Cause with the most weight of each row, -1 if there is none."""
-    out = np.full(count, -1, dtype=np.int64)
+def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> tuple[Int64, Int64]:
+    """Cause with the most weight of each row, of equals the lowest, and that weight; -1 and 0 if there is none."""
+    out, most = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     known = cause >= 0
     if not known.any():
-        return out
+        return out, most
     width = int(cause.max()) + 1
     key, inverse = np.unique(row[known] * width + cause[known], return_inverse=True)
     total = np.zeros(len(key), dtype=np.int64)
     np.add.at(total, inverse, weight[known])
-    order = np.lexsort((-key, total))
+    order = np.lexsort((-key, total))  # the heaviest comes last
     out[key[order] // width] = key[order] % width
-    return out
+    most[key[order] // width] = total[order]
+    return out, most

@@ -77,7 +77,10 @@ def _without_by(options: Options) -> Options:
     return {name: value for name, value in options.items() if name != "by"}
 
 
-_PER_RANK = ("steps", "stalls", "hidden", "collectives", "stall_intervals", "breakdown", "idle", "launches", "copies")
+_PER_RANK = (
+    "steps", "stalls", "straggler_causes", "hidden", "collectives", "stall_intervals", "breakdown", "idle", "launches",
+    "copies",
+)  # fmt: skip
 
 #: Analysis -> plan. What is not here needs all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {

@@ -19,18 +19,29 @@ STALLS = _schema(
     ("method", "U16", "", "kernels, brackets or host"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was late most, -1 otherwise"),
+    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
+    ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
+)
+STRAGGLER_CAUSES = _schema(
+    "straggler_causes",
+    "Whom each step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
+    ("rank", "i8", "", "global rank that waited"),
+    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    ("cause_rank", "i8", "", "rank that was waited for, -1 if unknown"),
+    ("stall_ns", "i8", "ns", "straggler time that waited for it"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this; of -1 with what other kinds have and may be a wait"),
 )
 STALLS_COUNTED = _schema(
     "stalls_counted",
-    "Sums of stalls over the counted steps of a rank, apart by method and cause",
+    "Sums of stalls over the counted steps of a rank, apart by method and by the rank waited for",
     ("rank", "i8", "", "global rank"),
     ("kind", "U16", "", "StallKind in lower case"),
     ("stall_ns", "i8", "ns", "time of this kind"),
     ("method", "U16", "", "kernels, brackets or host"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was late, -1 otherwise"),
+    ("cause_rank", "i8", "", "straggler: the rank that this part waited for, -1 otherwise or if unknown"),
     ("steps_count", "i8", "", "counted steps of the rank"),
 )
 STALL_TOTALS = _schema(
@@ -44,6 +55,7 @@ STALL_TOTALS = _schema(
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
     ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
+    ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
     ("steps_count", "i8", "", "steps summed"),
 )
 HIDDEN = _schema(

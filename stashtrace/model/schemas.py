@@ -49,6 +49,7 @@ from stashtrace.model.results import STALL_INTERVALS as STALL_INTERVALS
 from stashtrace.model.results import STALL_TOTALS as STALL_TOTALS
 from stashtrace.model.results import STALLS as STALLS
 from stashtrace.model.results import STALLS_COUNTED as STALLS_COUNTED
+from stashtrace.model.results import STRAGGLER_CAUSES as STRAGGLER_CAUSES
 from stashtrace.model.results import STRAGGLERS as STRAGGLERS
 
 PROCESSES = _schema(

@@ -15,6 +15,7 @@ from command_line import Answer
 from stash_files import StashWriter, ms
 
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, Phase, StallKind, ThreadRole
+from stashtrace.model.schemas import STALLS
 
 Run = Callable[..., Answer]
 STEPS = 12
@@ -85,7 +86,7 @@ def stalls(run: Run, *words: str) -> list[dict[str, object]]:
 
 def test_stalls_as_json(run: Run, one: Path) -> None:
     rows = stalls(run, "one")
-    assert {"rank", "step", "kind", "stall_ns", "method", "low_ns", "high_ns", "cause_rank"} == set(rows[0])
+    assert tuple(rows[0]) == STALLS.names
     assert {type(row["stall_ns"]) for row in rows} == {int}
     assert {row["kind"] for row in rows} <= {kind.name.lower() for kind in StallKind}
     assert "compute" in {row["kind"] for row in rows}
@@ -112,7 +113,8 @@ def test_csv_and_table_hold_the_same_rows(run: Run, one: Path) -> None:
     assert [{k: str(v) for k, v in row.items()} for row in rows] == as_csv
     table = run("analyze", "stalls", "one").out.splitlines()
     assert len(table) == len(rows) + 1
-    assert table[0].split() == ["rank", "step", "kind", "stall", "method", "low", "high", "cause_rank"]
+    titles = ["rank", "step", "kind", "stall", "method", "low", "high", "cause_rank", "cause_share_ratio"]
+    assert table[0].split() == titles
 
 
 def test_several_runs_say_which_row_is_whose(run: Run, one: Path, tmp_path: Path) -> None:

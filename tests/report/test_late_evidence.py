@@ -89,7 +89,7 @@ def test_rows_of_the_analysis_fit() -> None:
 
 def test_how_often_counts_the_steps_that_matter() -> None:
     steps = Table.from_rows(STEPS, [(0, n, n, n + 1, 0, 0, 1, "train", 0, 1, 0, 0) for n in range(6)])
-    lost = [(0, n, "straggler", ns, "host", ns, ns, cause) for n, (ns, cause) in enumerate(
+    lost = [(0, n, "straggler", ns, "host", ns, ns, cause, 1.0) for n, (ns, cause) in enumerate(
         [(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)]
     )]  # fmt: skip
     tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}

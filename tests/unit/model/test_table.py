@@ -82,7 +82,7 @@ def test_arrow_shares_memory_of_numbers_and_reads_texts() -> None:
     address = arrow.column("ts_ns").chunk(0).buffers()[1].address
     assert address == own.ctypes.data
     assert arrow.column_names == list(table.columns)
-    stalls = Table.from_rows(STALLS, [(0, 0, "fetch", 5, "host", 5, 5, -1)])
+    stalls = Table.from_rows(STALLS, [(0, 0, "fetch", 5, "host", 5, 5, -1, -1.0)])
     assert stalls.to_arrow().column("kind").to_pylist() == ["fetch"]
     assert str(stalls.to_arrow().schema.field("kind").type) == "string"
 
