@@ -45,10 +45,11 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     """Name the rank that was late in the collectives that cost most, and what kept it.
 
     Only operations in which nobody can end before everybody has entered, and in which somebody waited. The cause is
-    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had left an
-    earlier operation of the group; before the first one, since the step began. ``cause_ns`` is that surplus. A cause
-    that explains less than a quarter of the lateness is ``unknown``, as is that of a rank whose steps were not
-    recorded. Of operations on a device all times are the device's. Waits include what was hidden behind compute.
+    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered
+    an earlier operation of the group, so that nobody was ahead; before the first one, since the step began.
+    ``cause_ns`` is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is that
+    of a rank whose steps were not recorded. Of operations on a device all times are the device's. Waits
+    include what was hidden behind compute.
 
     Parameters
     ----------

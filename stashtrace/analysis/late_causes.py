@@ -138,7 +138,7 @@ def _windows(
     shared = np.ones(len(found), dtype=bool)
     shared[instance[(before < 0) & (end >= 0)]] = False
     before = np.where(shared[instance], before, -1)
-    begin = np.where(before >= 0, found.end_ns[before], -1)
+    begin = np.where(before >= 0, found.level_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
     steps = index.steps
     own, by_rank = RowsBy(steps["rank"]), RowsBy(rank[bare])

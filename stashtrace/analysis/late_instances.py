@@ -1,10 +1,12 @@
 """Collectives as instances over all ranks: who entered when, who was last, what that cost, since when all were level.
 
-    rank 0   end of k |---- work ----| enter i ....... wait ......|          anchor of i: the last earlier operation k
-    rank 1   end of k |---------------- work --------------| enter i         of the group that all had left before
-                      ^ the window that explains i begins here, on each rank  anybody entered i
+    rank 0   ... k ...|-- k --|-- work --| enter i ....... wait ......|       anchor of i: the last earlier operation k
+    rank 1            |--- k ---|---------------- work ------| enter i        of the group that all had entered before
+                      ^ all have entered k: nobody can have left it before.   anybody entered i
+                        The window that explains i begins here, on each rank
 
-Used by ``late``. Buckets that are in flight together have one anchor, so that one cause explains them all.
+Used by ``late``. Buckets that are in flight together have one anchor, so that one cause explains them all. That all had
+*left* k would ask too much: a rank leaves it later than another one enters i, and the window would reach back a step.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -41,8 +43,10 @@ class Instances:
         Row (of these) of the late rank, -1 if it has none.
     late_rank
         -1 if nobody is known to have been late.
+    level_ns
+        Of each row: when all had entered, on this rank's clock; ``NEVER`` if somebody never did.
     anchor
-        Instance of the same group that all had left before anybody entered this one, -1 if there is none.
+        Last earlier instance of the same group that all had entered before anybody entered this one, -1 if none.
     by_clock
         Whether times of its ranks can be compared; else only lengths can.
     """
@@ -54,6 +58,7 @@ class Instances:
     end_ns: Int64
     wait_ns: Int64
     cost_ns: Int64
+    level_ns: Int64
     starts: Int64
     group_hash: npt.NDArray[np.uint64]
     late_rank: Int64
@@ -108,7 +113,7 @@ def instances(index: TraceIndex) -> Instances | None:
     method[(late < 0) & np.logical_or.reduceat(waited, starts)] = UNORDERED
     method[np.logical_or.reduceat(hung, starts)] = HUNG
     cost = _cost(rank, enter, enter + wait)
-    firsts = np.minimum.reduceat(enter, starts)
+    level = np.where(hung, NEVER, entered)
     found = Instances(
         row=int64(rows),
         of=int64(of),
@@ -117,6 +122,7 @@ def instances(index: TraceIndex) -> Instances | None:
         end_ns=int64(end),
         wait_ns=int64(wait),
         cost_ns=cost,
+        level_ns=int64(level),
         starts=int64(starts),
         group_hash=group[starts],
         late_rank=int64(late),
@@ -125,7 +131,7 @@ def instances(index: TraceIndex) -> Instances | None:
         longest_wait_ns=np.maximum.reduceat(wait, starts),
         total_wait_ns=np.add.reduceat(cost, starts),
         method=method,
-        anchor=_anchors(group[starts], firsts, np.maximum.reduceat(np.where(hung, NEVER, end), starts)),
+        anchor=_anchors(group, rank, int64(of), int64(enter), int64(level)),
         by_clock=by_clock,
     )
     found.late_row[:] = found.rows_of(np.arange(len(found)), found.late_rank)
@@ -146,15 +152,19 @@ def _cost(rank: Int64, begin: Int64, end: Int64) -> Int64:
     return out
 
 
-def _anchors(group: npt.NDArray[np.uint64], first_enter: Int64, last_end: Int64) -> Int64:
-    out = np.full(len(group), -1, dtype=np.int64)
-    bounds = np.append(np.flatnonzero(np.append(True, group[1:] != group[:-1])), len(group))
+def _anchors(group: npt.NDArray[np.uint64], rank: Int64, of: Int64, enter: Int64, level: Int64) -> Int64:
+    """Anchor of each instance; each rank is asked by its own clock, and the earliest answer holds for all."""
+    latest = np.full(len(of), -1, dtype=np.int64)
+    order = np.lexsort((of, rank, group))
+    new = (group[order][1:] != group[order][:-1]) | (rank[order][1:] != rank[order][:-1])
+    bounds = np.append(np.flatnonzero(np.append(True, new)), len(order))
     for begin, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        over = np.maximum.accumulate(last_end[begin:stop])
-        at = np.searchsorted(over, first_enter[begin:stop], side="right") - 1
-        at = np.minimum(at, np.arange(stop - begin) - 1)
-        out[begin:stop] = np.where(at >= 0, at + begin, -1)
-    return out
+        rows = order[begin:stop]
+        at = np.searchsorted(np.maximum.accumulate(level[rows]), enter[rows], side="right") - 1
+        at = np.minimum(at, np.arange(len(rows)) - 1)
+        latest[rows] = np.where(at >= 0, of[rows[at]], -1)
+    starts = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
+    return int64(np.minimum.reduceat(latest, starts))
 
 
 def launch_skews(index: TraceIndex, found: Instances) -> Int64:

@@ -109,6 +109,30 @@ def test_a_rank_whose_own_time_was_not_recorded_has_no_cause() -> None:
     assert found["cause_ns"].tolist() == [-1, -1, -1]
 
 
+@pytest.mark.parametrize(("error_ns", "late_by_ns"), [(0, 21 * MS), (30 * MS, 20 * MS)])
+def test_a_window_begins_when_all_had_entered_though_some_left_later(error_ns: int, late_by_ns: int) -> None:
+    """Rank 1 sleeps 20 ms a step. Rank 0 leaves each all-reduce 1 ms before rank 1 does and enters the next."""
+    build = two_hosts(error_ns)
+    late_at, level = [20 * MS + step * 22 * MS for step in range(6)], 0
+    for step, at in enumerate(late_at):
+        build.rank(1).wait(WaitOp.SLEEP, at - 20 * MS, at)
+        keys = build.collective({0: (level, at + MS), 1: (at, at + 2 * MS)})
+        for rank, (begin, end) in {0: (level, at + MS), 1: (at, at + 2 * MS)}.items():
+            build.rank(rank).collective_wait(keys[rank], begin, end)
+        for rank in range(2):
+            build.rank(rank).step_mark(late_at[step] - 20 * MS)
+        level = at + MS
+    for rank in range(2):
+        build.rank(rank).step_mark(late_at[-1] + 2 * MS)
+    found = analyze(build.trace(), "late")
+    assert len(found) == 6
+    assert set(found["late_rank"].tolist()) == {1}
+    assert set(found["cause_kind"].tolist()) == {"sleep"}
+    assert set(found["cause_ns"].tolist()) == {20 * MS}
+    # Since all were there: 2 ms of transfer, where rank 0 had 1, then the sleep. By lengths both transfers took 1 ms.
+    assert set(found["late_by_ns"][found["step"] > 0].tolist()) == {late_by_ns}
+
+
 def test_buckets_in_flight_together_have_one_cause_and_cost_their_wait_once() -> None:
     build = TraceBuilder()
     for step in range(2):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from measurements import Measurements
+from traced import TracedRun, run_traced
 
 import stashtrace
 from ground_truth import late_job, machine
@@ -79,3 +80,37 @@ def problems(kind: str, found: Table, clock: list[dict[str, int]]) -> list[str]:
         names = {(Path(row["cause_name"]).name, row["cause_worker_id"]) for row in named}
         out += [] if names == {("shard-0117", spent[named[0]["step"]]["worker"])} else [f"named {names}"]
     return out
+
+
+#: Rank 0 enters the next operation at once, often before rank 1 has left the last one.
+SLEEPER = """
+    import time
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    weight = torch.nn.Parameter(torch.zeros(500_000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(100):
+        if dist.get_rank() == 1:
+            time.sleep(0.02)
+        weight.grad = torch.ones_like(weight)
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+STEPS = 100
+SLEEP_NS, NOISE_NS = 20_000_000, 5_000_000
+
+
+def test_no_rank_slept_longer_than_it_did_in_one_step(tmp_path: Path) -> None:
+    def right(run: TracedRun) -> None:
+        found = analyze(run.trace, "late")
+        found = found.take(found["step"] >= 0)
+        slept = found["cause_ns"][(found["late_rank"] == 1) & (found["cause_kind"] == "sleep")]
+        assert len(slept) >= STEPS - 5, found["cause_kind"].tolist()
+        assert slept.min() >= SLEEP_NS - NOISE_NS
+        assert found["cause_ns"].max() <= SLEEP_NS + NOISE_NS, sorted(found["cause_ns"].tolist())[-5:]
+
+    Measurements(lambda folder: run_traced(SLEEPER, folder, ranks=2), tmp_path).agree(right)
