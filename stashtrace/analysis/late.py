@@ -19,12 +19,13 @@ from stashtrace.analysis.group_kinds import group_kinds, link_names
 from stashtrace.analysis.late_budgets import CAUSES
 from stashtrace.analysis.late_causes import Causes, causes
 from stashtrace.analysis.late_expected import SOURCES, transfers
-from stashtrace.analysis.late_instances import METHODS, UNORDERED, Instances, instances, launch_skews
+from stashtrace.analysis.late_instances import CLOCK, DURATION, METHODS, UNORDERED, Instances, instances, launch_skews
 from stashtrace.analysis.late_names import Named, Namer, Window
 from stashtrace.analysis.link_efficiency import calibration_of
 from stashtrace.analysis.matching import group_table
 from stashtrace.analysis.recurrence import chance
-from stashtrace.analysis.timeset import Int64, RowsBy, int64
+from stashtrace.analysis.steps import step_at
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.model.kinds import CollectiveOp
@@ -132,7 +133,13 @@ def late_ranks(trace: Trace) -> Table:
     what the mean one cost. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all are late
     alike, times the number of ranks that it could have been.
     ``verdict`` is ``always`` where that is below 0.001 and the rank has more than half of the steps, ``often`` where it
-    has not, else ``turns``. Operations whose last rank the clocks cannot tell are left out.
+    has not. Else it is ``once`` where one step counts, ``few`` where so few count that it could not be below 0.001 if
+    the rank had all of them, and ``alternates`` otherwise. Operations whose last rank the clocks cannot tell are left
+    out.
+
+    ``behind_second_ns`` is the time in which the rank alone was missing: from the entry of the second latest rank to
+    its own, of operations inside steps (where there are any) that all members entered, a moment once however many
+    operations wait in it. It is the most that the group gains if this rank alone is never late again.
 
     Parameters
     ----------
@@ -142,7 +149,8 @@ def late_ranks(trace: Trace) -> Table:
     Columns
     -------
     communicator, group_kind, rank, last_count, collectives_count, steps_last_count, steps_count, share_ratio,
-    total_wait_ns, cause_kind, cause_share_ratio, first_step_index, last_step_index, chance_ratio, verdict
+    total_wait_ns, behind_second_ns, cause_kind, cause_share_ratio, first_step_index, last_step_index, chance_ratio,
+    verdict
 
     Raises
     ------
@@ -153,7 +161,11 @@ def late_ranks(trace: Trace) -> Table:
     if found is None:
         return Table.empty(LATE_RANKS)
     rows = np.flatnonzero((found.total_wait_ns > 0) & (found.late_rank >= 0) & (found.method != UNORDERED))
-    why, step = causes(index, found, rows), _steps(index, found)[rows]
+    every_step = _steps(index, found)
+    why, step = causes(index, found, rows), every_step[rows]
+    gap = _behind_second(trace, found)
+    gap[(every_step < 0) & (every_step.max(initial=-1) >= 0)] = 0
+    alone_end, alone = found.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
     by_group = RowsBy(found.group_hash[rows])
@@ -167,11 +179,16 @@ def late_ranks(trace: Trace) -> Table:
             mine = per_rank.rows(rank)
             times = int((guilty == rank).sum())
             share = times / max(len(guilty), 1)
-            odds = min(1.0, len(groups[value].members) * chance(times, len(guilty), len(groups[value].members)))
+            members = len(groups[value].members)
+            odds = min(1.0, members * chance(times, len(guilty), members))
             total = int(cost[mine].sum())
             cause, part = _main(why.cause[own[mine]], cost[mine])
-            verdict = "turns" if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
-            numbers = (len(mine), len(own), times, len(guilty), share, total)
+            alike = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
+            alike = "once" if len(guilty) == 1 else alike
+            verdict = alike if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
+            until = alone_end[own[mine]]
+            missing = TimeSet.of(until - alone[own[mine]], until).total_ns
+            numbers = (len(mine), len(own), times, len(guilty), share, total, missing)
             span = (int(step[own[mine]].min()), int(step[own[mine]].max()))
             out.append((name, kinds[value], rank, *numbers, cause, part, *span, odds, verdict))
     return Table.from_rows(LATE_RANKS, sorted(out, key=lambda row: -int(str(row[8]))))
@@ -217,19 +234,22 @@ def _steps(index: TraceIndex, found: Instances) -> Int64:
     """Step of each instance: the one in which its late rank entered, else the first rank of it; -1 outside."""
     row = np.where(found.late_row >= 0, found.late_row, found.starts)
     rank, at = found.rank[row], found.enter_ns[row]
-    out = np.full(len(row), -1, dtype=np.int64)
     try:
-        steps = index.steps
+        return step_at(index.steps, rank, at)
     except MissingDataError:
-        return out  # collectives without a training loop
-    own, by_rank = RowsBy(steps["rank"]), RowsBy(rank)
-    for value in by_rank.values.tolist():
-        rows, mine = by_rank.rows(value), own.rows(value)
-        if len(mine):
-            position = np.searchsorted(steps["begin_ns"][mine], at[rows], side="right") - 1
-            inside = (position >= 0) & (at[rows] < steps["end_ns"][mine][np.maximum(position, 0)])
-            out[rows[inside]] = steps["step"][mine][position[inside]]
-    return out
+        return np.full(len(row), -1, dtype=np.int64)  # collectives without a training loop
+
+
+def _behind_second(trace: Trace, found: Instances) -> Int64:
+    """How long the late rank of each instance alone was missing; 0 where a member's wait is not known."""
+    sizes = {value: len(group.members) for value, group in group_table(trace).items()}
+    size = int64([sizes[value] for value in found.group_hash.tolist()])
+    of_late = found.rank == found.late_rank[found.of]
+    waits = (found.wait_ns > 0) & ~of_late
+    everybody = np.add.reduceat(waits.astype(np.int64), found.starts) == size - 1
+    gap = np.minimum.reduceat(np.where(of_late, NEVER, found.wait_ns), found.starts)
+    known = everybody & (found.late_row >= 0) & np.isin(found.method, (CLOCK, DURATION))
+    return int64(np.where(known, gap, 0))
 
 
 def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:

@@ -85,6 +85,19 @@ def steps(trace: Trace) -> Table:
     return number_steps(local_steps(trace), trace.collectives, first_recorded_step(trace))
 
 
+def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
+    """Step of each rank at a moment, by a table of ``steps``; -1 outside."""
+    out = np.full(len(rank), -1, dtype=np.int64)
+    own, by_rank = RowsBy(table["rank"]), RowsBy(rank)
+    for value in by_rank.values.tolist():
+        rows, mine = by_rank.rows(value), own.rows(value)
+        if len(mine):
+            position = np.searchsorted(table["begin_ns"][mine], at_ns[rows], side="right") - 1
+            inside = (position >= 0) & (at_ns[rows] < table["end_ns"][mine][np.maximum(position, 0)])
+            out[rows[inside]] = table["step"][mine][position[inside]]
+    return out
+
+
 def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
     ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]

@@ -7,11 +7,10 @@ import numpy as np
 
 from stashtrace.analysis.device_matching import on_devices
 from stashtrace.analysis.matching import match
-from stashtrace.analysis.methods import rank_layers
-from stashtrace.analysis.steps import ranks_and_steps
+from stashtrace.analysis.stalls import straggler_causes
+from stashtrace.analysis.steps import step_at
 from stashtrace.analysis.steps import steps as find_steps
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import SYNCHRONISING_OPS
 from stashtrace.model.schemas import LAST_RANKS, STRAGGLERS
@@ -22,8 +21,14 @@ from stashtrace.model.trace import Trace
 def stragglers(trace: Trace) -> Table:
     """Count how often each rank is last, and what the others lose by it.
 
-    Times are straggler stalls inside steps, warm-up included; waiting that was hidden behind compute is not in them.
-    Who was last is not counted where ranks of different hosts entered closer together than ``alignment`` can tell.
+    ``caused_wait_ns`` and ``wait_ns`` are straggler stalls inside steps, warm-up included; waiting that was hidden
+    behind compute is not in them. Who was last is not counted where ranks of different hosts entered closer together
+    than ``alignment`` can tell.
+
+    ``behind_second_ns`` is the time in which a rank alone was missing: from the entry of the second latest rank of an
+    operation to its own, of operations inside steps, a moment once however many operations wait in it. It is the most
+    that the job gains if this rank alone is never late again, less where the others had something else to do meanwhile.
+    Operations of which a member left no record are not counted.
 
     Parameters
     ----------
@@ -32,7 +37,7 @@ def stragglers(trace: Trace) -> Table:
 
     Columns
     -------
-    rank, last_count, caused_wait_ns, wait_ns
+    rank, last_count, caused_wait_ns, wait_ns, behind_second_ns
 
     Raises
     ------
@@ -41,16 +46,11 @@ def stragglers(trace: Trace) -> Table:
     """
     if len(trace.collectives) == 0:
         raise MissingDataError("no collective was recorded", hint="run more than one rank with torch_distributed on")
-    index = TraceIndex(trace)
-    causes, lengths, victims = [], [], []
-    for thread, own in ranks_and_steps(trace, find_steps(trace)):
-        late = rank_layers(index, thread).late
-        inside = TimeSet.of(own["begin_ns"], own["end_ns"]).within(late.begin, late.end)
-        causes.append(late.tag)
-        lengths.append(inside)
-        victims.append(np.full(len(inside), thread.rank))
-    cause, length, victim = (int64(np.concatenate([int64([]), *c])) for c in (causes, lengths, victims))
-    last = last_counts(last_ranks(trace))
+    inside = straggler_causes(trace)
+    inside = inside.take(inside["step"] >= 0)
+    cause, length, victim = inside["cause_rank"], inside["stall_ns"], inside["rank"]
+    waited = last_ranks(trace)
+    last, alone = last_counts(waited), alone_missing(waited)
     ranks = np.unique(np.concatenate([trace.ranks, victim, cause[cause >= 0], last[last >= 0]]))
     return Table(
         STRAGGLERS,
@@ -59,6 +59,7 @@ def stragglers(trace: Trace) -> Table:
             "last_count": _per_rank(ranks, last, np.ones(len(last), dtype=np.int64)),
             "caused_wait_ns": _per_rank(ranks, cause, length),
             "wait_ns": _per_rank(ranks, victim, length),
+            "behind_second_ns": int64([alone.get(rank, 0) for rank in ranks.tolist()]),
         },
     )
 
@@ -71,13 +72,14 @@ def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
 
 
 def last_ranks(trace: Trace) -> Table:
-    """Who entered last, of each operation that needs all of its group and for which this row's rank had to wait.
+    """Who entered last, of each operation that needs all of its group; a row for each rank that took part.
 
-    Entries on different hosts that are closer than the error of their clocks have no order, and no last rank.
+    Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
+    operations have no rows.
 
     Columns
     -------
-    rank, group_hash, sequence, last_rank
+    rank, group_hash, sequence, last_rank, step, last_enter_ns, wait_ns, partial
     """
     table, matched, devices = trace.collectives, match(trace), on_devices(trace)
     timed, there = devices.timed, devices.matched
@@ -86,17 +88,55 @@ def last_ranks(trace: Trace) -> Table:
     last_rank = np.where(timed, there.last_rank, matched.last_rank)
     by_clock = np.where(timed, there.by_clock, matched.by_clock)
     ordered = np.where(timed, there.ordered, matched.ordered)
-    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered & (last_enter > own))
-    order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
-    columns = {name: table[name][order] for name in ("rank", "group_hash", "sequence")}
-    return Table(LAST_RANKS, {**columns, "last_rank": last_rank[order]})
+    partial = np.where(timed, there.partial, matched.partial)
+    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered)
+    rows = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
+    never = last_enter[rows] >= NEVER
+    return Table(
+        LAST_RANKS,
+        {
+            **{name: table[name][rows] for name in ("rank", "group_hash", "sequence")},
+            "last_rank": last_rank[rows],
+            "step": _steps_of(trace, table["rank"][rows], own[rows]),
+            "last_enter_ns": np.where(never, -1, last_enter[rows]),
+            "wait_ns": np.where(never, -1, np.maximum(last_enter[rows] - own[rows], 0)),
+            "partial": partial[rows],
+        },
+    )
+
+
+def _steps_of(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
+    try:
+        return step_at(find_steps(trace), rank, at_ns)
+    except MissingDataError:
+        return np.full(len(rank), -1, dtype=np.int64)  # this rank's loop was not recorded
 
 
 def last_counts(found: Table) -> Int64:
     """The last rank of each operation of ``last_ranks``, once however many waited for it."""
-    # Ranks may differ in what they saw; the lowest is believed, in whatever order the rows came.
+    # Ranks may differ in what they saw; the lowest that waited is believed, in whatever order the rows came.
+    found = found.take(found["wait_ns"] != 0)
     found = found.sort_by("group_hash", "sequence", "rank", "last_rank")
     group, sequence = found["group_hash"], found["sequence"]
     new = np.ones(len(found), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
     return int64(found["last_rank"][new])
+
+
+def alone_missing(found: Table) -> dict[int, int]:
+    """Time in which each rank alone was missing, by ``last_ranks`` of all ranks; a rank that never was has no entry."""
+    found = found.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
+    group, sequence = found["group_hash"], found["sequence"]
+    new = np.ones(len(found) + 1, dtype=bool)
+    new[1:-1] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
+    bounds = np.flatnonzero(new)
+    starts = bounds[:-1][np.diff(bounds) > 1]  # the last one stands first, and then the second latest
+    if not len(starts):
+        return {}
+    # Of an operation that somebody never entered, and of one that lacks a row, nothing can be said.
+    whole = (found["wait_ns"][starts] >= 0) & (np.add.reduceat(found["partial"], bounds[:-1])[np.diff(bounds) > 1] == 0)
+    starts = starts[whole & (found["step"][starts + 1] >= 0)]
+    gap, until = found["wait_ns"][starts + 1], found["last_enter_ns"][starts + 1]
+    by_rank = RowsBy(found["last_rank"][starts + 1])
+    rows = {value: by_rank.rows(value) for value in by_rank.values.tolist()}
+    return {value: TimeSet.of(until[at] - gap[at], until[at]).total_ns for value, at in rows.items()}

@@ -20,6 +20,8 @@ from stashtrace.visible import spreadsheet_cell, visible_line
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 60
 FORMATS = ("table", "json", "csv")
+#: Columns whose name alone would mislead -> title of the aligned form.
+_TITLES = {"caused_wait_ns": "wait caused"}
 
 
 def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
@@ -66,6 +68,8 @@ def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 
 def _title(name: str) -> str:
     """Name above a column, without the unit where each cell has it."""
+    if name in _TITLES:
+        return _TITLES[name]
     return name if _is_moment(name) else name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_bytes_per_s")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.stalls import stall_totals
-from stashtrace.analysis.stragglers import last_counts
+from stashtrace.analysis.stragglers import alone_missing, last_counts
 from stashtrace.model.schemas import LAST_RANKS, STRAGGLERS
 from stashtrace.model.table import Table
 
@@ -55,7 +55,8 @@ def _stalls(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
 def _stragglers(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
     """Times summed over the ranks that lost them; who was last is counted once per collective, among all ranks."""
     found = Table.concat(STRAGGLERS, parts[0])
-    last = last_counts(Table.concat(LAST_RANKS, parts[1]))
+    waited = Table.concat(LAST_RANKS, parts[1])
+    last, alone = last_counts(waited), alone_missing(waited)
     listed = np.unique(np.concatenate([np.asarray(ranks, dtype=np.int64), found["rank"], last[last >= 0]]))
     counts = np.bincount(np.searchsorted(listed, last[last >= 0]), minlength=len(listed))
     sums = {"rank": listed, "last_count": counts}
@@ -63,6 +64,7 @@ def _stragglers(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
         total = np.zeros(len(listed), dtype=np.int64)
         np.add.at(total, np.searchsorted(listed, found["rank"]), found[name])
         sums[name] = total
+    sums["behind_second_ns"] = np.array([alone.get(rank, 0) for rank in listed.tolist()], dtype=np.int64)
     return Table(STRAGGLERS, sums)
 
 

@@ -50,12 +50,19 @@ LATE_RANKS = schema(
     ("steps_count", "i8", "", "steps that cost at least a tenth of the mean one; without steps, collectives"),
     ("share_ratio", "f8", "", "the first by the second"),
     ("total_wait_ns", "i8", "ns", "waits of the others for it, as in late"),
+    ("behind_second_ns", "i8", "ns", "it alone was missing: its entry after the second latest one, time counted once"),
     ("cause_kind", "U16", "", "the cause behind most of that, as in late"),
     ("cause_share_ratio", "f8", "", "its share of total_wait_ns"),
     ("first_step_index", "i8", "", "first step in which it was last, -1 outside"),
     ("last_step_index", "i8", "", "last such step, -1 outside"),
     ("chance_ratio", "f8", "", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
-    ("verdict", "U16", "", "always: chance_ratio < 0.001, share_ratio > 0.5; often: the first alone; else turns"),
+    (
+        "verdict",
+        "U16",
+        "",
+        "always: chance_ratio < 0.001, share_ratio > 0.5; often: the first alone; else once (one step counts),"
+        " few (too few steps to tell) or alternates",
+    ),
 )
 PIPELINE = schema(
     "pipeline",

@@ -116,14 +116,19 @@ STRAGGLERS = _schema(
     ("last_count", "i8", "", "collectives that this rank entered last"),
     ("caused_wait_ns", "i8", "ns", "straggler time of the other ranks while they waited for this one"),
     ("wait_ns", "i8", "ns", "straggler time of this rank"),
+    ("behind_second_ns", "i8", "ns", "this rank alone was missing: entry after the second latest, in steps, time once"),
 )
 LAST_RANKS = _schema(
     "last_ranks",
-    "Who entered a collective last, one row per rank that waited for it",
-    ("rank", "i8", "", "global rank that waited"),
+    "Who entered a collective last, one row per rank that took part",
+    ("rank", "i8", "", "global rank"),
     ("group_hash", "u8", "", "same on every rank of the group"),
     ("sequence", "i8", "", "number within the group"),
     ("last_rank", "i8", "", "the rank that was waited for"),
+    ("step", "i8", "", "step in which this rank entered, -1 outside"),
+    ("last_enter_ns", "i8", "ns", "entry of the last rank, -1 if it never entered"),
+    ("wait_ns", "i8", "ns", "from the own entry to that, -1 if it never entered"),
+    ("partial", "i8", "", "1 if a member's row is missing"),
 )
 LOADER_RATES = _schema(
     "loader_rates",

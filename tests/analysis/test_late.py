@@ -246,7 +246,7 @@ def test_the_same_rank_again_and_again_is_told_from_chance() -> None:
     assert row["chance_ratio"] == pytest.approx(8 * (1 / 8) ** 5)
     assert row["total_wait_ns"] == pytest.approx(5 * 7 * LATE_NS, rel=0.05)
     once = analyze(job("fetch", late_steps=(2,)), "late_ranks")
-    assert once["verdict"].tolist() == ["turns"]
+    assert once["verdict"].tolist() == ["once"]
 
 
 def test_taking_turns_is_not_always_the_same() -> None:
@@ -256,7 +256,7 @@ def test_taking_turns_is_not_always_the_same() -> None:
         build.collective({r: (start + (20 * MS if r == slow else 0), start + 30 * MS) for r in range(4)})
     found = analyze(build.trace(), "late_ranks")
     assert found["steps_last_count"].sum() == 200
-    assert set(found["verdict"].tolist()) == {"turns"}
+    assert set(found["verdict"].tolist()) == {"alternates"}
 
 
 def test_bubbles_of_a_pipeline_are_what_a_stage_waits_for_its_neighbour() -> None:

@@ -51,6 +51,7 @@ UNITLESS = {
     "warmup",
     "thinned",
     "staged",
+    "partial",
     "crosses_hosts",
     "op",
     "communicator",
