@@ -400,6 +400,9 @@ def device_job(kind: str) -> Trace:
             then = (start + 3 * MS + stalled, start + 3 * MS + stalled + 1000)
             compute.kernel(at, at + 20 * MS + more, "gemm", launch=then)
             at += 20 * MS + more
+            rank.gpu().stream("nccl").kernel(
+                at, start + 75 * MS, "ncclDevKernel_AllReduce", launch=then, work=DeviceWork.COMMUNICATION
+            )
             times[number] = (start + 4 * MS + stalled, start + 4 * MS + stalled + 1000, at, start + 75 * MS)
             rank.phase("optimizer", start + 90 * MS, start + 95 * MS)
         build.device_collective(times, source=CollectiveSource.IMPORTED)
