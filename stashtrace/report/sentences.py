@@ -579,7 +579,10 @@ _SURPLUS_WORDS = {
     "copy": "waits {more} longer for copies between host and device",
     "save": "saves checkpoints {more} longer",
     "host": "has its device idle {more} longer because of its host",
-    "asleep": "sleeps {more} longer",
+    "sleep": "sleeps {more} longer",
+    "gc": "collects garbage {more} longer",
+    "cpu_contention": "waits {more} longer for a CPU",
+    "straggler": "waits {more} longer for others itself",
     "other": "is blocked {more} longer with no known cause",
 }
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
@@ -605,7 +608,11 @@ _LATE_WORDS = {
 
 def _late_surplus(row: Row, f: Finding) -> str:
     words = _SURPLUS_WORDS[row["kind"]].format(more=duration_text(row["amount_ns"]))
-    return f"why: each step rank {row['rank']} {words} than rank {row['items_count']}"
+    return f"why: each step rank {row['rank']} {words} than rank {row['of_count']}"
+
+
+def _late_alone(row: Row, f: Finding) -> str:
+    return f"rank {row['rank']} came {duration_text(row['amount_ns'])} later than the second latest rank, summed up"
 
 
 def _waiting_ranks(row: Row) -> tuple[str, bool]:
@@ -691,7 +698,7 @@ def _transfers(row: Row, f: Finding) -> str:
 
 
 #: Evidence that goes on with the sentence before it, and how; all other codes begin a sentence.
-JOINERS = {"late_waits_for_cpu": ", ", "late_because": ": ", "late_why_unknown": ", "}
+JOINERS = {"late_because": ": ", "late_why_unknown": ", "}
 #: Code of evidence -> its words.
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "epochs_start_workers": _epochs,
@@ -747,15 +754,13 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         )
     ),
     "late_surplus": _late_surplus,
-    "late_waits_for_cpu": (lambda r, f: f"and waits for a CPU for {percent_text(r['part_ratio'])} of it"),
+    "late_alone": _late_alone,
     "late_begins_later": (
-        lambda r, f: (
-            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['items_count']}"
-        )
+        lambda r, f: f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}"
     ),
     "late_begins_later_once": (
         lambda r, f: (
-            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['items_count']}; what"
+            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}; what"
             " kept it lies before the recording"
         )
     ),

@@ -58,8 +58,10 @@ def blocking_calls(trace: Trace, rank: RankFacts, steps: Table, stall_ns: float)
     """Which calls blocked the host on the device, on which thread, how often and how long per step.
 
     Calls that are much shorter than the stall are no evidence for it: then one row says that it is not explained.
-    Where no call is expected to explain it, ``stall_ns`` is 0.
+    Where no call is expected to explain it, ``stall_ns`` is 0 and there are no rows.
     """
+    if stall_ns <= 0:
+        return []
     calls = trace.device_calls
     mine = calls.take((calls["rank"] == rank.rank) & np.isin(calls["call_code"], BLOCKING_CALLS))
     mine = mine.take(_inside(mine["begin_ns"], rank, steps))
@@ -83,9 +85,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, steps: Table, stall_ns: float)
     worth = [
         row for row in sorted(found, key=lambda row: -row.amount_ns) if row.amount_ns >= _EXPLAINS_RATIO * stall_ns
     ]
-    if not worth and stall_ns > 0:
-        return [Evidence("not_explained", "device_calls", rank=rank.rank)]
-    return worth[:_FEW]
+    return worth[:_FEW] or [Evidence("not_explained", "device_calls", rank=rank.rank)]
 
 
 def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:

@@ -15,6 +15,7 @@ from stashtrace.analysis.agreement import agreement
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.hidden import hidden
 from stashtrace.analysis.stalls import stalls as find_stalls
+from stashtrace.analysis.stalls import straggler_causes
 from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import TimeSet
@@ -123,7 +124,8 @@ class RunFacts:
     thinned_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``hidden``, after deep mode ``agreement``; empty without steps.
+    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, after deep mode ``agreement``; empty
+    #: without steps.
     tables: dict[str, Table] = field(default_factory=dict)
 
     @property
@@ -186,6 +188,7 @@ def gather(trace: Trace) -> RunFacts:
     tables = {
         "steps": counted,
         "stalls": stalls,
+        "straggler_causes": straggler_causes(trace),
         "hidden": hidden(trace),
     }
     if len(trace.kernels):
@@ -219,7 +222,8 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         np.add.at(totals, index, rows[column])
         return dict(zip(names.tolist(), totals.tolist(), strict=True))
 
-    late = rows.take((rows["kind"] == "straggler") & (rows["cause_rank"] >= 0))
+    late = tables["straggler_causes"]
+    late = late.take((late["rank"] == rank) & (late["cause_rank"] >= 0) & np.isin(late["step"], own["step"]))
     late_ns: dict[int, int] = {}
     for cause, stall in zip(late["cause_rank"].tolist(), late["stall_ns"].tolist(), strict=True):
         late_ns[cause] = late_ns.get(cause, 0) + stall

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
+from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.analysis.late import late
+from stashtrace.analysis.late_surplus import EXPLAINS_RATIO, late_surplus
+from stashtrace.analysis.stragglers import stragglers
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import CollectiveOp
 from stashtrace.model.table import Table
@@ -20,10 +22,6 @@ from stashtrace.model.trace import Trace
 _MATTERS_DIVISOR = 10
 #: Steps of which it is worth saying how many.
 _SEVERAL = 3
-#: The difference of two budgets explains a wait if it is at least this share of it.
-_EXPLAINS_RATIO = 0.25
-#: Columns of the budget of which a late rank may have more than the one that waits.
-_SURPLUS = ("compute", "data", "link", "copy", "save", "host", "other")
 #: Late ranks that are looked into.
 _CAUSES_AT_MOST = 3
 
@@ -82,47 +80,39 @@ def how_often(tables: Mapping[str, Table], victim: int, late_rank: int) -> list[
 
 
 def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Evidence]:
-    """What the late rank did that the waiting one did not, by the difference of their budgets.
+    """What the late rank does longer than one that waits for it, by the difference of their budgets."""
+    tables = facts.tables
+    found = late_surplus(facts.trace, tables["straggler_causes"], tables["steps"], victim.rank, late_rank.rank)
+    if found is None:
+        return []
+    own, other = late_rank.rank, victim.rank
+    if found.explains:
+        longer = found.of(found.explains)
+        return [Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=found.explains)]
+    if found.begins_later_ns >= EXPLAINS_RATIO * found.wait_ns:
+        code = "late_begins_later" if found.steps_count > 1 else "late_begins_later_once"
+        return [Evidence(code, "steps", rank=own, of_count=other, amount_ns=found.begins_later_ns)]
+    return [Evidence("late_varies" if found.steps_count > 1 else "late_not_explained", "stalls", rank=own)]
 
-    What it did *while* the other waited would mislead: a rank that waited for its batch computes then, as all do.
-    """
-    waited_ns = victim.per_step_ns("straggler")
-    more = {g: late_rank.per_step_ns(*GROUPS[g]) - victim.per_step_ns(*GROUPS[g]) for g in _SURPLUS}
-    group = max(more, key=more.__getitem__)
-    if more[group] >= _EXPLAINS_RATIO * waited_ns:
-        kind = "asleep" if group == "other" and sleeps(late_rank) else group
-        rows = [
-            Evidence(
-                "late_surplus", "stalls", rank=late_rank.rank, items_count=victim.rank, amount_ns=more[group], kind=kind
-            )
-        ]
-        if group == "compute" and late_rank.contention_ratio > 2 * victim.contention_ratio + 0.02:
-            rows.append(
-                Evidence("late_waits_for_cpu", "hidden", rank=late_rank.rank, part_ratio=late_rank.contention_ratio)
-            )
-        return rows
-    later_ns = _begins_later(facts, late_rank.rank, victim.rank)
-    if later_ns >= _EXPLAINS_RATIO * waited_ns:
-        code = "late_begins_later" if facts.steps_count > 1 else "late_begins_later_once"
-        return [Evidence(code, "steps", rank=late_rank.rank, items_count=victim.rank, amount_ns=later_ns)]
-    code = "late_varies" if facts.steps_count > 1 else "late_not_explained"
-    return [Evidence(code, "stalls", rank=late_rank.rank)]
+
+def alone(facts: RunFacts, late_rank: int) -> list[Evidence]:
+    """How long everybody waited for a late rank alone, after the second latest had come."""
+    if len(facts.ranks) < 3:
+        return []
+    try:
+        table = stragglers(facts.trace)
+    except MissingDataError:
+        return []
+    row = np.flatnonzero(table["rank"] == late_rank)
+    if not len(row) or table["behind_second_ns"][row[0]] <= 0:
+        return []
+    longest = int(table["behind_second_ns"][row[0]])
+    return [Evidence("late_alone", "stragglers", int(row[0]), rank=late_rank, amount_ns=longest)]
 
 
 def sleeps(rank: RankFacts) -> bool:
     """Whether most of a rank's ``other`` are calls of sleep."""
     return rank.asleep_ns > 0.5 * rank.kinds.get("other", 0)
-
-
-def _begins_later(facts: RunFacts, late_rank: int, other: int) -> float:
-    """How much later a rank begins its steps than another; median over the steps of both."""
-    steps = facts.tables["steps"]
-    begins = [
-        dict(zip(own["step"].tolist(), own["begin_ns"].tolist(), strict=True))
-        for own in (steps.take(steps["rank"] == rank) for rank in (late_rank, other))
-    ]
-    common = sorted(set(begins[0]) & set(begins[1]))
-    return float(np.median([begins[0][s] - begins[1][s] for s in common])) if common else 0.0
 
 
 def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
@@ -159,5 +149,5 @@ def late_evidence(facts: RunFacts, victim: RankFacts, causes: Mapping[int, float
         known = any(row.code == "late_because" and row.kind not in ("other", "before") for row in worst)
         if known and why and why[0].code in ("late_varies", "late_not_explained"):
             why = []
-        rows += [*why, *how_often(facts.tables, victim.rank, rank), *worst]
+        rows += [*why, *how_often(facts.tables, victim.rank, rank), *alone(facts, rank), *worst]
     return rows
