@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext, Int64
+from stashtrace.model.kernel_names import communicates
 from stashtrace.model.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
 from stashtrace.model.trace import EventTables, RawProcess
 
@@ -50,8 +51,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
             "thread_track_id": context.caller_tracks(rows["tid"]),
             "launch_ns": context.to_ns_or_unseen(rows["launch_ticks"]),
             "return_ns": context.to_ns_or_unseen(rows["return_ticks"]),
-            "name_code": _names(rows["name_id"], context),
-            "work_code": rows["work_code"].astype(np.int64),
+            **_named(rows, context),
             "copy_code": rows["copy_code"].astype(np.int64),
             "size_bytes": rows["size_bytes"],
             "correlation_id": rows["correlation_id"].astype(np.int64),
@@ -60,10 +60,18 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     )
 
 
-def _names(ids: npt.NDArray[np.uint32], context: DecodeContext) -> Int64:
-    """Codes of the names as a person writes them; they are recorded as the compiler did."""
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    return context.strings.codes(_native.demangle(context.text(i)) for i in distinct.tolist())[inverse]
+def _named(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Int64]:
+    """Codes of the names as a person writes them, and what each row is.
+
+    Names are recorded as the compiler wrote them. The recorder knows NCCL's kernels; others that communicate are told
+    here, where it costs the job nothing.
+    """
+    distinct, inverse = np.unique(rows["name_id"], return_inverse=True)
+    names = [_native.demangle(context.text(i)) for i in distinct.tolist()]
+    talks = np.array([communicates(name) for name in names], dtype=bool)[inverse]
+    work = rows["work_code"].astype(np.int64)
+    work[talks & (work == DeviceWork.KERNEL)] = int(DeviceWork.COMMUNICATION)
+    return {"name_code": context.strings.codes(names)[inverse], "work_code": work}
 
 
 def _streams(

@@ -7,6 +7,7 @@ import hashlib
 import re
 from functools import lru_cache
 
+from stashtrace.model.kernel_names import communicates, plain_kernel_name
 from stashtrace.model.kinds import CollectiveOp
 
 #: Parts of names in the order in which they decide: "reduce" is in "allreduce", "gather" in "allgather".
@@ -16,9 +17,21 @@ _PARTS = (
     ("allgather", CollectiveOp.ALL_GATHER),
     ("alltoall", CollectiveOp.ALL_TO_ALL),
     ("all2all", CollectiveOp.ALL_TO_ALL),
+    ("crossdevicereduce", CollectiveOp.ALL_REDUCE),
+    ("quickreduce", CollectiveOp.ALL_REDUCE),
+    ("arfusion", CollectiveOp.ALL_REDUCE),
+    ("notifydispatch", CollectiveOp.BARRIER),
+    ("notifycombine", CollectiveOp.BARRIER),
+    # The kernels of DeepEP's low-latency mode may be launched as two halves, of which one only sends.
+    ("internodelldispatch", CollectiveOp.OTHER),
+    ("internodellcombine", CollectiveOp.OTHER),
+    ("nodedispatch", CollectiveOp.ALL_TO_ALL),
+    ("nodecombine", CollectiveOp.ALL_TO_ALL),
     ("broadcast", CollectiveOp.BROADCAST),
     ("bcast", CollectiveOp.BROADCAST),
     ("barrier", CollectiveOp.BARRIER),
+    # One kernel for a group of sends and receives: an all-to-all, or messages between any two ranks. Whether its ranks
+    # wait for each other only their times can tell (``analysis.matching``).
     ("sendrecv", CollectiveOp.OTHER),
     ("recv", CollectiveOp.RECEIVE),
     ("send", CollectiveOp.SEND),
@@ -26,7 +39,6 @@ _PARTS = (
     ("scatter", CollectiveOp.SCATTER),
     ("gather", CollectiveOp.GATHER),
 )
-_KERNEL = re.compile(r"\b(nccl|rccl|msccl)\w*kernel", re.IGNORECASE)
 _HOW = re.compile(
     r"_?(COLLNET_?DIRECT|COLLNET_?CHAIN|NVLS_?TREE|NVLS|RING|TREE|PAT)_?(LL128|LL|SIMPLE)?", re.IGNORECASE
 )
@@ -37,14 +49,14 @@ PER_PEER = (CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL, CollectiveOp.S
 @lru_cache(maxsize=4096)
 def collective_op(name: str) -> CollectiveOp:
     """Operation behind a name such as ``nccl:all_reduce``, ``AllReduce`` or ``ncclDevKernel_AllReduce_Sum_f32``."""
-    plain = re.sub(r"[^a-z0-9]", "", name.partition("(")[0].lower())
+    plain = re.sub(r"[^a-z0-9]", "", plain_kernel_name(name).lower())
     return next((op for part, op in _PARTS if part in plain), CollectiveOp.OTHER)
 
 
 @lru_cache(maxsize=4096)
 def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel of this name is NCCL's, or of a library made after it (RCCL, MSCCL)."""
-    return _KERNEL.search(name.partition("(")[0]) is not None
+    """Whether a kernel of this name moves bytes between ranks."""
+    return communicates(name)
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,6 @@ each step, so that ranks agree although their recordings began at different step
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,28 +19,14 @@ from typing import Any
 import numpy as np
 
 from stashtrace.importers.bounds import parse_json
+from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.kineto_device import DeviceRows
 from stashtrace.importers.kineto_host import Steps
 from stashtrace.importers.kineto_reading import ABSENT, Codes, EventRows, Int64, is_rank
 from stashtrace.importers.kineto_rows import FileRows
+from stashtrace.model.kernel_names import plain_kernel_name
 from stashtrace.model.kinds import CollectiveOp, CollectiveSource, Severity
 
-#: Marks in a name without signs; the first that is found decides.
-_OPS = (
-    ("reducescatter", CollectiveOp.REDUCE_SCATTER),
-    ("allreduce", CollectiveOp.ALL_REDUCE),
-    ("allgather", CollectiveOp.ALL_GATHER),
-    ("alltoall", CollectiveOp.ALL_TO_ALL),
-    ("sendrecv", CollectiveOp.OTHER),
-    ("broadcast", CollectiveOp.BROADCAST),
-    ("bcast", CollectiveOp.BROADCAST),
-    ("barrier", CollectiveOp.BARRIER),
-    ("gather", CollectiveOp.GATHER),
-    ("scatter", CollectiveOp.SCATTER),
-    ("reduce", CollectiveOp.REDUCE),
-    ("send", CollectiveOp.SEND),
-    ("recv", CollectiveOp.RECEIVE),
-)
 #: Bytes of an element by torch's names of types, without namespace and in lower case.
 _ELEMENT_BYTES = {
     "double": 8, "long": 8, "int64": 8, "long int": 8, "float64": 8, "complexfloat": 8, "unsigned long": 8,
@@ -202,7 +187,7 @@ class _Details:
 
     def names(self) -> Int64:
         """String codes of the names as torch or NCCL calls them."""
-        return self._rows.codes(self._named(), lambda name: name.partition("(")[0].removeprefix("nccl:"))
+        return self._rows.codes(self._named(), lambda name: plain_kernel_name(name).removeprefix("nccl:"))
 
     def message_bytes(self) -> Int64:
         """Payload of this rank's input; 0 if unknown."""
@@ -316,8 +301,7 @@ def _locality(members: tuple[int, ...], devices: int) -> tuple[int, str]:
 
 def op_of(name: str) -> int:
     """CollectiveOp of a name as torch, NCCL or its kernels spell it."""
-    letters = re.sub(r"[^a-z]", "", name.lower())
-    return next((int(code) for mark, code in _OPS if mark in letters), int(CollectiveOp.OTHER))
+    return int(collective_op(name))
 
 
 def _type(name: str) -> str:

@@ -15,6 +15,7 @@ from stashtrace import _native
 from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import parse_json
 from stashtrace.importers.source import Source
+from stashtrace.model.kernel_names import communicates
 
 Int64 = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
@@ -43,19 +44,8 @@ _SHAPES: dict[str, type] = {"distributedInfo": dict, "deviceProperties": list, "
 #: Two such times add up to one that fits 64 bits; the year 2116.
 _LATEST_NS = 1 << 62
 _MOST_RANKS = 1 << 20
-#: Beginnings of the names of kernels that move bytes between ranks.
-_TALKING = (
-    "nccl",
-    "rccl",
-    "msccl",
-    "void nccl",
-    "void vllm::cross_device_reduce",
-    "void sglang::cross_device_reduce",
-    "void c10d::symmetric_memory",
-    "one_shot_all_reduce",
-    "two_shot_all_reduce",
-    "multimem_all_reduce",
-)
+#: Beginnings of the names of most kernels that move bytes between ranks; the others are known by ``communicates``.
+_TALKING = ("nccl", "rccl", "msccl", "void nccl")
 #: Operators worth keeping: what torch records around a step, a batch, an update, a collective.
 _NOTED = (
     "ProfilerStep",
@@ -136,6 +126,7 @@ class KinetoFile:
             name: self._rows(columns, *TABLES[name])
             for name, columns in zip(TABLES, scanner.take_tables(), strict=True)
         }
+        self._sort_out_talks()
         self._integers: dict[int, int] = {}
 
     def _rows(self, columns: dict[str, Any], ints: tuple[str, ...], texts: tuple[str, ...]) -> EventRows:
@@ -152,6 +143,27 @@ class KinetoFile:
             columns["tid"],
             dict(zip(ints, columns["ints"], strict=True)),
             dict(zip(texts, columns["texts"], strict=True)),
+        )
+
+    def _sort_out_talks(self) -> None:
+        """Move kernels that communicate, by names whose beginnings do not tell, from ``kernels`` to ``talks``."""
+        kernels, talks = self.rows["kernels"], self.rows["talks"]
+        distinct, inverse = np.unique(kernels.name, return_inverse=True)
+        moved = np.array([communicates(self.text(n)) for n in distinct.tolist()], dtype=np.bool_)[inverse]
+        if not moved.any():
+            return
+        found = kernels.take(moved)
+        unknown = np.full(len(found), ABSENT)
+        nameless = np.full(len(found), -1, dtype=np.int32)
+        self.rows["kernels"] = kernels.take(~moved)
+        self.rows["talks"] = EventRows(
+            np.concatenate([talks.begin_ns, found.begin_ns]),
+            np.concatenate([talks.end_ns, found.end_ns]),
+            np.concatenate([talks.name, found.name]),
+            np.concatenate([talks.pid, found.pid]),
+            np.concatenate([talks.tid, found.tid]),
+            {k: np.concatenate([v, found.ints.get(k, unknown)]) for k, v in talks.ints.items()},
+            {k: np.concatenate([v, nameless]) for k, v in talks.texts.items()},
         )
 
     def text(self, number: int) -> str:

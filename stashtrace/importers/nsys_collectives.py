@@ -22,6 +22,7 @@ from stashtrace.importers.nsys_database import Int64
 from stashtrace.importers.nsys_device import Work
 from stashtrace.importers.nsys_nvtx import CollectiveRanges
 from stashtrace.importers.nsys_processes import Processes
+from stashtrace.model.kernel_names import is_nccl_kernel, plain_kernel_name
 from stashtrace.model.kinds import CollectiveOp, CollectiveSource, DeviceWork, NcclFlag, Severity
 
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
@@ -73,9 +74,10 @@ def add_collectives(
         kernels = kernels[np.lexsort((work.rows["begin_ns"][kernels], work.rows["launch_ns"][kernels]))]
         calls = [row for row in own.tolist() if _is_operation(ranges.names[row])]
         if any(ranges.payloads[row].communicator >= 0 for row in calls):
-            for key, rows, place in _from_ranges(ranges, own, calls, work, kernels, processes):
+            of_nccl = np.array([is_nccl_kernel(work.names.get(n, "")) for n in work.name[kernels].tolist()], dtype=bool)
+            for key, rows, place in _from_ranges(ranges, own, calls, work, kernels[of_nccl], processes):
                 lanes.setdefault(key, []).append((process, rows, place))
-            continue
+            kernels = kernels[~of_nccl]  # NCCL's ranges say nothing of these
         unknown += len(kernels)
         for key, rows in _from_kernels(work, kernels):
             lanes.setdefault(key, []).append((process, rows, (-1, -1)))
@@ -202,7 +204,7 @@ def _from_kernels(work: Work, kernels: Int64) -> list[tuple[tuple[object, ...], 
                 columns["track_id"][rows],
                 nothing + 1,
                 nothing,
-                [name.partition("(")[0] for name in kernel_names],
+                [plain_kernel_name(name) for name in kernel_names],
                 kernel_names,
                 nothing + 1,
                 nothing + 1,

@@ -22,6 +22,7 @@ from stashtrace.model.kinds import (
     CollectiveSource,
     DeviceCall,
     DeviceClock,
+    DeviceWork,
     NcclFlag,
     TrackKind,
 )
@@ -420,6 +421,16 @@ def test_kernels_find_their_stream_by_the_launching_call(one: RankFile, tmp_path
     assert first["launch_ns"] == at(trace, 2)
     assert last["launch_ns"] == at(trace, 10.2)
     assert [r["launch_ns"] for r in trace.kernels.rows()][2] == -1
+
+
+def test_kernels_that_communicate_are_told_by_name(one: RankFile, tmp_path: Path) -> None:
+    one.kernel(1, 2, name="_ZN4vllm26cross_device_reduce_1stageI13__nv_bfloat16Li8EEEvPNS_8RankDataE")
+    one.kernel(3, 4, name="_ZN12_GLOBAL__N_126multimem_all_reduce_kernelIN3c108BFloat16ELi16EEEvPT_mPPjmm")
+    one.kernel(5, 6, name="_ZN2at6native13reduce_kernelILi512EEEvi")
+    one.kernel(7, 8, name="ncclDevKernel_AllReduce_Sum_f32", work=4)
+    one.save()
+    work = [r["work_code"] for r in load(tmp_path).kernels.rows()]
+    assert work == [DeviceWork.COMMUNICATION, DeviceWork.COMMUNICATION, DeviceWork.KERNEL, DeviceWork.COMMUNICATION]
 
 
 def test_wanted_tables_alone(tmp_path: Path) -> None:
