@@ -82,11 +82,11 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     waits = waits.replace(collective_key=np.where(np.isin(key, table["collective_key"][given]), -1, key))
     by_devices = trace.replace(collectives=replaced, collective_waits=waits)
     matched = match(by_devices, error if timed.any() else None, by_devices=True)
-    matched = replace(matched, partial=matched.partial | (timed & _with_untimed(trace, given & ~timed)))
+    matched = replace(matched, partial=matched.partial | (timed & with_untimed(trace, given & ~timed)))
     return DeviceCollectives(begin, end, enter, given, timed, _network(trace), matched)
 
 
-def _with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Rows of operations of which some rank's device times are missing: it entered later than its host called."""
     out = np.zeros(len(untimed), dtype=bool)
     if untimed.any():

@@ -22,6 +22,10 @@ _FROM_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
 _TO_ROOT = (CollectiveOp.REDUCE, CollectiveOp.GATHER)
 #: Link of a group: inside one host, between hosts, between hosts but some members share one.
 INSIDE, ACROSS, MIXED = 0, 1, 2
+#: Ends of one operation differ by less than this share of its shortest row, or by this much.
+_COMMON_END_RATIO, _COMMON_END_NS = 0.5, 100_000
+#: Two devices of an imported trace are taken to agree about a moment to this.
+_CLOCK_SLACK_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,9 @@ class Matched:
         When and who the last rank was that this row had to wait for; own call and -1 if it waits for nobody,
         ``NEVER`` if that rank never entered.
     partial
-        True if a member's row is missing although the operation ended: somebody unseen may have been later.
+        True if it ended and somebody unseen, or not known to belong to it, may have entered later: a member's row is
+        missing, how many members there are is not known, what the operation waits for is not (``OTHER``, a root or
+        a peer that nobody names), or the rows of an imported trace that were put together do not end together.
     link
         INSIDE, ACROSS or MIXED, of the row's group.
     by_clock
@@ -58,10 +64,11 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One process group: global ranks in group order, and its link."""
+    """One process group: global ranks in group order, its link, and how many ranks it has, -1 if nobody says."""
 
     members: Int64
     link: int
+    size: int
 
 
 def group_table(trace: Trace) -> dict[int, Group]:
@@ -73,9 +80,13 @@ def group_table(trace: Trace) -> dict[int, Group]:
         described = rows.rows(value)
         text = max((trace.text(c) for c in trace.groups["members_code"][described].tolist()), key=len, default="")
         members = np.array(ranks_of(text), dtype=np.int64)
+        size = max(len(members), int(trace.groups["group_size"][described].max(initial=-1)))
         if not len(members):
             members = np.unique(trace.collectives["rank"][seen.rows(value)])
-        found[value] = Group(members, _link(members, trace.groups["crosses_hosts"][described], of_ranks))
+        if not len(described):
+            size = len(members)
+        link = _link(members, trace.groups["crosses_hosts"][described], of_ranks)
+        found[value] = Group(members, link, size if size > 0 else -1)
     return found
 
 
@@ -117,9 +128,11 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
         link[rows] = groups[value].link
         op = table["op_code"][rows]
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
-        _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank)
-        _match_blocks(table, rows[~pairs], groups[value].members, recorded, last_enter, last_rank, partial)
+        _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank, partial)
+        _match_blocks(table, rows[~pairs], groups[value], recorded, last_enter, last_rank, partial)
     by_clock, ordered = _trusted(trace, end, device_error_ns)
+    if _is_imported(trace):
+        _doubt_uncommon_ends(table, end, by_clock, last_enter, last_rank, partial)
     shortest, quickest = _shortest(table, end)
     doubtful = ~by_clock & (last_rank >= 0) & (last_enter < NEVER)
     last_enter[doubtful] = (end - shortest)[doubtful]
@@ -172,6 +185,14 @@ def blocks(table: Table) -> tuple[Int64, Int64]:
     new = np.ones(len(order), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
     return order, np.cumsum(new) - 1
+
+
+def ranks_present(table: Table) -> Int64:
+    """How many rows the operation of each row has."""
+    order, block = blocks(table)
+    many = np.empty(len(order), dtype=np.int64)
+    many[order] = np.bincount(block)[block] if len(order) else 0
+    return many
 
 
 def _shortest(table: Table, end: Int64) -> tuple[Int64, Int64]:
@@ -241,7 +262,7 @@ def _lead(call: Int64, boot: Int64, block: Int64, count: int) -> Int64:
 def _match_blocks(
     table: Table,
     rows: Int64,
-    members: Int64,
+    group: Group,
     recorded: Int64,
     last_enter: Int64,
     last_rank: Int64,
@@ -250,7 +271,7 @@ def _match_blocks(
     """Operations of one group by sequence number."""
     if len(rows) == 0:
         return
-    rank, call = table["rank"], table["call_ns"]
+    rank, call, members = table["rank"], table["call_ns"], group.members
     rows = rows[np.lexsort((-rank[rows], call[rows], table["sequence"][rows]))]
     sequence = table["sequence"][rows]
     new = np.ones(len(rows), dtype=bool)
@@ -268,13 +289,22 @@ def _match_blocks(
         missing = np.setdiff1d(members, rank[rows[starts[at] : final[at] + 1]])
         # Of a rank that left no record nobody knows whether it entered.
         late_rank[at] = np.append(missing[np.isin(missing, recorded)], -1)[0]
+    short = (incomplete | (present < group.size) | (group.size < 0)) & ended
     op, root = table["op_code"][rows], table["peer_rank"][rows]
     root_global = np.where((root >= 0) & (root < len(members)), members[np.clip(root, 0, len(members) - 1)], -1)
     is_root = rank[rows] == root_global
-    waits_for_all = np.isin(op, SYNCHRONISING_OPS) | (np.isin(op, _TO_ROOT) & is_root)
+    unnamed = op == CollectiveOp.OTHER
+    if unnamed.any() and not short.any() and _end_together(table, rows[unnamed], block[unnamed]):
+        unnamed = np.zeros(len(rows), dtype=bool)  # whatever it is called: nobody leaves before the last has come
+        waits_for_all = np.isin(op, (*SYNCHRONISING_OPS, CollectiveOp.OTHER))
+    else:
+        waits_for_all = np.isin(op, SYNCHRONISING_OPS)
+    waits_for_all |= np.isin(op, _TO_ROOT) & is_root
     last_enter[rows[waits_for_all]] = late_ns[block[waits_for_all]]
     last_rank[rows[waits_for_all]] = late_rank[block[waits_for_all]]
-    partial[rows[waits_for_all]] = (incomplete & ended)[block[waits_for_all]]
+    partial[rows[waits_for_all]] = short[block[waits_for_all]]
+    unsaid = unnamed | (np.isin(op, (*_FROM_ROOT, *_TO_ROOT)) & (root_global < 0))
+    partial[rows[unsaid]] = ended[block[unsaid]]
 
     root_row = np.full(len(starts), -1, dtype=np.int64)
     root_row[block[is_root]] = rows[is_root]
@@ -286,11 +316,70 @@ def _match_blocks(
     partial[rows[receives]] = (source < 0) & ended[block[receives]]
 
 
-def _match_pairs(table: Table, rows: Int64, members: Int64, last_enter: Int64, last_rank: Int64) -> None:
+def _is_imported(trace: Trace) -> bool:
+    code = trace.strings.find("imported")
+    return code >= 0 and bool((trace.metadata["key_code"] == code).any())
+
+
+def _extents(table: Table, end: Int64, rows: Int64, block: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    """Of each block of rows: last entry, first end, last end, shortest duration, and how many rows it has."""
+    count = int(block.max(initial=-1)) + 1
+    enter, first, last = np.full(count, -NEVER), np.full(count, NEVER), np.full(count, -NEVER)
+    shortest = np.full(count, NEVER)
+    np.maximum.at(enter, block, table["call_ns"][rows])
+    np.minimum.at(first, block, end[rows])
+    np.maximum.at(last, block, end[rows])
+    np.minimum.at(shortest, block, (end - table["call_ns"])[rows])
+    return enter, first, last, shortest, int64(np.bincount(block, minlength=count))
+
+
+def _end_together(table: Table, rows: Int64, block: Int64) -> bool:
+    """Whether each operation, of several ranks, ends at once everywhere and nowhere before the last had entered."""
+    enter, first, last, shortest, many = _extents(table, table["end_ns"], rows, block)
+    there = many > 0
+    alike = (last - first <= np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)) & (first >= enter)
+    return bool((many[there] > 1).all() and (table["end_ns"][rows] >= 0).all() and alike[there].all())
+
+
+def _doubt_uncommon_ends(
+    table: Table,
+    end: Int64,
+    by_clock: npt.NDArray[np.bool_],
+    last_enter: Int64,
+    last_rank: Int64,
+    partial: npt.NDArray[np.bool_],
+) -> None:
+    """Rows that another tool's trace put together by their order must look like one operation of all its ranks.
+
+    Who left before another entered took part in another operation: then it is not known whom either waited for.
+    """
+    order, block = blocks(table)
+    compared = np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock
+    rows, block = order[compared[order]], block[compared[order]]
+    if not len(rows):
+        return
+    enter, first, last, shortest, many = _extents(table, end, rows, block)
+    several = (many > 1) & (last < NEVER)
+    apart = several & (first + _CLOCK_SLACK_NS < enter)
+    doubted = apart | (several & (last - first > np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)))
+    partial[rows[doubted[block]]] = True
+    wrong = rows[apart[block]]
+    last_enter[wrong], last_rank[wrong] = table["call_ns"][wrong], -1
+
+
+def _match_pairs(
+    table: Table,
+    rows: Int64,
+    members: Int64,
+    last_enter: Int64,
+    last_rank: Int64,
+    partial: npt.NDArray[np.bool_],
+) -> None:
     """Point to point: the n-th receive of a pair of ranks belongs to its n-th send.
 
     A pair with a group of its own may number its messages alike on both sides, also those that were not recorded.
     """
+    partial[rows] = table["end_ns"][rows] >= 0  # until the other side of the pair is found
     rows = rows[np.lexsort((table["call_ns"][rows], table["sequence"][rows]))]
     peer = table["peer_rank"][rows]
     known = (peer >= 0) & (peer < len(members))
@@ -308,6 +397,8 @@ def _match_pairs(table: Table, rows: Int64, members: Int64, last_enter: Int64, l
     for begin, end in zip(starts.tolist(), np.append(starts[1:], len(rows)).tolist(), strict=True):
         sent = rows[begin:end][sends[begin:end]]
         received = rows[begin:end][~sends[begin:end]]
+        if len(sent) and len(received):
+            partial[rows[begin:end]] = False
         fits, awaited = _pairs_by_number(table["sequence"], sent, received) if len(starts) == 1 else (None, None)
         if fits is None or awaited is None:
             both = min(len(sent), len(received))

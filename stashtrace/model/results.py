@@ -92,6 +92,21 @@ COLLECTIVE_TIMES = _schema(
     ("last_rank", "i8", "", "the rank that was waited for, -1 if none"),
     ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer"),
 )
+TRANSFER_CERTAINTY = _schema(
+    "transfer_certainty",
+    "Link time of the counted steps of a rank, by whether every rank of the operation is known to have entered by then",
+    ("rank", "i8", "", "global rank"),
+    (
+        "reason",
+        "U24",
+        "",
+        "certain; ranks_missing, members_unknown, operation_unknown, matched_by_order, untimed or no_operation: part of"
+        " it may be waiting for other ranks",
+    ),
+    ("link_ns", "i8", "ns", "network and interconnect time of the rank in its counted steps; the reasons sum to it"),
+    ("share_ratio", "f8", "", "of the link time of the rank"),
+    ("collectives_count", "i8", "", "operations with a transfer in the counted steps that have this reason"),
+)
 LINK_EFFICIENCY = _schema(
     "link_efficiency",
     "Transfers of collectives by size, beside what a calibration says the link can do",
