@@ -26,6 +26,8 @@ from stashtrace.model.table import Table
 from stashtrace.model.trace import EventTables
 from stashtrace.model.track_registry import TrackRegistry
 
+#: Who reports what holds for whole files, whatever their format.
+WHOLE_FILES = "importers"
 _ENDS = frozenset({"end_ns", "device_end_ns", "return_ns"})
 
 
@@ -192,6 +194,10 @@ class ImportContext:
     ) -> None:
         """Report something that is missing: a snake_case reason and one sentence for the user."""
         self.losses.append((process_id, (self._importer, reason, int(severity), int(count), advice or self._source)))
+
+    def doubt(self, reason: str, advice: str, process_id: int = -1) -> None:
+        """Report what makes the figures of a whole file doubtful: the summary prints this sentence as it stands."""
+        self.losses.append((process_id, (WHOLE_FILES, reason, int(Severity.ERROR), 1, advice)))
 
     def say(self, key: str, value: str, process_id: int = -1) -> None:
         """A fact about a process, or about the whole load."""

@@ -214,10 +214,9 @@ def _version(dump: Mapping[Any, Any], name: str, context: ImportContext) -> None
     if isinstance(library, str) and library:
         context.say("flight_recorder.library", library)
     if version and not version.startswith(_KNOWN_MAJORS):
-        context.lose(
-            "unknown_format_version",
-            severity=Severity.INFO,
-            advice=f"{name} is of version {version}, newer than those that were tried: 1.x and 2.x",
+        context.doubt(
+            "newer_schema",
+            f"{name} is of version {version}, newer than 2.x, the newest tested: fields may mean something else",
         )
 
 

@@ -47,7 +47,7 @@ _FACTS = ("schemaVersion", "cuda_runtime_version", "cuda_driver_version", "hip_r
 #: Of ``schemaVersion``; nobody has raised it since it was introduced.
 _NEWEST_SCHEMA = 1
 #: Tables that say nothing alone.
-_NO_WORK = ("names", "window")
+_NO_WORK = ("names", "window", "ends")
 #: Before this, times do not count from 1970 but from the file's own base.
 _FIRST_ABSOLUTE_NS = 10**17
 
@@ -142,14 +142,25 @@ def _say_facts(file: KinetoFile, context: ImportContext, process_id: int) -> Non
         context.say("nccl_version", str(info["nccl_version"]), process_id)
     version = file.top.get("schemaVersion")
     if isinstance(version, int) and version > _NEWEST_SCHEMA:
-        context.lose(
+        context.doubt(
             "newer_schema",
-            process_id=process_id,
-            severity=Severity.INFO,
-            advice=f"schemaVersion {version} is later than {_NEWEST_SCHEMA}, the last one known: read as that",
+            f"schemaVersion {version} is newer than {_NEWEST_SCHEMA}, the newest tested: names may mean something else",
+            process_id,
+        )
+    if _has_stacks(file):
+        context.doubt(
+            "python_stacks",
+            "recorded with Python stacks (with_stack=True), which slow the host down: host times are too long here;"
+            " record again without them to see how long",
+            process_id,
         )
     kept = ", ".join(f"{count} {name or 'without category'}" for name, count in sorted(file.categories.items()))
     context.say("events_in_file", f"{file.counts['events']} ({kept})", process_id)
+
+
+def _has_stacks(file: KinetoFile) -> bool:
+    """Whether each call of a Python function was recorded too."""
+    return bool(file.categories.get("python_function") or file.top.get("with_stack") in (1, True))
 
 
 def _tell_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:

@@ -9,15 +9,16 @@ autograd thread                       [evaluate_function: ..] [evaluate_function
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.importers.kineto_device import DeviceRows
-from stashtrace.importers.kineto_reading import ABSENT, EventRows, Int64
+from stashtrace.importers.kineto_reading import ABSENT, EventRows, Int64, KinetoFile
 from stashtrace.importers.kineto_rows import FileRows
 from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
+from stashtrace.units import duration_text
 
 _STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
@@ -29,6 +30,8 @@ _BACKWARD = re.compile(r"^(## )?backward( ##)?$")
 #: worker_id of a batch that a worker made of which the file shows nothing.
 _UNSEEN_WORKER = -2
 _MAIN_PROCESS = -1
+#: The host's events and the end of the recording are stamped by different clocks.
+_CLOCK_SLACK_NS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,10 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
     is_step, is_load, is_update, is_zero, is_forward, is_backward = (
         rows.file.matching(notes.name, pattern) for pattern in (_STEP, _LOADER, _OPTIMIZER, _ZERO, _FORWARD, _BACKWARD)
     )
-    steps, main = _steps(rows, notes, track, is_step)
+    until_ns = _recorded_until(rows.file, notes.take(is_step))
+    steps, main = _steps(rows, notes, track, is_step, until_ns)
+    # What was open when the recording ended lasts, in the file, until the recording was processed.
+    notes = replace(notes, end_ns=np.maximum(np.minimum(notes.end_ns, until_ns), notes.begin_ns))
     _add_batches(rows, notes.take(is_load), track[is_load])
     code = np.select(
         [is_update, is_forward, is_backward],
@@ -68,14 +74,28 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
         if not is_backward.any():
             _add_gradients(rows, main, np.sort(notes.begin_ns[is_update | is_forward | is_load | is_step]))
         if not len(steps.number) and not is_update.any() and np.count_nonzero(is_load) < 2:
-            steps = _whole_recording(rows, main)
+            steps = _whole_recording(rows, main, until_ns)
     others = ~(is_step | is_load | is_update | is_zero | is_forward | is_backward)
     _add_spans(rows, notes.take(others), track[others])
     return steps
 
 
-def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: npt.NDArray[np.bool_]) -> tuple[Steps, int]:
-    """Steps as torch.profiler marked them, each up to the next if that one follows, and their thread."""
+def _recorded_until(file: KinetoFile, steps: EventRows) -> int:
+    """End of what was recorded, with the slack of its clock; a far moment if the file does not tell it."""
+    until_ns = file.recorded_until_ns
+    first = int(steps.begin_ns.min()) if len(steps) else 0
+    # A mark that comes before all steps is of another clock.
+    return until_ns + _CLOCK_SLACK_NS if until_ns is not None and until_ns > first else int(np.iinfo(np.int64).max)
+
+
+def _steps(
+    rows: FileRows, notes: EventRows, track: Int64, is_step: npt.NDArray[np.bool_], until_ns: int
+) -> tuple[Steps, int]:
+    """Steps as torch.profiler marked them, each up to the next if that one follows, and their thread.
+
+    A step that was still going on when the recording ended is left out, or cut where no step is whole; a loss row
+    says so.
+    """
     found = notes.take(is_step)
     number = rows.coded(found.name, lambda name: int(m[1]) if (m := _STEP.match(name)) else -1)
     # A step of a number may be there once for each thread that took part; the longest is the loop's.
@@ -88,20 +108,43 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: npt.NDArray[
         return Steps(number, begin, end), -1
     follows = number[1:] == number[:-1] + 1
     end[:-1] = np.where(follows, begin[1:], np.minimum(end[:-1], begin[1:]))
-    own = track[is_step][order]
+    own, names = track[is_step][order], found.name[order]
+    whole = found.end_ns[order] <= until_ns
+    if not whole.all():
+        _tell_cut_steps(rows, number, begin, whole, until_ns)
+        whole[0] |= not whole.any()
+        end = np.maximum(np.minimum(end, until_ns - _CLOCK_SLACK_NS), begin)
+        number, begin, end, own, names = number[whole], begin[whole], end[whole], own[whole], names[whole]
     rows.context.add(
         "spans",
         begin_ns=begin,
         end_ns=end,
         track_id=own,
         kind_code=int(SpanKind.STEP),
-        name_code=rows.codes(found.name[order]),
+        name_code=rows.codes(names),
         value=number,
     )
     return Steps(number, begin, end), int(own[0])
 
 
-def _whole_recording(rows: FileRows, main: int) -> Steps:
+def _tell_cut_steps(rows: FileRows, number: Int64, begin: Int64, whole: npt.NDArray[np.bool_], until_ns: int) -> None:
+    first, *more = np.flatnonzero(~whole).tolist()
+    into = max(until_ns - _CLOCK_SLACK_NS - int(begin[first]), 0)
+    if not whole.any():
+        fate = ", and no step is whole: what was recorded of it counts as a step"
+    elif more:
+        fate = f": that step and {len(more)} behind it are not counted"
+    else:
+        fate = ": that step is not counted"
+    rank = rows.context.processes[rows.process_id].rank
+    rows.context.doubt(
+        "step_cut_off",
+        f"the recording of rank {rank} ends {duration_text(into)} into step {number[first]}{fate}",
+        rows.process_id,
+    )
+
+
+def _whole_recording(rows: FileRows, main: int, until_ns: int) -> Steps:
     """One step for all of a recording in which nothing says where steps begin."""
     window = rows.file.rows["window"]
     work = [rows.file.rows[t] for t in ("kernels", "talks", "copies", "memsets", "calls", "notes")]
@@ -112,6 +155,8 @@ def _whole_recording(rows: FileRows, main: int) -> Steps:
         begin, end = min(int(w.begin_ns.min()) for w in work), max(int(w.end_ns.max()) for w in work)
     else:
         return Steps(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+    if until_ns - _CLOCK_SLACK_NS > begin:
+        end = min(end, until_ns - _CLOCK_SLACK_NS)
     rows.context.add(
         "spans",
         begin_ns=begin,

@@ -37,6 +37,7 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "notes": ((), ()),
     "gradients": ((), ()),
     "window": ((), ()),
+    "ends": ((), ()),
     "names": ((), ("name", "labels")),
 }
 #: What a top-level value must be to mean what its key says.
@@ -166,6 +167,19 @@ class KinetoFile:
             {k: np.concatenate([v, nameless]) for k, v in talks.texts.items()},
         )
 
+    @property
+    def recorded_until_ns(self) -> int | None:
+        """When the recording ended, None if the file does not say.
+
+        An annotation that was open then ends when the recording was processed, which may be much later.
+        """
+        marks = self.rows["ends"].begin_ns
+        marks = marks[marks != ABSENT]
+        if len(marks):
+            return int(marks.max())
+        window = self.rows["window"].end_ns
+        return int(window.max()) if len(window) else None
+
     def text(self, number: int) -> str:
         """Text by its number, empty for -1."""
         return self.texts[number] if number >= 0 else ""
@@ -194,6 +208,7 @@ def read(source: Source) -> KinetoFile:
     order = {name: at for at, name in enumerate(TABLES)}
     rules = [("X", cat, start, order[table]) for cats, starts, table in _RULES for cat in cats for start in starts]
     rules += [("M", "", "", order["names"]), ("M", "__metadata", "", order["names"])]
+    rules += [("i", "", "Record Window End", order["ends"])]
     scanner = _native.importers.TraceEvents(["traceEvents"], list(TABLES.values()), rules)
     cut = False
     try:

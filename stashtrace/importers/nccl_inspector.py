@@ -20,7 +20,6 @@ from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.nccl_inspector_rows import COLUMNS, Communicator, Proxy, add_operations
 from stashtrace.importers.source import Source
-from stashtrace.model.kinds import Severity
 from stashtrace.model.possible import MOST_RANKS
 
 _BODIES = ("coll_perf", "p2p_perf", "proxy_trace")
@@ -223,9 +222,8 @@ def _report(log: _Log, cut: bool, name: str, context: ImportContext) -> None:
         )
     unknown = sorted(v for v in log.versions if not v.startswith(_KNOWN_VERSIONS) and v)
     if unknown:
-        context.lose(
-            "unknown_format_version",
-            severity=Severity.INFO,
-            advice=f"{name} is of format {unknown[0]}, newer than those that were tried: v4.0 to v4.3",
+        context.doubt(
+            "newer_schema",
+            f"{name} is of format {unknown[0]}, newer than v4.3, the newest tested: fields may mean something else",
         )
     context.say("nccl_inspector.format", ", ".join(sorted(v for v in log.versions if v)) or "unknown")

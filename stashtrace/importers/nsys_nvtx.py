@@ -21,9 +21,12 @@ from stashtrace.importers.nsys_database import Database, Int64
 from stashtrace.importers.nsys_payloads import Payload, read_payloads
 from stashtrace.importers.nsys_processes import Processes
 from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind
+from stashtrace.units import duration_text
 
 EVENTS = "NVTX_EVENTS"
 _NCCL = "nccl"
+#: A range that ends by so much behind the session was open when it ended.
+_SLACK_NS = 100_000
 _MARKS = (34, 65)
 _RANGES = (59, 60, 70, 71)
 #: "step 12", "iteration=3", "train_step#7", "ProfilerStep#5"; the family is what stands before the number.
@@ -60,7 +63,9 @@ def add_ranges(database: Database, processes: Processes, context: ImportContext)
     """Fill ``spans``, ``phases`` and ``batches``; give back NCCL's calls, and the processes whose steps are told."""
     rows, names, number, attached = _read(database)
     operation = rows["operation"]
-    whole = (rows["end"] >= rows["start"]) | np.isin(rows["eventType"], _MARKS)
+    latest = processes.until_ns + _SLACK_NS if processes.session_ends else np.iinfo(np.int64).max
+    ended = (rows["end"] >= rows["start"]) & (rows["end"] <= latest)
+    whole = ended | np.isin(rows["eventType"], _MARKS)
     begin = rows["start"] + processes.base_ns
     end = np.where(rows["end"] >= 0, np.maximum(rows["end"], rows["start"]), rows["start"]) + processes.base_ns
     process = processes.of(rows["globalTid"])
@@ -102,7 +107,14 @@ class _Ranges:
 
     def of(self, numbers: list[int]) -> Int64:
         """Rows with these names that have an end."""
-        return np.flatnonzero(np.isin(self.number, np.array(numbers, dtype=np.int64)) & self.whole)
+        return np.flatnonzero(self._named(numbers) & self.whole)
+
+    def cut(self, numbers: list[int]) -> Int64:
+        """Rows with these names that were open when the recording ended."""
+        return np.flatnonzero(self._named(numbers) & ~self.whole)
+
+    def _named(self, numbers: list[int]) -> npt.NDArray[np.bool_]:
+        return np.isin(self.number, np.array(numbers, dtype=np.int64))
 
 
 def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[int, tuple[Any, Any]]]:
@@ -216,6 +228,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
         marks = np.append(table.begin[own], table.end[own].max())
         first = ordinal[int(table.number[own[0]])]
         firsts.append((first, len(own)))
+        _tell_cut_step(table, families[family], own, ordinal, processes, context)
         names = np.append(table.codes[table.number[own]], context.code(f"end of {family}"))
         context.add(
             "spans",
@@ -231,6 +244,33 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
         first = numbers.pop()
         context.say("steps", f"{first}:{first + max(count for _, count in firsts)}")
     return set(best)
+
+
+def _tell_cut_step(
+    table: _Ranges,
+    places: list[int],
+    own: Int64,
+    ordinal: dict[int, int],
+    processes: Processes,
+    context: ImportContext,
+) -> None:
+    """Say that a step behind the whole ones ``own`` was open when the recording ended."""
+    process, tid = int(table.process[own[-1]]), int(table.tid[own[-1]])
+    cut = table.cut(places)
+    cut = cut[(table.process[cut] == process) & (table.tid[cut] == tid) & (table.begin[cut] > table.begin[own[-1]])]
+    if not len(cut):
+        return
+    first = cut[int(table.begin[cut].argmin())]
+    number = ordinal[int(table.number[first])]
+    step = f"step {number if number >= 0 else len(own)}"
+    into = max(processes.until_ns + processes.base_ns - int(table.begin[first]), 0)
+    process_id = int(processes.ids[process])
+    context.doubt(
+        "step_cut_off",
+        f"the recording of rank {context.processes[process_id].rank} ends {duration_text(into)} into {step}:"
+        " that step is not counted",
+        process_id,
+    )
 
 
 def _collective_ranges(

@@ -44,11 +44,18 @@ class Processes:
         ``processes.process_id`` of each.
     base_ns : int
         Added to each time of the file.
+    until_ns : int
+        End of what was recorded, in the file's own times; -1 if nothing says when.
+    session_ends : bool
+        Whether the export says when its session ended. Else ``until_ns`` is the end of the last work or call.
     """
 
     def __init__(self, database: Database, path: Path, context: ImportContext) -> None:
         self._context = context
-        self.base_ns = _base(database, context)
+        self.base_ns, latest = _base(database, context)
+        lengths = database.integers("ANALYSIS_DETAILS", duration=-1)["duration"]
+        self.session_ends = bool(len(lengths)) and int(lengths.max()) > 0 and latest < _SINCE_1970_NS
+        self.until_ns = int(lengths.max()) if self.session_ends else _last_end(database)
         seen, devices = _owners(database)
         self._keys = np.array(sorted(seen) or [0], dtype=np.int64)
         named = {int(k) >> 24: (pid, name) for k, pid, name in _named(database)}
@@ -98,8 +105,9 @@ class Processes:
             self._context.tracks.describe_thread(int(self.ids[owner]), tid, name=f"{title} · main" if main else title)
 
 
-def _base(database: Database, context: ImportContext) -> int:
-    """What makes times count from 1970 that count from the start of the recording; 0 if the export moved them."""
+def _base(database: Database, context: ImportContext) -> tuple[int, int]:
+    """What makes times count from 1970 that count from the start of the recording, 0 if the export moved them; and one
+    of the times."""
     session = database.integers("TARGET_INFO_SESSION_START_TIME", utcEpochNs=0)["utcEpochNs"]
     latest = 0
     for table, _ in _OWNERS:
@@ -107,11 +115,21 @@ def _base(database: Database, context: ImportContext) -> int:
             row = database.small(f"SELECT start FROM {table} LIMIT 1", table)
             latest = max([latest, *(value for (value,) in row if isinstance(value, int))])
     if latest >= _SINCE_1970_NS:
-        return 0
+        return 0, latest
     if len(session) and int(session[0]) > 0:
-        return int(session[0])
+        return int(session[0]), latest
     context.realtime = False
-    return 0
+    return 0, latest
+
+
+def _last_end(database: Database) -> int:
+    """When the last work or call ended, -1 if there is none."""
+    latest = -1
+    for table, _ in _OWNERS:
+        if database.has(table, "end"):
+            row = database.small(f'SELECT max("end") FROM {table}', table)
+            latest = max([latest, *(value for (value,) in row if isinstance(value, int))])
+    return latest
 
 
 def _owners(database: Database) -> tuple[set[int], dict[int, int]]:

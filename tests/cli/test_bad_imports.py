@@ -208,7 +208,7 @@ def test_newer_schema_is_told(run: Run, job: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "schemaVersion": 99}))
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
     told = [row for row in losses if "schema" in row["reason"]]
-    assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "info")]
+    assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "error")]
     assert "schemaVersion 99" in told[0]["advice"]
 
 

@@ -60,6 +60,7 @@ def write(path: Path, events: list[dict[str, Any]], **top: Any) -> Path:
     after = top.pop("after", {})
     text = json.dumps({"schemaVersion": 1, **top, "traceEvents": events, **after})
     text = re.sub(r'"ts": "([0-9.]+)"', r'"ts": \1', text)
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 

@@ -260,7 +260,7 @@ def test_old_and_unknown_versions(tmp_path: Path) -> None:
     (tmp_path / "new_0").write_bytes(pickle.dumps(_dump([_entry(0), {"later": 1}], version="7.0"), 2))
     trace = _load(tmp_path / "new_0")
     losses = _losses(trace)
-    assert losses["unknown_format_version"] == 1
+    assert losses["newer_schema"] == 1
     assert losses["damaged_entries"] == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from importers.kineto_files import PID, START_NS, device, host, launch, rank_of_two, step, write
+from importers.kineto_files import PID, START_NS, device, host, launch, rank_of_two, step, us, write
 
 import stashtrace
 from stashtrace.errors import DataLossWarning, ImporterError
@@ -25,6 +25,7 @@ from stashtrace.model.kinds import (
     SpanKind,
 )
 from stashtrace.model.trace import Trace
+from stashtrace.report.text import summary
 
 
 def _load(*paths: Path) -> Trace:
@@ -360,3 +361,77 @@ def test_nothing_to_use(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", [host("aten::mm", 0, 5)])
     with pytest.raises(ImporterError, match="holds no kernel, launch, step or annotation"):
         stashtrace.load(path)
+
+
+def _until(offset_us: float) -> dict[str, object]:
+    """The mark with which Kineto ends a recording."""
+    return {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": us(offset_us)}
+
+
+def _advice(trace: Trace, reason: str) -> list[str]:
+    return [trace.text(r["advice_code"]) for r in trace.losses.rows() if trace.text(r["name_code"]) == reason]
+
+
+def test_a_step_that_the_recording_cuts_off_is_not_counted(tmp_path: Path) -> None:
+    work = [
+        event
+        for n in range(3)
+        for event in (launch(n + 1, 1000 * n + 10), device("k", 1000 * n + 20, 900, correlation=n + 1))
+    ]
+    steps = [step(n, 1000 * n, 990) for n in range(2)]
+    # What was open when the recording ended lasts until the profiler looked at it, 13 s later.
+    cut = [step(2, 2000, 13_300_000), host("validate", 2100, 13_299_000, cat="user_annotation")]
+    trace = _load(write(tmp_path / "rank0.json", [*steps, *cut, *work, _until(3800)]))
+    assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1]
+    assert _advice(trace, "step_cut_off") == [
+        "the recording of rank 0 ends 1.80 ms into step 2: that step is not counted"
+    ]
+    assert int(stashtrace.analyze(trace, "stalls")["stall_ns"].sum()) < 10_000_000
+    assert "recording of rank 0 ends 1.80 ms into step 2" in summary(trace)
+
+
+def test_steps_behind_the_end_of_the_recording_are_not_counted(tmp_path: Path) -> None:
+    events = [
+        step(0, 0, 990),
+        step(1, 1000, 990),
+        step(2, 2000, 990),
+        launch(1, 10),
+        device("k", 20, 900, correlation=1),
+    ]
+    trace = _load(write(tmp_path / "rank0.json", [*events, _until(1500)]))
+    assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0]
+    assert _advice(trace, "step_cut_off") == [
+        "the recording of rank 0 ends 500 us into step 1: that step and 1 behind it are not counted"
+    ]
+
+
+def test_of_the_only_step_what_was_recorded_counts(tmp_path: Path) -> None:
+    events = [step(7, 0, 13_300_000), launch(1, 10), device("k", 20, 900, correlation=1), _until(1800)]
+    trace = _load(write(tmp_path / "rank0.json", events))
+    table = stashtrace.analyze(trace, "steps")
+    assert (table["end_ns"] - table["begin_ns"]).tolist() == [1_800_000]
+    assert _advice(trace, "step_cut_off") == [
+        "the recording of rank 0 ends 1.80 ms into step 7, and no step is whole:"
+        " what was recorded of it counts as a step"
+    ]
+
+
+def test_steps_before_the_end_of_the_recording_are_whole(tmp_path: Path) -> None:
+    events = [step(0, 0, 990), step(1, 1000, 990), launch(1, 10), device("k", 20, 900, correlation=1)]
+    for name, until in (("after", 1993.0), ("at once", 1989.9), ("of another clock", -5.0)):
+        trace = _load(write(tmp_path / name / "rank0.json", [*events, _until(until)]))
+        assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1], name
+        assert not _advice(trace, "step_cut_off")
+
+
+@pytest.mark.parametrize("how", ["events", "flag"])
+def test_python_stacks_are_a_doubt(tmp_path: Path, how: str) -> None:
+    events = [step(0, 0, 990), launch(1, 10), device("k", 20, 900, correlation=1)]
+    if how == "events":
+        events.append(host("train.py(3): loop", 1, 980, cat="python_function"))
+        trace = _load(write(tmp_path / "rank0.json", events))
+    else:
+        trace = _load(write(tmp_path / "rank0.json", events, with_stack=1))
+    assert len(_advice(trace, "python_stacks")) == 1
+    assert "recorded with Python stacks" in summary(trace)
+    assert not _advice(_load(write(tmp_path / "plain.json", events[:3], with_stack=0)), "python_stacks")

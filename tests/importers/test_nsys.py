@@ -29,6 +29,7 @@ from stashtrace.model.kinds import (
     WaitOp,
 )
 from stashtrace.model.trace import Trace
+from stashtrace.report.text import summary
 
 _FILES = (
     ("h100_2gpu_1s", "nsys-h100_2gpu_1s"),
@@ -369,7 +370,8 @@ def test_a_newer_schema_is_told(tmp_path: Path) -> None:
     export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="4.1.0")
     export.row("GPU_METRICS", timestamp=1, value=2)
     trace = load(export.close())
-    assert losses(trace)["unknown_format_version"] == 1
+    assert losses(trace)["newer_schema"] == 1
+    assert "report.sqlite has schema 4.1.0, newer than 3.25, the newest tested" in summary(trace)
     assert said(trace, "nsys.not_read") == ["GPU_METRICS"]
 
 
@@ -385,3 +387,29 @@ def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
     load_imported([str(path)], progress=note)
     reached: Any = seen[-1]
     assert reached[0] == reached[1] == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("version", "count"), [("2.9.1", 0), ("3.25.0", 0), ("3.25.7", 0), ("3.26.0", 1), ("3.99", 1), ("odd", 0)]
+)
+def test_which_schemas_are_newer(tmp_path: Path, version: str, count: int) -> None:
+    export = _job(tmp_path / "report.sqlite")
+    export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value=version)
+    assert losses(load(export.close())).get("newer_schema", 0) == count
+
+
+@pytest.mark.parametrize("how", ["without end", "ends after the session"])
+def test_a_step_that_the_recording_cuts_off_is_not_counted(tmp_path: Path, how: str) -> None:
+    export = Export(tmp_path / "report.sqlite", RANK="3")
+    for number in range(3):
+        end = 10 * (number + 1) * MS if number < 2 else None if how == "without end" else 13_000 * MS
+        export.range(7, f"step {number}", 10 * number * MS, end)
+        export.call(7, "cudaLaunchKernel", 10 * number * MS, 10 * number * MS + 1000, call=number + 1)
+        export.kernel(7, "gemm", 10 * number * MS + 2000, 10 * number * MS + 1_800_000, call=number + 1)
+    if how != "without end":
+        export.row("ANALYSIS_DETAILS", startTime=5, stopTime=5 + 21_800_000, duration=21_800_000)
+    trace = load(export.close())
+    assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1]
+    advice = [trace.text(r["advice_code"]) for r in trace.losses.rows() if trace.text(r["name_code"]) == "step_cut_off"]
+    assert advice == ["the recording of rank 3 ends 1.80 ms into step 2: that step is not counted"]
+    assert "ends 1.80 ms into step 2" in summary(trace)
