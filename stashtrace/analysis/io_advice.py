@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from stashtrace.analysis.io import grouped, groups
+from stashtrace.analysis.io import grouped, groups, is_pseudo_file
 from stashtrace.analysis.io_counters import count_files
 from stashtrace.model.schemas import IO_ADVICE
 from stashtrace.model.table import Table
@@ -39,7 +39,8 @@ def io_advice(trace: Trace) -> Table:
 
     Each sentence states its figures and the threshold that they passed. ``saving_ns`` is a bound: what the calls in
     question took, or their part that the change does away with. A directory is passed over if it has fewer than 100
-    calls or less than 5 % of the time inside calls.
+    calls or less than 5 % of the time inside calls. Files of the kernel (/proc, /sys, /dev), pipes and sockets are left
+    out.
 
     Parameters
     ----------
@@ -57,6 +58,8 @@ def io_advice(trace: Trace) -> Table:
     """
     counters = count_files(trace)
     names, of_path, used = groups(trace, counters, "directory")
+    real = np.array([not is_pseudo_file(trace.text(code)) for code in used.tolist()], dtype=bool)
+    of_path, used = of_path[real], used[real]
     sums = {name: grouped(values[used], of_path, len(names)) for name, values in counters.sums.items()}
     read, written = counters.sums["read_bytes"][used] > 0, counters.sums["write_bytes"][used] > 0
     sums["read_files_count"] = grouped(read.astype(np.int64), of_path, len(names))
@@ -150,6 +153,8 @@ def _many_opens(sums: _Sums) -> _Found:
 
 def _small_files(sums: _Sums) -> _Found:
     files = sums["files_count"]
+    if sums["extent_bytes"] == 0 or 2 * sums["read_files_count"] < files:  # sizes unknown; a job that writes
+        return None
     spent = sums["read_ns"] + sums["write_ns"] + sums["metadata_ns"]
     share, size = _ratio(sums["metadata_ns"], spent), _ratio(sums["extent_bytes"], files)
     if files < MIN_CALLS or size >= SMALL_FILE_BYTES or share < METADATA_FROM:

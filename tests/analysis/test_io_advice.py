@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import MS, US, TraceBuilder
+from corpus import corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stashtrace import load
 from stashtrace.analysis.io_advice import io_advice
 from stashtrace.analysis.io_staging import choose, io_staging
 from stashtrace.cli import main
-from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
 from stashtrace.model.kinds import IoOp
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import Fit, Piece
@@ -183,6 +185,38 @@ def test_files_that_the_job_wrote_count_as_files_too() -> None:
         rank.io(at + 400 * US, at + 500 * US, op=op, path=path, offset_bytes=0, result_bytes=80_000)
     found = sentences(build.trace())
     assert "120 files of 80.0 KB" in found["small_files"][1]
+
+
+def small_files_of(folder: str, *, located: bool = True, op: IoOp = IoOp.READ) -> Trace:
+    """300 opens of 150 files of 3 KB, most of their time in the opens."""
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number in range(300):
+        at, path = number * MS, f"{folder}/{number % 150}"
+        rank.io(at, at + 400 * US, op=IoOp.OPEN, path=path, result_bytes=3)
+        rank.io(at + 400 * US, at + 500 * US, op=op, path=path, offset_bytes=0 if located else -1, result_bytes=3000)
+    return build.trace()
+
+
+def test_pseudo_files_need_no_advice() -> None:
+    assert "150 files of 3.00 KB" in sentences(small_files_of("/dev/shm/data"))["small_files"][1]
+    for folder in ("/proc/7/fdinfo", "/sys/class/kfd/kfd/topology/nodes", "/dev/infiniband", "socket:"):
+        assert not sentences(small_files_of(folder)), folder
+
+
+def test_files_of_unknown_size_are_not_called_small() -> None:
+    assert not sentences(small_files_of("/d", located=False))
+
+
+def test_files_that_are_only_written_are_not_packed_for_reading() -> None:
+    assert "small_files" not in sentences(small_files_of("/d", op=IoOp.WRITE))
+
+
+def test_corpus_cm1_has_no_small_files() -> None:
+    files = sorted(corpus("dftracer").glob("cm1-*.pfw.gz"))
+    with pytest.warns(DataLossWarning):
+        table = io_advice(load(files))
+    assert not [row for row in table.rows() if row["kind"] == "small_files"]
 
 
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
