@@ -16,7 +16,15 @@ import numpy as np
 
 from stashtrace.align.collective_merge import GroupNotes
 from stashtrace.align.imported_clocks import ImportedClocks, imported_clocks
-from stashtrace.align.imported_files import UnknownFileError, files_of, known, size_of, trouble_of, unrecognised
+from stashtrace.align.imported_files import (
+    RefusedFileError,
+    UnknownFileError,
+    files_of,
+    known,
+    size_of,
+    trouble_of,
+    unrecognised,
+)
 from stashtrace.align.imported_jobs import note_ranks, note_steps, part_by_time
 from stashtrace.align.imported_memory import HINT, Room
 from stashtrace.align.join import join_table, join_tables
@@ -92,10 +100,10 @@ class Imported:
 
     def _pass_over(self, file: Path, trouble: ImporterError, troubles: list[ImporterError]) -> None:
         """Note a file that no importer was given."""
-        if self.strict and not isinstance(trouble, UnknownFileError):
+        if self.strict and not isinstance(trouble, UnknownFileError | RefusedFileError):
             raise trouble
         troubles.append(trouble)
-        unknown = isinstance(trouble, UnknownFileError) or not (file.suffix or file.is_dir())
+        unknown = isinstance(trouble, UnknownFileError | RefusedFileError) or not (file.suffix or file.is_dir())
         if unknown:
             self._lose(file.name, "file_not_recognised", Severity.INFO, str(trouble))
         else:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.refused import Refused, refused
 from stashtrace.importers.registry import IMPORTERS
 from stashtrace.importers.source import Source
 
@@ -20,6 +21,14 @@ class UnknownFileError(ImporterError):
 
     def __init__(self, file: Path) -> None:
         super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
+
+
+class RefusedFileError(ImporterError):
+    """A file is of a format that is known and not read."""
+
+    def __init__(self, file: Path, known_as: Refused) -> None:
+        super().__init__(f"{file} is {known_as.name}, which is not read: {known_as.lacks}", hint=known_as.hint)
+        self.has_times = known_as.has_times
 
 
 def known() -> str:
@@ -82,4 +91,5 @@ def unrecognised(source: Source) -> ImporterError:
         return ImporterError(
             f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
         )
-    return UnknownFileError(source.path)
+    known_as = refused(source.head)
+    return UnknownFileError(source.path) if known_as is None else RefusedFileError(source.path, known_as)

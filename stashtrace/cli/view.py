@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 def _holds_foreign_files(path: Path) -> bool:
     """Whether something has to be made of the path first: it is neither a run of ours nor a time line."""
     from stashtrace.align.imported import is_foreign
-    from stashtrace.align.imported_files import trouble_of, unrecognised
+    from stashtrace.align.imported_files import RefusedFileError, trouble_of, unrecognised
     from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
 
@@ -61,8 +61,10 @@ def _holds_foreign_files(path: Path) -> bool:
     source = Source(path)
     if trouble is None and recognise(source) is not None:
         return True
-    if trouble is None and not _is_timeline(source):
-        trouble = unrecognised(source)
+    if trouble is None:
+        found = unrecognised(source)
+        shown = found.has_times if isinstance(found, RefusedFileError) else _is_timeline(source)
+        trouble = None if shown else found
     if trouble is not None:
         raise trouble
     return False

@@ -69,6 +69,7 @@ def export_perfetto(
     budget_slices : int
         Above it the I/O calls are summed per thread and time bin, and the tracks say so.
     """
+    _require_times(trace)
     overlay = Budget(trace)
     window = _window(trace, overlay, steps, window_ns)
     rows = TraceRows(trace, window)
@@ -106,6 +107,15 @@ def export_perfetto(
             counter_layer(own, tree, encoder, root, devices[rank], _FIRST_RANK_SEQUENCE + 2 * order + 1)
         encoder.flush()
     return Exported(path, path.stat().st_size, encoder.slice_count, tuple(notes))
+
+
+def _require_times(trace: Trace) -> None:
+    """Raise MissingDataError for files of another tool that have an order and no times."""
+    facts, processes = trace.metadata, trace.processes
+    reasons = facts["value_code"][facts["key_code"] == trace.strings.find("no_times")]
+    if len(reasons) and not (processes["end_ns"] > processes["begin_ns"]).any():
+        what, _, instead = trace.text(int(reasons[0])).partition("; ")
+        raise MissingDataError(f"{trace.path} has no time line: {what}", hint=instead or None)
 
 
 def _window(

@@ -242,6 +242,43 @@ def test_a_trace_without_times_says_so(run: Run) -> None:
     assert "no file was read" not in answer.out
 
 
+@pytest.mark.parametrize("command", ["export perfetto", "view --no-browser"])
+@pytest.mark.parametrize("files", ["et", "kineto/dlrm8_v100/et_3.json.gz", "kineto/one_gpu/param_resnet_et.json.gz"])
+def test_a_trace_without_times_has_no_time_line(run: Run, tmp_path: Path, files: str, command: str) -> None:
+    answer = run(*words_of(command, str(corpus(files))))
+    assert refused(answer).endswith(
+        "has no time line: an execution trace holds operators, sizes and their order, and no times"
+    )
+    assert "torch.profiler trace of the same run" in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "instead"),
+    [
+        ("horovod/horovod_timeline_small.json.gz", "a time line of Horovod", "torch.profiler"),
+        ("horovod", "a time line of Horovod", "torch.profiler"),
+        ("dlio_hpe_unet3d_h100/3_output.json.gz", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),
+        ("dlio_hpe_unet3d_h100/summary.json.gz", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),
+        ("dlio_hpe_unet3d_h100/per_epoch_stats.json.gz", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),
+        ("dlio_hpe_unet3d_h100", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),
+        ("straggler/timeline-AR.json.gz", "a drawing of a StragglerAnalysis trace", "trace-*.parquet"),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_by_name(run: Run, files: str, name: str, instead: str) -> None:
+    for command in ("analyze summary", "info", "export perfetto"):
+        answer = run(*words_of(command, str(corpus(files))))
+        assert f"is {name}, which is not read: " in refused(answer)
+        assert instead in answer.err
+
+
+def test_results_beside_a_trace_are_no_loss(run: Run, job: Path) -> None:
+    shutil.copy(corpus("dlio_hpe_unet3d_h100/3_output.json.gz"), job)
+    losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
+    assert [(row["reason"], row["severity"]) for row in losses] == [("file_not_recognised", "info")]
+    assert "a result of the DLIO benchmark" in losses[0]["advice"]
+
+
 def test_hosts_that_no_file_names_are_not_one(run: Run) -> None:
     answer = run("analyze", "summary", str(corpus("kineto/sampled_128")))
     assert "transfers between ranks;" in " ".join(answer.out.split())
