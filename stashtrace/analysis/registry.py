@@ -30,6 +30,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late", "stashtrace.analysis.late:late", "the costliest waits in collectives, who was late, and why"),
     ("late_ranks", "stashtrace.analysis.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.pipeline:pipeline", "bubbles of pipeline stages, per step"),
+    (
+        "transfer_certainty",
+        "stashtrace.analysis.transfer_certainty:transfer_certainty",
+        "how much link time came after every rank had arrived",
+    ),
     ("links", "stashtrace.analysis.links:links", "which way collectives went: NVLink, PCIe or a network"),
     ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),

@@ -156,6 +156,15 @@ def _late(f: Finding) -> str:
     return f"{head} for {', '.join(named[:-1])} and {named[-1]} to arrive{whose}"
 
 
+_DOUBT_WORDS = {
+    "operation_unknown": "part of it may be waiting: what the operations wait for is not in the recording",
+    "members_unknown": "part of it may be waiting: who takes part is not in the recording",
+    "ranks_missing": "part of it may be waiting: some members left no record of these operations",
+    "untimed": "part of it may be waiting: some ranks have no device times of these operations",
+    "matched_by_order": "part of it may be waiting: operations of the ranks were matched by their order alone",
+}
+
+
 def _link(f: Finding) -> str:
     row = f.row
     places = {"network": "between hosts", "interconnect": "between ranks of one host", "unknown": "between ranks"}
@@ -164,11 +173,10 @@ def _link(f: Finding) -> str:
     if missing is not None:
         whom = f"rank{_s(missing['items_count'])} {missing['name']}" if len(missing["name"]) < 20 else "most ranks"
         return f"{head}; part of it may be waiting: {whom} left no record here"
-    return (
-        f"{head}, after every rank had arrived"
-        if f.first("all_arrived")
-        else (f"{head}; part of it may be waiting for other ranks")
-    )
+    doubt = f.first("may_be_waiting")
+    if doubt is None:
+        return f"{head}, after every rank had arrived"
+    return f"{head}; {_DOUBT_WORDS.get(doubt['kind'], 'part of it may be waiting for other ranks')}"
 
 
 def _devices(row: Row) -> str:

@@ -17,6 +17,7 @@ from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.transfer_certainty import CERTAIN, NO_OPERATION, transfer_certainty
 from stashtrace.model.kinds import Phase, ProcessRole
 from stashtrace.units import ranks_text
 
@@ -189,19 +190,22 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _company(facts: RunFacts, claim: Claim) -> list[Evidence]:
-    """Whether every rank had arrived when a rank transferred: not where ranks are missing or part may be waiting."""
-    if facts.missing_ranks:
-        return [
-            Evidence(
-                "ranks_missing",
-                "processes",
-                items_count=len(facts.missing_ranks),
-                name=ranks_text(list(facts.missing_ranks)),
-            )
-        ]
-    if claim.confidence in ("exact", "at_least"):
-        return [Evidence("all_arrived", "stalls", rank=claim.rank)]
-    return [Evidence("may_be_waiting", "stalls", rank=claim.rank)]
+    """Whether every rank had arrived when a rank transferred, and if that is not certain, why not."""
+    table = transfer_certainty(facts.trace, warmup=facts.warmup_count == 0)
+    own = np.flatnonzero(table["rank"] == claim.rank)
+    doubts = own[~np.isin(table["reason"][own], (CERTAIN, NO_OPERATION))]
+    doubtful = doubts[np.argsort(-table["link_ns"][doubts], kind="stable")]
+    share = float(table["share_ratio"][doubtful].sum())
+    bounded = claim.confidence in ("exact", "at_least")
+    if bounded and share <= EXACT_RATIO:
+        return [Evidence("all_arrived", "transfer_certainty", rank=claim.rank, part_ratio=1 - share)]
+    reason = str(table["reason"][doubtful[0]]) if len(doubtful) else ""
+    if reason == "ranks_missing" and facts.missing_ranks:
+        missing = list(facts.missing_ranks)
+        absent = Evidence("ranks_missing", "processes", items_count=len(missing), name=ranks_text(missing))
+        return [absent]
+    row = int(doubtful[0]) if len(doubtful) else -1
+    return [Evidence("may_be_waiting", "transfer_certainty", row, rank=claim.rank, part_ratio=share, kind=reason)]
 
 
 def _transfers(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
