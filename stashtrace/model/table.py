@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.model.schemas import Schema
+from stashtrace.units import shortened
+from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
 Array = npt.NDArray[Any]
+#: Characters of a line and of a cell of the preview.
+_PREVIEW_WIDTH, _CELL_WIDTH = 100, 40
 
 
 class Table:
@@ -89,18 +93,65 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self._columns.values()))) if self._columns else 0
 
-    def __getitem__(self, name: str) -> Array:
-        try:
-            return self._columns[name]
-        except KeyError:
-            known = ", ".join(self.schema.names)
-            raise KeyError(f"table {self.schema.name} has no column {name!r}; it has {known}") from None
+    @overload
+    def __getitem__(self, key: str) -> Array: ...
+    @overload
+    def __getitem__(self, key: Array | Sequence[bool] | slice) -> Table: ...
+    def __getitem__(self, key: str | Array | Sequence[bool] | slice) -> Array | Table:
+        """Column by name, or the rows that a boolean mask or a slice chooses.
+
+        Raises
+        ------
+        KeyError
+            If there is no column of that name.
+        IndexError
+            If the mask is not as long as the table.
+        TypeError
+            If the key is something else; ``take`` accepts row numbers.
+        """
+        if isinstance(key, str):
+            try:
+                return self._columns[key]
+            except KeyError:
+                known = ", ".join(self.schema.names)
+                raise KeyError(f"table {self.schema.name} has no column {key!r}; it has {known}") from None
+        if isinstance(key, slice):
+            return self.take(key)
+        mask = np.asarray(key)
+        if mask.dtype != np.bool_ or mask.ndim != 1:
+            raise TypeError("index a table by a column name, a boolean mask or a slice; take() accepts row numbers")
+        if len(mask) != len(self):
+            raise IndexError(f"mask of {len(mask)} for table {self.schema.name}, which has {len(self)} rows")
+        return self.take(mask)
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
     def __repr__(self) -> str:
-        return f"Table({self.schema.name}: {len(self)} rows x {len(self._columns)} columns)"
+        title = f"Table({self.schema.name}: {len(self):,} rows x {len(self._columns)} columns)"
+        return "\n".join([title, *self._preview()]) if len(self) else title
+
+    def _preview(self) -> list[str]:
+        """Names and first rows, aligned, as many columns as fit; then what is not shown."""
+        first = self.head()
+        lines = [""] * (1 + len(first))
+        shown = 0
+        for name in self.columns:
+            array = first[name]
+            cells = [name, *(_shown(value) for value in array.tolist())]
+            width = max(map(len, cells))
+            cells = [cell.ljust(width) if array.dtype.kind == "U" else cell.rjust(width) for cell in cells]
+            if shown and len(lines[0]) + 2 + width > _PREVIEW_WIDTH:
+                break
+            lines = [f"{line}  {cell}" if shown else cell for line, cell in zip(lines, cells, strict=True)]
+            shown += 1
+        lines = [line.rstrip() for line in lines]
+        if len(first) < len(self):
+            lines.append(f"... {len(self) - len(first):,} more rows")
+        if shown < len(self.columns):
+            rest = "... columns not shown: " + ", ".join(self.columns[shown:])
+            lines.append(rest if len(rest) <= _PREVIEW_WIDTH else rest[: _PREVIEW_WIDTH - 4] + " ...")
+        return lines
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -110,6 +161,18 @@ class Table:
     def take(self, index: Array | slice) -> Table:
         """Rows chosen by a boolean mask, an index array, or a slice (which copies nothing)."""
         return Table(self.schema, {n: a[index] for n, a in self._columns.items()})
+
+    def head(self, n: int = 5) -> Table:
+        """First ``n`` rows, all if there are fewer; copies nothing.
+
+        Raises
+        ------
+        ValueError
+            If ``n`` is negative.
+        """
+        if n < 0:
+            raise ValueError(f"a table has no first {n} rows")
+        return self.take(slice(n))
 
     def sort_by(self, *names: str) -> Table:
         """Rows sorted by the named columns, first name first; stable."""
@@ -146,6 +209,13 @@ class Table:
 
         arrays = [pyarrow.array(a.astype(object) if a.dtype.kind == "U" else a) for a in self._columns.values()]
         return pyarrow.table(arrays, names=list(self._columns))
+
+
+def _shown(value: Any) -> str:
+    """A cell of the preview: one line, without commands for a terminal."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return shortened(visible_line(str(value)), _CELL_WIDTH)
 
 
 _EMPTY: dict[str, Table] = {}

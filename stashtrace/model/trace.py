@@ -13,6 +13,8 @@ import numpy.typing as npt
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
+from stashtrace.units import ranks_text
+from stashtrace.visible import visible_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,23 @@ class Trace(_Tables):
         super().__init__(strings, tables)
         self.path = path
         self._io_outline = io_outline
+
+    def __repr__(self) -> str:
+        """Path, ranks and rows of the tables that have any; computes no analysis and leaves calls on disk there."""
+        ranks = self.ranks.tolist()
+        about = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ({ranks_text(ranks)})" if ranks else "no ranks"]
+        numbered = len(np.unique(self.numbered_steps["step"]))
+        if numbered:
+            about.append(f"{numbered} numbered step{'s' * (numbered > 1)}")
+        counts = {name: self.io_rows_count if name == "io" else len(self.table(name)) for name in TABLES}
+        counts = {name: count for name, count in counts.items() if count}
+        if not counts:
+            about.append("no rows")
+        lines = [f"Trace({visible_line(self.path) or 'in memory'}: {', '.join(about)})"]
+        for name, count in counts.items():
+            on_disk = "  (on disk until used)" if name == "io" and self.streamed_io is not None else ""
+            lines.append(f"  {name:<22} {count:>13,}{on_disk}")
+        return "\n".join(lines)
 
     def table(self, name: str) -> Table:
         """Table by name, empty if nothing filled it; ``io`` of a large run is read now."""

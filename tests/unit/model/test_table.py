@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import MS, TraceBuilder
 
 from stashtrace.model.schemas import COUNTERS, IO, STALLS, TABLES, TRACKS
 from stashtrace.model.strings import StringPool
@@ -66,6 +67,70 @@ def test_take_sort_replace_concat() -> None:
     assert table.replace(value=[7, 8, 9])["value"].tolist() == [7.0, 8.0, 9.0]
     assert len(Table.concat(COUNTERS, [table, table, Table.empty(COUNTERS)])) == 6
     assert len(Table.concat(COUNTERS, [])) == 0
+
+
+def test_masks_and_slices_choose_rows() -> None:
+    table = counters((3, 1, 0.0), (1, 1, 1.0), (2, 0, 2.0))
+    late = table[table["ts_ns"] > 1]
+    assert isinstance(late, Table)
+    assert late["ts_ns"].tolist() == [3, 2]
+    assert table[[False, True, False]]["value"].tolist() == [1.0]
+    assert len(table[table["ts_ns"] > 9]) == 0
+    assert table[1:]["value"].tolist() == [1.0, 2.0]
+    assert np.shares_memory(table[1:]["value"], table["value"])
+    assert table["value"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(IndexError, match="mask of 2 for table counters, which has 3 rows"):
+        table[np.array([True, False])]
+    for wrong in (0, np.array([0, 1]), ["ts_ns"], np.zeros((3, 1), dtype=bool), None):
+        with pytest.raises(TypeError, match="by a column name, a boolean mask or a slice"):
+            table[wrong]  # type: ignore[call-overload]
+
+
+def test_head_is_the_first_rows() -> None:
+    table = counters((3, 1, 0.0), (1, 1, 1.0), (2, 0, 2.0))
+    assert table.head(2)["ts_ns"].tolist() == [3, 1]
+    assert table.head()["ts_ns"].tolist() == [3, 1, 2]
+    assert len(table.head(0)) == 0
+    with pytest.raises(ValueError, match="-1 rows"):
+        table.head(-1)
+
+
+def test_repr_shows_the_first_rows_aligned() -> None:
+    table = Table.from_rows(
+        STALLS, [(0, 10, "fetch", 5_000, "host", 5, 5, -1), (0, 11, "straggler", 70, "host", 5, 5, 1)]
+    )
+    lines = repr(table).splitlines()
+    assert lines[0] == "Table(stalls: 2 rows x 8 columns)"
+    assert lines[1].split() == list(table.columns)
+    assert lines[2].split() == ["0", "10", "fetch", "5000", "host", "5", "5", "-1"]
+    assert lines[3].split() == ["0", "11", "straggler", "70", "host", "5", "5", "1"]
+    ends = [line.index(word) + len(word) for line, word in zip(lines[1:], ("stall_ns", "5000", "70"), strict=True)]
+    assert len(set(ends)) == 1  # numbers end below each other
+    assert len({line.index(word) for line, word in zip(lines[1:], ("kind", "fetch", "straggler"), strict=True)}) == 1
+
+
+def test_repr_of_a_large_table_stays_small() -> None:
+    own = np.arange(100_000)
+    lines = repr(Table(COUNTERS, {"ts_ns": own, "track_id": own, "value": own / 3})).splitlines()
+    assert lines[0] == "Table(counters: 100,000 rows x 3 columns)"
+    assert len(lines) == 2 + 5 + 1
+    assert lines[-1] == "... 99,995 more rows"
+    wide = Table.empty(TABLES["matched_collectives"])
+    assert repr(wide) == f"Table(matched_collectives: 0 rows x {len(wide.columns)} columns)"
+    row = wide.schema, {c.name: [0] for c in wide.schema.columns}
+    lines = repr(Table(*row)).splitlines()
+    assert max(map(len, lines)) <= 100
+    shown = lines[1].split()
+    assert shown == list(wide.columns[: len(shown)])
+    assert lines[-1] == "... columns not shown: " + ", ".join(wide.columns[len(shown) :])[: 100 - 23 - 4] + " ..."
+
+
+def test_repr_cuts_and_escapes_long_texts() -> None:
+    rows = [(0, 0, "a" * 500 + "\x1b[2J\n", 5, "host", 5, 5, -1)]
+    lines = repr(Table.from_rows(STALLS, rows)).splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in lines[2]
 
 
 def test_to_numpy_has_named_fields() -> None:
@@ -130,3 +195,37 @@ def test_trace_tables_are_there_even_if_empty() -> None:
     assert not hasattr(trace, "_repr_html_")
     with pytest.raises(ValueError, match="unknown"):
         EventTables(StringPool(), {"nonsense": Table.empty(IO)})
+
+
+def test_repr_of_a_trace_names_path_ranks_and_tables() -> None:
+    build = TraceBuilder()
+    for rank in (0, 1, 3):
+        build.rank(rank).phase("forward", 0, MS).phase("backward", MS, 2 * MS).io(0, MS, path="/d/a")
+    trace = build.trace(path="./first")
+    lines = repr(trace).splitlines()
+    assert lines[0] == "Trace(./first: 3 ranks (0,1,3))"
+    counts = dict(line.split() for line in lines[1:])
+    assert counts["phases"] == "6"
+    assert counts["io"] == "3"
+    assert counts["processes"] == "3"
+    assert "kernels" not in counts
+    assert repr(Trace(StringPool(), {})) == "Trace(in memory: no ranks, no rows)"
+
+
+def test_repr_of_a_trace_says_steps_that_the_files_number() -> None:
+    build = TraceBuilder()
+    build.rank(0)
+    for step in (4, 5, 6):
+        build.add("numbered_steps", rank=0, step=step)
+    assert repr(build.trace()).splitlines()[0] == "Trace(in memory: 1 rank (0), 3 numbered steps)"
+
+
+def test_repr_of_a_trace_leaves_calls_on_disk() -> None:
+    class OnDisk:
+        rows_count = 12_345_678
+
+        def whole(self) -> Table:
+            raise AssertionError("a preview must not load the calls")
+
+    trace = Trace(StringPool(), {}, path="big", io_outline=OnDisk())  # type: ignore[arg-type]
+    assert repr(trace).splitlines()[1].split(maxsplit=2) == ["io", "12,345,678", "(on disk until used)"]
