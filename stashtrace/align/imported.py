@@ -21,6 +21,7 @@ from stashtrace.align.imported_files import (
     UnknownFileError,
     files_of,
     known,
+    looks_in_vain,
     size_of,
     trouble_of,
     unrecognised,
@@ -43,6 +44,8 @@ from stashtrace.store.layout import STORE_FILE
 #: Called with (bytes read, bytes in all, name of the file).
 Progress = Callable[[int, int, str], None]
 
+#: Files between two signs of life while a folder is listed.
+_COUNTED_AT_ONCE = 1000
 #: What lies in a folder beside traces and is nobody's loss.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
 
@@ -70,7 +73,18 @@ class Imported:
         ImporterError
             If no file can, or the first that cannot if ``strict``.
         """
-        files = list(files_of(self.paths))
+        files = list[Path]()
+        for file in files_of(self.paths):
+            files.append(file)
+            if progress is not None and len(files) % _COUNTED_AT_ONCE == 0:
+                progress(0, 0, f"{len(files):,} files found")
+        looked = looks_in_vain(files, progress)
+        if looked:
+            where = os.pathsep.join(self.paths)
+            raise ImporterError(
+                f"{where} holds {len(files):,} files; none of the {looked:,} looked at is a trace",
+                hint="give the traces themselves, or the folder that holds them alone",
+            )
         total = sum(map(size_of, files))
         done, parts, troubles = 0, list[EventTables](), list[ImporterError]()
         room = Room()
@@ -94,6 +108,8 @@ class Imported:
             elif file.suffix not in _FOREIGN_SUFFIXES:
                 self._pass_over(file, trouble or unrecognised(source), troubles)
             done += size_of(file)
+            if progress is not None:
+                progress(done, total, file.name)
         if not any(len(part.table(name)) for part in parts for name in TABLES):
             raise self._nothing(troubles)
         return parts

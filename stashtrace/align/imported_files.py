@@ -7,13 +7,24 @@ import contextlib
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.refused import Refused, refused
-from stashtrace.importers.registry import IMPORTERS
+from stashtrace.importers.registry import IMPORTERS, recognise
 from stashtrace.importers.source import Source
+
+#: In a folder of more files than this some are looked at before all are.
+FEW_FILES = 1000
+#: Endings of what lies in data sets and beside jobs in large numbers; no tool writes traces under such a name.
+NEVER_TRACES = frozenset(
+    (
+        *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".mp4", ".avi", ".mkv", ".wav", ".flac"),
+        *(".mp3", ".ogg", ".npy", ".npz", ".h5", ".hdf5", ".tfrecord", ".tar", ".safetensors", ".ckpt", ".pth"),
+        *(".pyc", ".py", ".so", ".o", ".c", ".cpp", ".h", ".cu", ".md", ".html", ".css", ".js"),
+    )
+)
 
 
 class UnknownFileError(ImporterError):
@@ -50,6 +61,34 @@ def files_of(paths: Sequence[str]) -> Iterator[Path]:
             folders[:] = sorted(f for f in folders if not f.startswith("."))
             yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
         yield from (Path(error.filename) for error in closed)
+
+
+def looks_in_vain(files: Sequence[Path], progress: Callable[[int, int, str], None] | None = None) -> int:
+    """Look into an even choice of many files for one that an importer knows.
+
+    Parameters
+    ----------
+    files : sequence of path
+        As :func:`files_of` gives them.
+    progress : callable, optional
+        Called with (0, 0, how far) before each look; 0 bytes are read.
+
+    Returns
+    -------
+    int
+        How many were looked at if none is a trace; 0 if one is, or if there are so few that all can be read.
+    """
+    likely = [file for file in files if file.suffix.lower() not in NEVER_TRACES]
+    if len(files) <= FEW_FILES:
+        return 0
+    looks = min(len(likely), FEW_FILES)
+    for look in range(looks):
+        file = likely[look * len(likely) // looks]
+        if progress is not None:
+            progress(0, 0, f"file {look + 1:,} of {looks:,} that are looked at, {file.name}")
+        if trouble_of(file) is None and recognise(Source(file)) is not None:
+            return 0
+    return max(looks, 1)
 
 
 def size_of(file: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stashtrace.cli.gathering import is_one_job
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
+from stashtrace.cli.rows import FORMATS, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
 from stashtrace.model.strings import StringPool
@@ -27,12 +27,7 @@ PER = ("file", "directory", "run")
 
 def parser() -> Parser:
     """Options of ``stashtrace analyze``."""
-    from stashtrace.analysis.registry import ANALYSES
-
-    width = max(len(name) for name, _, _ in ANALYSES) + 2
-    known = [(SUMMARY, "What slows a run down, in words"), *((name, text) for name, _, text in ANALYSES)]
-    listed = "\n".join(f"  {name:<{width}}{text}" for name, text in known)
-    parser = Parser("analyze", "Print one analysis of a run.", f"analyses:\n{listed}")
+    parser = Parser("analyze", "Print one analysis of a run.", analyses_text())
     parser.add_argument("name", metavar="NAME", help="which analysis")
     parser.add_argument(
         "paths",
@@ -42,6 +37,7 @@ def parser() -> Parser:
     )
     parser.add_argument("--by", choices=BY, help="rows per step and rank, per rank, or per run")
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
+    parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
     parser.add_argument(
         "--calibration", metavar="FILE", help="of `stashtrace calibrate`; default calibration.toml in the run directory"
     )
@@ -55,6 +51,19 @@ def parser() -> Parser:
     _add_file_options(parser)
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
+
+
+def analyses_text() -> str:
+    """All analyses, below the questions that they answer."""
+    from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS
+
+    texts = {name: f"{text} (GPU)" if name in NEEDS_GPU else text for name, _, text in ANALYSES}
+    width = max(map(len, texts)) + 2
+    lines = ["analyses, by the question they answer; (GPU): needs recorded GPU work", ""]
+    for question, names in (("What slows the run down?", (SUMMARY,)), *QUESTIONS):
+        lines.append(question)
+        lines += [f"  {name:<{width}}{texts.get(name, 'in words, as at the end of a run')}" for name in names]
+    return "\n".join(lines)
 
 
 #: Options of the analyses of files.
@@ -89,7 +98,13 @@ def main(argv: Sequence[str]) -> int:
     """Print the table of one analysis."""
     arguments = parser().read(argv)
     if arguments.name == SUMMARY:
-        return _summary(arguments.paths, arguments.run, arguments.format)
+        from stashtrace.cli.summary import print_summary
+
+        if arguments.format == "csv":
+            raise UsageError(
+                "a summary is several tables, CSV is one", hint="use --format json, or `stashtrace analyze findings`"
+            )
+        return print_summary(arguments.paths, arguments.run, "json" if arguments.format == "json" else "text")
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
@@ -118,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
     screen = Screen()
     if arguments.format == "table" and screen.interactive:
         screen.say(f"{name}: {about}\n")
-    write_rows(rows, columns, arguments.format, sys.stdout)
+    write_rows(rows, columns, arguments.format, sys.stdout, width=None if arguments.wide else screen_width())
     return 0
 
 
@@ -145,43 +160,11 @@ def _analyzed(
                 )
     elif arguments.cluster:
         raise UsageError("--cluster works on a store", hint=f"make one: stashtrace export parquet {source} -o STORE")
-    from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
+    from stashtrace.cli.loading import load_watched
 
-    trace = load_trace(source, run_id=arguments.run)
+    trace = load_watched(source, run_id=arguments.run)
     return analyze(trace, name, **options), trace.strings
-
-
-def _summary(paths: Sequence[str], run_id: str | None, format_name: str) -> int:
-    """Print the summary of one run, or of the parts of one job."""
-    import json
-    import warnings
-
-    from stashtrace.align.align import load_trace
-    from stashtrace.analysis.findings import summarize
-    from stashtrace.cli.screen import Screen
-    from stashtrace.errors import DataLossWarning
-    from stashtrace.report.document import document
-    from stashtrace.report.look import Look
-    from stashtrace.report.text import render
-
-    if format_name == "csv":
-        raise UsageError(
-            "a summary is several tables, CSV is one", hint="use --format json, or `stashtrace analyze findings`"
-        )
-
-    found = [str(existing_run(p)) for p in paths]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
-        trace = load_trace(found if len(found) > 1 else found[0], run_id=run_id)
-    tables = summarize(trace)
-    if format_name == "json":
-        sys.stdout.write(json.dumps(document(tables), ensure_ascii=False, indent=1) + "\n")
-        return 0
-    screen = Screen()
-    look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
-    sys.stdout.write(render(tables, look, " ".join(paths)))
-    return 0
 
 
 def known_analysis(name: str) -> str:

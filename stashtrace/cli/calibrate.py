@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import Parser
+from stashtrace.cli.parsing import OUT_OPTIONS, Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.output_files import complete_file, why_not_writable
@@ -25,9 +25,7 @@ def parser() -> Parser:
     from stashtrace.experiments.calibrate import BACKENDS, LAUNCHES
 
     parser = Parser("calibrate", "Measure what the links of this machine can do.", _EPILOG)
-    parser.add_argument(
-        "-o", "--out", metavar="FILE", default="calibration.toml", help="where to write it (default calibration.toml)"
-    )
+    parser.add_out("FILE", "where to write it (default calibration.toml)", default="calibration.toml")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="measure this alone")
     parser.add_argument("--ranks", type=int, metavar="N", help="processes of a collective (default: 2, or one per GPU)")
     parser.add_argument("--sizes", metavar="A:B", help="smallest and largest message, as in 1K:32M")
@@ -120,9 +118,9 @@ def _command(argv: Sequence[str]) -> str:
     for word in argv:
         if skip:
             word, skip = os.path.basename(os.path.abspath(word)), False
-        elif word in ("-o", "--out", "--disk", "--plot"):
+        elif word in ("-o", *OUT_OPTIONS, "--disk", "--plot"):
             skip = True
-        elif "=" in word and word.split("=")[0] in ("--out", "--disk", "--plot"):
+        elif "=" in word and word.split("=")[0] in (*OUT_OPTIONS, "--disk", "--plot"):
             option, _, value = word.partition("=")
             word = f"{option}={os.path.basename(os.path.abspath(value))}"
         words.append(word)

@@ -30,8 +30,7 @@ def parser() -> Parser:
     parser = Parser("characterize", "Run a job on one device, on all, with its data cold and warm, and over a\n"
                     "network, and say what each costs.", _EPILOG)  # fmt: skip
     parser.usage = "stashtrace characterize [options] -- COMMAND [ARGUMENT ...]"
-    parser.add_argument("-o", "--out", metavar="DIR", default="characterization",
-                        help="where runs and answer go (default ./characterization)")  # fmt: skip
+    parser.add_out("DIR", "where runs and answer go (default ./characterization)", default="characterization")
     parser.add_argument("--steps", metavar="LIST", default="1,2,3,4,5", help="some of the five (default 1,2,3,4,5)")
     parser.add_argument("--repeat", type=int, metavar="N", help="runs of each step (default 5)")
     parser.add_argument("--iterations", type=int, metavar="K", help="training steps measured in a run (default 60)")

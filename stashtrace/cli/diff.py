@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.cli.rows import FORMATS, column_names, named_rows, write_rows
+from stashtrace.cli.rows import FORMATS, column_names, named_rows, screen_width, write_rows
 
 OF = ("stalls", "kernels")
 #: Kernels in the aligned form; the others have all of them.
@@ -23,6 +23,7 @@ def parser() -> Parser:
         "--of", choices=OF, help="kinds of stalls (default), or what ran on the GPUs; kernels where there are no steps"
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
+    parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
     return parser
 
 
@@ -50,5 +51,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write("\n".join(words(table, *names_apart([before, after]))) + "\n\n")
         table = table.take(slice(0, _SHOWN_ROWS)) if of == "kernels" else table
     rows = list(named_rows(table, new.strings))
-    write_rows(rows, column_names(table), arguments.format, sys.stdout)
+    write_rows(
+        rows, column_names(table), arguments.format, sys.stdout, width=None if arguments.wide else screen_width()
+    )
     return 0

@@ -31,7 +31,7 @@ def parser() -> Parser:
         "`stashtrace merge DIR` sums up when the job has ended.",
         'example: eval "$(stashtrace env --out /shared/run-7 --run-id "$JOB_NAME")"',
     )
-    parser.add_argument("--out", metavar="DIR", help="run directory (default: ./stash-MMDD-HHMMSS, ./stash-JOB)")
+    parser.add_out("DIR", "run directory (default: ./stash-MMDD-HHMMSS, ./stash-JOB)")
     parser.add_argument(
         "--run-id", metavar="JOB", help="name of the job, the same on all hosts; SLURM and MPI are known without"
     )

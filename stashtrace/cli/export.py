@@ -24,7 +24,7 @@ def parser() -> Parser:
         "exporter", metavar="FORMAT", choices=[n for n, _, _ in EXPORTERS], help="one of the formats below"
     )
     parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file or, of a store, folder to write")
+    parser.add_out("FILE", "file or, of a store, folder to write", required=True)
     parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
     parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")
     parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     end_on_terminate()
     path = str(existing_run(arguments.path))
 
-    from stashtrace.align.align import load_trace
     from stashtrace.align.imported import is_foreign
+    from stashtrace.cli.loading import load_watched
     from stashtrace.exporters.registry import export
     from stashtrace.store.layout import is_store
 
@@ -67,11 +67,11 @@ def main(argv: Sequence[str]) -> int:
         run = Path(path) if Path(path).is_dir() else Path(path).parent
         with rights_of_run(run), screen.progress("store") as progress:
             written = store_run(
-                path, Path(arguments.output), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
+                path, Path(arguments.out), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )
     else:
-        written = export(load_trace(path, run_id=arguments.run), name, arguments.output, **options)
-    screen.say(f"wrote {arguments.output} ({bytes_text(written.file_bytes)})")
+        written = export(load_watched(path, run_id=arguments.run), name, arguments.out, **options)
+    screen.say(f"wrote {arguments.out} ({bytes_text(written.file_bytes)})")
     for note in written.notes:
         screen.say(note)
     return 0

@@ -29,16 +29,16 @@ def describe_files(path: str) -> dict[str, Any]:
     """
     import warnings
 
-    from stashtrace.align.align import load_trace
     from stashtrace.analysis.findings.losses import losses_of
     from stashtrace.analysis.registry import analyze
+    from stashtrace.cli.loading import load_watched
     from stashtrace.errors import DataLossWarning
     from stashtrace.model.schemas import TABLES
     from stashtrace.store.layout import is_store
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the losses are part of the answer
-        trace = load_trace(path)
+        trace = load_watched(path)
     try:
         steps = analyze(trace, "steps")
         numbers = sorted({int(s) for s in steps["step"] if s >= 0})

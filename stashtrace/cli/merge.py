@@ -34,7 +34,7 @@ def parser() -> Parser:
     parser.add_argument(
         "paths", metavar="DIR", nargs="+", help="run directory or URL; further ones are parts of the same job"
     )
-    parser.add_argument("--out", metavar="DIR", help="directory for the whole (default: the first, which is added to)")
+    parser.add_out("DIR", "directory for the whole (default: the first, which is added to)")
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several; ID.N: its start N")
     return parser
 

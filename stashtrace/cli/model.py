@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import OUT_OPTIONS, Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.whatif_cache import parsed_size
 from stashtrace.errors import MissingDataError, UsageError
@@ -61,7 +61,7 @@ def parser() -> Parser:
     sweep.add_argument("--iterations", metavar="K", type=int, help="steps of a run, 5 of them to warm up (default 25)")
     sweep.add_argument("--repeat", metavar="R", type=int, help="repetitions of all (default 3)")
     sweep.add_argument("--batch-size", metavar="B", type=int, help="samples of a rank and step (default 8)")
-    sweep.add_argument("-o", "--out", metavar="DIR", help=f"folder of the sweep (default {_OUT})")
+    sweep.add_argument("-o", *OUT_OPTIONS, dest="out", metavar="DIR", help=f"folder of the sweep (default {_OUT})")
     return parser
 
 

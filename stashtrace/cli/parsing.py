@@ -16,6 +16,9 @@ from typing import NoReturn
 
 from stashtrace.errors import MissingDataError, UsageError
 
+#: Long names of the option that says where to write; the first is the documented one.
+OUT_OPTIONS = ("--out", "--output")
+
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises instead of exiting, and knows the options of every command."""
@@ -36,6 +39,12 @@ class Parser(argparse.ArgumentParser):
         """Turn argparse's complaint into one line and a hint."""
         raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` shows the options")
 
+    def add_out(self, metavar: str, text: str, *, default: str | None = None, required: bool = False) -> None:
+        """Add the option that says where to write: ``-o`` or ``--out``; ``--output`` is accepted too."""
+        self.add_argument(
+            "-o", *OUT_OPTIONS, dest="out", metavar=metavar, default=default, required=required, help=text
+        )
+
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse, and apply the common options."""
         namespace = self.parse_args(list(argv))
@@ -48,11 +57,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26, width=80)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """``-o, --output FILE`` on every Python; before 3.13 argparse repeats the FILE."""
+        """``-o, --out FILE`` on every Python; before 3.13 argparse repeats the FILE. Second names are not shown."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
+        names = [name for name in action.option_strings if name not in OUT_OPTIONS[1:]]
+        return f"{', '.join(names)} {value}"
 
 
 def speak_up(verbosity: int) -> None:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from stashtrace.model.strings import StringPool
@@ -19,9 +23,22 @@ from stashtrace.visible import spreadsheet_cell, visible_line
 
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 60
+_ZERO = re.compile(r"-?[0.]+( (ns|B|B/s))?|")
+#: Where room is short they are cut further, but no further than this.
+_SHORTEST = 24
 FORMATS = ("table", "json", "csv")
 #: Columns whose name alone would mislead -> title of the aligned form.
 _TITLES = {"caused_wait_ns": "wait caused"}
+#: Columns that a narrow screen does best without, the first to go first: how a row was computed, then details.
+_FIRST_TO_GO = (
+    "method", "clock", "matched", "thinned", "process_id", "track_id", "sampled_ratio", "access4_bytes",
+    "access4_count", "access3_bytes", "access3_count", "access2_bytes", "access2_count", "located_writes_count",
+    "sequential_writes_ratio", "consecutive_writes_ratio", "empty_reads_count", "launch_skew_ns", "expected_by",
+    "expected_ns", "excess_ns", "group_kind", "sequence", "cause_process_id", "named_ns", "opens_count",
+    "writes_count", "write_bytes", "request_bytes", "requests_count", "bound_ns", "tier_ns", "sum_gain_ns",
+    "access1_count", "located_reads_count", "shuffled_lru_hit_ratio", "cause_worker_id", "communicator",
+    "waiting_ranks", "orphans_count", "memset_ns", "work_count",
+)  # fmt: skip
 
 
 def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
@@ -34,8 +51,25 @@ def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None =
         }
 
 
-def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], format_name: str, stream: TextIO) -> None:
-    """Write rows in one of :data:`FORMATS`."""
+def screen_width() -> int | None:
+    """Columns of the terminal that stdout is, None if it is none: a file or a pipe gets everything."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def write_rows(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    format_name: str,
+    stream: TextIO,
+    *,
+    width: int | None = None,
+    notes: TextIO | None = None,
+) -> None:
+    """Write rows in one of :data:`FORMATS`.
+
+    An aligned table leaves out columns to fit into ``width`` characters, if that is given; which ones is said in one
+    line on ``notes`` (stderr).
+    """
     if format_name == "json":
         # One row a line: a list that json.load takes and grep does too.
         body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -45,32 +79,117 @@ def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], format_na
         writer.writeheader()
         writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
     else:
-        stream.write(aligned(rows, columns))
+        text, left_out = aligned(rows, columns, width)
+        stream.write(text)
+        if left_out:
+            stream.flush()
+            many = f"{len(left_out)} columns do" if len(left_out) > 1 else "1 column does"
+            notes = sys.stderr if notes is None else notes
+            notes.write(f"{many} not fit into {width} characters: {', '.join(left_out)} (--wide shows all)\n")
 
 
-def aligned(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    """Columns under their names, numbers to the right; a column in which no row says anything is left out."""
+def aligned(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], width: int | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """(text, columns that it leaves out to fit into ``width`` characters).
+
+    Columns stand under their names, numbers to the right; one in which no row says anything is left out silently.
+    """
     if not rows:
-        return "no rows\n"
-    every = [[visible_line(_cell(name, row[name])) for name in columns] for row in rows]
-    told = [at for at in range(len(columns)) if any(line[at] != "-" for line in every)]
-    columns, cells = [columns[at] for at in told], [[line[at] for at in told] for line in every]
-    titles = [_title(name) for name in columns]
-    right = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
-    widths = [max(len(titles[i]), *(len(line[i]) for line in cells)) for i in range(len(columns))]
+        return "no rows\n", ()
+    titles = _titles(columns)
+    parts = []
+    for name, title in zip(columns, titles, strict=True):
+        cells = [visible_line(_cell(name, row[name])) for row in rows]
+        if any(cell != "-" for cell in cells):
+            right = any(isinstance(row[name], int | float) for row in rows)
+            parts.append(_Part(name, right, [title, *cells]))
+    kept = parts if width is None else _fitting(parts, width)
+    padded = [part.padded() for part in kept]
+    lines = ["  ".join(cells).rstrip() + "\n" for cells in zip(*padded, strict=True)]
+    shown = {part.name for part in kept}
+    return "".join(lines), tuple(part.name for part in parts if part.name not in shown)
 
-    def line(parts: Sequence[str]) -> str:
-        padded = [p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True)]
-        return "  ".join(padded).rstrip() + "\n"
 
-    return line(titles) + "".join(line(c) for c in cells)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """One column of text: its title, then its cells."""
+
+    name: str
+    right: bool
+    lines: list[str]
+
+    @property
+    def width(self) -> int:
+        """Characters of the longest line."""
+        return max(map(len, self.lines))
+
+    @property
+    def says_one_thing(self) -> bool:
+        """Whether several rows say the same."""
+        return len(self.lines) > 2 and len(set(self.lines[1:])) == 1
+
+    def shortened(self, width: int) -> _Part:
+        """A column of names or paths cut to ``width`` characters; any other one as it is."""
+        if self.name == "path":
+            cut = [line if len(line) <= width else "…" + line[1 - width :] for line in self.lines]
+        elif self.name == "name":
+            cut = [shortened(line, width) for line in self.lines]
+        else:
+            return self
+        return _Part(self.name, self.right, cut)
+
+    def padded(self) -> list[str]:
+        """The lines, all of one length."""
+        return [line.rjust(self.width) if self.right else line.ljust(self.width) for line in self.lines]
+
+
+def _fitting(parts: list[_Part], width: int) -> list[_Part]:
+    """The columns that fit side by side, in their order.
+
+    Paths lose their beginning and names their middle before any column goes. Then go columns of zeros, those that
+    `_FIRST_TO_GO` names, what is the same in all rows, and the rest from the right. The first column stays, and so does
+    everything beside a column that is too wide for any screen: a sentence is wrapped by the terminal.
+    """
+    kept = list(parts)
+    if max(part.width for part in parts) >= width:
+        return kept
+    if _width(parts) > width:
+        kept = parts = [part.shortened(max(width * 2 // 5, _SHORTEST)) for part in parts]
+    constant = [part for part in parts if part.says_one_thing]
+    zeros = [part for part in constant if _ZERO.fullmatch(part.lines[1])]
+    named = [part for name in _FIRST_TO_GO for part in parts if part.name == name]
+    dropped = []
+    for part in [*zeros, *named, *constant, *reversed(parts)]:
+        if _width(kept) <= width:
+            break
+        if part in kept and part is not parts[0]:
+            kept.remove(part)
+            dropped.append(part)
+    for part in reversed(dropped):  # a wide one that went last may have made room for narrow ones
+        more = [each for each in parts if each in kept or each is part]
+        if part not in zeros and _width(more) <= width:
+            kept = more
+    return kept
+
+
+def _width(parts: Sequence[_Part]) -> int:
+    return sum(part.width + 2 for part in parts) - 2
+
+
+def _titles(names: Sequence[str]) -> list[str]:
+    """Names above columns, without the unit where each cell has it and no other column would be called the same."""
+    short = [_title(name) for name in names]
+    return [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
 
 
 def _title(name: str) -> str:
-    """Name above a column, without the unit where each cell has it."""
     if name in _TITLES:
         return _TITLES[name]
-    return name if _is_moment(name) else name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_bytes_per_s")
+    if _is_moment(name):
+        return name
+    unit = next((unit for unit in ("_bytes_per_s", "_bytes", "_ns") if name.endswith(unit)), "")
+    return name.removesuffix(unit)
 
 
 def _is_moment(name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stashtrace.cli.ending import conclude, processes_text, shown_directory
-from stashtrace.cli.parsing import Parser
+from stashtrace.cli.parsing import OUT_OPTIONS, Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.launch.directory import file_rights
 from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS, NCCL_SOURCES
@@ -28,11 +28,11 @@ def parser() -> Parser:
         "example: stashtrace run --out ./first -- torchrun --nproc-per-node 2 train.py",
     )
     parser.usage = "stashtrace run [options] -- COMMAND [ARGUMENT ...]"
-    parser.add_argument(
-        "--out", metavar="DIR",
-        help="run directory, or URL of one (s3://...); shared by all hosts of a job or one for each"
+    parser.add_out(
+        "DIR",
+        "run directory, or URL of one (s3://...); shared by all hosts of a job or one for each"
         " (default: ./stash-MMDD-HHMMSS, ./stash-JOB)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--scratch", metavar="DIR", help="record below DIR on a local disk, copy to --out when the command has ended"
     )
@@ -134,7 +134,7 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
     takes_value = {
-        "--out", "--scratch", "--run-id", "--steps", "--kernels-steps", "--collectors", "--nvml-hz",
+        "-o", *OUT_OPTIONS, "--scratch", "--run-id", "--steps", "--kernels-steps", "--collectors", "--nvml-hz",
         "--event-budget", "--nccl-source", "--grace", "--until-step", "--staged",
     }  # fmt: skip
     at = 0

@@ -26,7 +26,7 @@ def parser() -> Parser:
         "example: stashtrace scrub ./stash-0412-093000 -o ./to-share --all",
     )
     parser.add_argument("path", metavar="RUN", help="run directory, .stash file, or store of Parquet files")
-    parser.add_argument("-o", "--output", metavar="NEW", help="where the new one goes to; RUN stays as it is")
+    parser.add_out("NEW", "where the new one goes to; RUN stays as it is")
     parser.add_argument(
         "--in-place", action="store_true", help="replace the files of RUN itself; what is taken out is gone for good"
     )
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     """Scrub; say on stderr what was written and what was left."""
     arguments = parser().read(argv)
     end_on_terminate()
-    if (arguments.output is None) != arguments.in_place:
+    if (arguments.out is None) != arguments.in_place:
         raise UsageError(
             "give either -o NEW or --in-place",
             hint=f"`stashtrace scrub {arguments.path} -o NEW` leaves {arguments.path} as it is",
@@ -55,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.in_place:
             report = scrub_in_place(source, paths=paths, hosts=hosts, progress=bar.step)
         else:
-            report = scrub_to(source, Path(arguments.output), paths=paths, hosts=hosts, progress=bar.step)
-    screen.say(f"wrote {report.written} files to {arguments.output or source}")
+            report = scrub_to(source, Path(arguments.out), paths=paths, hosts=hosts, progress=bar.step)
+    screen.say(f"wrote {report.written} files to {arguments.out or source}")
     if report.left:
         listed = ", ".join(report.left[:_NAMED]) + (
             f" and {len(report.left) - _NAMED} more" if report.left[_NAMED:] else ""

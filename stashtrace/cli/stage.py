@@ -44,7 +44,7 @@ def parser() -> Parser:
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="pairs of runs of --check (default 5)")
     parser.add_argument("--iterations", type=int, default=60, metavar="K", help="training steps of a run (default 60)")
     parser.add_argument("--warmup", type=int, default=10, metavar="W", help="steps before them (default 10)")
-    parser.add_argument("--out", metavar="DIR", default="staging", help="where the runs of --check go (./staging)")
+    parser.add_out("DIR", "where the runs of --check go (./staging)", default="staging")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="text (default) or JSON")
     return parser
 

@@ -23,6 +23,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "env": (("env", "--out", "{tmp}/env"),),
     "merge": (("merge", "{run}"),),
     "scrub": (("scrub", "{run}", "-o", "{tmp}/scrubbed"),),
+    "summary": (("summary", "{run}"),),
     "info": (("info", "{run}"),),
     "status": (("status", "{run}"),),
     "analyze": (("analyze", "stalls", "{run}"), ("analyze", "io", "{run}", "--format", "json")),

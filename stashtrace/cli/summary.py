@@ -1,0 +1,70 @@
+"""``stashtrace summary RUN``: what slows a run down, in words; ``stashtrace analyze summary RUN`` is the same."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from stashtrace.cli.loading import load_watched
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.screen import Screen
+from stashtrace.errors import DataLossWarning
+
+if TYPE_CHECKING:
+    from stashtrace.model.trace import Trace
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace summary``."""
+    parser = Parser("summary", "Say what slows a run down, in words.")
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="run directory, or files of another tool; several: parts of one job"
+    )
+    parser.add_argument(
+        "--format", choices=tuple(FORMATS), default="text", help="words for a person (default), or JSON"
+    )
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the summary."""
+    arguments = parser().read(argv)
+    return print_summary(arguments.paths, arguments.run, arguments.format)
+
+
+def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: str = "text") -> int:
+    """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; the exit code."""
+    found = [str(existing_run(path)) for path in paths]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
+        trace = load_watched(found if len(found) > 1 else found[0], run_id=run_id)
+    sys.stdout.write(FORMATS[format_name](trace, " ".join(paths)))
+    return 0
+
+
+def _text(trace: Trace, shown: str) -> str:
+    """The summary as wide and as colourful as the screen can show it."""
+    from stashtrace.report.look import Look
+    from stashtrace.report.text import summary
+
+    screen = Screen()
+    look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
+    return summary(trace, look=look, shown=shown)
+
+
+def _json(trace: Trace, shown: str) -> str:
+    """The rows of its tables, each claim with its evidence and its sentence."""
+    import json
+
+    from stashtrace.analysis.findings import summarize
+    from stashtrace.report.document import document
+
+    return json.dumps(document(summarize(trace)), ensure_ascii=False, indent=1) + "\n"
+
+
+#: Name of a format -> what writes it: the trace and its path as typed in, the text for stdout out.
+FORMATS: dict[str, Callable[[Trace, str], str]] = {"text": _text, "json": _json}

@@ -1,0 +1,61 @@
+"""``stashtrace summary`` is ``analyze summary``; the help of ``analyze`` goes by questions."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import stashtrace
+from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS, analyze
+from stashtrace.cli import main
+from stashtrace.cli.analyze import analyses_text
+from stashtrace.errors import MissingDataError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two ranks without a GPU."""
+    folder = str(tmp_path_factory.mktemp("made") / "run")
+    assert main(["synth", folder, "--ranks", "2", "--steps", "6"]) == 0
+    return folder
+
+
+def test_summary_is_analyze_summary(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "summary", run]) == 0
+    old = capsys.readouterr().out
+    assert main(["summary", run]) == 0
+    assert capsys.readouterr().out == old
+    assert main(["summary", run, "--format", "text"]) == 0
+    assert capsys.readouterr().out == old
+    assert old.startswith("stashtrace  2 ranks, 1 host, 6 steps of ")
+
+
+def test_summary_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(tmp_path / "none")]) == 4
+    assert "none does not exist" in capsys.readouterr().err
+
+
+def test_every_analysis_answers_one_question() -> None:
+    placed = [name for _, names in QUESTIONS for name in names]
+    assert sorted(placed) == sorted(name for name, _, _ in ANALYSES)
+    lines = analyses_text().splitlines()
+    for question, names in QUESTIONS:
+        begin = lines.index(question) + 1
+        assert [line.split()[0] for line in lines[begin : begin + len(names)]] == list(names)
+    assert {line.split()[0] for line in lines[1:] if line.endswith("(GPU)")} == NEEDS_GPU
+
+
+def test_what_needs_a_gpu_says_nothing_without_one_and_the_rest_does_not_ask_for_one(run: str) -> None:
+    trace = stashtrace.load(run)
+    for name, _, _ in ANALYSES:
+        try:
+            rows, complaint = len(analyze(trace, name)), ""
+        except MissingDataError as error:
+            rows, complaint = 0, str(error)
+        if name in NEEDS_GPU:
+            assert rows == 0, name
+        else:
+            assert "kernel" not in complaint, name
+            assert "copy" not in complaint, name

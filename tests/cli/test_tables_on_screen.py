@@ -1,0 +1,136 @@
+"""Aligned tables: names above columns are told apart, and a terminal gets as many columns as fit into it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from command_line import environment
+
+from stashtrace.cli import main
+from stashtrace.cli.rows import aligned, column_names, named_rows, write_rows
+from stashtrace.model.io_results import IO_PATTERNS
+from stashtrace.model.schemas import IO_TIMES, STALLS, TABLES
+from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
+
+Rows = tuple[list[dict[str, object]], list[str]]
+
+
+def rows_of(table: Table) -> Rows:
+    return list(named_rows(table, StringPool())), column_names(table)
+
+
+def patterns(count: int = 3) -> Rows:
+    """One row per file with another number in each cell."""
+    numbers = {
+        c.name: [f"/data/a/long/folder/of/files/{row}.jpg" if c.name == "path" else 11 + row for row in range(count)]
+        for c in IO_PATTERNS.columns
+    }
+    return rows_of(Table(IO_PATTERNS, numbers))
+
+
+def titles(text: str) -> list[str]:
+    return text.splitlines()[0].split()
+
+
+def test_no_two_columns_have_one_name() -> None:
+    rows, columns = rows_of(Table(IO_TIMES, {c.name: ["/d"] if c.name == "path" else [7] for c in IO_TIMES.columns}))
+    names = titles(aligned(rows, columns)[0])
+    assert len(names) == len(set(names)) == len(columns)
+    assert {"read_bytes", "read_bytes_per_s", "write"} <= set(names)
+    for schema in TABLES.values():
+        rows, columns = rows_of(Table(schema, {c.name: [0] for c in schema.columns}))
+        names = titles(aligned(rows, columns)[0])
+        assert len(names) == len(set(names)), schema.name
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 132, 200])
+def test_lines_are_no_wider_than_the_screen(width: int) -> None:
+    rows, columns = patterns()
+    text, left_out = aligned(rows, columns, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert titles(text)[0] == "path"
+    assert len(titles(text)) + len(left_out) == len(columns)
+    assert len({line.split()[0] for line in text.splitlines()}) == 4  # a shortened path is still that of one file
+
+
+def test_a_wider_screen_shows_more() -> None:
+    rows, columns = patterns()
+    left = [len(aligned(rows, columns, width)[1]) for width in (60, 100, 150, 200)]
+    assert left[0] > left[1] > left[2] > left[3]
+    assert aligned(rows, columns, 1000) == aligned(rows, columns)
+    assert aligned(rows, columns)[1] == ()
+
+
+def test_columns_of_zeros_go_first() -> None:
+    made = [(rank, step, "fetch", 0, "host", 0, 9 + rank, -1) for rank in range(2) for step in range(3)]
+    rows, columns = rows_of(Table.from_rows(STALLS, made))
+    text, left_out = aligned(rows, columns, 30)
+    assert left_out[:1] == ("stall_ns",)
+    assert "high" in titles(text)
+
+
+def test_a_sentence_is_not_dropped() -> None:
+    rows = [{"path": "/d", "advice": "word " * 40}, {"path": "/e", "advice": "word " * 30}]
+    assert aligned(rows, ["path", "advice"], 80) == aligned(rows, ["path", "advice"])
+
+
+def test_one_line_says_what_was_left_out() -> None:
+    rows, columns = patterns()
+    out, notes = io.StringIO(), io.StringIO()
+    write_rows(rows, columns, "table", out, width=80, notes=notes)
+    left_out = aligned(rows, columns, 80)[1]
+    assert notes.getvalue() == (
+        f"{len(left_out)} columns do not fit into 80 characters: {', '.join(left_out)} (--wide shows all)\n"
+    )
+    for format_name in ("json", "csv"):
+        out = io.StringIO()
+        write_rows(rows, columns, format_name, out, width=80)
+        assert all(name in out.getvalue() for name in columns)
+
+
+def on_a_terminal(columns: int, *words: str) -> list[str]:
+    """What a command writes on a terminal so wide."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    plain = {name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "stashtrace", *words], stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=plain
+    ) as job:
+        os.close(theirs)
+        parts = []
+        try:
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+        except OSError:  # the other side was closed
+            pass
+        finally:
+            os.close(ours)
+        assert job.wait() == 0
+    return b"".join(parts).decode().replace("\r\n", "\n").splitlines()
+
+
+def test_a_terminal_gets_what_fits_and_a_pipe_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["synth", run, "--ranks", "1", "--steps", "3"]) == 0
+    capsys.readouterr()
+    assert main(["analyze", "io_patterns", run]) == 0
+    piped = capsys.readouterr()
+    assert len(titles(piped.out)) > 15
+    assert piped.err == ""
+    narrow = on_a_terminal(80, "analyze", "io_patterns", run)
+    table = [line for line in narrow if "reading " not in line][2:-1]
+    assert max(map(len, table)) <= 80
+    assert narrow[-1].endswith("(--wide shows all)")
+    wide = on_a_terminal(80, "analyze", "io_patterns", run, "--wide")
+    assert titles(piped.out) in [line.split() for line in wide]
