@@ -119,8 +119,11 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     ready = np.clip(waits.made_ns, waits.begin, waits.end)
     unknown = waits.made_by < 0
     alone = unknown & (waits.worker_id == MAIN_PROCESS)  # imported: it made the batch itself, nobody saw how
-    unmade = ~unknown & (waits.made_ns == NEVER)
-    before = TimeSet.of(waits.begin[~unknown], ready[~unknown])
+    unmade = ~unknown & (waits.made_by != thread.process_id) & (waits.made_ns == NEVER)
+    # What the step thread made itself, nobody hands over: whatever follows in the wait (pinning) prepares it as well.
+    handed = ~unknown & (waits.made_by != thread.process_id)
+    own = ~unknown & ~handed
+    before = TimeSet.of(waits.begin[~unknown], np.where(own, waits.end, ready)[~unknown])
     parts = _Parts()
     by_process = RowsBy(waits.made_by)
     for process in by_process.values.tolist():
@@ -135,7 +138,7 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
         Layer(_PREP, TimeSet.united(*empty, *parts.perhaps_fetch), (_FETCH,)),
         Layer(_PREP, TimeSet.of(waits.begin[unmade], ready[unmade]), (_HANDOFF,)),
         Layer(_PREP, before),
-        Layer(_HANDOFF, TimeSet.of(ready[~unknown], waits.end[~unknown])),
+        Layer(_HANDOFF, TimeSet.of(ready[handed], waits.end[handed])),
         Layer(_PREP, TimeSet.of(waits.begin[alone], waits.end[alone]), (_FETCH,)),
         Layer(_PREP, TimeSet.of(waits.begin[unknown], waits.end[unknown]), (_FETCH, _HANDOFF)),
     ]

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from stashtrace._native import intervals
 from stashtrace.analysis.device_evidence import Row, device_evidence
+from stashtrace.analysis.host_layers import CHECKPOINT_PHASES
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.stalls import stall_intervals
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps import steps as find_steps
-from stashtrace.analysis.timeset import RowsBy, TimeSet
+from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import BatchPhase
 from stashtrace.model.schemas import EVIDENCE
@@ -28,10 +30,10 @@ def evidence(trace: Trace) -> Table:
     """Collect what speaks for the stalls of each rank, over its steps without warm-up.
 
     ``worker_time`` divides the time of the DataLoader workers that served the rank; ``file`` names the files in which
-    they (or the step thread) were blocked longest; ``late_rank`` says what another rank did while this one waited. Of a
-    device: ``copy`` are its copies from and to the host with their rate, ``blocking_call`` what blocked the host on it,
-    ``host_function`` the job's own functions that a stream ran on the host, ``collective`` the transfers once all ranks
-    were in, with their bus bandwidth; hidden ones count as well.
+    they (or the step thread) were blocked longest, without those of checkpoints; ``late_rank`` says what another rank
+    did while this one waited. Of a device: ``copy`` are its copies from and to the host with their rate,
+    ``blocking_call`` what blocked the host on it, ``host_function`` the job's own functions that a stream ran on the
+    host, ``collective`` the transfers once all ranks were in, with their bus bandwidth; hidden ones count as well.
 
     Parameters
     ----------
@@ -95,11 +97,11 @@ def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list
 
 
 def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
-    """Files whose calls blocked longest inside the making of batches of this rank."""
+    """Files whose calls blocked longest where data was read: by workers, in batches and reads of the rank's process."""
     trace, io = index.trace, index.io
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    processes = np.unique(np.append(fetches["process_id"][rows], thread.process_id))
-    calls = np.concatenate([index.io_by_process.rows(p) for p in processes.tolist()])
+    workers = np.setdiff1d(fetches["process_id"][rows], [thread.process_id])
+    calls = np.concatenate([index.io_by_process.rows(p) for p in workers.tolist()] + [_own_reads(index, thread)])
     calls = calls[io.is_storage[calls]]
     if len(calls) == 0:
         return []
@@ -115,6 +117,22 @@ def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
         rate = float(moved[at]) * 1e9 / max(amount, 1)
         found.append((thread.rank, "fetch", "file", trace.text(files[at]), -1, amount, amount / whole, rate))
     return found
+
+
+def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
+    """Calls of the rank's own process that may have read data: its reads, and all calls while it makes a batch.
+
+    What its checkpoints read and write is none of that.
+    """
+    phases, io = index.trace.phases, index.io
+    saves = (phases["process_id"] == thread.process_id) & np.isin(phases["phase_code"], CHECKPOINT_PHASES)
+    saving = TimeSet.of(phases["begin_ns"][saves], phases["end_ns"][saves])
+    fetches, made = index.batches_of_phase(BatchPhase.FETCH), index.fetches_by_process.rows(thread.process_id)
+    making = TimeSet.of(fetches["begin_ns"][made], fetches["end_ns"][made])
+    calls = int64(index.io_by_process.rows(thread.process_id))
+    begin = io.begin[calls]
+    wanted = io.is_read[calls] | (intervals.locate(making.begin, making.end, begin) >= 0)
+    return calls[wanted & (intervals.locate(saving.begin, saving.end, begin) < 0)]
 
 
 def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy) -> Iterator[Row]:

@@ -20,7 +20,7 @@ from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.model.kinds import IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
-_CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
+CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
 #: Waits that no parallel loop of a phase makes: their cause is foreign wherever they stand.
 _FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN)
 _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
@@ -59,7 +59,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     rows = index.phases.rows(thread.track_id)
     rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
     code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
-    saves, works = np.isin(code, _CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
+    saves, works = np.isin(code, CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
     saving = TimeSet.of(begin[saves], end[saves])
 
     io, own = index.io, index.io_by_track.rows(thread.track_id)

@@ -46,14 +46,14 @@ CASES = {
         0 1: compute 3, fetch 2, prep 6
         """,
     ),
-    "num_workers=0: the main process is its own worker": (
+    "num_workers=0: the main process is its own worker, and hands nothing over": (
         """
         rank 0 loader : 000000
         rank 0 fetch  : .0000.
         rank 0 io     : ..bb..
         rank 0 phase  : ......FBO
         """,
-        "0 0: compute 3, fetch 2, prep 3, handoff 1",
+        "0 0: compute 3, fetch 2, prep 4",
     ),
     "receives of a worker inside its fetch are fetch, a pipe is not, nor is a receive elsewhere": (
         """
