@@ -24,8 +24,12 @@ from stashtrace.models.calibration import Calibration
 _SIMULATED_STEPS, _SIMULATED_ITEMS = 120, 32
 #: A data set is known whole when its files were read this often.
 _WHOLE_EPOCHS = 1.3
+#: A part of the bytes read by threads that make no batches from which on the read calls of those that do say little.
+_ELSEWHERE_RATIO = 0.1
 #: A part of preparing spent waiting for a CPU that is worth a sentence.
 _QUEUED_RATIO = 0.1
+#: Reads of a byte in one iteration of the loader from which on more is read than the job needs.
+AMPLIFIED_FROM = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,10 @@ class Inputs:
         The same with every input one standard error better or worse.
     measured_step_ns, measured_hit_ratio : float
         Of the recorded run.
-    batch_files : float
-        Files of a batch, 0 if not known.
+    batch_ranges : float
+        Ranges of files that a batch reads, each of which the cache holds or not; 0 if not known.
     dataset_bytes : int
-        All files that were read, 0 if not known.
+        All pages of files that were read, 0 if not known.
     notes : tuple of str
         What was not measured, and what that means for the forecast.
     storage_known : bool
@@ -55,7 +59,7 @@ class Inputs:
     worse: Job
     measured_step_ns: float
     measured_hit_ratio: float
-    batch_files: float
+    batch_ranges: float
     dataset_bytes: int
     notes: tuple[str, ...]
     storage_known: bool
@@ -76,7 +80,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     Raises
     ------
     MissingDataError
-        If the run shows no read of a batch: a memory map, or a loader that reads in other threads.
+        If the run shows no read of a batch, as through a memory map, or if other threads read much of it.
     """
     found = {(row["rank"], row["quantity"]): row for row in rates.rows()}
     ranks = sorted({rank for rank, quantity in found if quantity == names.COMPUTE})
@@ -84,6 +88,13 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         raise MissingDataError(
             "the run shows no read call of the threads that make batches",
             hint="data read through a memory map or by other threads cannot be forecast; see `analyze loader_rates`",
+        )
+    elsewhere = found.get((-1, names.ELSEWHERE), {"mean": 0.0})["mean"]
+    if elsewhere > _ELSEWHERE_RATIO:
+        raise MissingDataError(
+            f"{100 * elsewhere:.0f} % of the bytes are read by other threads than those that make batches",
+            hint="what runs beside the preparing (the pool of Arrow, a reader of the script) cannot be forecast; see"
+            " `analyze loader_rates` for what was read, `analyze io_cache` for what a cache would have answered",
         )
     notes: list[str] = []
 
@@ -108,7 +119,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         notes.append("page cache: not measured, since no file came from it; its reads count as free, a lower bound")
     storage_known = reader > 0
     if not storage_known:
-        size = mean(rank, names.BATCH) / max(mean(rank, names.FILES), 1.0)
+        size = mean(rank, names.BATCH) / max(mean(rank, names.RANGES), 1.0)
         expected = calibration.expected("random_read", [size]) if calibration else None
         if expected is not None:
             reader = size / float(expected.time_ns[0]) * 1e9
@@ -129,9 +140,18 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         notes.append(f"storage: more readers got more ({readers:.1f} at once, mean); its limit was not reached, and"
                      " more readers than that are an extrapolation")  # fmt: skip
     storage = max(storage, reader) if storage_known else cached
-    if dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
-        notes.append("data set: the run reads few files twice, so it may be larger than seen; --cache-size is"
+    streams = int(mean(-1, names.UNLOCATED))
+    if dataset_bytes is None and streams:
+        notes.append(f"data set: not measured, since {streams} file{'s are' if streams > 1 else ' is'} read through"
+                     " streams that stay open, without known offsets; --cache-size needs --dataset-size")  # fmt: skip
+    elif dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
+        notes.append("data set: the run reads little of it twice, so it may be larger than seen; --cache-size is"
                      " compared with what was read (give --dataset-size)")  # fmt: skip
+    again = mean(-1, names.EPOCHS) / max(mean(-1, names.PASSES), 1.0)
+    if again >= AMPLIFIED_FROM:
+        notes.append(f"hits: each byte is read {again:.3g} times in an iteration of the loader, and the forecast takes"
+                     " each to be read once: a cache answers more (`analyze io_cache` counts what it would have"
+                     " answered in this run, `analyze io_advice` says what to change)")  # fmt: skip
     prep, queued = mean(rank, names.PREP), mean(rank, names.QUEUED)
     if prep and queued > _QUEUED_RATIO * prep:
         notes.append(f"prep: {100 * queued / prep:.0f} % of it is waiting for a CPU; with more workers than free CPUs a"
@@ -161,7 +181,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         worse=moved(1),
         measured_step_ns=max(mean(r, names.STEP) for r in ranks),
         measured_hit_ratio=mean(-1, names.HIT),
-        batch_files=mean(rank, names.FILES),
+        batch_ranges=mean(rank, names.RANGES),
         dataset_bytes=dataset_bytes if dataset_bytes is not None else int(mean(-1, names.DATASET)),
         notes=tuple(notes),
         storage_known=storage_known,
@@ -193,7 +213,7 @@ def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed
     hits = hit_ratio(share, policy)
     job = inputs.job
     steps, better, worse = (predict(j, hits) for j in (job, inputs.better, inputs.worse))
-    items = int(min(max(round(inputs.batch_files), 1), _SIMULATED_ITEMS))
+    items = int(min(max(round(inputs.batch_ranges), 1), _SIMULATED_ITEMS))
     played = [
         simulate(job, float(x), policy, batch_items=items, steps=_SIMULATED_STEPS, seed=seed).step_ns for x in share
     ]

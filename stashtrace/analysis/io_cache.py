@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.importance import Importance, most_important_first, ranks_of
 from stashtrace.analysis.io import below
 from stashtrace.analysis.io_accesses import Accesses, collect_accesses, path_codes
@@ -61,6 +62,7 @@ def io_cache(
     cache_size: str | int | None = None,
     block: str | int = "1MiB",
     under: str | None = None,
+    files: Files = "data",
     importance: Importance | None = None,
 ) -> Table:
     """Tell what share of the bytes read a cache would have served, for each size, beginning empty.
@@ -82,6 +84,8 @@ def io_cache(
         Unit of the cache; ``"file"`` for whole files.
     under : str, optional
         Only files below this directory.
+    files : {"data", "all"}
+        By default files of the kernel, the system, Python and its packages, and programs are left out.
     importance : mapping or path, optional
         Weight of each sample by its path, or a file with a line ``path,weight`` for each.
 
@@ -98,7 +102,7 @@ def io_cache(
     stated = None if cache_size is None else bytes_of(cache_size, "--cache-size")
     tables = []
     weights = None if importance is None else ranks_of(trace, importance)
-    for uses in _uses(trace, block, under, weights):
+    for uses in _uses(trace, block, under, files, weights):
         data = round(uses.data_bytes / uses.sampled_ratio)
         steps = np.arange(1, _POINTS + 1, dtype=np.int64)
         sizes = np.array([stated], dtype=np.int64) if stated is not None else -(-data * steps // _POINTS)
@@ -130,7 +134,7 @@ def io_cache(
     return Table.concat(IO_CACHE, tables)
 
 
-def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = None) -> Table:
+def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = None, files: Files = "data") -> Table:
     """Count reads by how much other data was read since the last read of the same, in powers of two.
 
     Parameters
@@ -141,6 +145,8 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
         As of ``io_cache``.
     under : str, optional
         Only files below this directory.
+    files : {"data", "all"}
+        As of ``io_cache``.
 
     Columns
     -------
@@ -152,7 +158,7 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
         If no read with an offset was recorded.
     """
     rows: list[tuple[str | int | float, ...]] = []
-    for uses in _uses(trace, block, under):
+    for uses in _uses(trace, block, under, files):
         scaled = np.where(uses.distance_bytes < 0, -1.0, uses.distance_bytes / uses.sampled_ratio)
         power = np.where(scaled < 0, -1, np.ceil(np.log2(np.maximum(scaled, 1)))).astype(np.int64)
         for exponent in np.unique(power).tolist():
@@ -191,20 +197,21 @@ def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
     return found
 
 
-def _uses(trace: Trace, block: str | int, under: str | None, weights: Floats | None = None) -> list[HostUses]:
+def _uses(
+    trace: Trace, block: str | int, under: str | None, files: Files, weights: Floats | None = None
+) -> list[HostUses]:
     block_bytes = 1 << 62 if block == "file" else bytes_of(block, "--block")
-    accesses = collect_accesses(trace, block_bytes, wanted=_wanted(trace, under))
+    wanted = data_files(trace, files, under)
+    if under is not None:
+        wanted &= below(trace, np.arange(len(trace.strings)), under)
+    accesses = collect_accesses(trace, block_bytes, wanted=wanted)
     if not len(accesses.key):
         raise MissingDataError(
             "no read with a known offset was recorded" + (f" below {under}" if under else ""),
-            hint="run with the collector posix_io on; mapped files have no reads",
+            hint="run with the collector posix_io on; mapped files have no reads" + FILES_HINT * (files == "data"),
         )
     hosts = np.unique(accesses.host_code)
     return [_host_uses(trace.text(host), accesses, accesses.host_code == host, weights) for host in hosts.tolist()]
-
-
-def _wanted(trace: Trace, under: str | None) -> npt.NDArray[np.bool_] | None:
-    return None if under is None else below(trace, np.arange(len(trace.strings)), under)
 
 
 def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:

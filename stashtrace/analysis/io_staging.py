@@ -8,6 +8,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.data_files import FILES_HINT, Files, data_files, is_pseudo_file
 from stashtrace.analysis.io import groups
 from stashtrace.analysis.io_counters import count_files
 from stashtrace.analysis.link_efficiency import calibration_of
@@ -20,8 +21,6 @@ from stashtrace.model.trace import Trace
 from stashtrace.models.calibration import Calibration
 
 Floats = npt.NDArray[np.float64]
-#: Never worth staging: what the kernel makes up.
-_NO_FILES = ("/proc/", "/sys/", "/dev/")
 _READ = "random_read"
 
 
@@ -34,6 +33,7 @@ def io_staging(
     source_latency: str | float | None = None,
     source_bandwidth: str | float | None = None,
     under: str | None = None,
+    files: Files = "data",
     calibration: Calibration | str | os.PathLike[str] | None = None,
 ) -> Table:
     """Choose files for a fast tier: most time saved by byte first, as long as they fit.
@@ -49,7 +49,7 @@ def io_staging(
 
     Times are inside calls, added over all threads: a job that waits with four workers at once ends sooner by a quarter
     of it at most, and not at all where it does not wait for its batches. Files that were written too, and what cannot
-    be staged (sockets, pipes, /proc), are left out.
+    be staged (sockets, pipes, /proc), are left out, and by default all that is no data set.
 
     Parameters
     ----------
@@ -63,6 +63,9 @@ def io_staging(
         As ``"2GB/s"``.
     under : str, optional
         Only files below this directory.
+    files : {"data", "all"}
+        By default files of the kernel, the system, Python and its packages, and programs are left out; ``all`` counts
+        every one but those of the kernel.
     calibration : Calibration or path, optional
         Made on the fast tier by ``stashtrace calibrate --disk``; by default ``calibration.toml`` in the run directory.
 
@@ -76,7 +79,7 @@ def io_staging(
     MissingDataError
         If no call was recorded, or none on a file that could be staged.
     UsageError
-        If only one of latency and bandwidth is stated, or a figure makes no sense.
+        If only one of latency and bandwidth is stated, or a figure or ``files`` makes no sense.
     """
     room = None if tier_size is None else bytes_of(tier_size, "--tier-size")
     source = _stated(source_latency, source_bandwidth, "source")
@@ -88,11 +91,12 @@ def io_staging(
     names, _, used = groups(trace, counters, "file", under)
     sums = {name: values[used] for name, values in counters.sums.items()}
     fits = (sums["read_bytes"] > 0) & (sums["write_bytes"] == 0) & (names != "")
-    for prefix in _NO_FILES:
-        fits &= ~np.char.startswith(names, prefix)
+    fits &= data_files(trace, files, under)[used]
+    fits &= np.array([not is_pseudo_file(name) for name in names.tolist()], dtype=bool)
     if not fits.any():
         raise MissingDataError(
-            "no file was only read", hint="record a run with its data in place: what it writes is left out"
+            "no file was only read",
+            hint="record a run with its data in place: what it writes is left out" + FILES_HINT * (files == "data"),
         )
     names, sums = names[fits], {name: values[fits] for name, values in sums.items()}
     if source is None:

@@ -70,6 +70,7 @@ def analyses_text() -> str:
 FILE_OPTIONS = (
     "per",
     "under",
+    "files",
     "tier_size",
     "tier_latency",
     "tier_bandwidth",
@@ -82,9 +83,16 @@ FILE_OPTIONS = (
 
 
 def _add_file_options(parser: Parser) -> None:
+    from stashtrace.analysis.data_files import FILES
+
     files = parser.add_argument_group("analyses of files")
     files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: rows per file (default), directory or run")
     files.add_argument("--under", metavar="DIR", help="only files below DIR")
+    files.add_argument(
+        "--files",
+        choices=FILES,
+        help="io_staging, io_cache, io_reuse: data (default) leaves out those of Python, its packages and the system",
+    )
     files.add_argument("--tier-size", metavar="SIZE", help="io_staging: room on the fast tier, as 100G")
     for which, text in (("tier", "the fast tier"), ("source", "where the files are now (default: as measured)")):
         files.add_argument(f"--{which}-latency", metavar="TIME", help=f"an empty read of {text}, as 80us")

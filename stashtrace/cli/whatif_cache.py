@@ -72,6 +72,11 @@ def main(argv: Sequence[str]) -> int:
     trace = load_trace(path)
     rates = analyze(trace, "loader_rates")
     inputs = inputs_of(rates, calibration, dataset_bytes=dataset)
+    if cache is not None and not inputs.dataset_bytes:
+        raise UsageError(
+            f"how much of the data {arguments.cache_size} holds is not known: the run does not show their size",
+            hint="give --dataset-size, or --cached in percent",
+        )
     if cache is not None:
         shares = [min(cache / max(inputs.dataset_bytes, 1), 1.0)]
     table = cache_forecast(inputs, shares, arguments.policy, seed=arguments.seed)

@@ -76,7 +76,12 @@ IO_ADVICE = schema(
     "io_advice",
     "What to change about the reading of files, most time first",
     ("path", "U16", "", "directory"),
-    ("kind", "U16", "", "small_reads, read_ahead, random_reads, empty_reads, many_opens or small_files"),
+    (
+        "kind",
+        "U16",
+        "",
+        "small_reads, read_ahead, random_reads, empty_reads, many_opens, small_files or read_amplification",
+    ),
     ("saving_ns", "i8", "ns", "at most, inside calls, all threads added; -1 if nothing can be said"),
     ("advice", "U16", "", "a sentence with the figures, and the thresholds that they passed"),
 )

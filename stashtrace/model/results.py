@@ -151,6 +151,7 @@ LOADER_RATES = _schema(
     ("rank", "i8", "", "global rank, -1 for what all ranks share"),
     ("quantity", "U16", "", "its name; the unit ends it"),
     ("mean", "f8", "", "mean, in that unit; of a rate: all bytes by all time"),
+    ("median", "f8", "", "median of the samples"),
     ("low", "f8", "", "lower quartile of the samples"),
     ("high", "f8", "", "upper quartile of the samples"),
     ("error", "f8", "", "standard error of the mean, 0 if it has none"),

@@ -18,6 +18,7 @@ _TITLES = {
     "prep_ns": "prep of a batch, one worker",
     "batch_bytes": "bytes of a batch",
     "files_per_batch": "files of a batch",
+    "ranges_per_batch": "ranges of files of a batch",
     "workers_count": "workers of a rank",
     "ranks_count": "ranks on a host",
     "cached_bytes_per_s": "page cache, one reader",
@@ -25,6 +26,14 @@ _TITLES = {
     "storage_bytes_per_s": "storage, all readers",
     "dataset_bytes": "data set, as far as read",
     "hit_ratio": "answered by the cache",
+}
+#: Quantities that are no mean of samples, and what they are.
+_SUMS = {
+    "workers_count": "count of",
+    "ranks_count": "count of",
+    "storage_bytes_per_s": "all bytes by all time of",
+    "dataset_bytes": "sum of",
+    "hit_ratio": "share of",
 }
 #: Rates and sizes below this error are said to be right.
 _GOOD_RATIO = 0.1
@@ -74,13 +83,23 @@ def _input_lines(rates: Table) -> list[str]:
     several = len({row["rank"] for row in rows if row["rank"] >= 0}) > 1
     cells = []
     for row in rows:
-        title = _TITLES[row["quantity"]] + (f", rank {row['rank']}" if several and row["rank"] >= 0 else "")
-        low, high = (_text(row["quantity"], row[bound]) for bound in ("low", "high"))
-        spread = f"{low} to {high}" if row["low"] != row["high"] else ""
-        cells.append((title, _text(row["quantity"], row["mean"]), spread, f"{row['samples_count']} {row['origin']}"))
-    widths = [max(len(cell[at]) for cell in cells) for at in range(3)]
-    head = "measured in the run (mean, middle half of the samples, origin):"
-    return [head, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in cells)]
+        quantity = row["quantity"]
+        title = _TITLES[quantity] + (f", rank {row['rank']}" if several and row["rank"] >= 0 else "")
+        mean, median, low, high = (_text(quantity, row[name]) for name in ("mean", "median", "low", "high"))
+        cells.append((title, mean, _statistic(row)))
+        if not mean == low == high:
+            cells.append(("", median, f"median, quartiles {low} and {high}"))
+    widths = [max(len(cell[at]) for cell in cells) for at in range(2)]
+    head = "measured in the run (the forecast is made from means, and from rates of all bytes by all time):"
+    return [head, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in cells)]
+
+
+def _statistic(row: dict[str, Any]) -> str:
+    """What the value of a row is, and of what."""
+    if row["quantity"] in _SUMS:
+        return f"{_SUMS[row['quantity']]} {row['origin']}"
+    kind = "all bytes by all time" if row["quantity"].endswith("_bytes_per_s") else "mean"
+    return f"{kind} of {row['samples_count']:,} {row['origin']}"
 
 
 def _text(quantity: str, value: float) -> str:

@@ -9,10 +9,12 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.cache_forecast import cache_forecast, inputs_of
 from stashtrace.analysis.loader_rates import loader_rates
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.model.kinds import IoOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import fit_alpha_beta
 from stashtrace.models.calibration import Calibration, Link, Points
+from stashtrace.report.cache_forecast import forecast_lines
 
 MB = 1_000_000
 STEPS = 30
@@ -34,7 +36,8 @@ def job(cold: list[bool], *, ranks: int = 1, workers: int = 1, paths: int = 10_0
                 path = f"/data/{(file * ranks + number) % paths}"
                 if read:
                     length = COLD if cold[file % len(cold)] else WARM
-                    worker.io(at, at + length, path=path, blocked=cold[file % len(cold)], result_bytes=MB)
+                    worker.io(at, at + length, path=path, blocked=cold[file % len(cold)], result_bytes=MB,
+                              offset_bytes=0)  # fmt: skip
                     at += length
                 file += 1
             at += PREP
@@ -92,6 +95,110 @@ def test_later_calls_on_a_file_that_was_read_ahead_belong_to_storage() -> None:
     assert found[-1, "hit_ratio"] == 0
     assert found[-1, "reader_bytes_per_s"] == pytest.approx(200 * MB)
     assert (-1, "cached_bytes_per_s") not in found
+
+
+CHUNK, CHUNKS = 500_000, 210
+
+
+def one_large_file(epochs: int = 2, *, times: int = 1, op: IoOp = IoOp.PREAD, opens: str = "") -> Trace:
+    """One HDF5 file of 105 MB; a batch reads two chunks of it, far apart, ``times`` each; every second one waits.
+
+    ``opens``: not at all, ``once``, or in each ``batch``; reads of a stream (FREAD) have no offset.
+    """
+    build, before = TraceBuilder(), 0
+    rank = build.rank(0)
+    per_epoch = CHUNKS // 2
+    for epoch in range(epochs):
+        worker = rank.worker(epoch)  # workers of each epoch are new
+        for number in range(per_epoch):
+            begin = at = before
+            if opens == "batch" or (opens == "once" and number == 0):
+                worker.io(at, at, op=IoOp.FOPEN, path="/data/train.h5", result_bytes=3)
+            for chunk in (number, number + per_epoch):
+                for _ in range(times):
+                    length = COLD if chunk >= per_epoch else WARM
+                    offset = -1 if op == IoOp.FREAD else chunk * CHUNK
+                    worker.io(at, at + length, op=op, path="/data/train.h5", blocked=chunk >= per_epoch,
+                              offset_bytes=offset, result_bytes=CHUNK)  # fmt: skip
+                    at += length
+            at += PREP
+            worker.fetch(number, begin, at, loader=epoch)
+            rank.batch_wait(number, begin, at, worker=epoch, loader=epoch)
+            rank.phase("forward", at, at + 5 * MS).phase("backward", at + 5 * MS, at + 14 * MS)
+            rank.phase("optimizer", at + 14 * MS, at + COMPUTE)
+            before = at + COMPUTE
+    return build.trace()
+
+
+def test_a_file_read_by_ranges_counts_by_its_bytes() -> None:
+    found = means(loader_rates(one_large_file()))
+    # The first steps are warm-up: what only they read is not seen in the first epoch, but in the second.
+    assert found[-1, "dataset_bytes"] == CHUNK * CHUNKS
+    assert found[-1, "epochs_count"] == pytest.approx(2, abs=0.1)
+    assert found[-1, "passes_count"] == 2
+    assert found[0, "files_per_batch"] == 1
+    assert found[0, "ranges_per_batch"] == 2
+    # A chunk that waits is no reason to call the other one of its file cold.
+    assert found[-1, "hit_ratio"] == pytest.approx(0.5, abs=0.01)
+    assert found[-1, "cached_bytes_per_s"] == pytest.approx(CHUNK / WARM * 1e9)
+    assert found[-1, "reader_bytes_per_s"] == pytest.approx(CHUNK / COLD * 1e9)
+    inputs = inputs_of(loader_rates(one_large_file()))
+    assert inputs.dataset_bytes == CHUNK * CHUNKS
+    assert not any(note.startswith(("data set:", "hits:")) for note in inputs.notes)
+
+
+def test_reading_the_same_again_in_one_iteration_is_said_to_break_the_law_of_hits() -> None:
+    inputs = inputs_of(loader_rates(one_large_file(times=3)))
+    assert any(note.startswith("hits: each byte is read 2.9") for note in inputs.notes)
+    assert inputs.dataset_bytes == CHUNK * CHUNKS
+
+
+def test_streams_that_stay_open_have_no_size() -> None:
+    rates = loader_rates(one_large_file(op=IoOp.FREAD, opens="once"))
+    found = means(rates)
+    assert (-1, "dataset_bytes") not in found
+    assert (-1, "epochs_count") not in found
+    inputs = inputs_of(rates)
+    assert inputs.dataset_bytes == 0
+    assert any("1 file is read through streams" in note for note in inputs.notes)
+    told = inputs_of(rates, dataset_bytes=CHUNK * CHUNKS)
+    assert told.dataset_bytes == CHUNK * CHUNKS
+    assert not any(note.startswith("data set:") for note in told.notes)
+    # Opened for each batch, a stream begins where the file does.
+    assert means(loader_rates(one_large_file(op=IoOp.FREAD, opens="batch")))[-1, "dataset_bytes"] == 2 * CHUNK
+
+
+def test_each_row_shows_one_statistic_and_names_it() -> None:
+    build, before = TraceBuilder(), 0
+    rank = build.rank(0)
+    for step in range(STEPS):
+        # Many small ranges fast, a large one slow: the mean rate lies below the lower quartile of the ranges.
+        begin, worker = before, rank.worker(0)
+        slow = step % 5 == 0
+        at = begin + (100 * MS if slow else 4 * MS)
+        worker.io(begin, at, path=f"/data/{step}", blocked=True, offset_bytes=0, result_bytes=10 * MB if slow else MB)
+        worker.fetch(step, begin, at + PREP)
+        rank.batch_wait(step, begin, at + PREP, worker=0)
+        rank.phase("forward", at + PREP, at + PREP + MS).phase("backward", at + PREP + MS, at + PREP + 2 * MS)
+        rank.phase("optimizer", at + PREP + 2 * MS, at + PREP + 3 * MS)
+        before = at + PREP + 3 * MS
+    rates = loader_rates(build.trace())
+    row = next(row for row in rates.rows() if row["quantity"] == "reader_bytes_per_s")
+    assert row["mean"] < row["low"] <= row["median"] <= row["high"]
+    lines = forecast_lines(inputs_of(rates), rates, cache_forecast(inputs_of(rates), [0.0], "lru"), "lru")
+    block = lines[: lines.index("")]
+    at = next(i for i, line in enumerate(block) if "storage, one reader" in line)
+    assert "all bytes by all time" in block[at]
+    assert " to " not in block[at].split("all bytes")[0]
+    assert block[at + 1].split()[:5] == ["250", "MB/s", "median,", "quartiles", "250"]
+    for line in block[1:]:
+        assert (
+            sum(
+                word in line
+                for word in ("mean of", "median,", "all bytes by all time", "count of", "sum of", "share of")
+            )
+            == 1
+        ), line
 
 
 def test_forecast_by_hand() -> None:
@@ -158,6 +265,35 @@ def test_without_read_calls_there_is_no_forecast() -> None:
     rates = loader_rates(job([True], read=False))
     assert means(rates)[0, "prep_ns"] == pytest.approx(PREP)
     with pytest.raises(MissingDataError, match="no read call"):
+        inputs_of(rates)
+
+
+def test_reading_in_other_threads_is_counted_and_not_forecast() -> None:
+    """Arrow reads in a pool: the thread that makes a batch only reads what says where the columns are."""
+    build, before = TraceBuilder(), 0
+    rank = build.rank(0)
+    worker = rank.worker(0)
+    pool = [worker.thread("arrow"), worker.thread("arrow")]
+    for step in range(STEPS):
+        begin, end = before, before + PREP
+        worker.io(begin, begin + MS, op=IoOp.PREAD, path="/data/a.parquet", offset_bytes=100 * MB, result_bytes=8192)
+        for number, thread in enumerate(pool):
+            offset = (2 * step + number) * MB
+            thread.io(begin + MS, begin + 5 * MS, op=IoOp.PREAD, path="/data/a.parquet", offset_bytes=offset,
+                      result_bytes=MB)  # fmt: skip
+            thread.io(end + 1, end + 2, op=IoOp.PREAD, path="/data/other", offset_bytes=0, result_bytes=MB)
+        worker.fetch(step, begin, end)
+        rank.batch_wait(step, begin, end, worker=0)
+        rank.phase("forward", end, end + MS).phase("backward", end + MS, end + 2 * MS)
+        rank.phase("optimizer", end + 2 * MS, end + 3 * MS)
+        before = end + 3 * MS
+    rates = loader_rates(build.trace())
+    batches = next(row["samples_count"] for row in rates.rows() if row["quantity"] == "batch_bytes")
+    found = means(rates)
+    pages = -(-2 * batches * MB // 4096) * 4096
+    assert found[-1, "dataset_bytes"] == pytest.approx(pages + 8192, abs=4096)
+    assert found[-1, "elsewhere_ratio"] == pytest.approx(2 * MB / (2 * MB + 8192))
+    with pytest.raises(MissingDataError, match="100 % of the bytes are read by other threads"):
         inputs_of(rates)
 
 

@@ -3,8 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from stashtrace import load
 from stashtrace.analysis.io_advice import io_advice
+from stashtrace.analysis.io_cache import io_cache, io_reuse
 from stashtrace.analysis.io_staging import choose, io_staging
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
@@ -217,6 +220,166 @@ def test_corpus_cm1_has_no_small_files() -> None:
     with pytest.warns(DataLossWarning):
         table = io_advice(load(files))
     assert not [row for row in table.rows() if row["kind"] == "small_files"]
+
+
+GROUP, GROUPS, SAMPLES = 2_620_000, 50, 16
+
+
+def columnar(
+    passes: int = 2,
+    batches: int = 75,
+    *,
+    workers: int = 1,
+    loaders: bool = True,
+    opens: str = "once",
+    order: Callable[[int], int] = lambda sample: sample * 7 % GROUPS,
+) -> Trace:
+    """Samples of a parquet file of 131 MB in random order: each reads the row group that it lies in.
+
+    ``opens``: ``once`` by each worker, in each ``pass``, or for each ``sample``. ``order``: sample -> row group.
+    """
+    build, path = TraceBuilder(), "/d/train.parquet"
+    rank = build.rank(0)
+    for worker in map(rank.worker, range(workers)):
+        at = 0
+        for number in range(passes):
+            if opens == "pass" or (opens == "once" and number == 0):
+                worker.io(at, at + US, op=IoOp.OPEN, path=path, result_bytes=3)
+            for batch in range(batches):
+                begin = at
+                for sample in range(batch * SAMPLES, (batch + 1) * SAMPLES):
+                    if opens == "sample":
+                        worker.io(at, at + US, op=IoOp.OPEN, path=path, result_bytes=3)
+                        at += US
+                    worker.io(at, at + MS, op=IoOp.PREAD, path=path, offset_bytes=order(sample) * GROUP,
+                              result_bytes=GROUP)  # fmt: skip
+                    at += MS
+                if loaders:
+                    index = batch * workers + worker.worker_id
+                    worker.fetch(index, begin, at, loader=number)
+    return build.trace()
+
+
+def test_columns_that_are_read_for_every_sample() -> None:
+    """6.29 GB of a file of 131 MB in two passes: 24 times what a pass needs."""
+    found = sentences(columnar())
+    saving, text = found["read_amplification"]
+    assert text.startswith(
+        "train.parquet: 6.29 GB are read, 131 MB without repetition; a rank reads each byte at least 24 times in a pass"
+    )
+    assert saving == round(2400 * MS * (1 - 1 / 24))
+
+
+def test_workers_that_each_open_the_file_are_granted_a_pass_each() -> None:
+    found = sentences(columnar(workers=4, opens="pass"))
+    assert "each byte at least 24 times in a pass" in found["read_amplification"][1]  # 192 times, opened 8 times
+
+
+def test_a_file_that_is_opened_for_each_sample_is_read_again_within_a_batch() -> None:
+    found = sentences(columnar(1, 20, opens="sample", order=lambda sample: sample % 4))
+    assert (
+        "each byte at least 4 times in a pass" in found["read_amplification"][1]
+    )  # 16 samples of 4 groups in each batch
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"passes": 24, "batches": 3},  # one group is read by about one sample of a pass
+        {"passes": 24, "batches": 3, "loaders": False, "opens": "pass"},  # no DataLoader: as often as it was opened
+        {"passes": 1, "batches": 72, "opens": "batch"},  # an endless iterator that goes through its shards again
+    ],
+    ids=["epochs", "openings", "endless"],
+)
+def test_epochs_are_no_amplification(options: dict[str, Any]) -> None:
+    endless = options.get("opens") == "batch"
+    if endless:
+        build, at = TraceBuilder(), 0
+        worker = build.rank(0).worker(0)
+        for batch in range(options["batches"]):
+            begin = at
+            worker.io(at, at + US, op=IoOp.OPEN, path=f"/d/{batch % 6}.tar", result_bytes=3)
+            for part in range(20):
+                worker.io(at + US, at + MS, path=f"/d/{batch % 6}.tar", offset_bytes=part * MB, result_bytes=MB)
+                at += MS
+            worker.fetch(batch, begin, at)
+        trace = build.trace()
+    else:
+        trace = columnar(**options)
+    assert "read_amplification" not in sentences(trace)
+
+
+def test_few_large_reads_are_enough() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    rank.io(0, US, op=IoOp.OPEN, path="/d/table.feather", result_bytes=3)
+    for number in range(6):
+        rank.io(number * 100 * MS + US, (number + 1) * 100 * MS, op=IoOp.PREAD, path="/d/table.feather",
+                offset_bytes=0, result_bytes=100 * MB)  # fmt: skip
+    saving, text = sentences(build.trace())["read_amplification"]
+    assert "600 MB are read, 100 MB without repetition; a rank reads each byte at least 6 times" in text
+    assert saving == pytest.approx(500 * MS, rel=0.001)
+
+
+PROGRAM = (
+    "/proc/self/stat",
+    "/usr/lib/x86_64-linux-gnu/libc.so.6",
+    "/usr/lib/locale/locale-archive",
+    "/usr/local/lib/python3.12/encodings/table.dat",
+    "/opt/conda/lib/python3.11/site-packages/torch/version.txt",
+    "/home/me/project/model.py",
+    "/home/me/project/__pycache__/model.cpython-311.pyc",
+    "/home/me/build/ops.so",
+    "/etc/localtime",
+)
+
+
+def with_program() -> Trace:
+    """A data set of two files of 2 MB that are read twice, and what Python reads to start."""
+    build, at = TraceBuilder(), 0
+    rank = build.rank(0)
+    for path in (*PROGRAM, "/data/a.jpg", "/data/lib/b.h5", "/data/a.jpg", "/data/lib/b.h5"):
+        size = 2 * MB if path.startswith("/data") else 5 * MB
+        rank.io(at, at + 10 * MS, path=path, blocked=True, offset_bytes=0, result_bytes=size)
+        at += 10 * MS
+    return build.trace()
+
+
+def test_a_data_set_is_not_what_python_reads_to_start() -> None:
+    trace = with_program()
+    assert set(io_staging(trace)["path"].tolist()) == {"/data/a.jpg", "/data/lib/b.h5"}
+    assert set(io_cache(trace)["data_bytes"].tolist()) == {4 * MB}
+    assert int(io_reuse(trace)["read_bytes"].sum()) == 8 * MB
+    all_files = io_staging(trace, files="all")["path"].tolist()
+    assert set(all_files) == {*PROGRAM[1:], "/data/a.jpg", "/data/lib/b.h5"}  # what the kernel makes up lies on no disk
+    assert set(io_cache(trace, files="all")["data_bytes"].tolist()) == {4 * MB + 5 * MB * len(PROGRAM)}
+    assert int(io_reuse(trace, files="all")["read_bytes"].sum()) == 8 * MB + 5 * MB * len(PROGRAM)
+    for analysis in (io_staging, io_cache, io_reuse):
+        with pytest.raises(UsageError, match="files cannot be 'some'"):
+            analysis(trace, files="some")  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_asked_for_counts_wherever_it_lies() -> None:
+    build = TraceBuilder()
+    folder = "/v/lib/python3.11/site-packages/sklearn/datasets/data"
+    build.rank(0).io(0, MS, path=f"{folder}/iris.csv", blocked=True, offset_bytes=0, result_bytes=MB)
+    trace = build.trace()
+    assert io_staging(trace, under=folder)["path"].tolist() == [f"{folder}/iris.csv"]
+    assert set(io_cache(trace, under=folder)["data_bytes"].tolist()) == {MB}
+    for analysis in (io_staging, io_cache, io_reuse):
+        with pytest.raises(MissingDataError) as caught:
+            analysis(trace)
+        assert "--files all" in str(caught.value.hint)
+
+
+def test_files_option_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["synth", run, "--ranks", "1", "--steps", "5"]) == 0
+    capsys.readouterr()
+    for name in ("io_staging", "io_cache", "io_reuse"):
+        assert main(["analyze", name, run, "--files", "all", "--format", "json"]) == 0
+    assert main(["analyze", "io_advice", run, "--files", "all"]) == 2
+    assert "knows no --files" in capsys.readouterr().err
 
 
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,7 @@ UNITLESS = {
     "verdict",
     "name",
     "bytes",  # says its unit
-    *("mean", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit
+    *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit
 }
 
 
