@@ -10,6 +10,7 @@ What the layers of a rank are is the business of its methods (``methods.METHODS`
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -95,6 +96,44 @@ def straggler_causes(trace: Trace) -> Table:
     parts = _per_step(TraceIndex(trace), apart=True)
     parts = parts.take(parts["kind"] == StallKind.STRAGGLER.name.lower())
     return Table(STRAGGLER_CAUSES, {name: parts[name] for name in STRAGGLER_CAUSES.names})
+
+
+def bounds_of_groups(
+    trace: Trace, steps: Table, groups: Mapping[str, Sequence[str]]
+) -> dict[int, dict[str, tuple[int, int]]]:
+    """Bounds of sums of kinds over some steps, by rank and name of the sum.
+
+    Tighter than the sums of the kinds' own bounds: a doubt whether an instant was fetch or prep is none about both.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+    steps : Table
+        Rows of ``steps``.
+    groups : mapping of str to sequence of str
+        Name -> stall kinds in lower case.
+
+    Returns
+    -------
+    dict
+        Rank -> name -> not less and not more than so many ns.
+    """
+    members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
+    index = TraceIndex(trace)
+    found: dict[int, dict[str, tuple[int, int]]] = {}
+    for thread, own in ranks_and_steps(index.origin, steps):
+        layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
+        own = own.sort_by("begin_ns")
+        matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
+        spent = matrix.sum(axis=0).tolist()
+        of_rank = found[thread.rank] = {}
+        for name, kinds in members.items():
+            may = [{layer.kind, *layer.doubts} for layer in layers]
+            low = sum(ns for ns, possible in zip(spent, may, strict=True) if possible <= kinds)
+            high = sum(ns for ns, possible in zip(spent, may, strict=True) if possible & kinds)
+            of_rank[name] = low, high
+    return found
 
 
 def _per_step(index: TraceIndex, *, apart: bool = False) -> Table:

@@ -289,6 +289,7 @@ def test_words_are_no_surer_than_the_bounds(low: int, high: int, words: str) -> 
     rest = {"compute": 100 * MS * count}
     given = replace(
         rank,
+        exact={},
         wall_ns=157 * MS * count,
         kinds={**rest, "prep": 57 * MS * count},
         low={"compute": (157 - high) * MS * count, "prep": low * MS * count},
@@ -302,6 +303,7 @@ def test_a_doubt_between_two_kinds_is_none_about_their_sum() -> None:
     count = rank.steps_count
     given = replace(
         rank,
+        exact={},
         wall_ns=100 * MS * count,
         kinds={"compute": 70 * MS * count, "prep": 30 * MS * count},
         low={"compute": 70 * MS * count, "prep": 0, "fetch": 0},

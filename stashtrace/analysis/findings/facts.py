@@ -14,8 +14,8 @@ import numpy as np
 from stashtrace.analysis.agreement import agreement
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.hidden import hidden
+from stashtrace.analysis.stalls import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls import stalls as find_stalls
-from stashtrace.analysis.stalls import straggler_causes
 from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import TimeSet
@@ -69,6 +69,8 @@ class RankFacts:
         What the collectives without device times may have taken.
     host_timed : bool
         The rank has a device, and its steps are the host's all the same.
+    exact : dict of set of str to (int, int)
+        Bounds of the sums of kinds that are columns of the summary, where they are known as such.
     method : str
         What the stalls were told by: kernels, brackets or host; mixed if several.
     """
@@ -90,6 +92,7 @@ class RankFacts:
     untimed_ns: int = 0
     host_timed: bool = False
     method: str = ""
+    exact: dict[frozenset[str], tuple[int, int]] = field(default_factory=dict)
 
     def share(self, group: str) -> float:
         """Share of the step time of a column."""
@@ -105,6 +108,9 @@ class RankFacts:
         The second matters for several kinds: a doubt whether a wait was fetch or prep is none about their sum.
         """
         count, others = max(self.steps_count, 1), [k for k in self.high if k not in kinds]
+        known = self.exact.get(frozenset(kinds))
+        if known is not None:
+            return known[0] / count, known[1] / count
         low = max(sum(self.low.get(k, 0) for k in kinds), self.wall_ns - sum(self.high[k] for k in others))
         high = min(sum(self.high.get(k, 0) for k in kinds), self.wall_ns - sum(self.low[k] for k in others))
         return low / count, high / count
@@ -193,7 +199,10 @@ def gather(trace: Trace) -> RunFacts:
     }
     if len(trace.kernels):
         tables["agreement"] = agreement(trace)
-    ranks = tuple(_rank_facts(trace, int(rank), tables) for rank in np.unique(tables["steps"]["rank"]))
+    bounds = bounds_of_groups(trace, counted, GROUPS)
+    ranks = tuple(
+        _rank_facts(trace, rank, tables, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()
+    )
     first = steps.take(steps["rank"] == steps["rank"][0])
     left_out = 0 if short else int(np.count_nonzero(first["warmup"]))
     return RunFacts(
@@ -210,7 +219,7 @@ def gather(trace: Trace) -> RunFacts:
     )
 
 
-def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
+def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[str, tuple[int, int]]) -> RankFacts:
     steps = tables["steps"]
     own = steps.take(steps["rank"] == rank)
     stalls = tables["stalls"]
@@ -248,6 +257,7 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table]) -> RankFacts:
         _held(trace, rank, own),
         *_unseen(trace, rank, own, tables["hidden"]),
         host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
+        exact={frozenset(GROUPS[name]): of_name for name, of_name in bounds.items()},
         method=methods[0] if len(methods) == 1 else "mixed",
     )
 
