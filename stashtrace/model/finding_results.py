@@ -1,6 +1,6 @@
 """Tables of the summary: what it claims, what each claim rests on, and the budgets that it draws.
 
-The text of a summary is made of these rows alone. ``analysis/findings`` computes them, ``report/sentences`` words them.
+The text of a summary is made of these rows alone. ``analysis/findings`` computes them, ``report/words`` words them.
 """
 
 # SPDX-License-Identifier: Apache-2.0

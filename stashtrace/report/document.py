@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from stashtrace.analysis.findings import Summary
-from stashtrace.report.sentences import claim_text, evidence_texts, findings_of, steps_text
+from stashtrace.report.words import claim_text, evidence_texts
+from stashtrace.report.words.claims import steps_text
+from stashtrace.report.words.parts import findings_of
 
 
 def document(tables: Summary) -> dict[str, Any]:

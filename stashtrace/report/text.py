@@ -1,6 +1,6 @@
 """The terminal summary: what slows a run down, in one screen of plain words.
 
-The numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence``, the words those of ``sentences``;
+The numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence``, the words those of ``words``;
 here is only their arrangement. Nothing is printed.
 """
 
@@ -17,7 +17,9 @@ from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.report.look import Look
-from stashtrace.report.sentences import Finding, claim_text, evidence_texts, findings_of, steps_text
+from stashtrace.report.words import claim_text, evidence_texts
+from stashtrace.report.words.claims import steps_text
+from stashtrace.report.words.parts import Finding, findings_of
 from stashtrace.units import duration_text, percent_text, ranks_text
 from stashtrace.visible import visible_line
 

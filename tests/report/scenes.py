@@ -11,7 +11,8 @@ from stashtrace.analysis.findings.claims import claims_of
 from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.findings.rows import Claim, tables_of
 from stashtrace.model.trace import Trace
-from stashtrace.report.sentences import claim_text, evidence_texts, findings_of
+from stashtrace.report.words import claim_text, evidence_texts
+from stashtrace.report.words.parts import findings_of
 
 STEPS = 12
 

@@ -14,7 +14,8 @@ from stashtrace.analysis.late_budgets import CAUSES
 from stashtrace.analysis.registry import analyze
 from stashtrace.model.schemas import LATE, STALLS, STEPS
 from stashtrace.model.table import Table
-from stashtrace.report.sentences import Finding, evidence_texts
+from stashtrace.report.words import evidence_texts
+from stashtrace.report.words.parts import Finding
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7", "op": "all_reduce", "sequence": 4182, "late_rank": 3, "wait_ns": 38 * MS,

@@ -17,8 +17,8 @@ from stashtrace.analysis.findings.facts import RankFacts, gather
 from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.report.look import Look
-from stashtrace.report.sentences import amount
 from stashtrace.report.text import _percents, render, summary
+from stashtrace.report.words.parts import amount
 
 SCENES: dict[str, dict[str, Any]] = {
     "quiet": {"transfer": 0},

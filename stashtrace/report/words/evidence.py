@@ -1,0 +1,365 @@
+"""Templates of evidence: one for each code of ``finding_evidence``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from stashtrace.report.words.parts import Finding, Row, number, operation, plural
+from stashtrace.units import bytes_text, duration_text, percent_text, shortened
+
+_NAME_WIDTH = 40
+#: Paths are cut in their middle to fit into a line of the summary with what is said of them.
+_PATH_WIDTH = 48
+_ALL_RATIO = 0.95
+_PART_WORDS = {
+    "cpu": "on the CPU (decoding, transforming, collating)",
+    "queue": "waiting for a CPU",
+    "storage": "blocked in storage",
+    "network": "waiting for the network",
+    "asleep": "asleep (time.sleep, usleep or the like)",
+    "page_faults": "off the CPU with page faults from storage",
+    "blocked": "blocked (a lock, a pipe, another thread)",
+    "unknown": "off the CPU for no recorded reason",
+}
+_CONDITION_WORDS = {
+    "": "given free CPUs",
+    "asleep": "since they sleep rather than compute",
+    "storage": "if the storage serves them as fast",
+    "page_faults": "if the storage serves them as fast",
+    "network": "if the other end answers them as fast",
+    "blocked": "unless they block each other",
+    "unknown": "unless they wait for each other",
+}
+
+
+def _epochs(row: Row, f: Finding) -> str:
+    times = {1: "once", 2: "twice"}.get(row["items_count"], f"{row['items_count']} times")
+    each = duration_text(row["amount_ns"]) + (" each" if row["items_count"] > 1 else "")
+    workers = (f.first("epochs_workers") or {"items_count": 1})["items_count"]
+    what = "its worker" if workers == 1 else f"its {workers} workers"
+    why = (
+        f"to start {what} anew and make a first batch: persistent_workers=True keeps them"
+        if row["code"] == "epochs_start_workers"
+        else "for a first batch that none has made ahead"
+    )
+    return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {row['of_count']} steps, {each}, {why}"
+
+
+def _part(ratio: float) -> str:
+    return "all" if ratio > 0.995 else percent_text(ratio)
+
+
+def _batch_time(row: Row, f: Finding) -> str:
+    several = f" and a step takes {row['part_ratio']:.3g} of them" if row["part_ratio"] > 0 else ""
+    who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
+        row["items_count"], f"each of its {row['items_count']} workers"
+    )
+    parts = f.all("batch_part")
+    if not parts:
+        return f"a batch takes {who} {duration_text(row['amount_ns'])} to make{several}"
+    spent = [f"{duration_text(p['amount_ns'])} {_PART_WORDS[p['kind']]}" for p in parts]
+    if parts[0]["part_ratio"] > 0.995:
+        spent[0] = f"all of it {_PART_WORDS[parts[0]['kind']]}"
+    else:
+        spent[0] = f"{duration_text(parts[0]['amount_ns'])} of it {_PART_WORDS[parts[0]['kind']]}"
+    return f"a batch takes {who} {duration_text(row['amount_ns'])} to make{several}: {', '.join(spent)}"
+
+
+def _blocked_reads(row: Row, f: Finding) -> str:
+    name = os.path.basename(row["name"]) or "a file without a name"
+    where = f"mostly in {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
+    rate, typical = bytes_text(row["rate_bytes_per_s"]), duration_text(row["amount_ns"])
+    return f"blocked reads moved {rate}/s, {where}; the median one took {typical}"
+
+
+def _more_workers(row: Row, f: Finding) -> str:
+    rest = duration_text(row["amount_ns"])
+    if row["of_count"] > 0 and row["items_count"] > 4 * row["of_count"]:
+        head = f"more workers would shorten the waits in proportion; {row['items_count']} would hide them"
+    else:
+        many = f"{row['items_count']} worker{plural(row['items_count'])}"
+        head = f"{many} would keep up with the rest of a step ({rest})"
+    text = f"{head}, {_CONDITION_WORDS[row['kind']]}"
+    cpus = f.first("cpus")
+    if cpus is not None and cpus["amount_ns"] > row["amount_ns"] and row["kind"] != "":
+        text += f"; below {duration_text(cpus['amount_ns'])} a step the CPUs are the limit"
+    return text
+
+
+def _cpus_are_full(row: Row, f: Finding) -> str:
+    cpus = f.first("cpus")
+    if cpus is None or cpus["amount_ns"] < 0:
+        return "more workers would not help: the CPUs are full"
+    count = number(cpus["part_ratio"])
+    if row["code"] == "others_use_cpus":
+        return (
+            f"more workers would not help while other processes use {number(cpus['low_ns'] / 1e9)} of the {count} CPUs"
+        )
+    return (
+        f"more workers would not help: {count} CPUs need {duration_text(cpus['amount_ns'])} for the work of a step;"
+        " cheaper decoding or more CPUs would"
+    )
+
+
+def _fewer_batches(row: Row, f: Finding) -> str:
+    often = f", {row['part_ratio']:.3g} times a step" if row["part_ratio"] > 1.05 else ""
+    return (
+        f"a batch takes {duration_text(row['low_ns'])} to make, then waits {duration_text(row['amount_ns'])} for its"
+        f" hand-over{often}: more workers would not help; fewer, larger batches might"
+    )
+
+
+def _copies(row: Row, f: Finding) -> str:
+    advice = (
+        ": pin_memory=True in the DataLoader or tensor.pin_memory() would pin them" if row["kind"] == "pageable" else ""
+    )
+    return (
+        f"{row['kind']} copies: {number(row['part_ratio'])} a step, {bytes_text(row['moved_bytes'])} at"
+        f" {bytes_text(row['rate_bytes_per_s'])}/s{advice}"
+    )
+
+
+_CALL_WORDS = {
+    "stream_synchronize": "cudaStreamSynchronize (also .item() and .cpu())",
+    "device_synchronize": "cudaDeviceSynchronize",
+    "event_synchronize": "cudaEventSynchronize",
+    "copy": "blocking copies",
+    "allocate": "cudaMalloc",
+    "free": "cudaFree",
+    "allocate_host": "cudaMallocHost",
+    "module_load": "loading of a module",
+    "allocate_retry": "retries of the allocator",
+}
+
+
+def _blocking_call(row: Row, f: Finding) -> str:
+    where = row["name"] or "an unnamed thread"
+    called = _CALL_WORDS.get(row["kind"], row["kind"])
+    return f"{called} on {where}: {number(row['part_ratio'])} a step, {duration_text(row['amount_ns'])} inside"
+
+
+#: What a late rank has more of than the rank that waits for it, by column of the summary.
+_SURPLUS_WORDS = {
+    "compute": "computes {more} longer",
+    "data": "waits {more} longer for batches",
+    "link": "spends {more} more in transfers",
+    "copy": "waits {more} longer for copies between host and device",
+    "save": "saves checkpoints {more} longer",
+    "host": "has its device idle {more} longer because of its host",
+    "sleep": "sleeps {more} longer",
+    "gc": "collects garbage {more} longer",
+    "cpu_contention": "waits {more} longer for a CPU",
+    "straggler": "waits {more} longer for others itself",
+    "other": "is blocked {more} longer with no known cause",
+}
+#: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
+_LATE_WORDS = {
+    "prep": "{who} took {ns} longer to make its batch",
+    "handoff": "its batch was handed over {ns} later",
+    "fetch": "{who} was blocked in storage {ns} longer",
+    "compute": "it computed {ns} longer",
+    "gc": "it collected garbage {ns} longer",
+    "sleep": "it slept {ns} longer",
+    "cpu_contention": "it waited {ns} longer for a CPU",
+    "checkpoint": "it saved a checkpoint {ns} longer",
+    "h2d": "copies between host and device took it {ns} longer",
+    "sync": "its device ran dry {ns} longer after blocking calls",
+    "launch": "its device waited {ns} longer for its host to launch",
+    "straggler": "it waited {ns} longer for others itself",
+    "network": "its transfers between hosts took {ns} longer",
+    "interconnect": "its transfers inside the host took {ns} longer",
+    "before": "it began {ns} later, what kept it lies before",
+    "other": "it was blocked {ns} longer with no known cause",
+}
+
+
+def _late_surplus(row: Row, f: Finding) -> str:
+    words = _SURPLUS_WORDS[row["kind"]].format(more=duration_text(row["amount_ns"]))
+    return f"why: each step rank {row['rank']} {words} than rank {row['of_count']}"
+
+
+def _late_alone(row: Row, f: Finding) -> str:
+    return f"rank {row['rank']} came {duration_text(row['amount_ns'])} later than the second latest rank, summed up"
+
+
+def _waiting_ranks(row: Row) -> tuple[str, bool]:
+    several = "," in row["name"] or "-" in row["name"]
+    return f"rank{'s' if several else ''} {row['name']}", several
+
+
+def _worst_wait(row: Row, f: Finding) -> str:
+    whom, several = _waiting_ranks(row)
+    where = f"{operation(row['kind'])} {row['items_count']}"
+    if row["code"] == "hung_wait":
+        return f"the worst: {whom} {'hang' if several else 'hangs'} in {where}, which rank {row['rank']} never entered"
+    if row["code"] == "hung_wait_unknown":
+        verb = "hang" if several else "hangs"
+        return f"the worst: {whom} {verb} in {where}; ranks that left no record here may never have entered it"
+    waited = f"the worst: {whom} waited {duration_text(row['amount_ns'])} in {where}"
+    if row["code"] == "worst_wait_unknown":
+        return f"{waited}; the clocks cannot tell for whom"
+    return f"{waited}; rank {row['rank']} was late"
+
+
+def _late_because(row: Row, f: Finding) -> str:
+    """What kept the late rank, with worker and file, kernel or phase where they are known."""
+    kind, worker, name = row["kind"], row["worker_id"], shortened(row["name"], _NAME_WIDTH)
+    who = f"its worker {worker}" if worker >= 0 else "it"
+    if kind == "fetch" and row["name"]:
+        return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+    text = _LATE_WORDS[kind].format(ns=duration_text(row["amount_ns"]), who=who)
+    if not name:
+        return text
+    if kind == "compute":
+        place = name if name.startswith("between") else f"in {name}"
+        # Clocks of kernels and of kinds round differently.
+        whole = row["low_ns"] >= _ALL_RATIO * row["amount_ns"]
+        return f"{text} {place}" if whole else f"{text}, {duration_text(row['low_ns'])} of that {place}"
+    if kind == "checkpoint":
+        return f"{text}, writing {os.path.basename(row['name'])}"
+    if kind == "straggler":
+        return text.replace("others itself", f"{name} in another group")
+    return f"{text} ({name})"
+
+
+def _bus_bandwidth(row: Row, f: Finding) -> str:
+    reached = bytes_text(row["rate_bytes_per_s"])
+    line = f"{operation(row['name'])} reached {reached}/s of bus bandwidth over {row['items_count']} transfers"
+    if row["part_ratio"] >= 0:
+        line += f", {percent_text(row['part_ratio'])} of what calibration found this link to do"
+    return line
+
+
+def _payload(row: Row, f: Finding) -> str:
+    calls = max(round(row["part_ratio"]), 1)
+    return f"{calls} operation{plural(calls)} with {bytes_text(row['moved_bytes'])} of payload a step"
+
+
+def _io_calls(row: Row, f: Finding) -> str:
+    processes = f"{row['of_count']} process{'' if row['of_count'] == 1 else 'es'}"
+    moved, spent = bytes_text(row["moved_bytes"]), duration_text(row["amount_ns"])
+    return f"{row['items_count']:,} I/O calls of {processes} moved {moved} in {spent} of calls"
+
+
+def _file_calls(row: Row, f: Finding) -> str:
+    name = shortened(row["name"] or "(path not known)", _PATH_WIDTH)
+    return f"{row['items_count']:,} call{plural(row['items_count'])}, {duration_text(row['amount_ns'])}, on {name}"
+
+
+def _hung_inside(row: Row, f: Finding) -> str:
+    one = row["items_count"] == 1
+    since = duration_text(row["amount_ns"])
+    return f"rank{'' if one else 's'} {row['name']} {'waits' if one else 'wait'} in it for {since}"
+
+
+def _hung_last(row: Row, f: Finding) -> str:
+    if row["items_count"] >= 0:
+        return f"rank {row['rank']} last called number {row['items_count']}"
+    return f"rank {row['rank']} has called nothing in it"
+
+
+def _transfers(row: Row, f: Finding) -> str:
+    if row["low_ns"] < _ALL_RATIO * row["amount_ns"]:
+        return f"the transfers themselves take {duration_text(row['low_ns'])} to {duration_text(row['high_ns'])} a step"
+    return f"the transfers themselves take {duration_text(row['amount_ns'])} a step"
+
+
+#: Evidence that goes on with the sentence before it, and how; all other codes begin a sentence.
+JOINERS = {"late_because": ": ", "late_why_unknown": ", "}
+#: Code of evidence -> its words.
+EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
+    "epochs_start_workers": _epochs,
+    "epochs_first_batch": _epochs,
+    "makers_not_recorded": (
+        lambda r, f: "who made them is not in the recording: reading, decoding and hand-over cannot be told apart"
+    ),
+    "step_thread_not_recorded": (
+        lambda r, f: (
+            "the step thread made them itself (num_workers=0): reading and decoding cannot be told apart in"
+            " this recording; a few workers would hide both"
+        )
+    ),
+    "makers_left_no_records": (lambda r, f: "its workers left no records of their own"),
+    "handed_over": (
+        lambda r, f: (
+            f"{_part(r['part_ratio'])} of that is hand-over of batches that were ready (queue, unpickling, pinning)"
+        )
+    ),
+    "batch_time": _batch_time,
+    "blocked_by_guess": (lambda r, f: "storage or memory: told by how long calls took, so part of it may be the other"),
+    "blocked_reads": _blocked_reads,
+    "page_faults": (
+        lambda r, f: (
+            f"{number(r['part_ratio'])} page faults per batch waited for storage; reads of a memory-mapped file"
+            " look like this"
+        )
+    ),
+    "more_workers": _more_workers,
+    "use_workers": _more_workers,
+    "workers_keep_up": (
+        lambda r, f: (
+            f"on average {'its worker keeps' if r['of_count'] == 1 else 'its workers keep'} up with the"
+            f" {duration_text(r['amount_ns'])} that the rest of a step takes: the waits come from uneven batches"
+        )
+    ),
+    "cpus_are_full": _cpus_are_full,
+    "others_use_cpus": _cpus_are_full,
+    "fewer_larger_batches": _fewer_batches,
+    "copies": _copies,
+    "blocking_call": _blocking_call,
+    "not_explained": (lambda r, f: "not explained by what was recorded: no call covers it"),
+    "host_function": (
+        lambda r, f: (
+            f"functions on the host: {number(r['part_ratio'])} a step on {r['name'] or 'an unnamed stream'},"
+            f" {duration_text(r['amount_ns'])} inside"
+        )
+    ),
+    "host_lead": (
+        lambda r, f: (
+            f"the host leads its device by {duration_text(r['amount_ns'])} in the median of {r['items_count']} events;"
+            " near 0 it starves the device"
+        )
+    ),
+    "late_surplus": _late_surplus,
+    "late_alone": _late_alone,
+    "late_begins_later": (
+        lambda r, f: f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}"
+    ),
+    "late_begins_later_once": (
+        lambda r, f: (
+            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}; what"
+            " kept it lies before the recording"
+        )
+    ),
+    "late_varies": (
+        lambda r, f: f"no kind of time is much longer on rank {r['rank']}: it is late in some steps, early in others"
+    ),
+    "late_not_explained": (lambda r, f: f"no kind of time is much longer on rank {r['rank']} in this step"),
+    "late_often": (lambda r, f: f"rank {r['rank']} is the late one in {r['items_count']} of {r['of_count']} steps"),
+    "late_often_of_worst": (
+        lambda r, f: (
+            f"rank {r['rank']} is the late one in {r['items_count']} of the {r['of_count']} steps that lose most by it"
+        )
+    ),
+    "worst_wait": _worst_wait,
+    "worst_wait_unknown": _worst_wait,
+    "hung_wait": _worst_wait,
+    "hung_wait_unknown": _worst_wait,
+    "late_because": _late_because,
+    "late_why_unknown": (lambda r, f: "why is not in the recording"),
+    "transfers": _transfers,
+    "payload": _payload,
+    "bus_bandwidth": _bus_bandwidth,
+    "checkpoints": (
+        lambda r, f: f"{r['items_count']} checkpoint{plural(r['items_count'])} of {duration_text(r['amount_ns'])}"
+    ),
+    "unknown_block": (
+        lambda r, f: "a foreign lock, a socket or a subprocess would look like this; the time line shows where"
+    ),
+    "io_calls": _io_calls,
+    "file_calls": _file_calls,
+    "hung_inside": _hung_inside,
+    "hung_last": _hung_last,
+}
