@@ -126,4 +126,5 @@ def _calls(raw: RawProcess, context: DecodeContext) -> dict[str, Any]:
         "call_code": rows["call_code"].astype(np.int64),
         "status_code": rows["status_code"].astype(np.int64),
         "size_bytes": rows["size_bytes"],
+        "name_code": 0,
     }

@@ -40,6 +40,9 @@ _CALLS = (
     ("hostmalloc", DeviceCall.ALLOCATE_HOST),
     ("memallochost", DeviceCall.ALLOCATE_HOST),
     ("memhostalloc", DeviceCall.ALLOCATE_HOST),
+    ("hostregister", DeviceCall.ALLOCATE_HOST),
+    ("hostunregister", DeviceCall.FREE),
+    ("hostfree", DeviceCall.FREE),
     ("malloc", DeviceCall.ALLOCATE),
     ("memalloc", DeviceCall.ALLOCATE),
     ("memcreate", DeviceCall.ALLOCATE),
@@ -217,6 +220,7 @@ def _add_calls(rows: FileRows, calls: _Calls, pageable: Int64) -> None:
         track_id=calls.track[chosen],
         process_id=np.full(len(chosen), rows.process_id),
         call_code=code[chosen],
+        name_code=rows.codes(calls.rows.name[chosen]),
     )
 
 

@@ -60,6 +60,8 @@ _CALLS = (
     (re.compile(r"Launch"), DeviceCall.LAUNCH),
     (re.compile(r"(ModuleLoad|LibraryLoad)"), DeviceCall.MODULE_LOAD),
 )
+#: What follows the name of a function: its version, and which default stream it means.
+_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d+)?(_ptsz|_ptds)?$")
 #: A stream or event that is none: the wait was for a device, or for a stream.
 _NO_STREAM = 0xFFFFFFFF
 
@@ -132,6 +134,7 @@ def add_calls(calls: Calls, processes: Processes, context: ImportContext) -> Non
     distinct, inverse = np.unique(calls.name, return_inverse=True)
     codes = np.array([_call_code(calls.names.get(n, "")) for n in distinct.tolist()], dtype=np.int64)
     code = codes[inverse] if len(distinct) else np.empty(0, dtype=np.int64)
+    names = context.codes(_VERSION.sub("", calls.names.get(n, "")) for n in distinct.tolist())
     rows = np.flatnonzero(code > 0)
     if not len(rows):
         return
@@ -144,13 +147,13 @@ def add_calls(calls: Calls, processes: Processes, context: ImportContext) -> Non
         stream_track_id=-1,
         device_index=-1,
         call_code=code[rows],
+        name_code=names[inverse[rows]],
         status_code=calls.status[rows],
     )
 
 
 def _call_code(name: str) -> int:
-    plain = re.sub(r"(_ptsz|_ptds)?(_v\d+)?(_ptsz|_ptds)?$", "", name)
-    plain = re.sub(r"^(cuda|cu)", "", plain)
+    plain = re.sub(r"^(cuda|cu)", "", _VERSION.sub("", name))
     return next((int(code) for pattern, code in _CALLS if pattern.match(plain)), 0)
 
 

@@ -32,6 +32,19 @@ BREAKDOWN = schema(
     ("work_count", "i8", "", "kernels, copies and fills that were counted"),
     ("orphans_count", "i8", "", "of these, launched before the recording began, or by a call that was not recorded"),
 )
+IDLE_CALLS = schema(
+    "idle_calls",
+    "Calls of the driver or runtime during which a device stood idle, over the counted steps; longest first",
+    ("rank", "i8", "", "global rank"),
+    ("call", "U48", "", "name of the function, as hipFree; DeviceCall in lower case where only that is known"),
+    ("call_code", "i8", "", "DeviceCall"),
+    ("track_id", "i8", "", "tracks.track_id of the thread that called, -1 if unknown"),
+    ("calls_count", "i8", "", "calls that touch the counted steps"),
+    ("inside_ns", "i8", "ns", "time that the thread stood in them, inside the counted steps"),
+    ("idle_ns", "i8", "ns", "of it, time that stalls gives to sync or launch"),
+    ("possible_ns", "i8", "ns", "of it, time that timing events cannot tell from such a stall"),
+    ("share_ratio", "f8", "", "idle_ns of the rank's sync and launch time"),
+)
 IDLE = schema(
     "idle",
     "Why the devices idled; each instant has one cause, the causes of a row's window sum to its idle time",

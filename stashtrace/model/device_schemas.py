@@ -76,6 +76,7 @@ DEVICE_CALLS = schema(
     ("call_code", "i8", "", "DeviceCall"),
     ("status_code", "i8", "", "result, 0 fine"),
     ("size_bytes", "i8", "bytes", "allocation or copy"),
+    ("name_code", "i8", "", "string: name of the function, as hipFree; empty if only its DeviceCall is known"),
 )
 KERNELS = schema(
     "kernels",

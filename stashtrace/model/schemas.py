@@ -17,6 +17,7 @@ from stashtrace.model.device_results import BANDWIDTH as BANDWIDTH
 from stashtrace.model.device_results import BREAKDOWN as BREAKDOWN
 from stashtrace.model.device_results import COPY_TIMES as COPY_TIMES
 from stashtrace.model.device_results import IDLE as IDLE
+from stashtrace.model.device_results import IDLE_CALLS as IDLE_CALLS
 from stashtrace.model.device_results import KERNEL_DIFF as KERNEL_DIFF
 from stashtrace.model.device_results import KERNEL_TIMES as KERNEL_TIMES
 from stashtrace.model.device_results import LAUNCHES as LAUNCHES
