@@ -8,6 +8,7 @@ import numpy as np
 from stashtrace.analysis.batch_layers import batch_waits
 from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives, own_collectives
 from stashtrace.analysis.device_hidden import device_hidden, painted
+from stashtrace.analysis.device_links import LINK_KINDS
 from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.matching import Matched
 from stashtrace.analysis.methods import rank_layers
@@ -61,7 +62,7 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) ->
     own = own[spans["kind_code"][own] == SpanKind.GC]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     estimated = made.beside.get("estimated", TimeSet.empty()) & painted(made, _DIVIDED)
-    on_host = _hidden_communication(index, thread, blocked).within(begin, end)
+    on_host = (_hidden_communication(index, thread, blocked) - painted(made, LINK_KINDS)).within(begin, end)
     return Table(
         HIDDEN,
         {

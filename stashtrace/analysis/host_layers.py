@@ -12,12 +12,29 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
-from stashtrace.analysis.collective_layers import blocked_on_collectives, collective_layers, device_waits
+from stashtrace.analysis.collective_layers import (
+    Blocked,
+    blocked_on_collectives,
+    collective_layers,
+    device_waits,
+    in_flight_heads,
+    own_collectives,
+)
 from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases
+from stashtrace.analysis.matching import is_imported
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
-from stashtrace.model.kinds import IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex
+from stashtrace.model.kinds import (
+    OPERATORS,
+    CollectiveSource,
+    IoOp,
+    Phase,
+    PhaseFlag,
+    SpanKind,
+    StallKind,
+    WaitOp,
+)
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
@@ -107,11 +124,53 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
     layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # it did something, nobody saw what
+    beside, waited_for = _beside_collectives(index, thread, stood, TimeSet.united(*(x.time for x in layers)))
+    layers += beside
+    late = late if not len(waited_for.begin) else waited_for
 
     explained = TimeSet.united(*(layer.time for layer in layers))
     layers.append(Layer(StallKind.COMPUTE, stood.busy))
     layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
     return RankLayers("host", layers, late, beside={"estimated": estimated})
+
+
+def _beside_collectives(
+    index: TraceIndex, thread: StepThread, stood: Standing, explained: TimeSet
+) -> tuple[list[Layer], Tagged]:
+    """Time in which a collective of the host's was all that ran, of a process whose waits nobody recorded.
+
+    Whether the thread was blocked on it is not known. Nothing shows that it computed, so the point is the link, or the
+    rank that was late, and each of it may be ``compute`` or ``other``. Also whom it would have waited for.
+    """
+    nobody = Tagged(int64([]), int64([]), int64([]))
+    rows, call, end = own_collectives(index, thread)
+    host = (index.trace.collectives["source_code"][rows] == CollectiveSource.HOST) & ~index.timed_on_device[rows]
+    if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
+        return [], nobody
+    rows, call, end = rows[host], call[host], end[host]
+    begin, until, position = in_flight_heads(call, end)
+    free = TimeSet.of(begin, until) - explained - stood.busy - stood.annotated - _operators(index, thread)
+    since, stop, head = free.pieces(begin, until)
+    row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
+    link = index.in_flight.link[row]
+    blocked = Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    layers, late, _ = collective_layers(index, blocked)
+    unsure = (StallKind.COMPUTE, StallKind.OTHER)
+    return [Layer(x.kind, x.time, (*x.doubts, *unsure)) for x in layers], late
+
+
+def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
+    """Whether the recording shows when the thread was blocked: then what it does not show was no wait."""
+    return bool(len(index.waits.rows(thread.track_id)) or len(index.collective_waits.rows(thread.track_id)))
+
+
+def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """Stretches in which any thread of the process ran operators: the step thread may wait for that one."""
+    spans, tracks = index.trace.spans, index.trace.tracks
+    own = tracks["track_id"][tracks["process_id"] == thread.process_id]
+    chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
+    chosen &= np.isin(spans["track_id"], own)
+    return TimeSet.of(spans["begin_ns"][chosen], spans["end_ns"][chosen])
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:

@@ -90,6 +90,12 @@ def group_table(trace: Trace) -> dict[int, Group]:
     return found
 
 
+def is_imported(trace: Trace) -> bool:
+    """Whether another tool recorded it, or a part of it."""
+    code = trace.strings.find("imported")
+    return code >= 0 and bool((trace.metadata["key_code"] == code).any())
+
+
 def places(trace: Trace) -> dict[int, tuple[int, int]]:
     """Rank -> (host, network namespace) of its process."""
     table = trace.processes
@@ -131,7 +137,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
         _match_pairs(table, rows[pairs], groups[value].members, last_enter, last_rank, partial)
         _match_blocks(table, rows[~pairs], groups[value], recorded, last_enter, last_rank, partial)
     by_clock, ordered = _trusted(trace, end, device_error_ns)
-    if _is_imported(trace):
+    if is_imported(trace):
         _doubt_uncommon_ends(table, end, by_clock, last_enter, last_rank, partial)
     shortest, quickest = _shortest(table, end)
     doubtful = ~by_clock & (last_rank >= 0) & (last_enter < NEVER)
@@ -314,11 +320,6 @@ def _match_blocks(
     last_enter[rows[receives]] = root_call
     last_rank[rows[receives]] = root_global[receives]
     partial[rows[receives]] = (source < 0) & ended[block[receives]]
-
-
-def _is_imported(trace: Trace) -> bool:
-    code = trace.strings.find("imported")
-    return code >= 0 and bool((trace.metadata["key_code"] == code).any())
 
 
 def _extents(table: Table, end: Int64, rows: Int64, block: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:

@@ -21,8 +21,8 @@ from stashtrace.importers.context import ImportContext
 from stashtrace.importers.kineto_collectives import add_collectives
 from stashtrace.importers.kineto_device import add_device_work
 from stashtrace.importers.kineto_host import add_host_side
-from stashtrace.importers.kineto_host_collectives import add_host_collectives
-from stashtrace.importers.kineto_reading import KinetoFile, is_rank, read
+from stashtrace.importers.kineto_host_collectives import add_host_collectives, add_operators
+from stashtrace.importers.kineto_reading import KinetoFile, is_rank, read, read_operators
 from stashtrace.importers.kineto_rows import FileRows
 from stashtrace.importers.source import Source
 from stashtrace.model.kinds import Severity
@@ -75,7 +75,8 @@ def load(source: Source, context: ImportContext) -> None:
     work = add_device_work(rows)
     steps = add_host_side(rows, work)
     add_collectives(rows, work, steps)
-    add_host_collectives(rows, steps)
+    if add_host_collectives(rows, steps) and not len(file.rows["kernels"]):
+        add_operators(rows, read_operators(source, file.base_ns), steps)
     _tell_losses(file, source.path.name, context, process_id)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,6 +224,29 @@ def read(source: Source) -> KinetoFile:
             f"{source.path} holds no event", hint="export it again: prof.export_chrome_trace(path) writes traceEvents"
         )
     return file
+
+
+def read_operators(source: Source, base_ns: int | None) -> dict[int, tuple[Int64, Int64]]:
+    """Begins and ends of the operators of each thread, by its number; a second pass over the file.
+
+    Operators that only start, carry or await a collective are left out: they are no work of the thread.
+    """
+    communicating = (*_COMMUNICATING, "c10d::", "_c10d_functional::", "c10d_functional::")
+    rules = [("X", cat, start, 1) for cat in ("cpu_op", "Operator") for start in communicating]
+    rules += [("X", cat, "", 0) for cat in ("cpu_op", "Operator")]
+    scanner = _native.importers.TraceEvents(["traceEvents"], [((), ()), ((), ())], rules)
+    with suppress(EOFError, zlib.error):  # what stands before was given, and the first pass said that it is cut
+        for chunk in Source(source.path).chunks():
+            scanner.feed(chunk)
+    scanner.finish()
+    texts, (columns, _) = scanner.texts(), scanner.take_tables()
+    begin, duration, tid = columns["begin_ns"], columns["duration_ns"], columns["tid"]
+    kept = np.flatnonzero((begin > -_LATEST_NS) & (begin < _LATEST_NS) & (duration > 0) & (tid >= 0))
+    begin = begin[kept] + (base_ns or 0)
+    end = begin + np.minimum(duration[kept], _LATEST_NS)
+    numbers, inverse = np.unique(tid[kept], return_inverse=True)
+    by_thread = ((_integer_in(texts[n], 0), inverse == at) for at, n in enumerate(numbers.tolist()))
+    return {number: (begin[rows], end[rows]) for number, rows in by_thread}
 
 
 def is_rank(value: object) -> bool:

@@ -339,6 +339,10 @@ BLOCKING_CALLS = (
 )
 
 
+#: Name of the annotations that an importer makes of the stretches in which a thread ran operators.
+OPERATORS = "operators"
+
+
 class StallKind(Code):
     """Where a nanosecond of a step went. The order resolves overlaps: the lowest value wins.
 
