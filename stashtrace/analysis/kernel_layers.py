@@ -22,6 +22,7 @@ from stashtrace.analysis.host_layers import standing_of
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
+from stashtrace.model.facts import HOST_NOT_RECORDED
 from stashtrace.model.kinds import (
     BLOCKING_CALLS,
     CollectiveSource,
@@ -29,6 +30,9 @@ from stashtrace.model.kinds import (
     DeviceWork,
     StallKind,
 )
+
+#: What an idle device of an unseen host may have stood for.
+_UNSEEN = (StallKind.STRAGGLER,)
 
 
 def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
@@ -64,10 +68,17 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     idle = working.gaps(thread.begin_ns, thread.end_ns)
     layers.append(Layer(StallKind.SYNC, _after_blocking(index, thread, idle)))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
-    layers.append(Layer(StallKind.LAUNCH, idle))
+    layers.append(Layer(StallKind.LAUNCH, idle) if _saw_host(index, thread) else Layer(StallKind.OTHER, idle, _UNSEEN))
     queued = queued_time(index, DeviceView(index, thread))
     beside = {"graph_opaque": opaque, "queued": queued, "estimated": divided.estimated}
     return RankLayers("kernels", layers, divided.late, beside=beside)
+
+
+def _saw_host(index: TraceIndex, thread: StepThread) -> bool:
+    """Whether the recording tells of the host at all: else an idle device has no known cause."""
+    facts = index.trace.metadata
+    told = facts["key_code"] == index.trace.strings.find(HOST_NOT_RECORDED)
+    return not (told & (facts["process_id"] == thread.process_id)).any()
 
 
 def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:

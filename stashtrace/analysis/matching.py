@@ -378,6 +378,8 @@ def _match_pairs(
 ) -> None:
     """Point to point: the n-th receive of a pair of ranks belongs to its n-th send.
 
+    A send waits for its receiver only where it ended after the receiver had entered: others leave their bytes and go.
+
     A pair with a group of its own may number its messages alike on both sides, also those that were not recorded.
     """
     partial[rows] = table["end_ns"][rows] >= 0  # until the other side of the pair is found
@@ -406,6 +408,10 @@ def _match_pairs(
             fits, awaited = received[:both], sent[:both]
         last_enter[fits] = table["call_ns"][awaited]
         last_rank[fits] = source[begin]
+        entered = table["call_ns"][fits]
+        met = (table["end_ns"][awaited] > entered) & (entered > table["call_ns"][awaited])
+        last_enter[awaited[met]] = entered[met]
+        last_rank[awaited[met]] = target[begin]
         missing = received[~np.isin(received, fits)]
         never = missing[table["end_ns"][missing] < 0]
         last_enter[never] = NEVER

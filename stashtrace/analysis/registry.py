@@ -27,6 +27,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("link_efficiency", "stashtrace.analysis.link_efficiency:link_efficiency", "transfers beside what the link can do"),
     ("stragglers", "stashtrace.analysis.stragglers:stragglers", "which rank is late, and what it costs the others"),
     ("straggler_causes", "stashtrace.analysis.stalls:straggler_causes", "whom each step of each rank waited for"),
+    (
+        "straggler_roots",
+        "stashtrace.analysis.wait_chains:straggler_roots",
+        "at whom chains of waits end, by rank and step",
+    ),
     ("late", "stashtrace.analysis.late:late", "the costliest waits in collectives, who was late, and why"),
     ("late_ranks", "stashtrace.analysis.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.pipeline:pipeline", "bubbles of pipeline stages, per step"),

@@ -24,6 +24,7 @@ IMPORTERS: tuple[tuple[str, str, str], ...] = (
     ("nccl_inspector", "stashtrace.importers.nccl_inspector", "NCCL Inspector: JSON lines of finished operations"),
     ("flight_recorder", "stashtrace.importers.flight_recorder", "torch Flight Recorder: pickle or JSON of a rank"),
     ("darshan", "stashtrace.importers.darshan", "Darshan logs, with or without DXT (extra: darshan)"),
+    ("straggler", "stashtrace.importers.straggler", "StragglerAnalysis: trace-*.parquet of a job (extra: arrow)"),
     ("chakra", "stashtrace.importers.chakra", "execution traces: PyTorch's JSON, Chakra's .et; no times"),
 )
 

@@ -133,6 +133,15 @@ STRAGGLERS = _schema(
     ("wait_ns", "i8", "ns", "straggler time of this rank"),
     ("behind_second_ns", "i8", "ns", "this rank alone was missing: entry after the second latest, in steps, time once"),
 )
+STRAGGLER_ROOTS = _schema(
+    "straggler_roots",
+    "Straggler time by the rank at which the chain of waits ends; those of a rank and step sum to its straggler time",
+    ("rank", "i8", "", "global rank that waited"),
+    ("step", "i8", "", "ordinal, -1 outside the steps"),
+    ("root_rank", "i8", "", "rank that waited for nobody at those instants, -1 if unknown"),
+    ("stall_ns", "i8", "ns", "straggler time whose chain ends at root_rank"),
+    ("direct_ns", "i8", "ns", "straggler time that root_rank was waited for directly"),
+)
 LAST_RANKS = _schema(
     "last_ranks",
     "Who entered a collective last, one row per rank that took part",

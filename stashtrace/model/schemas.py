@@ -51,6 +51,7 @@ from stashtrace.model.results import STALL_TOTALS as STALL_TOTALS
 from stashtrace.model.results import STALLS as STALLS
 from stashtrace.model.results import STALLS_COUNTED as STALLS_COUNTED
 from stashtrace.model.results import STRAGGLER_CAUSES as STRAGGLER_CAUSES
+from stashtrace.model.results import STRAGGLER_ROOTS as STRAGGLER_ROOTS
 from stashtrace.model.results import STRAGGLERS as STRAGGLERS
 from stashtrace.model.results import TRANSFER_CERTAINTY as TRANSFER_CERTAINTY
 
