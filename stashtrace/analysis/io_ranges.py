@@ -6,6 +6,7 @@ Bytes are counted in pages, as a cache holds them; the last page of a file ends 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,11 @@ from stashtrace.model.trace import Trace
 
 PAGE_BYTES = 4096
 #: Ranges that are kept; beyond, pages are taken together two by two, which counts more distinct bytes, never fewer.
-_LIMIT = 1 << 21
+_LIMIT = 1 << 20
 #: No file is larger; a damaged offset may be any number.
 _LARGEST_BYTES = 1 << 50
+#: A table of so many keys costs less than sorting.
+_SMALL_KEY = 1 << 16
 
 
 class DistinctBytes:
@@ -58,13 +61,21 @@ class DistinctBytes:
     def totals(self) -> tuple[Int64, Int64]:
         """(keys of files, distinct bytes of each), by key."""
         self._merge()
-        keys, place = np.unique(self._key, return_inverse=True)
+        keys, place = distinct_keys(self._key)
         pages = np.zeros(len(keys), dtype=np.int64)
         np.add.at(pages, place, self._high - self._low)
         last, end = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
         np.maximum.at(last, place, self._high)
         np.maximum.at(end, place, self._end)
         return keys, (pages - last) * self._page + np.minimum(end, last * self._page)
+
+    def renamed(self, keys: Callable[[Int64], Int64]) -> DistinctBytes:
+        """The union in which files have other keys; of those that get the same one."""
+        self._merge()
+        found = DistinctBytes(self._limit)
+        found._page = self._page
+        found._unite(keys(self._key), self._low, self._high, self._end)
+        return found
 
     def _merge(self) -> None:
         """Unite what overlaps; take pages together while there are too many ranges."""
@@ -85,7 +96,7 @@ class DistinctBytes:
 
     def _unite(self, key: Int64, low: Int64, high: Int64, end: Int64) -> None:
         # All files on one line, with a gap behind each.
-        keys, place = np.unique(key, return_inverse=True)
+        keys, place = distinct_keys(key)
         room = int(high.max(initial=0)) + 1
         line = TimeSet.of(place * room + low, place * room + high)
         of_range = line.begin // room
@@ -129,7 +140,7 @@ def file_reads(trace: Trace) -> FileReads:
     passes = loader_passes(trace)
     fetches = _fetches(trace)
     readers: dict[int, int] = {}
-    by_reader, overall = DistinctBytes(), DistinctBytes()
+    by_reader = DistinctBytes()
     keys, sums, opened = list[Int64](), list[Int64](), list[Int64]()
     for process, pieces in process_pieces(trace):
         rank = owner.get(process, -1)
@@ -142,8 +153,7 @@ def file_reads(trace: Trace) -> FileReads:
             read &= piece["offset_bytes"][rows] < _LARGEST_BYTES
             key, offset, length = reader * count + path[read], piece["offset_bytes"][rows[read]], result[read]
             by_reader.add(key, offset, length)
-            overall.add(path[read], offset, length)
-            unique, place = np.unique(key, return_inverse=True)
+            unique, place = distinct_keys(key)
             keys.append(unique)
             sums.append(np.rint(np.bincount(place, length, len(unique))).astype(np.int64))
             new = rows[np.isin(op, OPENS) & (result >= 0)]
@@ -167,13 +177,30 @@ def file_reads(trace: Trace) -> FileReads:
     most = np.zeros(count, dtype=np.int64)
     np.maximum.at(most, key % count, times)
     all_distinct = np.zeros(count, dtype=np.int64)
-    paths, total = overall.totals()
+    paths, total = by_reader.renamed(lambda keys: keys % count).totals()
     all_distinct[paths] = total
     needed = np.minimum(read_bytes.astype(np.float64), distinct.astype(np.float64) * times).astype(np.int64)
     return FileReads(by_path(read_bytes), all_distinct, by_path(needed), most)
 
 
 _NONE: Int64 = np.empty(0, dtype=np.int64)
+
+
+def distinct_keys(key: Int64) -> tuple[Int64, Int64]:
+    """Ascending distinct keys, none negative, and the place of each key among them; without sorting if they are small.
+
+    Examples
+    --------
+    >>> [part.tolist() for part in distinct_keys(np.array([7, 2, 7]))]
+    [[2, 7], [1, 0, 1]]
+    """
+    largest = int(key.max(initial=0))
+    if largest > _SMALL_KEY + 4 * len(key):
+        found, inverse = np.unique(key, return_inverse=True)
+        return found, int64(inverse)
+    seen = np.zeros(largest + 1, dtype=bool)
+    seen[key] = True
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[key]
 
 
 def loader_passes(trace: Trace) -> dict[int, int]:

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from stashtrace.model.strings import StringPool
@@ -111,18 +111,17 @@ def aligned(
     return "".join(lines), tuple(part.name for part in parts if part.name not in shown)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Part:
-    """One column of text: its title, then its cells."""
+    """One column of text: its title, then its cells; ``width`` is that of the longest line."""
 
     name: str
     right: bool
     lines: list[str]
+    width: int = field(init=False)
 
-    @property
-    def width(self) -> int:
-        """Characters of the longest line."""
-        return max(map(len, self.lines))
+    def __post_init__(self) -> None:
+        self.width = max(map(len, self.lines))
 
     @property
     def says_one_thing(self) -> bool:
