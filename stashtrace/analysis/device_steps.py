@@ -117,7 +117,10 @@ def _by_marks(boundary: Int64, marks: Marks) -> Int64 | None:
     reach = max(int(np.diff(boundary).max()) // 2, 1)
     near = np.abs(marks.call_ns - boundary[nearest]) <= reach
     at = np.full(len(boundary), -1, dtype=np.int64)
-    at[nearest[near]] = marks.device_ns[near]  # rows are in order: of several the last stays
+    # Marks inside a step (an iteration of several updates) are farther from its ends than those of the ends.
+    rows = np.flatnonzero(near)
+    rows = rows[np.argsort(-np.abs(marks.call_ns - boundary[nearest])[rows], kind="stable")]
+    at[nearest[rows]] = marks.device_ns[rows]
     known = np.flatnonzero(at >= 0)
     if len(known) < 2 or 2 * len(known) < len(boundary):
         return None

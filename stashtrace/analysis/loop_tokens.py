@@ -5,6 +5,7 @@
              follows a backward, an update, or a forward of the same module
     step     all units up to and with the last update before the next forward or batch wait
     W F B . W F B U | W F B . W F B U | W V | W V | W F B ...        V = forward under no_grad: validation
+    V V V V F B U F B U | V V V V F B U F B U | ...                  rollout and its updates: an iteration
 
 The rules and what they mean for a user are in ``docs/concepts/steps.md``.
 """
@@ -21,6 +22,15 @@ from stashtrace.analysis.timeset import Int64, int64
 from stashtrace.model.kinds import Phase, PhaseFlag
 
 Bools = npt.NDArray[np.bool_]
+#: Kinds of steps in which the model is trained, and those that run it without gradients alone.
+UPDATE_KINDS = ("train", "skipped_update", "iteration", "marked")
+QUIET_KINDS = ("validation", "inference")
+#: An evaluation loader leads in each forward, or each few (model, loss, metric); a rollout waits for few batches.
+_WAITS_PER_FORWARD = 0.2
+#: As long a run of forwards as the others are: at least this part of their median.
+_AS_LONG = 0.5
+#: A rollout serves several updates: at most this part of them has one of its own.
+_MOST_ROLLOUTS = 0.67
 WAIT, FORWARD, BACKWARD, UPDATE = 0, 1, 2, 3
 _KIND_OF_PHASE = {
     Phase.FORWARD: FORWARD,
@@ -38,6 +48,7 @@ class Tokens:
     end: Int64
     kind: Int64
     no_grad: Bools
+    training: Bools
     skipped: Bools
     name: Int64
 
@@ -90,6 +101,7 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         np.concatenate([end[keep], wait_end]),
         np.concatenate([kind[keep], np.full(waits, WAIT)]),
         np.concatenate([(flags[keep] & PhaseFlag.NO_GRAD) != 0, no]),
+        np.concatenate([(flags[keep] & PhaseFlag.TRAINING) != 0, no]),
         np.concatenate([code[keep] == Phase.UPDATE_SKIPPED, no]),
         np.concatenate([phases["name_code"][keep], np.zeros(waits, dtype=np.int64)]),
     )
@@ -148,14 +160,87 @@ def unit_starts(tokens: Tokens) -> Bools:
 
 
 def update_groups(tokens: Tokens) -> Int64:
-    """Group number of each update: updates with no forward or batch wait between them belong together."""
+    """Group number of each update: updates with no forward or batch wait between them belong together.
+
+    So do those of several optimizers that take turns on one batch (adversarial networks; actor and critic): a group
+    ends where an optimizer steps that has stepped in it, or where a batch is waited for.
+    """
     kind = tokens.kind
     separators = (kind == WAIT) | (kind == FORWARD)
     if not (kind == FORWARD).any():
         separators |= kind == BACKWARD
     updates = np.flatnonzero(kind == UPDATE)
+    if not len(updates):
+        return int64([])
     passed = np.cumsum(separators)[updates]
-    return int64(np.cumsum(np.concatenate([[0], np.diff(passed) > 0]))) if len(updates) else int64([])
+    new = np.concatenate([[True], np.diff(passed) > 0])
+    names = tokens.name[updates]
+    if len(np.unique(names)) > 1:
+        _join_turns(new, names, np.cumsum(kind == WAIT)[updates])
+    return int64(np.cumsum(new) - 1)
+
+
+def _join_turns(new: Bools, names: Int64, waits: Int64) -> None:
+    """Clear the begin of each group that continues the one before it with another optimizer."""
+    joined = []
+    stepped: set[int] = set()
+    for at, (name, wait) in enumerate(zip(names.tolist(), waits.tolist(), strict=True)):
+        if new[at]:
+            if at and name not in stepped and wait == waits[at - 1]:
+                joined.append(at)
+            else:
+                stepped.clear()
+        stepped.add(name)
+    if len(joined) > 1:  # once is one phase of the training after another
+        new[joined] = False
+
+
+@dataclass(frozen=True, slots=True)
+class _QuietRuns:
+    """Forwards without gradients before the first other phase of each segment, and how they differ from training.
+
+    Attributes
+    ----------
+    forwards : int64 array
+        Of each segment: up to each group of updates, and what follows the last.
+    over_a_loader : bool
+        A batch wait leads in each forward, or each few.
+    like_training : bool
+        The modules are in the same mode (``train`` or ``eval``) as where they are trained.
+    fed : bool
+        A batch wait leads in most of the training.
+    """
+
+    forwards: Int64
+    over_a_loader: bool
+    like_training: bool
+    fed: bool
+
+
+def _quiet_runs(tokens: Tokens, last_update: Int64) -> _QuietRuns:
+    groups = len(last_update)
+    kind = tokens.kind
+    segment = np.searchsorted(last_update, np.arange(len(kind)), side="left")
+    forward = kind == FORWARD
+    training = forward & ~tokens.no_grad
+    serious = training | (kind == BACKWARD) | (kind == UPDATE)
+    passed = np.cumsum(serious)
+    at_begin = np.concatenate([[0], passed[last_update]])
+    quiet = forward & tokens.no_grad & (passed == at_begin[segment])
+    before = np.concatenate([[UPDATE], kind[:-1]])
+    waited = np.count_nonzero(quiet & (before == WAIT))
+    fed = np.count_nonzero(training & (before == WAIT))
+    trained = np.count_nonzero(training & (before != FORWARD))
+    return _QuietRuns(
+        int64(np.bincount(segment[quiet], minlength=groups + 1)),
+        bool(quiet.any() and waited >= _WAITS_PER_FORWARD * np.count_nonzero(quiet)),
+        _mostly(tokens.training[quiet]) == _mostly(tokens.training[training]),
+        2 * fed > trained,
+    )
+
+
+def _mostly(marks: Bools) -> bool:
+    return 2 * int(np.count_nonzero(marks)) > len(marks)
 
 
 def steps_of(tokens: Tokens) -> StepColumns:
@@ -191,19 +276,52 @@ def steps_of(tokens: Tokens) -> StepColumns:
     serious_before: Int64 = np.cumsum(serious) - serious
     segment_first = np.searchsorted(segment, np.arange(groups + 1), side="left")
     leading = quiet & (serious_before == np.append(serious_before, serious.sum())[segment_first[segment]])
+    runs = _quiet_runs(tokens, last_update)
+    if _rolls_out(runs):
+        head = np.flatnonzero((segment == 0) & (leading | has_backward | has_update))
+        rollout_next = np.append(runs.forwards[1:groups] > 0, True)
+        return _iterations(int(unit_begin[head[0]]), train_end[rollout_next])
     with_leading = np.unique(segment[leading])
     with_leading = with_leading[(with_leading > 0) & (with_leading < groups)]
-    if groups > 3 and 2 * len(with_leading) > groups - 1:  # most updates have one: it is part of the step
+    # Most updates have one, and of no loader: it is part of the step.
+    if not runs.over_a_loader and groups > 3 and 2 * len(with_leading) > groups - 1:
         leading &= segment == groups
         has_backward |= quiet & ~leading
     trains = has_backward | has_update | (has_forward if not has_backward.any() else False)
     return _with_updates(segment, unit_begin, unit_end, leading, trains, train_end, skipped)
 
 
+def _rolls_out(runs: _QuietRuns) -> bool:
+    """Whether runs of forwards without gradients make the data of the updates after them (reinforcement learning).
+
+    A rollout comes before its updates: the first update has one, and nothing follows the last. Validation comes after
+    them, goes through a loader, or puts the model into another mode and is short beside the updates. Where a recording
+    begins or ends in between, mode and length alone decide.
+    """
+    groups = len(runs.forwards) - 1
+    inner = runs.forwards[1:groups]
+    inner = inner[inner > 0]
+    if runs.over_a_loader or len(inner) < 2 or len(inner) > _MOST_ROLLOUTS * groups:
+        return False
+    usual = _AS_LONG * float(np.median(inner))
+    begins, ends = bool(runs.forwards[0] >= usual), bool(runs.forwards[groups] >= usual)
+    prevails = int(inner.sum()) >= groups and not runs.fed
+    if begins != ends:
+        return begins and (runs.like_training or prevails)
+    return runs.like_training and prevails
+
+
+def _iterations(begin: int, ends: Int64) -> StepColumns:
+    """A step from each rollout to the last of its updates; what follows the last update was never finished."""
+    begins = np.concatenate([[min(begin, int(ends[0]))], ends[:-1]])
+    return StepColumns(begins, ends, np.full(len(ends), "iteration"))
+
+
 def _without_updates(begin: Int64, end: Int64, trains: Bools) -> StepColumns:
     if len(begin) == 0:
         return StepColumns.none()
-    return StepColumns(begin, np.append(begin[1:], end[-1]), np.where(trains, "train", "validation"))
+    quiet = "validation" if trains.any() else "inference"
+    return StepColumns(begin, np.append(begin[1:], end[-1]), np.where(trains, "train", quiet))
 
 
 def _with_updates(

@@ -15,6 +15,11 @@ from stashtrace.model.trace import Trace
 #: (name, "module:function", one-line help). Other packages add theirs by the entry point ``stashtrace.analyses``.
 ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("steps", "stashtrace.analysis.steps:steps", "begin and end of every step of every rank"),
+    (
+        "step_kinds",
+        "stashtrace.analysis.step_kinds:step_kinds",
+        "training, validation and other steps: how many, how long",
+    ),
     ("stalls", "stashtrace.analysis.stalls:stalls", "where each nanosecond of each step of each rank went"),
     ("breakdown", "stashtrace.analysis.breakdown:breakdown", "what each GPU did: compute, communication, copies"),
     ("idle", "stashtrace.analysis.idle:idle", "why each GPU idled: input, sync, host, launch, waits"),
@@ -56,6 +61,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("finding_evidence", "stashtrace.analysis.findings:finding_evidence", "what each of these claims rests on"),
     ("budgets", "stashtrace.analysis.findings:budgets", "the bars of the summary: time of each rank by column"),
     ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),
+    ("killed", "stashtrace.analysis.killed:killed", "which ranks and workers were killed, and by which signal"),
     ("agreement", "stashtrace.analysis.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls:stall_intervals", "the same attribution as intervals"),
 )

@@ -24,7 +24,14 @@ from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
 from stashtrace.model.kinds import StallKind
-from stashtrace.model.schemas import STALL_INTERVALS, STALL_TOTALS, STALLS, STALLS_COUNTED, STRAGGLER_CAUSES
+from stashtrace.model.schemas import (
+    STALL_INTERVALS,
+    STALL_TOTALS,
+    STALL_TOTALS_BY_STEP_KIND,
+    STALLS,
+    STALLS_COUNTED,
+    STRAGGLER_CAUSES,
+)
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -34,7 +41,7 @@ _KINDS = tuple(StallKind)
 _ALWAYS = (StallKind.COMPUTE, StallKind.OTHER)
 
 
-def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup: bool = False) -> Table:
+def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "step", warmup: bool = False) -> Table:
     """Attribute every nanosecond of each step of each rank to one kind.
 
     Overlapping causes are resolved by the order of ``docs/concepts/stalls.md``; what could not be observed is an
@@ -45,13 +52,15 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
     ----------
     trace : Trace
         Needs steps; uses kernels, brackets or host spans, whichever each rank has.
-    by : {"step", "rank", "run"}
+    by : {"step", "rank", "step_kind", "run"}
         ``step``: one row per rank, step and kind, and step -1 for the time outside steps. ``rank``, ``run``: sums over
         the steps, without the time outside them and the steps that the event budget left out; of all ranks, ``rank`` is
         -1. These have the columns of ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns,
-        cause_rank, cause_share_ratio, steps_count.
+        cause_rank, cause_share_ratio, steps_count. ``step_kind``: the sums of ``rank``, training,
+        validation and other kinds of steps apart; column ``step_kind`` behind ``rank``, and shares of the steps of that
+        kind.
     warmup : bool
-        Whether the sums of ``rank`` and ``run`` count the warm-up steps.
+        Whether the sums count the warm-up steps.
 
     Columns
     -------
@@ -66,8 +75,8 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "run"] = "step", warmup:
     MissingDataError
         If no rank has steps; the message names the collector or probe to turn on.
     """
-    if by not in ("step", "rank", "run"):
-        raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank or run")
+    if by not in ("step", "rank", "step_kind", "run"):
+        raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank, step_kind or run")
     index = TraceIndex(trace)
     return _per_step(index) if by == "step" else stall_totals(_counted(index, warmup), by)
 
@@ -319,64 +328,78 @@ def _causes(
 
 
 def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
-    """Sums of :func:`stalls` over the counted steps of each rank, apart by method and cause: what totals are made of.
+    """Sums of :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
 
     Columns
     -------
-    rank, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
+    rank, step_kind, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
     """
     return _counted(TraceIndex(trace), warmup)
 
 
 def stall_totals(counted: Table, by: str) -> Table:
-    """``stalls`` by rank or run from what ``stalls_counted`` gives of all ranks."""
-    whose, at = np.unique(counted["rank"], return_index=True)
-    steps_count = dict(zip(whose.tolist(), counted["steps_count"][at].tolist(), strict=True))
-    rank = counted["rank"] if by == "rank" else np.full(len(counted), -1, dtype=np.int64)
-    key, inverse = np.unique(rank * 64 + _codes(counted["kind"]), return_inverse=True)
+    """``stalls`` by rank, step kind or run from what ``stalls_counted`` gives of all ranks."""
+    apart = by == "step_kind"
+    step_kinds, step_kind = np.unique(counted["step_kind"], return_inverse=True)
+    width = max(len(step_kinds), 1)
+    steps_of, at = np.unique(counted["rank"] * width + step_kind, return_index=True)
+    steps_count = counted["steps_count"][at]
+    rank = np.full(len(counted), -1, dtype=np.int64) if by == "run" else counted["rank"]
+    whose = rank * width + (step_kind if apart else 0)
+    key, inverse = np.unique(whose * 64 + _codes(counted["kind"]), return_inverse=True)
     sums = {n: _summed(inverse, counted[n], len(key)) for n in ("stall_ns", "low_ns", "high_ns")}
-    out_rank, out_kind = key // 64, key % 64
-    ranks, position = np.unique(out_rank, return_inverse=True)
-    wall = _summed(position, sums["stall_ns"], len(ranks))[position]
-    cause, of_cause = _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key))
-    counts = int64([steps_count[r] if r >= 0 else sum(steps_count.values()) for r in ranks.tolist()])
-    return Table(
-        STALL_TOTALS,
-        {
-            "rank": out_rank,
-            "kind": _names(out_kind),
-            "stall_ns": sums["stall_ns"],
-            "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
-            "method": _methods(inverse, counted["method"], len(key)),
-            "low_ns": sums["low_ns"],
-            "high_ns": sums["high_ns"],
-            "cause_rank": cause,
-            "cause_share_ratio": np.where(cause >= 0, of_cause / np.maximum(sums["stall_ns"], 1), -1.0),
-            "steps_count": counts[position],
-        },
+    owners, position = np.unique(key // 64, return_inverse=True)
+    wall = _summed(position, sums["stall_ns"], len(owners))[position]
+    owner_of = np.full(len(steps_of), -1) if by == "run" else steps_of // width
+    counts = _summed(
+        np.searchsorted(owners, owner_of * width + (steps_of % width if apart else 0)), steps_count, len(owners)
     )
+    cause, of_cause = _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key))
+    columns = {
+        "rank": key // 64 // width,
+        "kind": _names(key % 64),
+        "stall_ns": sums["stall_ns"],
+        "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
+        "method": _methods(inverse, counted["method"], len(key)),
+        "low_ns": sums["low_ns"],
+        "high_ns": sums["high_ns"],
+        "cause_rank": cause,
+        "cause_share_ratio": np.where(cause >= 0, of_cause / np.maximum(sums["stall_ns"], 1), -1.0),
+        "steps_count": counts[position],
+    }
+    if not apart:
+        return Table(STALL_TOTALS, columns)
+    return Table(STALL_TOTALS_BY_STEP_KIND, {**columns, "step_kind": step_kinds[key // 64 % width]})
 
 
 def _counted(index: TraceIndex, warmup: bool) -> Table:
     table, kept = _per_step(index, apart=True), counted_steps(index.steps, warmup=warmup)
-    table = table.take(np.isin(_step_keys(table), _step_keys(kept)))
+    order = np.argsort(_step_keys(kept))
+    keys, kind_names = _step_keys(kept)[order], kept["kind"][order]
+    step_kinds, kind_of_step = np.unique(kind_names, return_inverse=True)
+    place = np.minimum(np.searchsorted(keys, _step_keys(table)), max(len(keys) - 1, 0))
+    counted = keys[place] == _step_keys(table) if len(keys) else np.zeros(len(table), dtype=bool)
+    table, place = table.take(counted), place[counted]
     method = int64(np.select([table["method"] == name for name in METHODS], range(len(METHODS))))
-    columns = [table["rank"], _codes(table["kind"]), method, table["cause_rank"]]
+    step_kind = int64(kind_of_step[place])
+    columns = [table["rank"], step_kind, _codes(table["kind"]), method, table["cause_rank"]]
     order = np.lexsort(columns[::-1])
     changes = [column[order][1:] != column[order][:-1] for column in columns]
     first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), dtype=bool), np.logical_or.reduce(changes)]))
     groups = np.stack([column[order][first] for column in columns], axis=1)
     row = np.empty(len(order), dtype=np.int64)
     row[order] = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
-    by_rank = RowsBy(kept["rank"])
-    steps_count = [len(by_rank.rows(rank)) for rank in groups[:, 0].tolist()]
+    width = max(len(step_kinds), 1)
+    by_owner = RowsBy(int64((keys >> 32) * width + kind_of_step))
+    steps_count = [len(by_owner.rows(rank * width + kind)) for rank, kind in groups[:, :2].tolist()]
     return Table(
         STALLS_COUNTED,
         {
             "rank": groups[:, 0],
-            "kind": _names(groups[:, 1]),
-            "method": np.array(list(METHODS))[groups[:, 2]],
-            "cause_rank": groups[:, 3],
+            "step_kind": step_kinds[groups[:, 1]] if len(groups) else np.empty(0, dtype="U16"),
+            "kind": _names(groups[:, 2]),
+            "method": np.array(list(METHODS))[groups[:, 3]],
+            "cause_rank": groups[:, 4],
             "steps_count": int64(steps_count),
             **{n: _summed(row, table[n], len(groups)) for n in ("stall_ns", "low_ns", "high_ns")},
         },

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.device_steps import DeviceSteps
-from stashtrace.analysis.loop_tokens import StepColumns, Tokens, marked_steps, micro_batches, steps_of, tokens_of
+from stashtrace.analysis.loop_tokens import (
+    QUIET_KINDS,
+    StepColumns,
+    Tokens,
+    marked_steps,
+    micro_batches,
+    steps_of,
+    tokens_of,
+)
 from stashtrace.analysis.step_threads import StepThread, step_threads
 from stashtrace.analysis.timeset import Int64, RowsBy, int64
 from stashtrace.errors import MissingDataError
@@ -60,7 +68,8 @@ def steps(trace: Trace) -> Table:
 
     A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
     ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
-    validation steps, from one to the next. Where the script calls ``stashtrace.step()``, those marks alone decide;
+    validation steps, from one to the next; a rollout and its updates are one iteration; a rank that never trains does
+    inference. Where the script calls ``stashtrace.step()``, those marks alone decide;
     imported steps (``ProfilerStep#N``) keep begin, end and number.
     The rules are in ``docs/concepts/steps.md``. A run
     that recorded ``--steps A:B`` alone is numbered from A.
@@ -142,7 +151,7 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
     begin = np.concatenate([r.begin_ns for r in found])
     end = np.concatenate([r.end_ns for r in found])
     skipped = int(ordinal.min()) if numbered else first
-    warmup = _warmup(ordinal, end - begin, kind == "validation", max(0, WARMUP_STEPS - skipped))
+    warmup = _warmup(ordinal, end - begin, np.isin(kind, QUIET_KINDS), max(0, WARMUP_STEPS - skipped))
     columns = {
         "rank": np.repeat([r.thread.rank for r in found], per_rank),
         "step": ordinal + first,
@@ -160,12 +169,15 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
     return Table(STEPS, columns)
 
 
-def counted_steps(found: Table, *, warmup: bool = False) -> Table:
+def counted_steps(found: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Table:
     """Steps that totals are made of: those with events, and without warm-up unless that is asked for.
 
-    Where the event budget left a rank no step with events, its steps count all the same.
+    Where the event budget left a rank no step with events, its steps count all the same. With ``kinds`` only steps of
+    these kinds count.
     """
     kept = found if warmup else found.take(found["warmup"] == 0)
+    if kinds:
+        kept = kept.take(np.isin(kept["kind"], list(kinds)))
     timed = kept["thinned"] == 0
     return kept.take(timed | ~np.isin(kept["rank"], np.unique(kept["rank"][timed])))
 
@@ -247,7 +259,7 @@ def _sub_steps(tokens: Tokens, columns: StepColumns) -> Int64:
 
 def _number(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     """Common ordinals: updates match updates; validation that only some ranks do leaves a gap on the others."""
-    quiet = [r.columns.kind == "validation" for r in ranks]
+    quiet = [np.isin(r.columns.kind, QUIET_KINDS) for r in ranks]
     trains = max((int((~q).sum()) for q in quiet), default=0)
     before: list[Int64] = []  # per rank: validation steps before each update, and after the last
     for q in quiet:
@@ -257,7 +269,7 @@ def _number(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     passed = np.cumsum(widest)  # validation ordinals before update t
     numbered = []
     for rank, q, own in zip(ranks, quiet, before, strict=True):
-        update_index = np.cumsum(~q) - ~q
+        update_index: Int64 = np.cumsum(~q) - ~q
         nth = np.cumsum(q) - q - (np.cumsum(own) - own)[update_index]
         ordinal = np.where(q, update_index + (passed - widest)[update_index] + nth, update_index + passed[update_index])
         numbered.append(replace(rank, ordinal=int64(ordinal)))

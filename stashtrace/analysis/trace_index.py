@@ -217,6 +217,12 @@ class TraceIndex:
         """Rows of ``batches_of_phase(WAIT)`` by track."""
         return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
 
+    def workers_end(self, track_id: int) -> TimeSet:
+        """When a thread waited for the workers of a loader to end."""
+        table = self.batches_of_phase(BatchPhase.WORKERS_END)
+        rows = table["track_id"] == track_id
+        return TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
+
     @cached_property
     def fetches(self) -> RowsBy:
         """Rows of ``batches_of_phase(FETCH)`` by rank served."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stashtrace.analysis.loop_tokens import UPDATE_KINDS
 from stashtrace.analysis.registry import analyze
 from stashtrace.model.kinds import BatchPhase
 from stashtrace.model.table import Table
@@ -49,7 +50,7 @@ def job_samples(trace: Trace) -> JobSamples:
     """
     told = _told(trace)
     steps = analyze(trace, "steps")
-    train = steps.take(np.isin(steps["kind"], ("train", "marked", "skipped_update")))
+    train = steps.take(np.isin(steps["kind"], UPDATE_KINDS))
     waits = trace.batches.take((trace.batches["phase_code"] == BatchPhase.WAIT) & (trace.batches["batch_index"] >= 0))
     sizes, epoch, every, batch = [], 0, 0, 0
     ranks = np.unique(train["rank"]).tolist()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stashtrace.analysis.loop_tokens import UPDATE_KINDS
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import BatchPhase, ProcessRole, StallKind
@@ -64,7 +65,7 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
         If the run did not get that far; the message says how far it got.
     """
     steps = analyze(trace, "steps")
-    train = np.isin(steps["kind"], ("train", "marked", "skipped_update"))
+    train = np.isin(steps["kind"], UPDATE_KINDS)
     numbers = np.unique(steps["step"][train])[warmup : warmup + iterations]
     wanted = train & np.isin(steps["step"], numbers)
     ranks = np.unique(steps["rank"][train])

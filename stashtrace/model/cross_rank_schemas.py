@@ -19,7 +19,7 @@ STEPS = _schema(
     ("process_id", "i8", "", "processes.process_id"),
     ("track_id", "i8", "", "tracks.track_id of the step thread"),
     ("sub_steps_count", "i8", "", "micro-batches"),
-    ("kind", "U16", "", "train, skipped_update, validation or marked"),
+    ("kind", "U16", "", "train, skipped_update, validation, iteration (rollout and its updates), inference or marked"),
     ("warmup", "i8", "", "1 if left out of summaries by default"),
     ("matched_code", "i8", "", "1 its collectives fall into the same step on other ranks, 0 some do not, -1 none"),
     ("clock_code", "i8", "", "DeviceClock that its begin and end are from, 0 for the host's"),

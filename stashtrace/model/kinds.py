@@ -131,6 +131,7 @@ class BatchPhase(Code):
     RECEIVE = 6
     PIN = 7
     SERIALIZE = 8
+    WORKERS_END = 9
 
 
 class Phase(Code):

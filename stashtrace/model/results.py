@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from stashtrace.model.columns import INTERVAL as _INTERVAL
+from stashtrace.model.columns import Column, Schema
 from stashtrace.model.columns import schema as _schema
 
 STALLS = _schema(
@@ -34,15 +35,16 @@ STRAGGLER_CAUSES = _schema(
 )
 STALLS_COUNTED = _schema(
     "stalls_counted",
-    "Sums of stalls over the counted steps of a rank, apart by method and by the rank waited for",
+    "Sums of stalls over the counted steps of a rank, apart by kind of step, method and the rank waited for",
     ("rank", "i8", "", "global rank"),
+    ("step_kind", "U16", "", "steps.kind"),
     ("kind", "U16", "", "StallKind in lower case"),
     ("stall_ns", "i8", "ns", "time of this kind"),
     ("method", "U16", "", "kernels, brackets or host"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
     ("cause_rank", "i8", "", "straggler: the rank that this part waited for, -1 otherwise or if unknown"),
-    ("steps_count", "i8", "", "counted steps of the rank"),
+    ("steps_count", "i8", "", "counted steps of the rank and kind of step"),
 )
 STALL_TOTALS = _schema(
     "stall_totals",
@@ -57,6 +59,51 @@ STALL_TOTALS = _schema(
     ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
     ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
     ("steps_count", "i8", "", "steps summed"),
+)
+STALL_TOTALS_BY_STEP_KIND = Schema(
+    "stall_totals_by_step_kind",
+    (STALL_TOTALS.columns[0], Column("step_kind", "U16", "", "steps.kind"), *STALL_TOTALS.columns[1:]),
+    "Sums of stalls over the steps of one kind (train, validation, ...) of a rank; shares are of these steps",
+)
+STEP_KINDS = _schema(
+    "step_kinds",
+    "How many steps of each kind a rank made and how long they took; a row of rank -1 for all ranks",
+    ("rank", "i8", "", "global rank, -1 for all"),
+    ("kind", "U16", "", "steps.kind"),
+    ("steps_count", "i8", "", "counted steps; of all ranks, steps that any rank made"),
+    ("warmup_count", "i8", "", "steps left out as warm-up, or because the event budget left them without events"),
+    ("mean_ns", "i8", "ns", "mean of the counted steps"),
+    ("median_ns", "i8", "ns", "median of the counted steps"),
+    ("total_ns", "i8", "ns", "sum of the counted steps; of all ranks, the mean over the ranks that made any"),
+    ("sub_steps_count", "i8", "", "sub-steps of the counted steps: micro-batches, or updates of an iteration"),
+    ("rollout_ns", "i8", "ns", "iterations: mean time up to the first phase that trains, by the host; else 0"),
+)
+EPOCH_BEGINS = _schema(
+    "epoch_begins",
+    "Loaders of a rank by what their batches serve: how often one was begun, and what that cost",
+    ("rank", "i8", "", "global rank"),
+    ("serves", "U16", "", "training, validation or inference"),
+    ("begins_count", "i8", "", "iterators that gave their first batch within the counted steps"),
+    ("wait_ns", "i8", "ns", "waits between epochs: iterators that ended and were made, and first batches"),
+    ("workers_end_ns", "i8", "ns", "of it: waits for the workers of an iterator to end"),
+    ("workers_count", "i8", "", "workers of such a loader, the most that made batches; 0 without workers"),
+    ("anew_count", "i8", "", "of the begins: iterators that started workers of their own"),
+)
+KILLED = _schema(
+    "killed",
+    "Ranks and workers that a signal ended, as the process that started them learnt it",
+    ("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown"),
+    ("worker_id", "i8", "", "DataLoader worker number, -1 if it is none"),
+    ("pid", "i8", "", "process id on its host"),
+    ("process_id", "i8", "", "processes.process_id, -1 if it recorded nothing"),
+    ("signal", "U16", "", "name of the signal, SIGKILL if the kernel's out-of-memory killer did it"),
+    (
+        "sender",
+        "U16",
+        "",
+        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed) or unknown",
+    ),
+    ("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown"),
 )
 HIDDEN = _schema(
     "hidden",

@@ -27,6 +27,8 @@ COLLECTOR = "torch_step"
 #: Collections shorter than this are not worth a row.
 GC_THRESHOLD_NS = 100_000
 _MOST_NESTED_UPDATES = 8
+#: Optimizers of one class that are told apart; a job that makes one for each step would fill its strings.
+_MOST_OF_A_CLASS = 8
 
 _FORWARD = recorder.code("Phase", "forward")
 _BACKWARD = recorder.code("Phase", "backward")
@@ -207,10 +209,27 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
             owner, begin = pending.pop()
             if owner == id(optimizer):
                 if window.open:
-                    phase_ends(begin, type(optimizer).__name__, _OPTIMIZER, 0)
+                    phase_ends(begin, _optimizer_name(optimizer), _OPTIMIZER, 0)
                 break
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
+
+
+_optimizers_of_class: dict[str, int] = {}
+
+
+def _optimizer_name(optimizer: Any) -> str:
+    """Class of an optimizer; from the second one of a class on with its number, as ``Adam 2``."""
+    # Kept in the object, where neither its state_dict() nor a copy of it has it.
+    own: dict[str, Any] = vars(optimizer)
+    name: str | None = own.get("_stashtrace_name")
+    if name is None:
+        kind = name = type(optimizer).__name__
+        count = _optimizers_of_class[kind] = _optimizers_of_class.get(kind, 0) + 1
+        if 1 < count <= _MOST_OF_A_CLASS:
+            name = f"{kind} {count}"
+        own["_stashtrace_name"] = name
+    return name
 
 
 def _scaler_step(original: Any) -> Any:
@@ -224,7 +243,7 @@ def _scaler_step(original: Any) -> Any:
                 window.updated()
                 device_marks.update_ends()
                 if begin is not None:
-                    phase_ends(begin, type(optimizer).__name__, _SKIPPED, 0)
+                    phase_ends(begin, _optimizer_name(optimizer), _SKIPPED, 0)
         except Exception as error:
             failed(COLLECTOR, "grad_scaler", error)
         return result

@@ -100,15 +100,15 @@ CASES = {
         0 4: 14-18 train
         """,
     ),
-    "validation without training, and its end": (
+    "inference, and its end": (
         """
         rank 0 loader : 0..1..2
         rank 0 phase  : .VV.VV.VV..
         """,
         """
-        0 0: 0-3 validation
-        0 1: 3-6 validation
-        0 2: 6-9 validation
+        0 0: 0-3 inference
+        0 1: 3-6 inference
+        0 2: 6-9 inference
         """,
     ),
     "a forward under no_grad before most updates belongs to the step": (
