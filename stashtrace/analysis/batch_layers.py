@@ -115,7 +115,7 @@ class _Parts:
 
 
 def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> list[Layer]:
-    """Layers fetch, prep and hand-off of the waits."""
+    """Layers fetch, prep and hand-off of the waits, and hand-off of what the thread waited for workers to end."""
     ready = np.clip(waits.made_ns, waits.begin, waits.end)
     unknown = waits.made_by < 0
     alone = unknown & (waits.worker_id == MAIN_PROCESS)  # imported: it made the batch itself, nobody saw how
@@ -133,6 +133,7 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
             _divide(index, process, main_track, TimeSet.of(waits.begin[rows], ready[rows]), parts)
     empty = [TimeSet.empty()]
     return [
+        Layer(_HANDOFF, index.workers_end(thread.track_id)),
         Layer(_FETCH, TimeSet.united(*empty, *parts.fetch)),
         Layer(_FETCH, TimeSet.united(*empty, *parts.likely_fetch), (_PREP,)),
         Layer(_PREP, TimeSet.united(*empty, *parts.perhaps_fetch), (_FETCH,)),

@@ -85,11 +85,14 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving & drained & idle))
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving & idle, (_COMPUTE,)))
     layers.append(Layer(StallKind.FETCH, stood.reading & idle, (_COMPUTE,)))
+    ending = index.workers_end(thread.track_id) & idle
+    layers.append(Layer(StallKind.HANDOFF, ending & drained))
+    layers.append(Layer(StallKind.HANDOFF, ending, (_COMPUTE,)))
     still = (stood.foreign | stood.local) & idle
     layers.append(Layer(StallKind.SYNC, still & drained, (_COMPUTE,)))
     layers.append(Layer(StallKind.OTHER, still, (_COMPUTE,)))
     layers.append(Layer(_COMPUTE, drained & idle, (StallKind.SYNC,)))
-    host_paced = idle - drained - stood.saving - stood.reading - still
+    host_paced = idle - drained - stood.saving - stood.reading - ending - still
     layers.append(Layer(_COMPUTE, host_paced, (StallKind.LAUNCH,)))
     layers.append(Layer(_COMPUTE, whole))
     beside = {

@@ -59,6 +59,7 @@ def evidence(trace: Trace) -> Table:
     for thread, own in ranks_and_steps(trace, counted):
         window = TimeSet.of(own["begin_ns"], own["end_ns"])
         rows += _worker_time(index, thread, window)
+        rows += _workers_end(index, thread, window, kinds, by_rank)
         rows += _files(index, thread, window)
         rows += _late_ranks(index, thread, window, kinds, by_rank)
         rows += device_evidence(index, thread, window)
@@ -94,6 +95,20 @@ def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list
             life = TimeSet.of([fetches["begin_ns"][own].min()], [fetches["end_ns"][own].max()]) & window
             amounts["idle"] += life.total_ns - making.total_ns
     return list(_shares(thread.rank, "prep", "worker_time", amounts))
+
+
+def _workers_end(
+    index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy
+) -> Iterator[Row]:
+    """What the thread waited for workers of a loader to end: all together, then the longest of these waits."""
+    ending = index.workers_end(thread.track_id) & window
+    if not len(ending):
+        return
+    own = kinds.take(by_rank.rows(thread.rank))
+    handed = TimeSet.of(*(own[n][own["kind"] == "handoff"] for n in ("begin_ns", "end_ns"))) & window
+    whole = max(handed.total_ns, ending.total_ns)
+    for name, amount in (("all", ending.total_ns), ("longest", int((ending.end - ending.begin).max()))):
+        yield thread.rank, "handoff", "workers_end", name, -1, amount, amount / whole, 0.0
 
 
 def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:

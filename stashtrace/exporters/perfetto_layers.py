@@ -55,6 +55,7 @@ _BATCH_PHASES = {
     BatchPhase.RECEIVE: "take batch",
     BatchPhase.PIN: "pin",
     BatchPhase.SERIALIZE: "serialize",
+    BatchPhase.WORKERS_END: "wait for workers to end",
 }
 
 

@@ -36,6 +36,10 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch_dataloader", "stashtrace.probes.torchdata_loader:install"),
     ),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch_distributed:install"),),
+    "torch.distributed.elastic.multiprocessing.errors": (
+        ("torch_distributed", "stashtrace.probes.child_ends:install_elastic"),
+    ),
+    "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.child_ends:install_spawn"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch_profiler:install"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),

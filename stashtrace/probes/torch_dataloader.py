@@ -11,12 +11,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import sys
 import weakref
 from types import ModuleType
 from typing import Any
 
 from stashtrace import _native
-from stashtrace.probes import patching, recorder, torch_dataloader_worker
+from stashtrace.probes import child_ends, patching, recorder, torch_dataloader_worker
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.step_window import window
@@ -29,10 +30,13 @@ _FETCH = recorder.code("BatchPhase", "fetch")
 _COLLATE = recorder.code("BatchPhase", "collate")
 _RECEIVE = recorder.code("BatchPhase", "receive")
 _PIN = recorder.code("BatchPhase", "pin")
+_WORKERS_END = recorder.code("BatchPhase", "workers_end")
 #: Iterators without workers of this process so far.
 _ordinals = itertools.count(1)
 #: Whether this torch says which worker made the batch that it returns (2.7 and later).
 _worker_is_told = False
+#: Iterators whose workers may be killed.
+_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install(dataloader: ModuleType) -> None:
@@ -42,6 +46,10 @@ def install(dataloader: ModuleType) -> None:
     patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", timed_iter)
     patching.replace(COLLECTOR, base, "__next__", _next)
     patching.replace(COLLECTOR, multi, "_reset", counted_reset)
+    patching.replace(COLLECTOR, multi, "_shutdown_workers", timed_shutdown)
+    patching.replace(
+        COLLECTOR, dataloader._utils.signal_handling, "_error_if_any_worker_fails", _named_failure, needed=False
+    )
     global _worker_is_told
     process_data = getattr(multi, "_process_data", None)
     _worker_is_told = process_data is not None and len(inspect.signature(process_data).parameters) > 2
@@ -102,6 +110,8 @@ def _loader_of(iterator: Any) -> Loader | None:
         queue = getattr(iterator, "_worker_result_queue", None)
         if queue is not None:
             _watch_receive(queue, found)
+        if workers:
+            _with_workers.add(iterator)
     return found
 
 
@@ -131,6 +141,8 @@ def _next(original: Any) -> Any:
             result = original(self)
         except BaseException as error:
             _yielded(self, loader, begin, -1, worker, isinstance(error, StopIteration), token)
+            if isinstance(error, RuntimeError):  # torch's answer to a worker that is gone
+                _note_killed(self, "unknown")
             raise
         finally:
             # The next batch of an outer loader, whose dataset iterates this one, goes on.
@@ -249,6 +261,55 @@ def _watch_receive(queue: Any, loader: Loader) -> None:
 
     queue._recv_bytes = _recv_bytes
     queue.get = get
+
+
+# The end of workers -----------------------------------------------------------------------------
+
+
+def timed_shutdown(original: Any) -> Any:
+    """``_shutdown_workers``: the iterator waits until its workers have ended, some seconds for each at most."""
+
+    def _shutdown_workers(self: Any) -> Any:
+        loader = getattr(self, "_stashtrace_loader", None)
+        # Also called when the iterator is collected: it was shut down before, or Python itself is.
+        if loader is None or getattr(self, "_shutdown", True) or sys.is_finalizing():
+            return original(self)
+        _note_killed(self, "unknown")
+        begin = probe_begins(CLOCKS) if window.open else None
+        try:
+            return original(self)
+        finally:
+            try:
+                if begin is not None:
+                    batch_ends(begin, _WORKERS_END, loader.loader_id, -1, -1)
+            except Exception as error:
+                failed(COLLECTOR, "workers_end", error)
+            _note_killed(self, "loader")
+
+    return _shutdown_workers
+
+
+def _named_failure(original: Any) -> Any:
+    """torch's check, also in its handler of SIGCHLD, that raises where a worker was killed: anywhere in the job."""
+
+    def _error_if_any_worker_fails() -> Any:
+        try:
+            return original()
+        except RuntimeError:
+            for iterator in list(_with_workers):
+                _note_killed(iterator, "unknown")
+            raise
+
+    return _error_if_any_worker_fails
+
+
+def _note_killed(iterator: Any, sender: str) -> None:
+    """Record which workers a signal has ended; torch asks its workers for that, too."""
+    try:
+        for number, worker in enumerate(iterator._workers):
+            child_ends.note(COLLECTOR, worker.pid, worker.exitcode, f"worker {number}", sender)
+    except Exception as error:
+        failed(COLLECTOR, "worker_ends", error)
 
 
 # Both sides -------------------------------------------------------------------------------------

@@ -19,3 +19,4 @@ def install(module: ModuleType) -> None:
     patching.replace(collector, module.StatefulDataLoader, "__iter__", torch_dataloader.timed_iter)
     patching.replace(collector, multi, "_reset", torch_dataloader.counted_reset)
     patching.replace(collector, multi, "_process_data", torch_dataloader.told_worker)
+    patching.replace(collector, multi, "_shutdown_workers", torch_dataloader.timed_shutdown, needed=False)

@@ -1,0 +1,95 @@
+"""Children of this process that a signal ended: only their parent learns which.
+
+Called by the probes of whatever starts children and asks for their end: DataLoader, torchrun, ``mp.spawn``.
+``stashtrace analyze killed`` reads the facts.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import signal
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import patching, recorder
+from stashtrace.probes.recorder import failed
+
+#: Metadata key: this and the pid; the same in ``analysis/killed.py``.
+FACT = "killed "
+_noted: set[int] = set()
+#: A job that restarts its children for ever would fill its strings.
+_MOST_FACTS = 64
+
+
+def note(collector: str, pid: int | None, exit_code: int | None, what: str, sender: str = "unknown") -> None:
+    """Record that a child was ended by a signal; once for each, and nothing for one that runs or left by itself.
+
+    Parameters
+    ----------
+    pid : int or None
+        None if it was never started.
+    exit_code : int or None
+        As multiprocessing and subprocess give it: minus the signal's number; None while the child runs.
+    what : str
+        What the child is, for example ``worker 2``.
+    sender : str
+        ``loader`` or ``launcher`` if that itself sent the signal.
+    """
+    if pid is None or exit_code is None or exit_code >= 0 or pid in _noted or len(_noted) >= _MOST_FACTS:
+        return
+    _noted.add(pid)
+    name = _name(-exit_code)
+    recorder.record_fact(f"{FACT}{pid}", f"{name} {sender} {what}")
+    if sender == "unknown":
+        _native.report_loss(
+            recorder.collector_code(collector),
+            "child_killed",
+            1,
+            f"{what} (pid {pid}) was killed by {name}",
+            recorder.code("Severity", "error"),
+        )
+    _native.flush()  # the parent may be the next to be killed
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal-{number}"
+
+
+def install_elastic(errors: ModuleType) -> None:
+    """Patch what torchrun makes for each rank that failed; called when its module has been imported."""
+    patching.replace("torch_distributed", errors.ProcessFailure, "__post_init__", _failure, needed=False)
+
+
+def _failure(original: Any) -> Any:
+    def __post_init__(self: Any) -> Any:
+        try:
+            # torchrun ends all ranks by SIGTERM when one has failed.
+            sender = "launcher" if self.exitcode == -signal.SIGTERM else "unknown"
+            note("torch_distributed", self.pid, self.exitcode, f"local rank {self.local_rank}", sender)
+        except Exception as error:
+            failed("torch_distributed", "rank_ends", error)
+        return original(self)
+
+    return __post_init__
+
+
+def install_spawn(spawn: ModuleType) -> None:
+    """Patch what ``torch.multiprocessing.spawn`` raises for a process that failed."""
+    raised = getattr(spawn, "ProcessExitedException", None)
+    if raised is not None:
+        patching.replace("torch_distributed", raised, "__init__", _exited, needed=False)
+
+
+def _exited(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            note("torch_distributed", self.error_pid, self.exit_code, f"process {self.error_index}")
+        except Exception as error:
+            failed("torch_distributed", "rank_ends", error)
+
+    return __init__
