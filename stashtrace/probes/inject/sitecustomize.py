@@ -3,30 +3,55 @@
 Runs the user's own sitecustomize first, then lets ``stashtrace.probes.bootstrap`` set its import hook.
 It must never raise on our behalf, costs well under 5 ms, and leaves ``sys.path`` as it is: where the
 package is not importable it is loaded by its place, so that no other package becomes visible.
+
+A job may start Pythons of any age, also Python 2, which reads this file too: its syntax is what all of them
+understand. Python 2 is left alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
+    from importlib.machinery import ModuleSpec  # noqa: F401
 
 
-def _run_the_users_own() -> None:
+def _elsewhere():
+    # type: () -> list[str]
+    """The path without this folder."""
+    here = os.path.realpath(os.path.dirname(__file__))
+    return [p for p in sys.path if os.path.realpath(p or ".") != here]
+
+
+def _run_the_users_own():
+    # type: () -> None
     """Import the next sitecustomize on the path; what it raises is reported by ``site`` as always."""
     from importlib.machinery import PathFinder
 
-    here = os.path.realpath(os.path.dirname(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.realpath(p or ".") != here])
+    spec = PathFinder.find_spec("sitecustomize", _elsewhere())
     if spec is not None:
         _execute(spec)
 
 
-def _execute(spec: ModuleSpec) -> None:
+def _run_the_users_own_in_python_2():
+    # type: () -> None
+    import imp  # type: ignore[import-not-found, unused-ignore]
+
+    try:
+        found = imp.find_module("sitecustomize", _elsewhere())
+    except ImportError:
+        return
+    try:
+        # It takes the place of this module, as it would without us.
+        imp.load_module("sitecustomize", *found)  # type: ignore[arg-type, unused-ignore]
+    finally:
+        if found[0]:
+            found[0].close()
+
+
+def _execute(spec):
+    # type: (ModuleSpec) -> None
     # importlib.util would give the same function and import thirty modules with it.
     from importlib._bootstrap import module_from_spec
 
@@ -36,14 +61,15 @@ def _execute(spec: ModuleSpec) -> None:
         spec.loader.exec_module(module)
 
 
-def _make_importable() -> None:
+def _make_importable():
+    # type: () -> None
     from importlib.machinery import PathFinder
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     # Looked for before it is imported: nothing of the user's may run earlier than it would without us.
     found = PathFinder.find_spec("stashtrace")
     if found is not None and found.origin is not None and os.path.dirname(os.path.realpath(found.origin)) != package:
-        raise ImportError(f"{found.origin} has the name of this package")
+        raise ImportError("{} has the name of this package".format(found.origin))  # noqa: UP032
     try:
         if found is not None and found.origin is None:
             raise ModuleNotFoundError  # a folder of this name, with no module in it
@@ -54,7 +80,8 @@ def _make_importable() -> None:
             _execute(spec)
 
 
-def _install() -> None:
+def _install():
+    # type: () -> None
     if not os.environ.get("STASHTRACE_DIR"):
         return
     try:
@@ -64,10 +91,14 @@ def _install() -> None:
         install()
     except Exception as error:
         rank = os.environ.get("RANK", "-")
-        sys.stderr.write(f"stashtrace[{rank} {os.getpid()}] error: Python probes are off: {error!r}\n")
+        text = "stashtrace[{} {}] error: Python probes are off: {!r}\n"
+        sys.stderr.write(text.format(rank, os.getpid(), error))
 
 
-try:
-    _run_the_users_own()
-finally:
-    _install()
+if sys.version_info[0] < 3:  # noqa: UP036
+    _run_the_users_own_in_python_2()
+else:
+    try:
+        _run_the_users_own()
+    finally:
+        _install()

@@ -3,7 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ast
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +142,114 @@ class TestImportHook:
         __import__("failing_module")
         assert seen == ["failing_module"]
         del sys.modules["failing_module"]
+
+
+#: What Python 2 cannot read; of a file in ASCII these are all that Python 3.10 knows more of, but for print.
+NEWER = (
+    ast.AnnAssign, ast.AsyncFor, ast.AsyncFunctionDef, ast.AsyncWith, ast.Await, ast.FormattedValue, ast.JoinedStr,
+    ast.MatMult, ast.Match, ast.NamedExpr, ast.Nonlocal, ast.YieldFrom,
+)  # fmt: skip
+
+
+def unreadable_by_python_2(tree: ast.AST) -> list[str]:
+    """Where a file has syntax that Python 2 does not know."""
+    found = []
+    for node in ast.walk(tree):
+        newer = isinstance(node, NEWER)
+        if isinstance(node, ast.FunctionDef):
+            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+            newer |= any(argument is not None and argument.annotation is not None for argument in every)
+            newer |= node.returns is not None or bool(node.args.kwonlyargs or node.args.posonlyargs)
+        elif isinstance(node, ast.ClassDef):
+            newer |= bool(node.keywords)
+        elif isinstance(node, ast.Raise):
+            newer |= node.cause is not None
+        elif isinstance(node, ast.ImportFrom):
+            newer |= node.module == "__future__" and any(name.name == "annotations" for name in node.names)
+        elif isinstance(node, ast.Call):
+            newer |= sum(isinstance(argument, ast.Starred) for argument in node.args) > 1
+            newer |= isinstance(node.func, ast.Name) and node.func.id in ("print", "exec")
+        elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            newer |= any(isinstance(part, ast.Starred) for part in node.elts)
+        if newer:
+            found.append(f"line {getattr(node, 'lineno', '?')}: {type(node).__name__}")
+    return found
+
+
+def test_python_2_can_read_what_it_is_given() -> None:
+    text = (INJECT_PATH / "sitecustomize.py").read_bytes()
+    assert text.isascii()
+    assert unreadable_by_python_2(ast.parse(text)) == []
+
+
+def test_what_python_2_cannot_read_is_seen() -> None:
+    for text in (
+        "def f() -> None: pass",
+        "x: int = 1",
+        "f'{x}'",
+        "from __future__ import annotations",
+        "print(1, file=2)",
+    ):
+        assert unreadable_by_python_2(ast.parse(text)), text
+
+
+#: Names that Python 2 has, and this one does not: its sitecustomize is run by them.
+PLAY_PYTHON_2 = """
+import os, sys, types
+os.environ["STASHTRACE_DIR"] = "/nowhere"
+class Imp(types.ModuleType):
+    def find_module(self, name, path):
+        for folder in path:
+            file = os.path.join(folder, name + ".py")
+            if os.path.exists(file):
+                return open(file), file, (".py", "r", 1)
+        raise ImportError(name)
+    def load_module(self, name, file, path, description):
+        exec(file.read(), vars(sys.modules.setdefault(name, types.ModuleType(name))))
+sys.modules["imp"] = Imp("imp")
+sys.version_info = (2, 7, 18)
+before = set(sys.modules), list(sys.meta_path)
+source = open(INJECTED).read()
+exec(compile(source, INJECTED, "exec"), {"__name__": "sitecustomize", "__file__": INJECTED})
+print(sorted(set(sys.modules) - before[0]), list(sys.meta_path) == before[1])
+print(getattr(sys.modules.get("sitecustomize"), "MINE", None))
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_in_python_2_only_the_users_own_sitecustomize_runs(tmp_path: Path, own: bool) -> None:
+    (tmp_path / "sitecustomize.py").write_text("MINE = 1\n" if own else "")
+    if not own:
+        (tmp_path / "sitecustomize.py").unlink()
+    code = f"INJECTED = {str(INJECT_PATH / 'sitecustomize.py')!r}\n" + PLAY_PYTHON_2
+    # Isolated from the environment, whose sitecustomize has run; -S: and from site's.
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    loaded = ["sitecustomize"] if own else []
+    assert done.stdout.splitlines() == [f"{loaded} True", "1" if own else "None"]
+
+
+def python_2() -> str | None:
+    """A Python 2 that runs: pyenv puts a program in front of each, that may refuse."""
+    kept = sorted(Path.home().glob(".pyenv/versions/2.*/bin/python2.7"))
+    for program in (*map(str, kept), shutil.which("python2.7"), shutil.which("python2")):
+        if program and subprocess.run([program, "-c", "pass"], capture_output=True, check=False).returncode == 0:
+            return program
+    return None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_real_python_2_prints_nothing(tmp_path: Path, own: bool) -> None:
+    program = python_2()
+    if program is None:
+        pytest.skip("there is no Python 2 here")
+    if own:
+        (tmp_path / "sitecustomize.py").write_text("MINE = 1\n", encoding="utf-8")
+    code = "import sys; print(getattr(sys.modules.get('sitecustomize'), 'MINE', None))"
+    command = [sys.executable, "-m", "stashtrace", "run", "--out", tmp_path / "run", "--", program, "-B", "-c", code]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{1 if own else None}\n"
+    assert "sitecustomize" not in done.stderr
+    assert done.returncode == 0
