@@ -123,8 +123,16 @@ def _torchrun(command: Sequence[str], environment: Mapping[str, str]) -> tuple[s
     meeting = said.get("rdzv_endpoint") or f"{said.get('master_addr', '')}:{said.get('master_port', '29500')}"
     name = said.get("rdzv_id", "none")
     if name in ("", "none"):
-        name = "" if meeting.startswith((":", "localhost", "127.")) else meeting
+        name = _here(meeting)
     return (f"torchrun-{name}" if name else ""), count
+
+
+def _here(meeting: str) -> str:
+    """Name of a meeting place; one on the loopback is this host's own, and one without a port is nowhere."""
+    host, _, port = meeting.rpartition(":")
+    if host not in ("", "localhost", "::1", "[::1]") and not host.startswith("127."):
+        return meeting
+    return f"{os.uname().nodename}:{port}" if port.isdecimal() and int(port) else ""
 
 
 def _torchrun_options(command: Sequence[str]) -> dict[str, str] | None:

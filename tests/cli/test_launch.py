@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 from command_line import Answer, environment
+from ports import free_port
+from traced import ROOT
 
+import stashtrace
 from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.launch.directory import prepare_directory
 from stashtrace.launch.run import run_command
@@ -232,3 +235,40 @@ def test_a_second_interrupt_skips_the_merge(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0
     assert err == f"stashtrace: not merged; `stashtrace merge {tmp_path / 'o'}` does it\n"
+
+
+@pytest.mark.torch
+def test_two_nodes_of_torchrun_on_one_machine_share_a_directory(tmp_path: Path) -> None:
+    """The second launcher was refused, and the first one's agent waited for it until its rendezvous gave up."""
+    pytest.importorskip("torch")
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "value = torch.ones(1)\n"
+        "dist.all_reduce(value)\n"
+        "print(int(value))\n"
+        "dist.destroy_process_group()\n",
+        encoding="utf-8",
+    )
+    port = free_port()
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "stashtrace", "run", "--out", "run", "--",
+             *agent, "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port), str(script)],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    try:
+        said = [node.communicate(timeout=180) for node in nodes]
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                os.killpg(node.pid, signal.SIGKILL)
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [out for out, _ in said] == ["2\n", "2\n"]
+    trace = stashtrace.load(tmp_path / "run")
+    assert trace.ranks.tolist() == [0, 1]

@@ -3,11 +3,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import re
+
 import pytest
 
 from stashtrace.errors import UsageError
 from stashtrace.launch.job import Job, job_of
 
+HERE = re.sub(r"[^A-Za-z0-9._-]+", "-", os.uname().nodename)
 TRAIN = ["python", "train.py"]
 STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
 MEETING = ["--rdzv-backend", "c10d", "--rdzv-endpoint=node0:29400"]
@@ -39,6 +43,9 @@ def test_a_command_by_itself_is_a_run_of_its_own() -> None:
         (torchrun("--nnodes=2", "--master-addr=10.0.0.1", "--node-rank=1"), {}, "torchrun-10.0.0.1-29500", 2, False),
         (torchrun(), {"PET_NNODES": "3", "PET_RDZV_ID": "pods"}, "torchrun-pods", 3, False),
         (["python", "-m", "torch.distributed.run", "--nnodes", "2", "--rdzv-id=j", "x.py"], {}, "torchrun-j", 2, False),
+        (torchrun("--nnodes", "2"), {}, f"torchrun-{HERE}-29500", 2, False),
+        (torchrun("--nnodes=2", "--rdzv-endpoint", "localhost:29400"), {}, f"torchrun-{HERE}-29400", 2, False),
+        (torchrun("--nnodes=2", "--master-addr=127.0.0.1", "--master-port=7"), {}, f"torchrun-{HERE}-7", 2, False),
     ],
 )  # fmt: skip
 def test_the_name(command: list[str], environment: dict[str, str], name: str, count: int, unique: bool) -> None:
