@@ -51,7 +51,7 @@ def _is_losses(value: Any) -> bool:
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("run_id", "host", "boot_id", "netns", "pidns", "exe", "clock", "version", "place", "job",
-                     "working_directory"), _is_text),
+                     "working_directory", "outlived_by"), _is_text),
     **dict.fromkeys(("pid", "ppid", "launcher_pid"), _is_pid),
     **dict.fromkeys(
         ("incarnation", "parent_incarnation", "start_ticks", "start_monotonic_ns", "start_realtime_ns",

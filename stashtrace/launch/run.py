@@ -22,7 +22,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.launch.directory import claim_run_file, file_rights, prepare_directory, write_run_file
-from stashtrace.launch.environment import traced_environment
+from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
 from stashtrace.launch.group_witness import GroupWitness
 from stashtrace.launch.job import Job, job_of
 from stashtrace.launch.launchers import announce, own_place
@@ -41,6 +41,8 @@ FORWARDED = (
 _SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+#: So long after its start a program may not have mapped our library yet.
+_LOADING_S = 1.0
 #: Control devices of the NVIDIA and AMD drivers.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -237,6 +239,8 @@ def run_command(
         number = code = 0
         content["until_step"] = until_step
     content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
+    if survivors:
+        content["outlived_by"] = ", ".join(map(str, survivors))
     complaint = ""
     try:
         with file_rights(share):
@@ -276,6 +280,41 @@ def living_processes(directory: Path) -> list[int]:
         except OSError:
             continue  # it is gone, or not ours to look at
     return pids
+
+
+def adopted_processes(directory: Path) -> list[int]:
+    """Children of this process with the environment of the run that record, or may begin to.
+
+    A daemon has no ring while it replaces its program, nor before its first record; it is our child, since we adopt
+    the orphans of the command.
+    """
+    variable = b"STASHTRACE_DIR=" + os.fsencode(directory)
+    pids = []
+    for pid in _children():
+        place = Path(f"/proc/{pid}")
+        try:
+            ours = variable in (place / "environ").read_bytes().split(b"\0")
+            if ours and (LIBRARY_PATH.name in (place / "maps").read_text(errors="replace") or _is_new(place)):
+                pids.append(pid)
+        except OSError:
+            continue  # it is gone, or not ours to look at
+    return pids
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for listed in Path("/proc/self/task").glob("*/children"):
+        try:
+            found += map(int, listed.read_text(encoding="ascii").split())
+        except (OSError, ValueError):
+            continue  # a thread that has ended
+    return found
+
+
+def _is_new(place: Path) -> bool:
+    """Whether a process is so young that its program may still be being loaded."""
+    ticks = int((place / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") < _LOADING_S
 
 
 def _adopt_orphans() -> None:
@@ -359,7 +398,8 @@ def _wait_for_stragglers(
 
     def living() -> list[int]:
         found = living_processes(directory)
-        return found if alone else [pid for pid in found if _is_below_us(pid)]
+        own = found if alone else [pid for pid in found if _is_below_us(pid)]
+        return sorted({*own, *adopted_processes(directory)})
 
     while True:
         _reap(watch)

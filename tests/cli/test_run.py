@@ -100,6 +100,31 @@ def test_a_daemon_is_not_waited_for_longer_than_the_grace_time(run: Run, job: Pa
     assert records(job / "out")["posix_io"] >= 6000
 
 
+#: In a session of its own, with an `exec` just when the command ends: its file is not there at that moment.
+DAEMON = "(setsid sh -c 'sleep {seconds}; exec {python} job.py' >/dev/null 2>&1 &)"
+
+
+def test_a_daemon_that_has_recorded_nothing_yet_is_waited_for(run: Run, job: Path) -> None:
+    (job / "job.py").write_text(READER + "open('late.txt', 'w').write('late')\n")
+    script = DAEMON.format(seconds=2, python=sys.executable)
+    answer = run("run", "--out", "out", "--grace", "60", "--", "sh", "-c", script)
+    assert answer.code == 0
+    assert (job / "late.txt").exists(), "we returned before the daemon ended"
+    assert list((job / "out").glob("*.ring")) == []
+    assert records(job / "out")["posix_io"] >= 6000
+    assert "outlived_by" not in json.loads((job / "out/run.json").read_text())
+
+
+def test_a_daemon_that_outlives_the_grace_time_is_said_and_stands_in_the_run(run: Run, job: Path) -> None:
+    script = DAEMON.format(seconds=30, python=sys.executable)
+    answer = run("run", "--out", "out", "--grace", "0.5", "--", "sh", "-c", script)
+    left = [int(pid) for pid in json.loads((job / "out/run.json").read_text())["outlived_by"].split(", ")]
+    for pid in left:
+        os.killpg(os.getpgid(pid), signal.SIGKILL)
+    assert len(left) == 1
+    assert f"1 process ({left[0]}) of the job still run" in answer.err
+
+
 def test_no_merge_then_merge(run: Run, job: Path) -> None:
     first = run("run", "--out", "out", "--no-merge", "--", sys.executable, "job.py")
     assert first.err == "stashtrace: not merged; `stashtrace merge ./out` does it\n"
