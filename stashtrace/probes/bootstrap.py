@@ -40,6 +40,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch_distributed", "stashtrace.probes.child_ends:install_elastic"),
     ),
     "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.child_ends:install_spawn"),),
+    "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.mpi:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch_profiler:install"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),
@@ -175,9 +176,10 @@ def _is_on(collector: str) -> bool:
 
 
 def _prepare_process() -> None:
-    from stashtrace.probes import lifetime
+    from stashtrace.probes import lifetime, mpi
 
     lifetime.begin()
+    mpi.watch()
 
 
 def _report(collector: str, reason: str, detail: str) -> None:
