@@ -26,7 +26,7 @@ from stashtrace.align.imported_files import (
     trouble_of,
     unrecognised,
 )
-from stashtrace.align.imported_jobs import note_ranks, note_steps, part_by_time
+from stashtrace.align.imported_jobs import note_ranks, note_steps, note_steps_twice, part_by_time, refuse_several_jobs
 from stashtrace.align.imported_memory import HINT, Room
 from stashtrace.align.join import join_table, join_tables
 from stashtrace.errors import ImporterError, UsageError
@@ -64,6 +64,7 @@ class Imported:
         self.clocks = ImportedClocks([])
         self.spans_ns: dict[int, tuple[int, int]] = {}
         self.importers: Counter[str] = Counter()
+        self.part_names: list[str] = []
 
     def read(self, progress: Progress | None) -> list[EventTables]:
         """Tables of every file that can be read.
@@ -105,6 +106,7 @@ class Imported:
                 if trouble is not None:
                     troubles.append(trouble)
                 parts.append(self.context.take())
+                self.part_names.append(file.name)
             elif file.suffix not in _FOREIGN_SUFFIXES:
                 self._pass_over(file, trouble or unrecognised(source), troubles)
             done += size_of(file)
@@ -138,7 +140,7 @@ class Imported:
         return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})" if IMPORTERS else hint)
 
     def _read_one(self, source: Source, name: str, importer: Importer) -> ImporterError | None:
-        self.context.begin(name, source.path.name)
+        self.context.begin(name, source.path.name, str(source.path))
         try:
             importer.load(source, self.context)
         except ImporterError as error:
@@ -187,7 +189,9 @@ class Imported:
                     lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
         _number_anew(parts, self.context.renumbered)
         known = self.context.processes
+        refuse_several_jobs(self.context, self.paths, {p: (firsts[p], lasts[p]) for p in firsts})
         note_steps(self.context, parts, owner)
+        note_steps_twice(self.context, parts, self.part_names, owner)
         part_by_time(self.context, parts, {p: (firsts[p], lasts[p]) for p in firsts})
         self.clocks = imported_clocks(parts, [p.clock for p in known], [p.rank for p in known], firsts, lasts)
         firsts, lasts = self.clocks.seen(firsts), self.clocks.seen(lasts)
@@ -266,6 +270,7 @@ def load_imported(
     ------
     ImporterError
         If nothing can be read.
+        If the files are of several jobs.
     UsageError
         If a rank is not there.
     """

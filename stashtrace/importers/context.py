@@ -48,6 +48,26 @@ class ImportedProcess:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That a file holds a rank: what tells whether the files of a load are of one job.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    rank_from : {"file", "name", "assumed"}
+        Whether the file says its rank, its name does, or the importer took one because neither does.
+    """
+
+    process_id: int
+    rank: int
+    world_size: int
+    importer: str
+    path: str
+    rank_from: str
+
+
 class ImportContext:
     """Collects what the importers of one load give.
 
@@ -59,6 +79,8 @@ class ImportContext:
         ``communicator(process_id, group_hash, name)``, ``counter(process_id, name, unit)``.
     recordings : dict of int to list
         For importers that meet several files of a process: what each file covers, as (begin_ns, end_ns, name).
+    claims : list of Claim
+        Ranks by file, of importers whose files are of one rank or one job each.
     realtime : bool
         Set False by an importer whose times do not count from 1970.
     """
@@ -67,6 +89,7 @@ class ImportContext:
         self.strings = strings
         self.tracks = TrackRegistry(strings)
         self.processes: list[ImportedProcess] = []
+        self.claims: list[Claim] = []
         self.losses: list[tuple[int, LossRow]] = []
         self.metadata: list[tuple[int, str, str]] = []
         self.realtime = True
@@ -74,7 +97,7 @@ class ImportContext:
         self.bases_ns: dict[int, int | None] = {}
         self.renumbered: set[int] = set()
         self._known: dict[tuple[object, ...], int] = {}
-        self._importer = self._source = ""
+        self._importer = self._source = self._path = ""
         self._pieces: dict[str, list[Table]] = {}
 
     # For importers ------------------------------------------------------------------------------
@@ -92,6 +115,8 @@ class ImportContext:
         worker_id: int = -1,
         parent: int = -1,
         name: str = "",
+        rank_from: str = "",
+        alone: bool = False,
     ) -> int:
         """``process_id`` of a process; the same for the same host, pid, rank, role and worker, also from another file.
 
@@ -103,12 +128,17 @@ class ImportContext:
             Processes of one clock need no alignment; the host's own if empty, and files of unknown hosts share one.
         name : str
             What a person calls it; made from rank and role if empty.
+        rank_from : {"file", "name", "assumed", ""}
+            See :class:`Claim`; empty if ranks of this format do not tell jobs apart.
+        alone : bool
+            Whether no other file can hold more of this process.
         """
         if not -1 <= rank < MOST_RANKS:
             raise ImporterError(f"{self._source} names a rank that no job has: {str(rank)[:40]}", hint="write it again")
         if not -1 <= world_size < MOST_RANKS:
             world_size = -1
-        key = (self._source if not pid and rank < 0 else "", host, pid, rank, role, worker_id)
+        own = self._path if alone else self._source if not pid and rank < 0 else ""
+        key = (own, host, pid, rank, role, worker_id)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = len(self.processes)
@@ -128,6 +158,8 @@ class ImportContext:
                     self._source,
                 )
             )
+        if rank_from and rank >= 0 and role == ProcessRole.RANK:
+            self.claims.append(Claim(found, rank, world_size, self._importer, self._path or self._source, rank_from))
         return found
 
     def code(self, text: str) -> int:
@@ -221,9 +253,9 @@ class ImportContext:
 
     # For align.imported -------------------------------------------------------------------------
 
-    def begin(self, importer: str, source: str) -> None:
+    def begin(self, importer: str, source: str, path: str = "") -> None:
         """Rows that follow come from this file."""
-        self._importer, self._source = importer, source
+        self._importer, self._source, self._path = importer, source, path
 
     def take(self) -> EventTables:
         """Tables of the files so far, each table joined; the context starts anew with its next file."""

@@ -86,14 +86,16 @@ def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
     pid = _host_pid(file)
     in_name = _RANK_IN_NAME.search(name)
     rank = _count(info.get("rank"))
+    rank_from = "file"
     if rank < 0:
-        rank = _count(int(in_name[1] or in_name[2])) if in_name else 0
+        rank, rank_from = (_count(int(in_name[1] or in_name[2])), "name") if in_name else (0, "assumed")
     host = _HOST_IN_NAME.match(name)
     process_id = context.process(
         pid=pid,
         rank=rank,
         host=host["host"] if host and int(host["pid"]) == pid else "",
         world_size=_count(info.get("world_size")),
+        rank_from=rank_from,
     )
     relative = file.base_ns is None and _is_relative(file)
     context.count_from(process_id, None if relative else file.base_ns or 0)

@@ -64,7 +64,7 @@ class Processes:
         environment = _environment(database)
         host = database.pairs("TARGET_INFO_SYSTEM_ENV").get("Hostname", "")
         main = [k for k in keys if k in devices] or keys
-        ranks = _ranks(main, devices, _told_ranks(database), environment, path, context)
+        ranks, rank_from = _ranks(main, devices, _told_ranks(database), environment, path, context)
         told = [int(environment[name]) for name in _WORLDS if environment.get(name, "").isdecimal()]
         # The command line's world is that of tasks; where one task has several processes, it is not the job's.
         world = told[0] if told and len(main) == 1 else -1
@@ -75,6 +75,7 @@ class Processes:
                 host=host,
                 world_size=world if key in ranks else -1,
                 role=ProcessRole.RANK if key in ranks else ProcessRole.OTHER,
+                rank_from=rank_from,
                 name="" if key in ranks or key not in named else PurePosixPath(named[key][1]).name,
             )
             for key, pid in zip(keys, self.pids, strict=True)
@@ -181,18 +182,19 @@ def _ranks(
     environment: Mapping[str, str],
     path: Path,
     context: ImportContext,
-) -> dict[int, int]:
-    """Rank of each main process: as told, by the environment, by the file's name, at last by their order of devices."""
+) -> tuple[dict[int, int], str]:
+    """Rank of each main process, and from where: as told, by the environment, by the file's name, at last by their
+    order of devices."""
     if set(main) <= set(told):
-        return {key: told[key] for key in main}
+        return {key: told[key] for key in main}, "file"
     if len(main) == 1:
         for name in _RANKS:
             if environment.get(name, "").isdecimal():
-                return {main[0]: int(environment[name])}
+                return {main[0]: int(environment[name])}, "file"
         named = _NAMED_RANK.findall(path.stem)
         context.say("nsys.ranks", "by the file's name" if named else "assumed: the file tells none")
-        return {main[0]: int(named[-1]) if named else 0}
+        return {main[0]: int(named[-1]) if named else 0}, "name" if named else "assumed"
     node = next((int(environment[n]) for n in _NODES if environment.get(n, "").isdecimal()), 0)
     ordered = sorted(main, key=lambda key: (devices.get(key, -1), key & 0xFFFFFF))
     context.say("nsys.ranks", "assumed: by the order of devices")
-    return {key: node * len(ordered) + at for at, key in enumerate(ordered)}
+    return {key: node * len(ordered) + at for at, key in enumerate(ordered)}, "assumed"

@@ -179,7 +179,9 @@ class _Job:
         world = self._sizes.get("world_size", -1)
         for rank in np.unique(self._rank).tolist():
             rows = np.flatnonzero(self._rank == rank)
-            process = self._process[rank] = context.process(pid=0, rank=rank, world_size=world)
+            process = self._process[rank] = context.process(
+                pid=0, rank=rank, world_size=world, rank_from="file", alone=True
+            )
             thread = context.tracks.thread(process, 0)
             context.tracks.describe_thread(process, 0, name="worker", role=int(ThreadRole.STEP))
             self._add_steps(rows, thread)

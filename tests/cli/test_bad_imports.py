@@ -132,11 +132,46 @@ def test_ranks_of_different_runs(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mixed").mkdir()
     for name in ("dlrm8_v100/rank0.pt.trace", "one_rank_of_many/nccl_meta_rank0_of_2"):
         shutil.copy(corpus(f"kineto/{name}.json.gz"), tmp_path / "mixed")
+    for command in ("analyze summary", "analyze stalls", "info", "export perfetto"):
+        assert refused(run(*words_of(command, "mixed"))) == (
+            "mixed holds files of 2 jobs: nccl_meta_rank0_of_2.json.gz (2 ranks); rank0.pt.trace.json.gz (8 ranks)"
+        )
+
+
+def test_two_jobs_of_one_gpu(run: Run, tmp_path: Path) -> None:
+    """Files that do not say their rank were all taken to be rank 0, and one of them hid the other."""
+    (tmp_path / "mixed").mkdir()
+    for name in ("alexnet", "param_resnet"):
+        shutil.copy(corpus(f"kineto/one_gpu/{name}.json.gz"), tmp_path / "mixed")
     answer = run("analyze", "summary", "mixed")
-    told = " ".join(answer.out.split())
-    assert answer.code == 0
-    assert "files say that their job has 2 and 8 ranks: they are not of one job" in told
-    assert "recorded over a minute apart from the others" in told
+    told = refused(answer)
+    assert told.startswith("mixed holds files of 2 jobs: ")
+    assert "alexnet.json.gz (rank 0)" in told
+    assert "param_resnet.json.gz (rank 0)" in told
+    assert "if they are ranks of one job, call the files rank0, rank1, ..." in answer.err
+
+
+def test_two_jobs_in_folders_of_their_own(run: Run, tmp_path: Path) -> None:
+    for name, pid in (("a", 100), ("b", 200)):
+        write_job(tmp_path / "mixed" / name)
+        for path in (tmp_path / "mixed" / name).iterdir():
+            content = json.loads(path.read_text())
+            for event in content["traceEvents"]:
+                event["pid"] = pid if event.get("cat") != "kernel" else event["pid"]
+            path.write_text(json.dumps(content))
+    told = refused(run("info", "mixed"))
+    assert told.startswith("mixed holds files of 2 jobs: a/rank0")
+    assert "(ranks 0,1); b/rank0" in told
+    assert run("info", "mixed/a").code == 0
+
+
+def test_two_exports_of_nsight(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mixed").mkdir()
+    for name in ("mock", "h100_2gpu_1s"):
+        shutil.copy(corpus(f"nsys/{name}.sqlite"), tmp_path / "mixed")
+    told = refused(run("analyze", "summary", "mixed"))
+    assert "h100_2gpu_1s.sqlite (ranks 0,1)" in told
+    assert "mock.sqlite (rank 0)" in told
 
 
 def test_missing_ranks_leave_transfers_in_doubt(run: Run) -> None:

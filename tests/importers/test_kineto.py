@@ -320,6 +320,7 @@ def test_ranks_of_different_days_are_not_matched(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"ts": 17', '"ts": 16'))
     trace = _load(tmp_path)
     assert _losses(trace)["ranks_of_another_time"] == 1
+    assert "matched with nobody (in a.json)" in _advice(trace, "ranks_of_another_time")[0]
     assert set(stashtrace.analyze(trace, "collectives")["last_rank"].tolist()) <= {-1, 0, 1}
     assert int(stashtrace.analyze(trace, "stragglers")["wait_ns"].sum()) == 0
 
@@ -331,9 +332,18 @@ def test_jobs_of_different_size(tmp_path: Path) -> None:
         [step(1, 0, 90), launch(1, 5), device("k", 9, 5)],
         distributedInfo={"rank": 1, "world_size": 4},
     )
-    losses = _losses(_load(tmp_path))
-    assert losses["jobs_of_different_size"] == 2
-    assert losses["missing_ranks"] == 2
+    with pytest.raises(ImporterError, match=r"holds files of 2 jobs: a\.json \(2 ranks\); b\.json \(4 ranks\)"):
+        _load(tmp_path)
+
+
+def test_steps_that_two_files_of_one_process_hold(tmp_path: Path) -> None:
+    """Process ids agree between containers: the same rank, number and pid, an hour apart."""
+    rank_of_two(tmp_path / "a.json", 0)
+    later = [step(10, 3.6e9, 90), launch(1, 3.6e9 + 10), device("k", 3.6e9 + 20, 9, correlation=1)]
+    write(tmp_path / "b.json", later, distributedInfo={"rank": 0, "world_size": 2})
+    assert _advice(_load(tmp_path), "steps_seen_twice") == [
+        "rank 0 recorded step 10 in a.json and again in b.json: if these are two jobs, analyse them apart"
+    ]
 
 
 def test_collectives_of_the_host(tmp_path: Path) -> None:

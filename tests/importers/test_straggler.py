@@ -155,6 +155,16 @@ def job(request: pytest.FixtureRequest) -> tuple[str, Trace]:
     return request.param, load(corpus(f"straggler/trace-{request.param}.parquet"))
 
 
+def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
+    """Also of one size, and with the same ranks: each file is a job."""
+    for name in ("A", "B"):
+        write(tmp_path / f"trace-{name}.parquet", PIPELINE, "world_size: 16\n")
+    with pytest.raises(ImporterError, match=r"2 jobs: trace-A\.parquet \(rank 0\); trace-B\.parquet \(rank 0\)"):
+        load(tmp_path)
+    with pytest.raises(ImporterError, match=r"trace-AR\.parquet \(64 ranks\); trace-SE\.parquet \(128 ranks\)"):
+        load(corpus("straggler"))
+
+
 def _lengths(steps: Table) -> dict[tuple[int, int], int]:
     wall = (steps["end_ns"] - steps["begin_ns"]).tolist()
     return dict(zip(zip(steps["rank"].tolist(), steps["step"].tolist(), strict=True), wall, strict=True))
