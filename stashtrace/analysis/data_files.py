@@ -33,7 +33,7 @@ _CODE = re.compile(r".*\.(py[ciwdo]?|so(\.\d+)*)|.*/pyvenv\.cfg")
 
 
 def is_pseudo_file(path: str) -> bool:
-    """Whether the kernel makes a file up: it lies on no disk.
+    """Return True for files of the kernel, pipes and sockets, which nobody can pack, stage or lay out anew.
 
     Examples
     --------

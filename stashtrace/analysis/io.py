@@ -18,7 +18,6 @@ from stashtrace.model.trace import Trace
 #: One row per file, per directory, or of the whole run.
 Per = Literal["file", "directory", "run"]
 _PLACES = 4
-_PSEUDO = ("/proc/", "/sys/", "/dev/", "pipe:", "socket:", "anon_inode:")
 _PATTERN_SUMS = ("empty_reads_count", "extent_bytes", "read_ns", "write_ns", "metadata_ns")
 
 
@@ -180,11 +179,6 @@ def below(trace: Trace, path: Int64, under: str) -> npt.NDArray[np.bool_]:
     """Which path codes lie below a directory."""
     prefix = under.rstrip("/") + "/"
     return np.array([trace.text(code).startswith(prefix) for code in path.tolist()], dtype=bool)
-
-
-def is_pseudo_file(path: str) -> bool:
-    """Return True for files of the kernel, pipes and sockets, which nobody can pack, stage or lay out anew."""
-    return path.startswith(_PSEUDO) and not path.startswith("/dev/shm/")
 
 
 def grouped(values: Int64, group: Int64, count: int) -> Int64:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.io import grouped, groups, is_pseudo_file
+from stashtrace.analysis.data_files import is_pseudo_file
+from stashtrace.analysis.io import grouped, groups
 from stashtrace.analysis.io_counters import FileCounters, count_files
 from stashtrace.analysis.io_ranges import file_reads
 from stashtrace.analysis.timeset import Int64

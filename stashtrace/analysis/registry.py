@@ -24,7 +24,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("breakdown", "stashtrace.analysis.breakdown:breakdown", "what each GPU did: compute, communication, copies"),
     ("idle", "stashtrace.analysis.idle:idle", "why each GPU idled: input, sync, host, launch, waits"),
     ("kernels", "stashtrace.analysis.kernel_times:kernel_times", "what ran on the GPUs, by name"),
-    ("launches", "stashtrace.analysis.launches:launches", "how far ahead the host was: latency, queues of streams"),
+    ("launches", "stashtrace.analysis.launches:launches", "how far ahead the host was: latency and queues"),
     ("copies", "stashtrace.analysis.copies:copies", "copies by direction: bytes, rate, pinned or not"),
     ("bandwidth", "stashtrace.analysis.bandwidth:bandwidth", "algbw and busbw of collectives by size"),
     ("hidden", "stashtrace.analysis.hidden:hidden", "hidden work, CPU contention and collection per step"),
@@ -67,10 +67,12 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("What slows the run down?", ("findings", "finding_evidence", "budgets")),
     ("Where does the time of a step go?", ("steps", "stalls", "stall_intervals", "evidence", "hidden", "agreement")),
-    ("Who waits for whom?", ("stragglers", "late", "late_ranks", "pipeline")),
+    ("Who waits for whom?", ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline")),
     ("What do the GPUs do?", ("breakdown", "idle", "kernels", "launches", "copies")),
-    ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "links", "operators")),
+    ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links",
+                                     "operators")),
     (
         "How are files read, and what would help?",
         ("io", "io_directories", "io_patterns", "io_sizes", "io_bandwidth", "io_advice", "io_staging", "io_cache",

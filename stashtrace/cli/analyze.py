@@ -60,9 +60,11 @@ def analyses_text() -> str:
     texts = {name: f"{text} (GPU)" if name in NEEDS_GPU else text for name, _, text in ANALYSES}
     width = max(map(len, texts)) + 2
     lines = ["analyses, by the question they answer; (GPU): needs recorded GPU work", ""]
-    for question, names in (("What slows the run down?", (SUMMARY,)), *QUESTIONS):
+    for question, names in QUESTIONS:
         lines.append(question)
-        lines += [f"  {name:<{width}}{texts.get(name, 'in words, as at the end of a run')}" for name in names]
+        if "findings" in names:
+            lines.append(f"  {SUMMARY:<{width}}in words, as at the end of a run")
+        lines += [f"  {name:<{width}}{texts[name]}" for name in names]
     return "\n".join(lines)
 
 

@@ -128,7 +128,8 @@ class Table:
         return name in self._columns
 
     def __repr__(self) -> str:
-        title = f"Table({self.schema.name}: {len(self):,} rows x {len(self._columns)} columns)"
+        rows = f"{len(self):,} row{'s' * (len(self) != 1)}"
+        title = f"Table({self.schema.name}: {rows} x {len(self._columns)} columns)"
         return "\n".join([title, *self._preview()]) if len(self) else title
 
     def _preview(self) -> list[str]:
@@ -147,7 +148,8 @@ class Table:
             shown += 1
         lines = [line.rstrip() for line in lines]
         if len(first) < len(self):
-            lines.append(f"... {len(self) - len(first):,} more rows")
+            more = len(self) - len(first)
+            lines.append(f"... {more:,} more row{'s' * (more > 1)}")
         if shown < len(self.columns):
             rest = "... columns not shown: " + ", ".join(self.columns[shown:])
             lines.append(rest if len(rest) <= _PREVIEW_WIDTH else rest[: _PREVIEW_WIDTH - 4] + " ...")

@@ -73,7 +73,7 @@ def test_a_wider_screen_shows_more() -> None:
 
 
 def test_columns_of_zeros_go_first() -> None:
-    made = [(rank, step, "fetch", 0, "host", 0, 9 + rank, -1) for rank in range(2) for step in range(3)]
+    made = [(rank, step, "fetch", 0, "host", 0, 9 + rank, -1, -1.0) for rank in range(2) for step in range(3)]
     rows, columns = rows_of(Table.from_rows(STALLS, made))
     text, left_out = aligned(rows, columns, 30)
     assert left_out[:1] == ("stall_ns",)

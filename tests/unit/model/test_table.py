@@ -97,13 +97,13 @@ def test_head_is_the_first_rows() -> None:
 
 def test_repr_shows_the_first_rows_aligned() -> None:
     table = Table.from_rows(
-        STALLS, [(0, 10, "fetch", 5_000, "host", 5, 5, -1), (0, 11, "straggler", 70, "host", 5, 5, 1)]
+        STALLS, [(0, 10, "fetch", 5_000, "host", 5, 5, -1, -1.0), (0, 11, "straggler", 70, "host", 5, 5, 1, 0.5)]
     )
     lines = repr(table).splitlines()
-    assert lines[0] == "Table(stalls: 2 rows x 8 columns)"
+    assert lines[0] == "Table(stalls: 2 rows x 9 columns)"
     assert lines[1].split() == list(table.columns)
-    assert lines[2].split() == ["0", "10", "fetch", "5000", "host", "5", "5", "-1"]
-    assert lines[3].split() == ["0", "11", "straggler", "70", "host", "5", "5", "1"]
+    assert lines[2].split() == ["0", "10", "fetch", "5000", "host", "5", "5", "-1", "-1"]
+    assert lines[3].split() == ["0", "11", "straggler", "70", "host", "5", "5", "1", "0.5"]
     ends = [line.index(word) + len(word) for line, word in zip(lines[1:], ("stall_ns", "5000", "70"), strict=True)]
     assert len(set(ends)) == 1  # numbers end below each other
     assert len({line.index(word) for line, word in zip(lines[1:], ("kind", "fetch", "straggler"), strict=True)}) == 1
@@ -126,9 +126,10 @@ def test_repr_of_a_large_table_stays_small() -> None:
 
 
 def test_repr_cuts_and_escapes_long_texts() -> None:
-    rows = [(0, 0, "a" * 500 + "\x1b[2J\n", 5, "host", 5, 5, -1)]
+    rows = [(0, 0, "a" * 500 + "\x1b[2J\n", 5, "host", 5, 5, -1, -1.0)]
     lines = repr(Table.from_rows(STALLS, rows)).splitlines()
-    assert len(lines) == 3
+    assert lines[0] == "Table(stalls: 1 row x 9 columns)"
+    assert lines[3:] == ["... columns not shown: cause_share_ratio"]
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in lines[2]
 
