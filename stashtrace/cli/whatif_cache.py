@@ -50,9 +50,9 @@ def main(argv: Sequence[str]) -> int:
     """Measure, forecast, print."""
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
-    from stashtrace.align.align import load_trace
     from stashtrace.analysis.cache_forecast import cache_forecast, inputs_of
     from stashtrace.analysis.registry import analyze
+    from stashtrace.cli.loading import load_watched
     from stashtrace.models.calibration import find_calibration, load_calibration
     from stashtrace.report.cache_forecast import answers, forecast_lines, rate_rows
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     if calibration is None and Path(path).is_dir():
         calibration = find_calibration([path])
-    trace = load_trace(path)
+    trace = load_watched(path)
     rates = analyze(trace, "loader_rates")
     inputs = inputs_of(rates, calibration, dataset_bytes=dataset)
     if cache is not None and not inputs.dataset_bytes:
