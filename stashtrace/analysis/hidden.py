@@ -70,7 +70,9 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) ->
             "step": steps["step"],
             "wall_ns": end - begin,
             "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
-            "hidden_loading_ns": (_loading(index, thread) - loads).within(begin, end),
+            "hidden_loading_ns": (_loading(index, thread) - loads - painted(made, (StallKind.PREP,))).within(
+                begin, end
+            ),
             "hidden_checkpoint_ns": _hidden_checkpoint(trace, thread).within(begin, end),
             "cpu_contention_ns": _contention(index, thread, begin, end),
             "steal_ratio": steal.ratio(thread.process_id, begin, end),
@@ -93,7 +95,7 @@ def _hidden_communication(index: TraceIndex, thread: StepThread, blocked: Blocke
 
 def _loading(index: TraceIndex, thread: StepThread) -> TimeSet:
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    rows = rows[fetches["process_id"][rows] != thread.process_id]
+    rows = rows[fetches["track_id"][rows] != thread.track_id]
     return TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
 
 

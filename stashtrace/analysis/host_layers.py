@@ -25,6 +25,7 @@ from stashtrace.analysis.matching import is_imported
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex
+from stashtrace.analysis.worker_layers import beside_workers
 from stashtrace.model.kinds import (
     OPERATORS,
     CollectiveSource,
@@ -129,6 +130,9 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     late = late if not len(waited_for.begin) else waited_for
 
     explained = TimeSet.united(*(layer.time for layer in layers))
+    beside = beside_workers(index, thread, loads, stood.busy | stood.annotated, explained)
+    explained = TimeSet.united(explained, *(layer.time for layer in beside))
+    layers += beside
     layers.append(Layer(StallKind.COMPUTE, stood.busy))
     layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
     return RankLayers("host", layers, late, beside={"estimated": estimated})

@@ -281,6 +281,7 @@ def _process(events: _Events, pid: int, loop: Loop, source: Source, context: Imp
     role, source_of_rank = ProcessRole.RANK, ""
     if named and int(named[1]) < int(named[2]):
         rank, world, source_of_rank = int(named[1]), int(named[2]), "file name"
+        role = ProcessRole.WORKER if loop.loads else role
     elif parent >= 0 and not loop.trains:
         rank, role = context.processes[parent].rank, ProcessRole.WORKER
     elif loop.trains:

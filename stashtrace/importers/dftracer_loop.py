@@ -5,6 +5,7 @@
     loop.yield                [=== the body ===]           [=== the ...
     compute                     [== compute ==]              [== ...
     step mark                                  ^
+    items of workers [i][i][i][i][i][i]...                              on other threads, or in processes of their own
 
 Used by ``dftracer``. DLIO computes by sleeping for as long as a step of the real model takes, so its "compute" is no
 forward: it stays an annotation, and steps come from marks. Where a job names forward, backward and the optimizer (the
@@ -31,15 +32,21 @@ _LOADERS = ("data_loader", "dataloader")
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
 #: ``worker_id`` of batches.
 _MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
+#: Fact of a process whose compute is a sleep in its place: name of the function.
+EMULATED = "emulated_compute"
 #: Items less than this apart belong to one batch where no turn of the loop tells.
 _ITEM_GAP_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Events of one process by what their names say, ordered by begin: columns begin_ns, end_ns, tid."""
+    """Events of one process by what their names say, ordered by begin: columns begin_ns, end_ns, tid.
+
+    ``emulated`` names the function of a benchmark that sleeps for as long as a model would compute, empty if none.
+    """
 
     rows: Mapping[str, dict[str, Int64]]
+    emulated: str = ""
 
     @classmethod
     def of(cls, own: Mapping[str, Int64], names: Sequence[tuple[str, str]]) -> Functions:
@@ -57,7 +64,10 @@ class Functions:
                     "end_ns": begin + own["length_us"][at] * 1000,
                     "tid": own["tid"][at],
                 }
-        return cls(rows)
+        used = {names[n] for n in np.unique(own["function"]).tolist()}
+        benchmark = any(category.lower() == "dlio_benchmark" for category, _ in used)
+        sleeps = sorted(n for c, n in used if _role(c, n) == "compute" and (benchmark or c.lower() == "ai_framework"))
+        return cls(rows, sleeps[0] if sleeps else "")
 
     def __getitem__(self, role: str) -> dict[str, Int64]:
         return self.rows[role]
@@ -107,10 +117,13 @@ class Loop:
     Attributes
     ----------
     trains : bool
-        It waits for batches or computes.
+        It waits for batches, has the body of a loop, or computes.
+    loads : bool
+        It makes items and does not train: a worker of another process.
     """
 
     trains: bool = False
+    loads: bool = False
     facts: dict[str, str] = field(default_factory=dict)
     batches: list[tuple[BatchPhase, dict[str, Any]]] = field(default_factory=list)
     phases: list[tuple[Phase, dict[str, Int64]]] = field(default_factory=list)
@@ -140,9 +153,13 @@ def loop_of(functions: Functions) -> Loop:
     waits = functions["wait" if functions.count("wait") else "fetch"]
     bodies, computes = functions["body"], functions["compute"]
     named = any(functions.count(role) for role in _PHASES)
-    loop.trains = bool(len(waits["begin_ns"]) or functions.count("compute") or named)
+    loop.trains = bool(len(waits["begin_ns"]) or len(bodies["begin_ns"]) or functions.count("compute") or named)
     if not loop.trains:
+        loop.loads = bool(functions.count("item"))
+        _made_by_workers(loop, functions["item"], 0)
         return loop
+    if functions.emulated:
+        loop.facts[EMULATED] = functions.emulated
     _batches(loop, functions, waits)
     for role, phase in _PHASES.items():
         if functions.count(role):
@@ -159,7 +176,10 @@ def loop_of(functions: Functions) -> Loop:
 def _batches(loop: Loop, functions: Functions, waits: dict[str, Int64]) -> None:
     """Waits with the items made inside them; items of a turn that was not recorded make a wait of their own."""
     items = functions["item"]
-    main = waits["tid"][0] if len(waits["tid"]) else functions["compute"]["tid"][:1].sum()
+    leads = next((functions[r]["tid"] for r in ("compute", *_PHASES, "body") if functions.count(r)), waits["tid"])
+    main = (waits["tid"] if len(waits["tid"]) else leads)[0]
+    turns = next((functions.count(r) for r in ("compute", "step", "body") if functions.count(r)), len(waits["tid"]))
+    _made_by_workers(loop, {name: column[items["tid"] != main] for name, column in items.items()}, turns)
     items = {name: column[items["tid"] == main] for name, column in items.items()}
     at = np.searchsorted(waits["begin_ns"], items["begin_ns"], side="right") - 1
     inside = at >= 0
@@ -193,6 +213,34 @@ def _batches(loop: Loop, functions: Functions, waits: dict[str, Int64]) -> None:
         rows = {"begin_ns": made_begin, "end_ns": made_end, "batch_index": fetched}
         rows["worker_id"] = np.full(len(made_begin), _MAIN_PROCESS)
         loop.batches.append((BatchPhase.FETCH, {**rows, "tid": np.full(len(made_begin), main)}))
+
+
+def _made_by_workers(loop: Loop, items: dict[str, Int64], turns: int) -> None:
+    """What threads beside the loop's, or a process that has no loop, made.
+
+    Where there are k items to each turn of the loop, and of each thread a multiple of k, a batch is k items; else it is
+    taken to end where its thread pauses. Which turn got which batch is not told.
+    """
+    of_threads = [items["tid"] == tid for tid in np.unique(items["tid"]).tolist()]
+    outer = [_outermost({name: column[own] for name, column in items.items()}) for own in of_threads]
+    counts = [len(own["begin_ns"]) for own in outer]
+    count = sum(counts)
+    size = count // turns if turns and count % turns == 0 else 0
+    if size and any(many % size for many in counts):
+        size = 0
+    for worker, own in enumerate(outer):
+        if size:
+            made = {"begin_ns": own["begin_ns"][::size], "end_ns": np.maximum.reduceat(
+                own["end_ns"], np.arange(0, len(own["end_ns"]), size))}  # fmt: skip
+        else:
+            hulls = _hulls(own, np.empty(0, dtype=np.int64))
+            made = {"begin_ns": hulls["begin_ns"], "end_ns": hulls["end_ns"]}
+        many = len(made["begin_ns"])
+        nobody, who = np.full(many, -1), np.full(many, worker)
+        rows = {**made, "batch_index": nobody, "worker_id": who, "tid": np.full(many, own["tid"][0])}
+        loop.batches.append((BatchPhase.FETCH, rows))
+    if count:
+        loop.facts["batches_of_workers"] = f"{size} items each" if size else "by pauses between items"
 
 
 def _hulls(items: dict[str, Int64], computes: Int64) -> dict[str, Int64]:
