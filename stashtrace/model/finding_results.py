@@ -60,6 +60,7 @@ BUDGETS = _schema(
     "The bars of a summary: time of the counted steps of a rank by column; the columns of a rank sum to its step",
     ("rank", "i8", "", "global rank"),
     ("host", "U16", "", "where it ran"),
+    ("step_kind", "U16", "", "validation or inference beside the steps that train; empty for these, or the only ones"),
     ("steps_count", "i8", "", "counted steps"),
     ("step_ns", "i8", "ns", "mean length of a step"),
     ("median_step_ns", "i8", "ns", "median length of a step"),

@@ -38,6 +38,7 @@ class _Budget:
     """A rank's row of bars."""
 
     rank: int
+    step_kind: str
     step_ns: float
     shares: dict[str, float]
 
@@ -86,9 +87,10 @@ def _of(found: Sequence[Finding], section: str) -> list[Finding]:
 
 
 def _budgets(table: Table) -> list[_Budget]:
-    ranks: dict[int, _Budget] = {}
+    ranks: dict[tuple[str, int], _Budget] = {}
     for row in table.rows():
-        own = ranks.setdefault(row["rank"], _Budget(row["rank"], row["step_ns"], {}))
+        key = (row["step_kind"], row["rank"])
+        own = ranks.setdefault(key, _Budget(row["rank"], row["step_kind"], row["step_ns"], {}))
         own.shares[row["column"]] = row["share_ratio"]
     return list(ranks.values())
 
@@ -121,7 +123,9 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
 
 
 def _table(ranks: Sequence[_Budget], look: Look) -> list[str]:
-    rows = _rows(ranks)
+    """A row of bars for each rank; steps of a validation or of inference stand below those that train."""
+    kinds = list(dict.fromkeys(rank.step_kind for rank in ranks))
+    rows = [row for kind in kinds for row in _rows([rank for rank in ranks if rank.step_kind == kind])]
     shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
     shown = [g for g in GROUPS if g in _always(ranks) or any(s[g] >= 0.005 for s in shares)]
     label_width = max(4, *(len(label) for label, _ in rows)) + 2
@@ -176,13 +180,18 @@ def _percents(ratios: Sequence[float]) -> list[str]:
 
 
 def _always(ranks: Sequence[_Budget]) -> tuple[str, ...]:
-    return ("compute", "data", "link", "late", "other") if len(ranks) > 1 else ("compute", "data", "other")
+    return (
+        ("compute", "data", "link", "late", "other")
+        if len({r.rank for r in ranks}) > 1
+        else ("compute", "data", "other")
+    )
 
 
 def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
     """One row per rank; of many ranks the middle one, and those that differ."""
+    kind = f" {ranks[0].step_kind}" if ranks[0].step_kind else ""
     if len(ranks) <= _ROWS_AT_MOST:
-        return [(str(r.rank), [r]) for r in ranks]
+        return [(f"{r.rank}{kind}", [r]) for r in ranks]
     shares = np.array([[r.share(g) for g in GROUPS] for r in ranks])
     distance = np.abs(shares - np.median(shares, axis=0)).max(axis=1)
     typical = float(np.median(distance))
@@ -192,7 +201,7 @@ def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
     label = ranks_text([r.rank for r in alike])
     if len(label) > 12:
         label = f"{len(alike)} ranks" if not apart else f"{len(alike)} others"
-    return [(label, alike), *((str(ranks[i].rank), [ranks[i]]) for i in apart)]
+    return [(f"{label}{kind}", alike), *((f"{ranks[i].rank}{kind}", [ranks[i]]) for i in apart)]
 
 
 def _verdicts(found: Sequence[Finding], look: Look) -> list[str]:

@@ -83,6 +83,6 @@ def budgets(trace: Trace) -> Table:
 
     Columns
     -------
-    rank, host, steps_count, step_ns, median_step_ns, column, stall_ns, low_ns, high_ns, share_ratio
+    rank, host, step_kind, steps_count, step_ns, median_step_ns, column, stall_ns, low_ns, high_ns, share_ratio
     """
     return summarize(trace).budgets

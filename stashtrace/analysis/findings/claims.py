@@ -13,7 +13,9 @@ from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import ending_claims, scope_claims, trust_claims, without_steps
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
+from stashtrace.analysis.killed import killed
 from stashtrace.analysis.staged_opens import staged_opens, used_copies
+from stashtrace.model.trace import Trace
 from stashtrace.units import ranks_text
 
 _LOW_CONFIDENCE_RATIO = 0.05
@@ -33,6 +35,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     if not facts.ranks:
         claims += [*files_claims(trace), without_steps(trace)]
     claims += [*_contention(facts), *_steal(facts), *_thinned(facts), *scope_claims(trace)]
+    claims += _killed(trace)
     ending = ending_claims(trace)
     if ending:
         hung = _hung(facts)
@@ -68,26 +71,26 @@ def _headline(facts: RunFacts) -> list[Claim]:
 
 
 def _steps(facts: RunFacts) -> list[Claim]:
-    """One claim per kind of step: how many on a rank, and how long they are there; medians over the ranks."""
-    steps = facts.tables["steps"]
-    length = steps["end_ns"] - steps["begin_ns"]
+    """One claim per kind of step: how many of all ranks, and how long they are."""
+    table = facts.tables["step_kinds"]
     claims = []
-    for kind in np.unique(steps["kind"]).tolist():
-        of_kind = steps["kind"] == kind
-        own = [length[of_kind & (steps["rank"] == r.rank)] for r in facts.ranks]
-        own = [lengths for lengths in own if len(lengths)]
-        mean, middle = (float(np.median([f(lengths) for lengths in own])) for f in (np.mean, np.median))
+    for number, row in enumerate(table.rows()):
+        if row["rank"] >= 0:
+            continue
+        rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
+        if row["kind"] == "iteration":
+            share = row["rollout_ns"] / max(row["mean_ns"], 1)
+            rows.append(Evidence("rollout", "step_kinds", number, amount_ns=row["rollout_ns"], part_ratio=share))
         claims.append(
             Claim(
                 "headline",
                 "steps",
-                name=kind,
-                items_count=max(map(len, own)),
-                stall_ns=mean,
-                evidence=(Evidence("median_step", "steps", amount_ns=middle),),
+                name=row["kind"],
+                items_count=row["steps_count"],
+                stall_ns=row["mean_ns"],
+                evidence=tuple(rows),
             )
         )
-    claims.sort(key=lambda claim: -claim.items_count * claim.stall_ns)
     return claims + ([Claim("headline", "warmup", items_count=facts.warmup_count)] if facts.warmup_count else [])
 
 
@@ -123,6 +126,26 @@ def _thinned(facts: RunFacts) -> list[Claim]:
         return []
     every = Evidence("all_steps", "steps", items_count=facts.steps_count + facts.thinned_count)
     return [Claim("machine", "thinned", items_count=facts.steps_count, evidence=(every,))]
+
+
+def _killed(trace: Trace) -> list[Claim]:
+    """Ranks and workers that a signal ended, but for those that their launcher or loader ended on purpose."""
+    table = killed(trace)
+    rows = [
+        Evidence(
+            "killed",
+            "killed",
+            number,
+            rank=row["rank"],
+            worker_id=row["worker_id"],
+            of_count=row["pid"],
+            kind=row["sender"],
+            name=row["signal"],
+        )
+        for number, row in enumerate(table.rows())
+        if row["sender"] == "unknown"
+    ]
+    return [Claim("machine", "killed", items_count=len(rows), evidence=tuple(rows))] if rows else []
 
 
 def _hung(facts: RunFacts) -> list[Claim]:

@@ -11,11 +11,12 @@ from stashtrace.analysis.collectives import collective_rows
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.idle_calls import idle_calls
 from stashtrace.analysis.link_efficiency import calibration_of, expected_transfers
 from stashtrace.analysis.matching import group_table
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
-from stashtrace.model.kinds import BLOCKING_CALLS, Bracket, BracketFlag, CopyDirection, DeviceCall
+from stashtrace.model.kinds import Bracket, BracketFlag, CopyDirection
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import bus_bytes
@@ -54,38 +55,34 @@ def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     return rows
 
 
-def blocking_calls(trace: Trace, rank: RankFacts, steps: Table, stall_ns: float) -> list[Evidence]:
-    """Which calls blocked the host on the device, on which thread, how often and how long per step.
+def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bool) -> list[Evidence]:
+    """In which calls the host stood while the device had nothing to do, on which thread and how long per step.
 
-    Calls that are much shorter than the stall are no evidence for it: then one row says that it is not explained.
+    What covers less than a quarter of the stall is no evidence for it: then one row says that it is not explained.
     Where no call is expected to explain it, ``stall_ns`` is 0 and there are no rows.
     """
     if stall_ns <= 0:
         return []
-    calls = trace.device_calls
-    mine = calls.take((calls["rank"] == rank.rank) & np.isin(calls["call_code"], BLOCKING_CALLS))
-    mine = mine.take(_inside(mine["begin_ns"], rank, steps))
+    table = idle_calls(trace, warmup=warmup)
     names = _track_names(trace)
     found = []
-    pairs = np.stack((mine["call_code"], mine["track_id"]))
-    for code, track in np.unique(pairs, axis=1).T.tolist():
-        chosen = (mine["call_code"] == code) & (mine["track_id"] == track)
-        spent = _per_step(float((mine["end_ns"] - mine["begin_ns"])[chosen].sum()), rank)
+    for row in np.flatnonzero(table["rank"] == rank.rank).tolist():
+        covered = _per_step(max(int(table["idle_ns"][row]), int(table["possible_ns"][row])), rank)
         found.append(
             Evidence(
                 "blocking_call",
-                "device_calls",
+                "idle_calls",
+                row,
                 rank=rank.rank,
-                amount_ns=spent,
-                part_ratio=_per_step(int(chosen.sum()), rank),
-                kind=DeviceCall(code).name.lower(),
-                name=names.get(track, ""),
+                amount_ns=covered,
+                part_ratio=_per_step(int(table["calls_count"][row]), rank),
+                kind=str(table["call"][row]),
+                name=names.get(int(table["track_id"][row]), ""),
             )
         )
-    worth = [
-        row for row in sorted(found, key=lambda row: -row.amount_ns) if row.amount_ns >= _EXPLAINS_RATIO * stall_ns
-    ]
-    return worth[:_FEW] or [Evidence("not_explained", "device_calls", rank=rank.rank)]
+    longest = sorted(found, key=lambda row: -row.amount_ns)
+    worth = [row for row in longest if row.amount_ns >= _EXPLAINS_RATIO * stall_ns]
+    return worth[:_FEW] or [Evidence("not_explained", "idle_calls", rank=rank.rank)]
 
 
 def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:

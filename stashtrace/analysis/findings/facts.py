@@ -7,15 +7,17 @@ step time.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from stashtrace.analysis.agreement import agreement
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.hidden import hidden
+from stashtrace.analysis.loop_tokens import QUIET_KINDS
 from stashtrace.analysis.stalls import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls import stalls as find_stalls
+from stashtrace.analysis.step_kinds import step_kinds
 from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import TimeSet
@@ -133,6 +135,10 @@ class RunFacts:
     #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, after deep mode ``agreement``; empty
     #: without steps.
     tables: dict[str, Table] = field(default_factory=dict)
+    #: Kind of the steps that are counted; empty for those that train, or the only ones.
+    step_kind: str = ""
+    #: The same of validation and inference steps beside.
+    others: tuple[RunFacts, ...] = ()
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -177,7 +183,10 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 
 
 def gather(trace: Trace) -> RunFacts:
-    """Take the facts of a run; a run without steps has no ranks in it."""
+    """Take the facts of a run; a run without steps has no ranks in it.
+
+    Steps that train are one thing, those of a validation or of inference others, with facts of their own.
+    """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]
     missing = tuple(r for r in range(world) if r not in present) if present else ()
@@ -189,34 +198,56 @@ def gather(trace: Trace) -> RunFacts:
         stalls = find_stalls(trace)
     except MissingDataError:
         return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}))
-    short = not (steps["warmup"] == 0).any()  # a very short run: better all steps than none
-    counted = counted_steps(steps, warmup=short)
     tables = {
-        "steps": counted,
         "stalls": stalls,
         "straggler_causes": straggler_causes(trace),
         "hidden": hidden(trace),
+        "step_kinds": step_kinds(trace),
     }
     if len(trace.kernels):
         tables["agreement"] = agreement(trace)
-    bounds = bounds_of_groups(trace, counted, GROUPS)
-    ranks = tuple(
-        _rank_facts(trace, rank, tables, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()
-    )
-    first = steps.take(steps["rank"] == steps["rank"][0])
-    left_out = 0 if short else int(np.count_nonzero(first["warmup"]))
-    return RunFacts(
+    quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any()]
+    trains = ~np.isin(steps["kind"], QUIET_KINDS)
+    main = trains if trains.any() else steps["kind"] == quiet.pop(0)
+    counted = _counted(steps, main)
+    tables["steps"] = counted
+    first = steps.take(main & (steps["rank"] == counted["rank"][0]))
+    own = np.count_nonzero(counted["rank"] == first["rank"][0])
+    warm = int(np.count_nonzero(first["warmup"])) if own < len(first) else 0
+    known = trust(trace, tables)
+    facts = RunFacts(
         trace,
-        ranks,
+        _ranks(trace, tables),
         len(present),
         hosts,
-        max(r.steps_count for r in ranks),
-        left_out,
-        len(first) - left_out - int(np.count_nonzero(counted["rank"] == first["rank"][0])),
+        int(own),
+        warm,
+        len(first) - warm - int(own),
         missing,
-        trust(trace, tables),
+        known,
         tables,
     )
+    others = []
+    for kind in quiet:
+        beside = {**tables, "steps": _counted(steps, steps["kind"] == kind)}
+        beside.pop("agreement", None)
+        count = int(np.count_nonzero(beside["steps"]["rank"] == beside["steps"]["rank"][0]))
+        others.append(replace(facts, ranks=_ranks(trace, beside), steps_count=count, tables=beside, step_kind=kind))
+    return replace(facts, others=tuple(others))
+
+
+def _counted(steps: Table, chosen: np.ndarray) -> Table:
+    """The chosen steps without warm-up; better all of them than none."""
+    own = steps.take(chosen)
+    counted = counted_steps(steps)
+    counted = counted.take(np.isin(counted["kind"], np.unique(own["kind"])))
+    return counted if len(counted) else counted_steps(own, warmup=True)
+
+
+def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
+    counted = tables["steps"]
+    bounds = bounds_of_groups(trace, counted, GROUPS)
+    return tuple(_rank_facts(trace, rank, tables, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist())
 
 
 def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[str, tuple[int, int]]) -> RankFacts:
@@ -302,10 +333,11 @@ def _contention(rank: int, own: Table, hidden: Table) -> float:
 def budgets(facts: RunFacts) -> Table:
     """Table ``budgets``: the time of each rank by column."""
     rows = []
-    for rank in facts.ranks:
-        for column, kinds in GROUPS.items():
-            low, high = (round(bound * rank.steps_count) for bound in rank.bounds_ns(*kinds))
-            spent = sum(rank.kinds.get(kind, 0) for kind in kinds)
-            head = (rank.rank, rank.host, rank.steps_count, rank.step_ns, rank.middle_step_ns)
-            rows.append((*head, column, spent, low, high, rank.share(column)))
+    for part in (facts, *facts.others):
+        for rank in part.ranks:
+            head = (rank.rank, rank.host, part.step_kind, rank.steps_count, rank.step_ns, rank.middle_step_ns)
+            for column, kinds in GROUPS.items():
+                low, high = (round(bound * rank.steps_count) for bound in rank.bounds_ns(*kinds))
+                spent = sum(rank.kinds.get(kind, 0) for kind in kinds)
+                rows.append((*head, column, spent, low, high, rank.share(column)))
     return Table.from_rows(BUDGETS, rows)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from stashtrace.analysis.batch_layers import MAIN_PROCESS, UNSEEN_WORKER
-from stashtrace.analysis.findings.epochs import epoch_begins
+from stashtrace.analysis.epochs import epoch_begins
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, making_of
 from stashtrace.analysis.findings.rows import Evidence
@@ -50,24 +51,28 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
     fetched = rank.per_step_ns("fetch") / wait_ns >= _WORTH_NAMING
     making = making_of(trace, rank.rank, steps)
     rows: list[Evidence] = []
-    epochs = epoch_begins(trace, rank.rank, steps)
-    between = min(epochs.wait_ns / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
+    epochs = _epochs(facts, rank.rank)
+    between = min(epochs["wait_ns"] / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
     if epochs and between >= _EPOCHS_MATTER:
+        count, anew = epochs["begins_count"], epochs["anew_count"] > 0
         rows.append(
             Evidence(
-                "epochs_start_workers" if epochs.anew else "epochs_first_batch",
-                "batches",
+                "epochs_start_workers" if anew else "epochs_first_batch",
+                "epoch_begins",
                 rank=rank.rank,
-                amount_ns=epochs.wait_ns / epochs.count,
-                items_count=epochs.count,
+                amount_ns=epochs["wait_ns"] / count,
+                items_count=count,
                 of_count=rank.steps_count,
                 part_ratio=between,
             )
         )
-        rows.append(Evidence("epochs_workers", "batches", items_count=epochs.workers))
+        rows.append(Evidence("epochs_workers", "epoch_begins", items_count=epochs["workers_count"]))
+        if epochs["workers_end_ns"] >= _WORTH_NAMING * epochs["wait_ns"]:
+            each = epochs["workers_end_ns"] / count
+            rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each, items_count=count))
     slow = _slow_file(trace, making, rank.kinds["fetch"]) if making is not None and fetched else None
     if between > _EPOCHS_RULE:  # what its workers did meanwhile was to begin
-        advice = "persistent_workers" if epochs is not None and epochs.anew else ""
+        advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
         return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
     if handed >= _WORTH_NAMING:
         rows.append(
@@ -91,6 +96,15 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
     cause = max(parts[1:], key=lambda row: row.amount_ns).kind if len(parts) > 1 else ""
     code, advice_rows = _advice(facts, rank, making)
     return Loading(cause, file=slow.name if slow else "", advice_code=code, evidence=rows + advice_rows)
+
+
+def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:
+    """The row of ``epoch_begins`` for loaders with workers that serve the counted steps, empty if there is none."""
+    serves = facts.step_kind or "training"
+    for row in epoch_begins(facts.trace, rank, facts.tables["steps"]).rows():
+        if row["serves"] == serves and row["workers_count"] > 0:
+            return row
+    return {}
 
 
 def _parts(making: Making) -> list[Evidence]:

@@ -140,6 +140,8 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     invisible += [part for part in run_facts(trace).get("not_recorded", "").split(", ") if part]
     invisible += _untraced_programs(trace)
+    if (trace.metadata["key_code"] == trace.strings.find("mpi_loaded")).any():
+        invisible.append("MPI calls")
     return tuple(measured), tuple(inferred), tuple(invisible)
 
 

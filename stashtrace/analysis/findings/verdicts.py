@@ -38,9 +38,27 @@ _ALIKE_RATIO = 0.5
 
 
 def verdicts(facts: RunFacts) -> list[Claim]:
-    """Claims about stalls, worst first; one claim instead where there is no stall."""
+    """Claims about stalls, worst first; one claim instead where there is no stall.
+
+    Validation and inference beside training have claims of their own, each under the name of its kind; they count as
+    much as their part of the time.
+    """
     if not facts.ranks:
         return []
+    found = [(claim.share_ratio, claim) for claim in _stalls(facts)]
+    own_ns = sum(rank.wall_ns for rank in facts.ranks)
+    for part in facts.others:
+        weight = sum(rank.wall_ns for rank in part.ranks) / max(own_ns, 1)
+        found += [
+            (claim.share_ratio * weight, replace(claim, name=part.step_kind))
+            for claim in _stalls(part)
+            if claim.share_ratio * weight >= WORTH_SAYING_RATIO
+        ]
+    return [claim for _, claim in sorted(found, key=lambda pair: -pair[0])] or [_no_stall(facts)]
+
+
+def _stalls(facts: RunFacts) -> list[Claim]:
+    """Claims about the stalls of one kind of steps, worst first."""
     found: list[Claim] = []
     for group, claims_of in (
         ("data", _data),
@@ -58,7 +76,7 @@ def verdicts(facts: RunFacts) -> list[Claim]:
             found += claims_of(facts, hit)
     if not any(claim.kind == "host" for claim in found):
         found += _perhaps_host(facts)
-    return sorted(found, key=lambda claim: -claim.share_ratio) or [_no_stall(facts)]
+    return sorted(found, key=lambda claim: -claim.share_ratio)
 
 
 def confidence(point: float, low: float, high: float) -> str:
@@ -264,7 +282,9 @@ def _perhaps_host(facts: RunFacts) -> list[Claim]:
 
 def _host_evidence(facts: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evidence]:
     steps = facts.tables["steps"]
-    return devices.host_lead(facts.trace, worst, steps) + devices.blocking_calls(facts.trace, worst, steps, stall_ns)
+    return devices.host_lead(facts.trace, worst, steps) + devices.blocking_calls(
+        facts.trace, worst, stall_ns, warmup=facts.warmup_count == 0
+    )
 
 
 def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:

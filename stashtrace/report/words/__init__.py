@@ -7,14 +7,16 @@ than a row does. How certain a verb is follows from ``confidence`` and the bound
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.report.words.claims import CLAIMS, loss
+from stashtrace.report.words.claims import CLAIMS, loss, verdict_text
 from stashtrace.report.words.evidence import EVIDENCE, JOINERS
 from stashtrace.report.words.parts import Finding
 
 
 def claim_text(finding: Finding) -> str:
     """The sentence of a claim, empty if its kind is drawn elsewhere."""
-    return loss(finding) if finding.row["section"] == "loss" else CLAIMS[finding.row["kind"]](finding)
+    if finding.row["section"] == "loss":
+        return loss(finding)
+    return verdict_text(finding) if finding.row["section"] == "verdict" else CLAIMS[finding.row["kind"]](finding)
 
 
 def evidence_texts(finding: Finding) -> list[str]:

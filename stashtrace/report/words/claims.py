@@ -116,6 +116,13 @@ def _not_told(f: Finding) -> str:
     )
 
 
+def verdict_text(f: Finding) -> str:
+    """The sentence of a verdict, with the steps that it is about where these do not train."""
+    text = CLAIMS[f.row["kind"]](f)
+    return f"in {f.row['name']} steps, {text}" if f.row["name"] else text
+
+
+#: Kinds of steps as the headline calls them.
 _STEP_WORDS = {
     "train": "training",
     "training": "training",
@@ -133,10 +140,20 @@ def steps_text(f: Finding, *, alone: bool) -> str:
     mean, middle = f.row["stall_ns"], (f.first("median_step") or {"amount_ns": f.row["stall_ns"]})["amount_ns"]
     name = f.row["name"]
     word = "" if alone and name in ("train", "training") else f"{_STEP_WORDS.get(name, name.replace('_', ' '))} "
-    counted = f"{f.row['items_count']} {word}step{plural(f.row['items_count'])}"
+    many = (
+        f"iteration{plural(f.row['items_count'])}"
+        if name == "iteration"
+        else f"{word}step{plural(f.row['items_count'])}"
+    )
+    counted = f"{f.row['items_count']} {many}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
-        return f"{counted}, mean {duration_text(mean)}, median {duration_text(middle)}"
-    return f"{counted} of {duration_text(mean)}"
+        return f"{counted}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
+    return f"{counted} of {duration_text(mean)}{_rollout(f)}"
+
+
+def _rollout(f: Finding) -> str:
+    rollout = f.first("rollout")
+    return f" ({percent_text(rollout['part_ratio'])} of that rollout)" if rollout is not None else ""
 
 
 def _low_confidence(f: Finding) -> str:
@@ -319,6 +336,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
         f"the job was ended by signal {f.row['name']}: a step that was not finished is not counted"
     ),
     "ended_with_code": lambda f: f"the job ended with exit code {f.row['name']}",
+    "killed": lambda f: f"{f.row['items_count']} process{'' if f.row['items_count'] == 1 else 'es'} ended by a signal:",
     "hung": _hung,
     "first_to_end": lambda f: (
         f"the records of rank {f.row['rank']} end first, {duration_text(f.row['stall_ns'])} before those of rank"

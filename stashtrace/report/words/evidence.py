@@ -121,23 +121,11 @@ def _copies(row: Row, f: Finding) -> str:
     )
 
 
-_CALL_WORDS = {
-    "stream_synchronize": "cudaStreamSynchronize (also .item() and .cpu())",
-    "device_synchronize": "cudaDeviceSynchronize",
-    "event_synchronize": "cudaEventSynchronize",
-    "copy": "blocking copies",
-    "allocate": "cudaMalloc",
-    "free": "cudaFree",
-    "allocate_host": "cudaMallocHost",
-    "module_load": "loading of a module",
-    "allocate_retry": "retries of the allocator",
-}
-
-
 def _blocking_call(row: Row, f: Finding) -> str:
     where = row["name"] or "an unnamed thread"
-    called = _CALL_WORDS.get(row["kind"], row["kind"])
-    return f"{called} on {where}: {number(row['part_ratio'])} a step, {duration_text(row['amount_ns'])} inside"
+    also = " (also .item() and .cpu())" if row["kind"].endswith("StreamSynchronize") else ""
+    called = f"{row['kind']}{also} on {where}"
+    return f"{called}: {number(row['part_ratio'])} a step, during {duration_text(row['amount_ns'])} of that"
 
 
 #: What a late rank has more of than the rank that waits for it, by column of the summary.
@@ -246,6 +234,19 @@ def _io_calls(row: Row, f: Finding) -> str:
 def _file_calls(row: Row, f: Finding) -> str:
     name = shortened(row["name"] or "(path not known)", _PATH_WIDTH)
     return f"{row['items_count']:,} call{plural(row['items_count'])}, {duration_text(row['amount_ns'])}, on {name}"
+
+
+def _killed(row: Row, f: Finding) -> str:
+    who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process of no rank"
+    if row["worker_id"] >= 0:
+        who = f"worker {row['worker_id']} of {who}"
+    memory = "; the kernel does that when memory runs out" if row["name"] == "SIGKILL" else ""
+    return f"{who} (pid {row['of_count']}) was killed by {row['name']}{memory}"
+
+
+def _epochs_workers_end(row: Row, f: Finding) -> str:
+    each = " each time" if row["items_count"] > 1 else ""
+    return f"of it {duration_text(row['amount_ns'])}{each} was waiting for the workers of the last epoch to end"
 
 
 def _hung_inside(row: Row, f: Finding) -> str:
@@ -360,6 +361,8 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     ),
     "io_calls": _io_calls,
     "file_calls": _file_calls,
+    "killed": _killed,
+    "epochs_workers_end": _epochs_workers_end,
     "hung_inside": _hung_inside,
     "hung_last": _hung_last,
 }
