@@ -67,8 +67,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What slows the run down?", ("findings", "finding_evidence", "budgets")),
-    ("Where does the time of a step go?", ("steps", "stalls", "stall_intervals", "evidence", "hidden", "agreement")),
+    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed")),
+    (
+        "Where does the time of a step go?",
+        ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
+    ),
     ("Who waits for whom?", ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline")),
     ("What do the GPUs do?", ("breakdown", "idle", "kernels", "launches", "copies")),
     ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links",

@@ -65,7 +65,9 @@ def analyses_text() -> str:
         if "findings" in names:
             lines.append(f"  {SUMMARY:<{width}}in words, as at the end of a run")
         lines += [f"  {name:<{width}}{texts[name]}" for name in names]
-    return "\n".join(lines)
+    placed = {name for _, names in QUESTIONS for name in names}
+    rest = [f"  {name:<{width}}{text}" for name, text in texts.items() if name not in placed]
+    return "\n".join([*lines, *(["Others:"] if rest else []), *rest])
 
 
 #: Options of the analyses of files.
