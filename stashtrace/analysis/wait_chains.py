@@ -99,7 +99,10 @@ def _root(rank: int, own: Tagged, late: Mapping[int, Tagged]) -> Tagged:
         parts: list[tuple[Int64, Int64, Int64, Int64]] = []
         for cause in np.unique(tag).tolist():
             rows = np.flatnonzero(tag == cause)
-            waits = late.get(cause) if cause != rank else None
+            if cause == rank:  # a circle
+                done.append((begin[rows], end[rows], direct[rows]))
+                continue
+            waits = late.get(cause)
             if waits is None or not len(waits.begin):
                 done.append((begin[rows], end[rows], tag[rows]))
                 continue
