@@ -10,14 +10,17 @@ A call that lies beside the stall explains nothing of it, however long it is; so
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from stashtrace._native import intervals
 from stashtrace.analysis.device_hidden import painted
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.trace_index import Layer, TraceIndex
 from stashtrace.model.kinds import DeviceCall, StallKind
 from stashtrace.model.schemas import IDLE_CALLS
 from stashtrace.model.table import Table
@@ -41,7 +44,7 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
 
     Columns
     -------
-    rank, call, call_code, track_id, calls_count, inside_ns, idle_ns, possible_ns, share_ratio
+    rank, call, call_code, track_id, calls_count, inside_ns, idle_ns, possible_ns, drained_ns, share_ratio
 
     Raises
     ------
@@ -69,10 +72,13 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
     distinct, row = np.unique(np.stack((code, name, track)), axis=1, return_inverse=True)
     row = row.reshape(-1)
     count = distinct.shape[1]
-    spent = np.zeros((3, count), dtype=np.int64)
+    spent = np.zeros((4, count), dtype=np.int64)
+    dry = _perhaps_idle(made.layers) & window
     for at in range(count):
         time = TimeSet.of(begin[row == at], end[row == at]) & window
-        spent[:, at] = [_length(part) for part in (time, time & idle, time & possible)]
+        drained = TimeSet.of(begin[row == at], end[row == at] + 1).within(dry.begin, dry.begin + 1) > 0
+        spent[:3, at] = [_length(part) for part in (time, time & idle, time & possible)]
+        spent[3, at] = int((dry.end - dry.begin)[drained].sum())
     texts = [_name(index.trace, int(c), int(n)) for c, n in zip(distinct[0], distinct[1], strict=True)]
     order = np.lexsort((np.array(texts), -spent[0], -spent[2], -spent[1]))
     return Table(
@@ -86,9 +92,17 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
             "inside_ns": spent[0][order],
             "idle_ns": spent[1][order],
             "possible_ns": spent[2][order],
+            "drained_ns": spent[3][order],
             "share_ratio": spent[1][order] / max(_length(idle), 1),
         },
     )
+
+
+def _perhaps_idle(layers: Sequence[Layer]) -> TimeSet:
+    """Time that is, or may be, a device's waiting for its host."""
+    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+    may = np.array([bool({x.kind, *x.doubts} & set(_HOST_KINDS)) for x in layers], dtype=bool)[layer]
+    return TimeSet.of(begin[may], end[may])
 
 
 def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, Int64, Int64]:

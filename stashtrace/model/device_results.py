@@ -43,6 +43,7 @@ IDLE_CALLS = schema(
     ("inside_ns", "i8", "ns", "time that the thread stood in them, inside the counted steps"),
     ("idle_ns", "i8", "ns", "of it, time that stalls gives to sync or launch"),
     ("possible_ns", "i8", "ns", "of it, time that timing events cannot tell from such a stall"),
+    ("drained_ns", "i8", "ns", "stretches of such time, certain or possible, that began inside: the device ran dry"),
     ("share_ratio", "f8", "", "idle_ns of the rank's sync and launch time"),
 )
 IDLE = schema(

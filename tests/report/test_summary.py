@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from scenes import job, verdicts
@@ -16,6 +15,8 @@ from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.facts import RankFacts, gather
 from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
+from stashtrace.model.schemas import STEP_KINDS
+from stashtrace.model.table import Table
 from stashtrace.report.look import Look
 from stashtrace.report.text import _percents, render, summary
 from stashtrace.report.words.parts import amount
@@ -95,9 +96,8 @@ def test_the_step_is_the_mean_so_that_its_parts_add_up_to_it() -> None:
 def test_a_few_long_steps_are_told_in_the_first_line() -> None:
     facts = gather(job()[1])
     assert "median" not in render(Summary.of(facts), Look(), "x")
-    steps = facts.tables["steps"]
-    longer = np.where(steps["step"] == steps["step"].max(), 399 * MS, 0)
-    skewed = replace(facts, tables={**facts.tables, "steps": steps.replace(end_ns=steps["end_ns"] + longer)})
+    kinds = facts.tables["step_kinds"]
+    skewed = replace(facts, tables={**facts.tables, "step_kinds": kinds.replace(mean_ns=kinds["mean_ns"] + 57 * MS)})
     first = " ".join(render(Summary.of(skewed), Look(), "x").split("\n\n")[0].split())
     assert first == "stashtrace 2 ranks, 1 host, 7 steps, mean 90.1 ms, median 33.1 ms (first 5 left out)"
 
@@ -157,15 +157,16 @@ def test_a_sleep_is_not_unexplained() -> None:
 
 def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
     facts = gather(job()[1])
-    steps = facts.tables["steps"]
-    kinds = steps["kind"].copy()
-    kinds[steps["step"] % 2 == 0] = "validation"
-    kinds[steps["step"] == 7] = "skipped_update"
-    mixed = replace(facts, tables={**facts.tables, "steps": steps.replace(kind=kinds)})
+    rows = [
+        (-1, "train", 56, 4, 215 * MS, 215 * MS, 0, 56, 0),
+        (-1, "skipped_update", 1, 0, 33 * MS, 33 * MS, 0, 1, 0),
+        (-1, "validation", 40, 0, 59 * MS, 59 * MS, 0, 0, 0),
+    ]
+    mixed = replace(facts, tables={**facts.tables, "step_kinds": Table.from_rows(STEP_KINDS, rows)})
     first = " ".join(render(Summary.of(mixed), Look(), "x").partition("\n\n")[0].split())
     assert first == (
-        "stashtrace 2 ranks, 1 host, 3 training steps of 33.1 ms, 3 validation steps of 33.1 ms, 1 skipped (by the"
-        " scaler) step of 33.1 ms (first 5 left out)"
+        "stashtrace 2 ranks, 1 host, 56 training steps of 215 ms, 1 skipped (by the scaler) step of 33.0 ms,"
+        " 40 validation steps of 59.0 ms (first 5 left out)"
     )
 
 

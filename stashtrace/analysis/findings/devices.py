@@ -67,10 +67,11 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
     names = _track_names(trace)
     found = []
     for row in np.flatnonzero(table["rank"] == rank.rank).tolist():
-        covered = _per_step(max(int(table["idle_ns"][row]), int(table["possible_ns"][row])), rank)
+        during, after = max(table["idle_ns"][row], table["possible_ns"][row]), table["drained_ns"][row]
+        covered = _per_step(float(max(during, after)), rank)
         found.append(
             Evidence(
-                "blocking_call",
+                "blocking_call" if during >= after else "draining_call",
                 "idle_calls",
                 row,
                 rank=rank.rank,

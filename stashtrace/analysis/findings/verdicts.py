@@ -262,7 +262,7 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     cause = "sync" if worst.per_step_ns("sync") >= worst.per_step_ns("launch") else "launch"
     claim = _claim(hit, "host", GROUPS["host"])
     rows = _host_evidence(facts, worst, claim.stall_ns if cause == "sync" else 0.0)
-    call = next((row.kind for row in rows if row.code == "blocking_call"), "")
+    call = next((row.kind for row in rows if row.code in ("blocking_call", "draining_call")), "")
     return [replace(claim, cause_kind=cause, call=call, evidence=tuple(rows))]
 
 

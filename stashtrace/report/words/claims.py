@@ -82,7 +82,11 @@ def _host(f: Finding) -> str:
             " because of the host: timing events cannot tell, `stashtrace run --kernels` can"
         )
     if row["cause_kind"] == "sync":
-        why = "after blocking calls that drained it" if f.first("blocking_call") else "after the host waited for it"
+        why = (
+            "after blocking calls that drained it"
+            if (f.first("blocking_call") or f.first("draining_call"))
+            else "after the host waited for it"
+        )
     else:
         why = f"because {'its host does' if row['items_count'] == 1 else 'their hosts do'} not launch fast enough"
     return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)} {why}"

@@ -123,9 +123,12 @@ def _copies(row: Row, f: Finding) -> str:
 
 def _blocking_call(row: Row, f: Finding) -> str:
     where = row["name"] or "an unnamed thread"
-    also = " (also .item() and .cpu())" if row["kind"].endswith("StreamSynchronize") else ""
-    called = f"{row['kind']}{also} on {where}"
-    return f"{called}: {number(row['part_ratio'])} a step, during {duration_text(row['amount_ns'])} of that"
+    name = row["kind"]
+    item = " (also .item() and .cpu())" if name.lower().replace("_", "").endswith("streamsynchronize") else ""
+    often, length = f"{number(row['part_ratio'])} a step", duration_text(row["amount_ns"])
+    if row["code"] == "draining_call":
+        return f"{name}{item} on {where}: {often}; the device runs dry in them, for {length} a step"
+    return f"{name}{item} on {where}: {often}, during {length} of that"
 
 
 #: What a late rank has more of than the rank that waits for it, by column of the summary.
@@ -310,6 +313,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "fewer_larger_batches": _fewer_batches,
     "copies": _copies,
     "blocking_call": _blocking_call,
+    "draining_call": _blocking_call,
     "not_explained": (lambda r, f: "not explained by what was recorded: no call covers it"),
     "host_function": (
         lambda r, f: (
