@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import ProcessRole
 from stashtrace.model.schemas import KILLED
 from stashtrace.model.table import Table
@@ -32,8 +33,15 @@ def killed(trace: Trace) -> Table:
     Columns
     -------
     rank, worker_id, pid, process_id, signal, sender, end_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no process was recorded.
     """
     processes = trace.processes
+    if not len(processes):
+        raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
     row_of = {number: row for row, number in enumerate(processes["process_id"].tolist())}
     facts = trace.metadata
     rows = []

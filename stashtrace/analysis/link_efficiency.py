@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stashtrace.analysis.collectives import collective_rows
+from stashtrace.analysis.device_work import one_of
 from stashtrace.analysis.link_estimates import backends_of_rows
 from stashtrace.analysis.matching import INSIDE, group_table
 from stashtrace.analysis.timeset import Int64
@@ -84,6 +85,7 @@ def link_efficiency(
     ForeignCalibrationWarning
         If it was measured on another machine.
     """
+    one_of("by", by, "run", "rank", "step")
     times = collective_rows(trace)
     expected = expected_transfers(trace, calibration_of(trace, calibration))
     nothing = np.full(len(times), -1, dtype=np.int64)

@@ -20,7 +20,7 @@ from stashtrace.model.table import Table
 
 #: Not a table but the words that `stashtrace run` ends with.
 SUMMARY = "summary"
-BY = ("step", "rank", "run")
+BY = ("step", "rank", "step_kind", "run")
 KEEP = ("keep", "drop")
 PER = ("file", "directory", "run")
 
@@ -35,7 +35,9 @@ def parser() -> Parser:
         nargs="+",
         help="run directory, or files of another tool; parts of one job are joined, several runs told by path",
     )
-    parser.add_argument("--by", choices=BY, help="rows per step and rank, per rank, or per run")
+    parser.add_argument(
+        "--by", choices=BY, help="rows per step and rank, per rank, per rank and kind of step, or per run"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
     parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
     parser.add_argument(

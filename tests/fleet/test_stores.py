@@ -30,7 +30,7 @@ from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 from stashtrace.store.layout import STORE_FILE, partition
 
-OPTIONS = {"stalls": ({}, {"by": "rank"}, {"by": "run"}, {"by": "run", "warmup": True})}
+OPTIONS = {"stalls": ({}, {"by": "rank"}, {"by": "step_kind"}, {"by": "run"}, {"by": "run", "warmup": True})}
 
 
 def texts(table: Table, strings: StringPool) -> list[str]:
@@ -90,7 +90,7 @@ def test_everything_comes_back(run: Path, store: Path) -> None:
 
 def test_ranks_alone_are_attributed_as_within_the_run(run: Path, store: Path) -> None:
     of_kernels = {"breakdown", "idle", "launches", "copies"}  # of which a run without devices has nothing to say
-    assert compare(stashtrace.load(run), store) == len(PLANS) - len(of_kernels) + 3
+    assert compare(stashtrace.load(run), store) == len(PLANS) - len(of_kernels) + 4
 
 
 def test_devices_of_each_rank_are_looked_at_alone(tmp_path: Path) -> None:
