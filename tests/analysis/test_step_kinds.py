@@ -238,3 +238,23 @@ def test_accumulated_gradients() -> None:
             loop.wait().phase("forward").phase("backward")
         loop.wait().update()
     assert loop.kinds() == [("train", 6)]
+
+
+def test_on_a_device_an_iteration_lies_between_the_marks_of_its_ends() -> None:
+    """Each update leaves a mark: those inside an iteration, and behind a short rollout, are none of its ends."""
+    loop = Loop()
+    stream = loop.build.rank(0).gpu(0).stream("compute", compute=True)
+    late = 3 * MS  # the device is behind the host by as much
+    stream.step(late, host_ns=0)
+    ends = []
+    for _ in range(6):
+        loop.quiet(2, PhaseFlag.TRAINING)
+        for _ in range(4):
+            loop.update()
+            stream.step(loop.at - MS + late, host_ns=loop.at - MS)
+        ends.append(loop.at - MS + late)
+    steps = analyze(loop.trace(), "steps")
+    assert steps["kind"].tolist() == ["iteration"] * 6
+    assert steps["end_ns"].tolist() == ends
+    assert steps["begin_ns"].tolist() == [late, *ends[:-1]]
+    assert (steps["clock_code"] > 0).all()
