@@ -14,6 +14,7 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls import stalls
 from stashtrace.model.kinds import (
     Awaited,
+    BatchPhase,
     Bracket,
     BracketFlag,
     CollectiveOp,
@@ -114,6 +115,21 @@ def test_batch_wait_without_loader_records_is_data_of_any_kind() -> None:
     assert "prep 30 [0..30]" in line
     assert "fetch 0 [0..30]" in line
     assert "handoff 0 [0..30]" in line
+
+
+def test_the_end_of_workers_is_hand_off_where_the_device_may_have_had_nothing_to_do() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0).lives(0, 120 * MS)
+    compute = rank.gpu(0).stream("compute", compute=True)
+    rank.phase("forward", 0, 4 * MS).phase("forward", 70 * MS, 80 * MS).phase("optimizer", 80 * MS, 100 * MS)
+    compute.step(0, 0, host_ns=0).step(100 * MS, 1, host_ns=100 * MS)
+    # The job ends an iterator itself, outside next(): the host waits from 20 to 60.
+    rank.batch(BatchPhase.WORKERS_END, -1, 20 * MS, 60 * MS)
+    assert "handoff 40 [0..40]" in stall_text(build.trace())
+    # By then the device had nothing left.
+    compute.gpu.call(DeviceCall.STREAM_SYNCHRONIZE, 10 * MS, 15 * MS, stream=compute)
+    compute.mark(70 * MS, host_ns=70 * MS)
+    assert "handoff 40," in stall_text(build.trace()) + ","
 
 
 def test_stream_wait_ends_with_the_awaited_work() -> None:
