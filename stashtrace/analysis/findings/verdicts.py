@@ -18,6 +18,8 @@ from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.transfer_certainty import CERTAIN, NO_OPERATION, transfer_certainty
+from stashtrace.analysis.wait_chains import straggler_roots
+from stashtrace.model.facts import HOST_NOT_RECORDED
 from stashtrace.model.kinds import Phase, ProcessRole
 from stashtrace.units import ranks_text
 
@@ -31,6 +33,10 @@ EXACT_RATIO = 0.05
 _COMPUTE_BOUND_RATIO = 0.9
 #: A late rank matters if it causes at least this share of a rank's waits for others.
 _CAUSE_RATIO = 0.1
+#: Waits for so many different ranks may be chains: a rank that is waited for waits itself.
+_CHAIN_LENGTH = 3
+#: A rank stands out as the root of waits by this share of them, and by so many times the share of the next.
+_ROOT_RATIO, _ROOT_LEAD = 0.25, 1.5
 #: Claims about late ranks, each of ranks that wait mostly for the same one.
 _LATE_AT_MOST = 2
 #: Two ranks wait for each other alike if each costs the other at least this share of what it is cost.
@@ -125,7 +131,13 @@ def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
-    """Claims about the ranks that wait for others, those that wait mostly for the same rank together."""
+    """Claims about the ranks that wait for others, those that wait mostly for the same rank together.
+
+    Where ranks wait for ranks that wait themselves, one claim names the rank at which most chains of waits end.
+    """
+    root = _root(facts, hit)
+    if root is not None:
+        return [_root_claim(facts, hit, root)]
     claims: list[Claim] = []
     left = list(hit)
     while left and len(claims) < _LATE_AT_MOST:
@@ -184,6 +196,39 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
         worker_id=named.worker_id if named else -1,
         file=named.name if named and named.kind in ("fetch", "checkpoint") else "",
         evidence=tuple(rows),
+    )
+
+
+def _root(facts: RunFacts, hit: Sequence[RankFacts]) -> Evidence | None:
+    """The rank at which clearly most waits end; None where ranks wait for one rank, or for none that stands out."""
+    if len({main_cause(rank) for rank in hit}) < _CHAIN_LENGTH:
+        return None
+    table = straggler_roots(facts.trace)
+    table = table.take(np.isin(table["step"], facts.tables["steps"]["step"]) & (table["root_rank"] >= 0))
+    roots, row = np.unique(table["root_rank"], return_inverse=True)
+    if not len(roots):
+        return None
+    spent = np.bincount(row, table["stall_ns"].astype(np.float64))
+    order = np.argsort(-spent, kind="stable")
+    share = float(spent[order[0]] / max(spent.sum(), 1.0))
+    second = float(spent[order[1]] / max(spent.sum(), 1.0)) if len(order) > 1 else 0.0
+    if share < _ROOT_RATIO or share < _ROOT_LEAD * second:
+        return None
+    return Evidence("late_root", "straggler_roots", rank=int(roots[order[0]]), part_ratio=share)
+
+
+def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Claim:
+    waiting = [rank for rank in hit if rank.rank != root.rank]
+    worst = waiting[0]
+    # Of a rank that one waits for only by way of others, the wait for it is what chains end there.
+    rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")})
+    why = next((row.kind for row in rows if row.code in ("late_surplus", "late_because")), "")
+    return replace(
+        _claim(waiting, "late", GROUPS["late"]),
+        cause_rank=root.rank,
+        cause_kind=why,
+        call=lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"]),
+        evidence=(root, *(row for row in rows if row.code not in ("waited_for", "late_often", "late_often_of_worst"))),
     )
 
 
@@ -312,7 +357,9 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         rows = devices.host_functions(facts.trace, worst, facts.tables["steps"])
         cause = "host_functions" if whole else "host_functions_partly"
         return [replace(claim, cause_kind=cause, evidence=(held, *rows))]
-    return [replace(claim, cause_kind="unknown", evidence=(Evidence("unknown_block", "stalls", rank=worst.rank),))]
+    silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
+    code = "nothing_recorded" if silent else "unknown_block"
+    return [replace(claim, cause_kind="unknown", evidence=(Evidence(code, "stalls", rank=worst.rank),))]
 
 
 def _no_stall(facts: RunFacts) -> Claim:

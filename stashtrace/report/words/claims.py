@@ -32,6 +32,10 @@ def _late(f: Finding) -> str:
             f" {duration_text(a['amount_ns'])} a step for the other, rank {b['rank']} {duration_text(b['amount_ns'])}"
         )
     head = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
+    root = f.first("late_root")
+    if root is not None:
+        share = percent_text(root["part_ratio"])
+        return f"{head} for others to arrive; {share} of all waits end at rank {root['rank']}"
     causes = [e for e in f.all("waited_for") if e["rank"] >= 0]
     if not causes:
         return f"{head} for other ranks to arrive"
@@ -82,11 +86,8 @@ def _host(f: Finding) -> str:
             " because of the host: timing events cannot tell, `stashtrace run --kernels` can"
         )
     if row["cause_kind"] == "sync":
-        why = (
-            "after blocking calls that drained it"
-            if (f.first("blocking_call") or f.first("draining_call"))
-            else "after the host waited for it"
-        )
+        named = f.first("blocking_call") or f.first("draining_call")
+        why = "after blocking calls that drained it" if named else "after the host waited for it"
     else:
         why = f"because {'its host does' if row['items_count'] == 1 else 'their hosts do'} not launch fast enough"
     return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)} {why}"

@@ -266,7 +266,8 @@ def _hung_last(row: Row, f: Finding) -> str:
 
 def _transfers(row: Row, f: Finding) -> str:
     if row["low_ns"] < _ALL_RATIO * row["amount_ns"]:
-        return f"the transfers themselves take {duration_text(row['low_ns'])} to {duration_text(row['high_ns'])} a step"
+        low, high = duration_text(row["low_ns"]), duration_text(row["high_ns"])
+        return f"the transfers themselves take {f'{low} to' if row['low_ns'] > 0 else 'up to'} {high} a step"
     return f"the transfers themselves take {duration_text(row['amount_ns'])} a step"
 
 
@@ -360,6 +361,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "checkpoints": (
         lambda r, f: f"{r['items_count']} checkpoint{plural(r['items_count'])} of {duration_text(r['amount_ns'])}"
     ),
+    "nothing_recorded": (lambda r, f: "nothing was recorded there"),
     "unknown_block": (
         lambda r, f: "a foreign lock, a socket or a subprocess would look like this; the time line shows where"
     ),

@@ -72,7 +72,7 @@ def ranks(row: Row) -> str:
 def verb(row: Row, one: str, many: str) -> str:
     """The verb for one rank or several; what may be nothing only ``may``."""
     if row["stall_ns"] > 0 and row["low_ns"] * row["share_ratio"] < _NOTHING_RATIO * row["stall_ns"]:
-        return f"may {many}"
+        return "may be" if many == "are" else f"may {many}"
     return many if row["items_count"] > 1 else one
 
 
