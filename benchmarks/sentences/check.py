@@ -1,0 +1,368 @@
+"""Hold the rows of ``findings`` against what is known of a run: true, true within its bounds, or false."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sentences.truth import NOTHING, STALLS, Amount, RankTruth, Truth
+
+Row = Mapping[str, Any]
+
+#: A figure is right within this part of itself, or of the step.
+OF_FIGURE, OF_STEP = 0.05, 0.02
+#: A stall below this share of the step needs no verdict; so much above it, it does.
+WORTH_RATIO = 0.03
+#: A cause may be named that is nearly the largest.
+NEARLY = 0.8
+TRUE, BOUNDS, FALSE = "true", "within bounds", "false"
+
+#: Part of making a batch as a claim names it -> as a clock of the job knows it.
+_PARTS = {"cpu": "cpu", "queue": "queue"}
+#: What kept a late rank, as a claim names it -> column of the budget.
+_COLUMNS = {
+    "asleep": "other", "sleep": "other", "gc": "compute", "checkpoint": "save", "prep": "data", "fetch": "data",
+    "handoff": "data", "cpu_contention": "compute", "straggler": "late", "network": "link", "interconnect": "link",
+    "h2d": "copy", "sync": "host", "launch": "host",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a case knows beyond its clocks.
+
+    Attributes
+    ----------
+    causes : dict of str to set of str
+        Kind of verdict -> causes that are right; of "data" a cause that stands for waiting (asleep, network, ...).
+        A kind that is not there is judged by the clocks alone.
+    late_causes : set of str
+        What may be named as what kept the late rank; empty: by the clocks.
+    advice : set of str
+        Codes of advice that are right whatever the clocks say.
+    files : set of str
+        Parts of names of files that may be blamed.
+    lost : bool
+        Whether records were lost.
+    """
+
+    causes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    late_causes: frozenset[str] = frozenset()
+    advice: frozenset[str] = frozenset()
+    files: frozenset[str] = frozenset()
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One claim and what became of it."""
+
+    row: Row
+    result: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        claim = f"{self.row['section']} {self.row['kind']}"
+        return f"{claim}: {self.result}" + (f" ({self.why})" if self.why else "")
+
+
+def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expected: Expected) -> list[Checked]:
+    """Judge the headline and each verdict; other sections claim nothing that a clock of the job knows."""
+    results = []
+    for row in findings:
+        own = [e for e in evidence if e["finding_id"] == row["finding_id"]]
+        if row["section"] == "headline":
+            results.append(_headline(row, own, findings, truth, expected))
+        elif row["section"] == "verdict":
+            results.append(_verdict(row, own, truth, expected))
+    return [r for r in results if r is not None]
+
+
+def first_verdict(findings: Sequence[Row], truth: Truth) -> str:
+    """Empty if the first verdict is about the largest true stall, else what is wrong."""
+    verdicts = [row for row in findings if row["section"] == "verdict"]
+    if not truth.ranks:
+        return "verdicts without steps" if verdicts else ""
+    if not verdicts:
+        return "no verdict"
+    largest = {c: max(r.share(c).low_ns for r in truth.ranks.values()) for c in STALLS}
+    possible = {c: max(r.share(c).high_ns for r in truth.ranks.values()) for c in STALLS}
+    worst = max(largest, key=largest.__getitem__)
+    first = verdicts[0]["kind"]
+    if largest[worst] < WORTH_RATIO - OF_STEP / 2:
+        fine = first in ("compute_bound", "not_told") or possible.get(first, 0.0) >= WORTH_RATIO - OF_STEP / 2
+        return "" if fine else f"{first} first where nothing is above {largest[worst]:.1%}"
+    if first in ("compute_bound", "not_told"):
+        return f"{first} first, {worst} is {largest[worst]:.1%}" if largest[worst] > WORTH_RATIO + OF_STEP else ""
+    if possible[first] >= largest[worst] - OF_STEP:
+        return ""
+    return f"{first} ({possible[first]:.1%}) first, {worst} is {largest[worst]:.1%}"
+
+
+def missed(findings: Sequence[Row], truth: Truth) -> list[str]:
+    """Stalls of a rank well above what is worth a verdict that no verdict names."""
+    found = []
+    for rank in truth.ranks.values():
+        for column in STALLS:
+            share = rank.share(column).low_ns
+            rows = [r for r in findings if r["section"] == "verdict" and r["kind"] == column]
+            if share > WORTH_RATIO + OF_STEP and not any(rank.rank in ranks_of(r["ranks"]) for r in rows):
+                found.append(f"rank {rank.rank}: {column} {share:.1%}")
+    return found
+
+
+def ranks_of(text: str) -> set[int]:
+    """``0-3,7`` as numbers."""
+    found: set[int] = set()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _slack(own: Amount, step_ns: float) -> float:
+    return max(OF_FIGURE * own.high_ns, OF_STEP * step_ns)
+
+
+def judge_amount(row: Row, own: Amount, step_ns: float) -> tuple[str, str]:
+    """A time with its bounds against the true one."""
+    slack, point, sure = _slack(own, step_ns), row["stall_ns"], row["confidence"]
+    near = own.low_ns - slack <= point <= own.high_ns + slack
+    known = f"{own.low_ns / 1e6:.3g}" + (f" to {own.high_ns / 1e6:.3g}" if own.high_ns > own.low_ns else "")
+    why = f"{point / 1e6:.3g} ms ({row['low_ns'] / 1e6:.3g} to {row['high_ns'] / 1e6:.3g}), {sure}; truth {known} ms"
+    if sure == "exact":
+        if own.high_ns - own.low_ns > 2 * slack:
+            return FALSE, f"{why}: nobody can know it so exactly"
+        return (TRUE, "") if near else (FALSE, why)
+    above = sure == "up_to" or own.high_ns + slack >= (point if sure == "at_least" else row["low_ns"])
+    below = sure == "at_least" or own.low_ns - slack <= row["high_ns"]
+    if not (above and below):
+        return FALSE, why
+    return (TRUE, "") if near and own.high_ns - own.low_ns <= 2 * slack else (BOUNDS, "")
+
+
+def _headline(row: Row, evidence: list[Row], findings: Sequence[Row], truth: Truth, expected: Expected) -> Checked | None:
+    kind = row["kind"]
+    if kind == "ranks":
+        wrong = truth.ranks_count >= 0 and row["items_count"] != truth.ranks_count
+        return Checked(row, FALSE if wrong else TRUE, f"{row['items_count']} of {truth.ranks_count}" if wrong else "")
+    if kind == "ranks_missing":
+        same = ranks_of(row["ranks"]) == set(truth.missing)
+        return Checked(row, TRUE if same else FALSE, "" if same else f"{row['ranks']}, truly {truth.missing}")
+    if kind == "records_lost":
+        return Checked(row, TRUE if expected.lost else FALSE, "" if expected.lost else "nothing was lost")
+    if kind == "no_steps":
+        return Checked(row, FALSE, "there were steps") if truth.ranks else Checked(row, TRUE)
+    if kind == "low_confidence":
+        return _doubts(row, evidence, truth)
+    if kind == "steps" and truth.steps_known:
+        return _steps(row, findings, truth)
+    return None  # warmup stands with the steps that it is left out of
+
+
+def _doubts(row: Row, evidence: list[Row], truth: Truth) -> Checked | None:
+    named = {e["name"]: e["part_ratio"] for e in evidence}
+    if set(named) != {"unexplained"} or not truth.ranks:
+        return None
+    wall = sum(r.step_ns * r.steps_count for r in truth.ranks.values())
+    low = sum((r.columns["other"].low_ns - r.asleep_ns) * r.steps_count for r in truth.ranks.values()) / wall
+    high = sum(r.blocked_ns * r.steps_count for r in truth.ranks.values()) / wall
+    share = named["unexplained"]
+    fine = low - OF_STEP <= share <= high + OF_STEP
+    why = "" if fine else f"{share:.1%} unexplained, blocked without a cause {low:.1%} to {high:.1%}"
+    return Checked(row, TRUE if fine else FALSE, why)
+
+
+def _steps(row: Row, findings: Sequence[Row], truth: Truth) -> Checked:
+    names = {"training": "train", "marked": "train" if "train" in truth.steps else "marked"}
+    name = names.get(row["name"], row["name"])
+    if name not in truth.steps:
+        return Checked(row, FALSE, f"{row['items_count']} {row['name']} steps; the job had {_kinds(truth)}")
+    count, mean = truth.steps[name]
+    left_out = sum(r["items_count"] for r in findings if r["section"] == "headline" and r["kind"] == "warmup")
+    # Which kinds the steps that are left out were of, the headline does not say.
+    if not count - left_out <= row["items_count"] <= count:
+        return Checked(row, FALSE, f"{row['items_count']} {row['name']} steps, {left_out} left out; had {_kinds(truth)}")
+    if mean and abs(row["stall_ns"] - mean) > OF_FIGURE * mean:
+        return Checked(row, FALSE, f"{row['stall_ns'] / 1e6:.3g} ms a step, truly {mean / 1e6:.3g} ms")
+    return Checked(row, TRUE)
+
+
+def _kinds(truth: Truth) -> str:
+    return ", ".join(f"{count} {kind} of {mean / 1e6:.3g} ms" for kind, (count, mean) in truth.steps.items())
+
+
+def _verdict(row: Row, evidence: list[Row], truth: Truth, expected: Expected) -> Checked:
+    kind = row["kind"]
+    if kind in ("compute_bound", "not_told"):
+        return _no_stall(row, truth)
+    rank = truth.ranks.get(row["rank"])
+    if rank is None:
+        return Checked(row, FALSE, f"rank {row['rank']} has no steps")
+    own = rank.columns.get(kind, NOTHING)
+    result, why = judge_amount(row, own, rank.step_ns)
+    if result == FALSE:
+        return Checked(row, FALSE, why)
+    for wrong in (
+        _share(row, rank),
+        _others(row, kind, truth),
+        _cause(row, evidence, rank, truth, expected),
+        _advice(row, evidence, rank, truth, expected),
+    ):
+        if wrong:
+            return Checked(row, FALSE, wrong)
+    return Checked(row, result)
+
+
+def _no_stall(row: Row, truth: Truth) -> Checked:
+    stalls = [f"rank {r.rank}: {c} {r.share(c).low_ns:.1%}" for r in truth.ranks.values() for c in STALLS
+              if r.share(c).low_ns > WORTH_RATIO + OF_STEP]  # fmt: skip
+    if stalls:
+        return Checked(row, FALSE, "; ".join(stalls))
+    rank = truth.ranks.get(row["rank"])
+    if rank is None:
+        return Checked(row, FALSE, "there were no steps")
+    own, slack = rank.columns["compute"], _slack(rank.columns["compute"], rank.step_ns)
+    if row["kind"] == "not_told":
+        fine = own.high_ns + slack >= row["low_ns"] and own.low_ns - slack <= row["high_ns"]
+        return Checked(row, BOUNDS if fine else FALSE, "" if fine else "compute is not within its bounds")
+    floor = row["least_ratio"] * rank.step_ns
+    if own.high_ns + slack < floor:
+        return Checked(row, FALSE, f"compute is {own.high_ns / rank.step_ns:.1%} of the step")
+    return Checked(row, TRUE if own.low_ns + slack >= floor else BOUNDS)
+
+
+def _share(row: Row, rank: RankTruth) -> str:
+    if row["share_ratio"] <= 0 or row["stall_ns"] <= 0:
+        return ""
+    step = row["stall_ns"] / row["share_ratio"]
+    near = abs(step - rank.step_ns) <= OF_FIGURE * rank.step_ns
+    return "" if near else f"of a step of {step / 1e6:.3g} ms, truly {rank.step_ns / 1e6:.3g} ms"
+
+
+def _others(row: Row, kind: str, truth: Truth) -> str:
+    """Every rank that is named loses what is said, as far as that is said exactly."""
+    for number in sorted(ranks_of(row["ranks"])):
+        rank = truth.ranks.get(number)
+        if rank is None:
+            return f"rank {number} has no steps"
+        own, slack = rank.columns.get(kind, NOTHING), _slack(rank.columns.get(kind, NOTHING), rank.step_ns)
+        if row["confidence"] != "exact":
+            if own.high_ns + slack < WORTH_RATIO * rank.step_ns:
+                return f"rank {number} loses {own.high_ns / 1e6:.3g} ms"
+        elif not (row["least_ns"] - slack <= own.high_ns and own.low_ns <= row["stall_ns"] + slack):
+            low, high = row["least_ns"] / 1e6, row["stall_ns"] / 1e6
+            return f"rank {number} loses {own.low_ns / 1e6:.3g} ms, not {low:.3g} to {high:.3g} ms"
+    return ""
+
+
+def _cause(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected: Expected) -> str:
+    kind, cause = row["kind"], row["cause_kind"]
+    if row["file"] and expected.files and not any(part in row["file"] for part in expected.files):
+        return f"blames {row['file']}"
+    if kind == "late":
+        return _late(row, evidence, rank, truth, expected)
+    if kind == "link":
+        told = {e["code"] for e in evidence}
+        if truth.missing and "all_arrived" in told:
+            return f"after every rank had arrived, but nothing is known of {truth.missing}"
+    if kind == "data":
+        return _data_cause(cause, rank, expected)
+    if kind == "other" and cause in ("asleep", "unknown") and "other" not in expected.causes:
+        asleep = rank.asleep_ns >= rank.blocked_ns
+        return "" if (cause == "asleep") == asleep else f"cause {cause}, but asleep for {rank.asleep_ns / 1e6:.3g} ms"
+    allowed = expected.causes.get(kind)
+    return f"cause {cause}" if allowed is not None and cause not in allowed else ""
+
+
+def _data_cause(cause: str, rank: RankTruth, expected: Expected) -> str:
+    allowed = expected.causes.get("data", frozenset())
+    if not cause or (cause in allowed and (cause in ("handoff", "epochs") or not rank.making)):
+        return ""
+    if not rank.making or cause in ("handoff", "epochs"):
+        return f"cause {cause}" if allowed else ""
+    part = _PARTS.get(cause, "waiting")
+    if part == "waiting" and cause not in allowed and cause != "unknown":
+        return f"cause {cause}, the loader knows {sorted(allowed)}"
+    if rank.making[part] < NEARLY * max(rank.making.values()):
+        spent = ", ".join(f"{ns / 1e6:.3g} ms {name}" for name, ns in rank.making.items())
+        return f"cause {cause}, but a step's batches take {spent}"
+    return ""
+
+
+def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected: Expected) -> str:
+    if rank.late_ns is None or row["cause_rank"] < 0:
+        return ""
+    waited = rank.late_ns
+    most = max(waited.values(), default=0.0)
+    if waited.get(row["cause_rank"], 0.0) < NEARLY * most:
+        return f"rank {row['cause_rank']} named, waited for {_waited(waited)}"
+    if row["cause_kind"] == "alternates":
+        other = truth.ranks.get(row["cause_rank"])
+        back = (other.late_ns or {}).get(rank.rank, 0.0) if other else 0.0
+        return "" if back >= 0.4 * most else "does not alternate"
+    for e in evidence:
+        if e["code"] == "waited_for" and e["rank"] >= 0:
+            own = Amount.of(waited.get(e["rank"], 0.0))
+            if abs(e["amount_ns"] - own.low_ns) > _slack(own, rank.step_ns):
+                return f"{e['amount_ns'] / 1e6:.3g} ms for rank {e['rank']}, waited for {_waited(waited)}"
+        elif e["code"] in ("worst_wait", "hung_wait") and truth.wait_for:
+            longest = truth.wait_for.get(e["rank"], 0.0)
+            if e["amount_ns"] > (1 + OF_FIGURE) * longest + OF_STEP * rank.step_ns:
+                return f"worst wait {e['amount_ns'] / 1e6:.3g} ms, truly {longest / 1e6:.3g} ms"
+        elif e["code"] in ("late_surplus", "late_because"):
+            wrong = _why_late(e, rank, truth, expected)
+            if wrong:
+                return wrong
+    return ""
+
+
+def _why_late(e: Row, rank: RankTruth, truth: Truth, expected: Expected) -> str:
+    """What the late rank is said to do longer, it does by its clock; of one wait only the kind is judged."""
+    late, column = truth.ranks.get(e["rank"]), _COLUMNS.get(e["kind"], e["kind"])
+    if late is None or e["kind"] == "before":
+        return ""
+    own, other = late.columns.get(column, NOTHING), rank.columns.get(column, NOTHING)
+    more = Amount(own.low_ns - other.high_ns, own.high_ns - other.low_ns)
+    slack = _slack(Amount.of(abs(own.high_ns)), rank.step_ns)
+    if e["code"] == "late_because":
+        matters = more.high_ns + slack >= 0.1 * (rank.late_ns or {}).get(e["rank"], 0.0)
+        named = not expected.late_causes or e["kind"] in expected.late_causes
+        if named and (matters or e["kind"] in expected.late_causes):
+            return ""
+        return f"late because of {e['kind']}; {column} is {more.high_ns / 1e6:.3g} ms a step longer"
+    if more.low_ns - slack <= e["amount_ns"] <= more.high_ns + slack:
+        return ""
+    return f"{e['kind']} {e['amount_ns'] / 1e6:.3g} ms longer, truly {more.low_ns / 1e6:.3g} to {more.high_ns / 1e6:.3g}"
+
+
+def _waited(waited: Mapping[int, float]) -> str:
+    return ", ".join(f"rank {r} {ns / 1e6:.3g} ms" for r, ns in sorted(waited.items()))
+
+
+def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected: Expected) -> str:
+    """More workers help what waits, whatever the CPUs do; what computes they help as far as there are CPUs."""
+    code = row["advice_code"]
+    if not code or code in expected.advice:
+        return ""
+    if code in ("persistent_workers", "fewer_larger_batches", "pin_memory"):
+        return f"advice {code}"
+    if not rank.making:
+        return ""
+    whole, cpu = max(sum(rank.making.values()), 1.0), rank.making["cpu"]
+    rest = rank.step_ns - rank.columns["data"].low_ns
+    ranks = max(len(truth.ranks), 1)
+    if code in ("cpus_are_full", "others_use_cpus", "fewer_larger_batches"):
+        if rank.making["waiting"] > 0.7 * whole:
+            return f"advice {code}, but {rank.making['waiting'] / whole:.0%} of the making is waiting"
+    if code in ("more_workers", "use_workers"):
+        count = next((e["items_count"] for e in evidence if e["code"] == code), 0)
+        floor = cpu * ranks / max(truth.cpus_count, 1)
+        if floor > 1.2 * rest + OF_STEP * rank.step_ns:
+            return f"{count} workers would keep up, but a step's batches need {floor / 1e6:.3g} ms of every CPU"
+        needed = (rank.making["waiting"] + cpu) / max(rest, 1.0)
+        if count < 0.7 * needed - 1:
+            return f"{count} workers would keep up, {needed:.1f} are needed"
+    return ""

@@ -1,0 +1,126 @@
+"""Run a case under the tracer, or read a foreign trace; what it claims and what is true of it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import stashtrace
+from ground_truth import machine
+from sentences.cases import Case
+from sentences.truth import Interval, Truth, of_clock
+from stashtrace.analysis.findings import Summary
+from stashtrace.analysis.findings.facts import gather
+from stashtrace.model.trace import Trace
+from stashtrace.report.look import Look
+from stashtrace.report.text import render
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = Path(__file__).with_name("jobs.py")
+EXAMPLE = ROOT / "examples" / "train_ddp.py"
+LAUNCHER = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
+LINK_MEGABITS = 200
+#: Longer than any case takes on a busy machine; a job that hangs is a failure of its case.
+_PATIENCE_S = 300
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a summary says of a run, as rows and as text, and what is true."""
+
+    findings: list[dict[str, Any]]
+    evidence: list[dict[str, Any]]
+    text: str
+    truth: Truth
+
+
+def run(case: Case, folder: Path, data: Path) -> Recorded:
+    """Record a job; ``data`` holds the images of the example.
+
+    Raises
+    ------
+    RuntimeError
+        If the job fails.
+    machine.Missing
+        If this machine lacks what the case needs.
+    """
+    folder.mkdir(parents=True)
+    clock = folder / "clock"
+    words = case.arguments.split()
+    if case.program == "example":
+        script = [str(EXAMPLE), "--data", str(data), "--images", "400", "--image-size", "96", "--truth", str(clock)]
+        script += ["--model-size", "medium", "--log-every", "1000", *words]
+        if "--checkpoint-every" in words:
+            script += ["--checkpoint", str(folder / "checkpoint.pt")]
+    else:
+        script = [str(JOBS), "--clock", str(clock), *words]
+    with _link(case) as options:
+        _record(_launched(case, script, options), folder)
+    trace = stashtrace.load(folder / "run")
+    return summed_up(trace, lambda windows: of_clock(clock, windows))
+
+
+def summed_up(trace: Trace, truth_of: Any) -> Recorded:
+    """The summary of a trace, and the truth for the steps that it counts (rank -> monotonic ns)."""
+    facts = gather(trace)
+    summary = Summary.of(facts)
+    windows: dict[int, list[Interval]] = {}
+    if "steps" in facts.tables:
+        origin = origin_ns(trace)
+        for row in facts.tables["steps"].sort_by("begin_ns").rows():
+            windows.setdefault(row["rank"], []).append((row["begin_ns"] + origin, row["end_ns"] + origin))
+    findings, evidence = list(summary.findings.rows()), list(summary.evidence.rows())
+    text = render(summary, Look(), "RUN")
+    return Recorded(findings, evidence, text, truth_of(windows))
+
+
+def origin_ns(trace: Trace) -> int:
+    """The moment of the recorder's or the foreign file's clock that is 0 on the trace's time line."""
+    code = trace.strings.find("origin_monotonic_ns")
+    values = trace.metadata["value_code"][trace.metadata["key_code"] == code]
+    return int(trace.text(values[0])) if code >= 0 and len(values) else 0
+
+
+@contextlib.contextmanager
+def _link(case: Case) -> Iterator[list[str]]:
+    if case.launcher != "namespaces":
+        yield []
+        return
+    with machine.slow_link(LINK_MEGABITS) as link:
+        yield link.launch_options
+
+
+def _launched(case: Case, script: list[str], options: list[str]) -> list[str]:
+    if case.launcher == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+        return [*torchrun, *script]
+    if case.ranks == 1:
+        return [sys.executable, *script]
+    return [sys.executable, str(LAUNCHER), "--ranks", str(case.ranks), *options, "--", sys.executable, *script]
+
+
+def _record(command: list[str], folder: Path) -> None:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
+    tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--"]
+    log = folder / "log.txt"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [*tracer, *command], stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout=_PATIENCE_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if code:
+        raise RuntimeError(f"exit code {code}\n{log.read_text(errors='replace')[-3000:]}")
