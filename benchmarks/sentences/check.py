@@ -13,10 +13,14 @@ Row = Mapping[str, Any]
 
 #: A figure is right within this part of itself, or of the step.
 OF_FIGURE, OF_STEP = 0.05, 0.02
+#: What kept a rank made up at least this part of the wait for it.
+MATTERS = 0.25
 #: A stall below this share of the step needs no verdict; so much above it, it does.
 WORTH_RATIO = 0.03
 #: A cause may be named that is nearly the largest.
 NEARLY = 0.8
+#: Hand-over is the cause of waits if it is about half of them.
+HALF = 0.4
 TRUE, BOUNDS, FALSE = "true", "within bounds", "false"
 
 #: Part of making a batch as a claim names it -> as a clock of the job knows it.
@@ -278,11 +282,14 @@ def _cause(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expecte
 
 
 def _data_cause(cause: str, rank: RankTruth, expected: Expected) -> str:
-    allowed = expected.causes.get("data", frozenset())
-    if not cause or (cause in allowed and (cause in ("handoff", "epochs") or not rank.making)):
+    allowed, waited = expected.causes.get("data", frozenset()), rank.columns["data"].high_ns
+    if not cause or (cause in allowed and (cause == "epochs" or not rank.making)):
         return ""
+    if cause == "handoff" and rank.handed_ns is not None:
+        fine = rank.handed_ns >= HALF * waited
+        return "" if fine else f"cause handoff, but of the waits only {rank.handed_ns / 1e6:.3g} ms were for made batches"
     if not rank.making or cause in ("handoff", "epochs"):
-        return f"cause {cause}" if allowed else ""
+        return f"cause {cause}" if allowed and cause not in allowed else ""
     part = _PARTS.get(cause, "waiting")
     if part == "waiting" and cause not in allowed and cause != "unknown":
         return f"cause {cause}, the loader knows {sorted(allowed)}"
@@ -308,34 +315,49 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
             own = Amount.of(waited.get(e["rank"], 0.0))
             if abs(e["amount_ns"] - own.low_ns) > _slack(own, rank.step_ns):
                 return f"{e['amount_ns'] / 1e6:.3g} ms for rank {e['rank']}, waited for {_waited(waited)}"
-        elif e["code"] in ("worst_wait", "hung_wait") and truth.wait_for:
-            longest = truth.wait_for.get(e["rank"], 0.0)
+        elif e["code"] in ("worst_wait", "hung_wait") and truth.waits:
+            longest = max((w.late_ns for w in truth.waits if w.for_rank == e["rank"]), default=0)
             if e["amount_ns"] > (1 + OF_FIGURE) * longest + OF_STEP * rank.step_ns:
                 return f"worst wait {e['amount_ns'] / 1e6:.3g} ms, truly {longest / 1e6:.3g} ms"
-        elif e["code"] in ("late_surplus", "late_because"):
-            wrong = _why_late(e, rank, truth, expected)
-            if wrong:
-                return wrong
+        wrong = ""
+        if e["code"] == "late_surplus":
+            wrong = _surplus(e, rank, truth)
+        elif e["code"] == "late_because":
+            wrong = _because(e, evidence, truth, expected)
+        if wrong:
+            return wrong
     return ""
 
 
-def _why_late(e: Row, rank: RankTruth, truth: Truth, expected: Expected) -> str:
-    """What the late rank is said to do longer, it does by its clock; of one wait only the kind is judged."""
+def _surplus(e: Row, rank: RankTruth, truth: Truth) -> str:
+    """What the late rank is said to do longer each step, it does by its clock."""
     late, column = truth.ranks.get(e["rank"]), _COLUMNS.get(e["kind"], e["kind"])
-    if late is None or e["kind"] == "before":
-        return ""
+    if late is None:
+        return f"rank {e['rank']} has no steps"
     own, other = late.columns.get(column, NOTHING), rank.columns.get(column, NOTHING)
-    more = Amount(own.low_ns - other.high_ns, own.high_ns - other.low_ns)
-    slack = _slack(Amount.of(abs(own.high_ns)), rank.step_ns)
-    if e["code"] == "late_because":
-        matters = more.high_ns + slack >= 0.1 * (rank.late_ns or {}).get(e["rank"], 0.0)
-        named = not expected.late_causes or e["kind"] in expected.late_causes
-        if named and (matters or e["kind"] in expected.late_causes):
-            return ""
-        return f"late because of {e['kind']}; {column} is {more.high_ns / 1e6:.3g} ms a step longer"
-    if more.low_ns - slack <= e["amount_ns"] <= more.high_ns + slack:
+    low, high = own.low_ns - other.high_ns, own.high_ns - other.low_ns
+    slack = max(OF_FIGURE * (own.high_ns + other.high_ns), OF_STEP * rank.step_ns)
+    if low - slack <= e["amount_ns"] <= high + slack:
         return ""
-    return f"{e['kind']} {e['amount_ns'] / 1e6:.3g} ms longer, truly {more.low_ns / 1e6:.3g} to {more.high_ns / 1e6:.3g}"
+    return f"{e['kind']} {e['amount_ns'] / 1e6:.3g} ms longer, truly {low / 1e6:.3g} to {high / 1e6:.3g}"
+
+
+def _because(e: Row, evidence: list[Row], truth: Truth, expected: Expected) -> str:
+    """What kept the late rank in the one wait that is shown: its own surplus in that step, where clocks know it."""
+    if e["kind"] in expected.late_causes or e["kind"] == "before":
+        return ""
+    wait = next((w["amount_ns"] for w in evidence if w["code"] == "worst_wait" and w["rank"] == e["rank"]), -1)
+    own = [w for w in truth.waits if w.for_rank == e["rank"]]
+    if wait < 0 or not own:
+        return f"late because of {e['kind']}" if expected.late_causes else ""
+    shown = min(own, key=lambda w: abs(w.late_ns - wait))
+    if not shown.surplus:
+        return ""
+    column = "queue" if e["kind"] == "cpu_contention" else _COLUMNS.get(e["kind"], e["kind"])
+    if shown.surplus.get(column, 0.0) >= MATTERS * shown.late_ns:
+        return ""
+    spent = ", ".join(f"{name} {ns / 1e6:.3g} ms" for name, ns in shown.surplus.items() if abs(ns) > 1e5)
+    return f"late because of {e['kind']} {e['amount_ns'] / 1e6:.3g} ms; in that step it had longer {spent}"
 
 
 def _waited(waited: Mapping[int, float]) -> str:

@@ -3,10 +3,11 @@
     python jobs.py --clock FOLDER [--steps 40] [--loader sleep --loader-ms 4] [--late 1:compute:20] ...
 
 One process is one rank (RANK and WORLD_SIZE of the environment). It writes FOLDER/rank-R.jsonl, one line per step:
-{"rank", "step", "kind", "begin_ns", "end_ns", "laps": [[name, begin_ns, end_ns], ...], "idle_ns", "queued_ns"}, of
-time.monotonic_ns. Laps are "wait" (in next(loader)), "collective", "save", "sleep", "blocked"; the rest of a step is
-compute, but for ``idle_ns`` (neither on a CPU nor in the queue for one) and ``queued_ns`` of it. What the data set does
-stands in FOLDER/made-R-PID.jsonl: [begin_ns, end_ns, cpu_ns, queued_ns] for each batch or sample.
+{"rank", "step", "kind", "begin_ns", "end_ns", "laps": [[name, begin_ns, end_ns, queued_ns], ...], "batches", "idle_ns",
+"queued_ns"}, of time.monotonic_ns. Laps are "wait" (in next(loader)), "collective", "save", "sleep", "blocked"; the rest
+of a step is compute, but for ``idle_ns`` (neither on a CPU nor in the queue for one) and ``queued_ns`` of it. Batches are
+[loader, epoch, number, begin_ns, end_ns] of a wait. What the data set does stands in FOLDER/made-R-PID.jsonl, a line for
+each sample: [begin_ns, end_ns, cpu_ns, queued_ns, loader, index].
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import gc
 import io
+import itertools
 import json
 import mmap
 import os
@@ -57,7 +59,8 @@ class Clock:
 
     def restart(self) -> None:
         """A step begins now."""
-        self.laps: list[tuple[str, int, int]] = []
+        self.laps: list[tuple[str, int, int, int]] = []
+        self.batches: list[tuple[str, int, int, int, int]] = []
         self._inside = [0, 0, 0]
         self._clocks = thread_clocks()
         self.begin_ns = time.monotonic_ns()
@@ -72,7 +75,7 @@ class Clock:
     def add(self, name: str, begin_ns: int, end_ns: int, clocks: tuple[int, int]) -> None:
         """A lap that has just ended; the clocks of the thread are those of its begin."""
         now = thread_clocks()
-        self.laps.append((name, begin_ns, end_ns))
+        self.laps.append((name, begin_ns, end_ns, now[1] - clocks[1]))
         for n, spent in enumerate((end_ns - begin_ns, now[0] - clocks[0], now[1] - clocks[1])):
             self._inside[n] += spent
 
@@ -89,6 +92,7 @@ class Clock:
             "begin_ns": self.begin_ns,
             "end_ns": end,
             "laps": self.laps,
+            "batches": self.batches,
             "idle_ns": idle,
             "queued_ns": queued,
         }
@@ -221,8 +225,8 @@ LOADERS: dict[str, Callable[[argparse.Namespace], Callable[[int], None]]] = {
 class Samples(Dataset[Any]):
     """A sample costs what the chosen loader costs; one line of the clock each."""
 
-    def __init__(self, options: argparse.Namespace, count: int) -> None:
-        self.options, self.count = options, count
+    def __init__(self, options: argparse.Namespace, name: str, count: int) -> None:
+        self.options, self.name, self.count = options, name, count
         self._prepare: Callable[[int], None] | None = None
         self._owner = self._file = -1
 
@@ -232,19 +236,19 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if self._owner != os.getpid():
             self._owner, self._prepare = os.getpid(), LOADERS[self.options.loader](self.options)
-            name = self.options.clock / f"made-{RANK}-{os.getpid()}.jsonl"
-            self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            made = self.options.clock / f"made-{RANK}-{os.getpid()}.jsonl"
+            self._file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         clocks, begin = thread_clocks(), time.monotonic_ns()
         if self._prepare is not None:
             self._prepare(index)
         end, now = time.monotonic_ns(), thread_clocks()
-        row = (begin, end, now[0] - clocks[0], now[1] - clocks[1])
+        row = (begin, end, now[0] - clocks[0], now[1] - clocks[1], self.name, index)
         os.write(self._file, (json.dumps(row) + "\n").encode())
         sample = torch.ones(WIDTH)
         return (sample, [str(n) for n in range(self.options.luggage)]) if self.options.luggage else sample
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "count": self.count, "_prepare": None, "_owner": -1, "_file": -1}
+        return {**self.__dict__, "_prepare": None, "_owner": -1, "_file": -1}
 
 
 def first_of_each(samples: list[Any]) -> Any:
@@ -278,25 +282,29 @@ class Job:
     def _note_ready(self, _: torch.Tensor) -> None:
         self.ready = (time.monotonic_ns(), thread_clocks())
 
-    def loader(self, count: int, batch: int) -> DataLoader[Any]:
+    def loader(self, name: str, batches: int) -> DataLoader[Any]:
         o = self.options
         return DataLoader(
-            Samples(o, count),
-            batch,
+            Samples(o, name, batches * o.batch),
+            o.batch,
             num_workers=o.workers,
             collate_fn=first_of_each,
             persistent_workers=o.persistent and o.workers > 0,
             multiprocessing_context=o.context if o.workers else None,
         )
 
-    def batches(self, loader: DataLoader[Any], *, first: Callable[[], None] | None = None) -> Iterator[torch.Tensor]:
+    def batches(self, loader: DataLoader[Any], epoch: int = 0) -> Iterator[torch.Tensor]:
         with self.clock.lap("wait"):
             iterator = iter(loader)
-        while True:
+        name = loader.dataset.name  # type: ignore[attr-defined]
+        for number in itertools.count():
+            batch = None  # to free the last one is no part of the wait for the next
+            begin = time.monotonic_ns()
             with self.clock.lap("wait"):
                 batch = next(iterator, None)
             if batch is None:
                 return
+            self.clock.batches.append((name, epoch, number, begin, time.monotonic_ns()))
             yield batch[0] if isinstance(batch, list | tuple) else batch
 
     def faults(self, step: int) -> None:
@@ -354,24 +362,22 @@ class Job:
         """Train, with validation after each epoch where asked for."""
         o = self.options
         per_epoch = -(-o.steps // o.epochs) * o.accumulate
-        loader = self.loader(per_epoch * o.batch, o.batch)
-        validation = self.loader(o.validate * o.batch, o.batch) if o.validate else None
+        loader = self.loader("train", per_epoch)
+        validation = self.loader("validation", o.validate) if o.validate else None
         self.clock.restart()
         number = 0
-        for _ in range(o.epochs):
-            for batch in self.batches(loader):
+        for epoch in range(o.epochs):
+            for batch in self.batches(loader, epoch):
                 number += 1
                 self.train_step(number // o.accumulate, batch, update=number % o.accumulate == 0)
             if validation is not None:
                 self.model.eval()
-                self.forward_only(validation, "validation")
+                self.forward_only(validation, "validation", epoch)
                 self.model.train()
-            if o.save_every == -1:
-                self.save()
 
-    def forward_only(self, loader: DataLoader[Any], kind: str) -> None:
+    def forward_only(self, loader: DataLoader[Any], kind: str, epoch: int = 0) -> None:
         with torch.no_grad():
-            for batch in self.batches(loader):
+            for batch in self.batches(loader, epoch):
                 self.model(batch)
                 burn(self.options.forward_ms)
                 self.clock.end_step(kind)
@@ -500,7 +506,7 @@ def main() -> None:
     else:
         job.model.eval()
         job.clock.restart()
-        job.forward_only(job.loader(options.steps * options.batch, options.batch), "inference")
+        job.forward_only(job.loader("inference", options.steps), "inference")
     if WORLD > 1:
         dist.destroy_process_group()
 

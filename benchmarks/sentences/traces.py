@@ -1,33 +1,256 @@
-"""Foreign traces: what their raw files hold, by plain arithmetic."""
+"""Foreign traces: what their raw files hold, by plain arithmetic of intervals, the standard library alone.
+
+On a device the time of a step is told apart as docs/concepts/stalls.md does: what computes, then communication that
+nothing computes beside, then copies, then nothing. Of nothing, the part inside DataLoader spans is waiting for batches.
+Where files of ranks are missing nobody can know who was late, so the split of communication is a range.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import gzip
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import stashtrace
 from sentences import record
 from sentences.check import Expected
-from sentences.truth import Interval, Truth
+from sentences.truth import Amount, Interval, RankTruth, Truth, common, length, union, without
+
+Windows = Mapping[int, Sequence[Interval]]
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A trace, or a set of them."""
+    """A trace, or a set of them; its files, and what finds the truth in them."""
 
     name: str
     title: str
-    path: Path
-    truth: Callable[[Path, Mapping[int, Sequence[Interval]]], Truth]
+    paths: tuple[Path, ...]
+    truth: Callable[[tuple[Path, ...], Windows], Truth]
     expected: Expected = Expected()
 
 
 def of(folder: Path) -> list[Foreign]:
-    return []
+    """Every trace of the folder of real traces that has time in it; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    kineto, nsys, darshan = folder / "kineto", folder / "nsys", folder / "darshan"
+    dlrm = kineto / "dlrm8_v100"
+    found = [
+        Foreign("dlrm8", "DLRM, 8 ranks, 1 step", tuple(sorted(dlrm.glob("rank*.json.gz"))), of_kineto),
+        Foreign("dlrm8_rank1", "rank 1 of the 8 alone", (dlrm / "rank1.pt.trace.json.gz",), of_kineto),
+        Foreign("dlrm8_three", "ranks 1, 4 and 7 of the 8", tuple(dlrm / f"rank{r}.pt.trace.json.gz" for r in (1, 4, 7)), of_kineto),
+        Foreign("sampled_128", "ranks 0 and 1 of 128", tuple(sorted((kineto / "sampled_128").glob("*.json.gz"))), of_kineto),
+    ]  # fmt: skip
+    for path in sorted((kineto / "one_rank_of_many").glob("*.json.gz")) + sorted((kineto / "one_gpu").glob("*.json.gz")):
+        if not path.name.endswith("_et.json.gz"):
+            name = path.name.split(".")[0]
+            found.append(Foreign(name, f"{path.parent.name.replace('_', ' ')}", (path,), of_kineto))
+    found += [Foreign(f"nsys_{p.stem}", "Nsight export", (p,), of_nsys) for p in sorted(nsys.glob("*.sqlite"))]
+    dft = folder / "dftracer"
+    found += [
+        Foreign("dlio_unet3d", "DLIO UNet3D on 8 processes by DFTracer", tuple(sorted(dft.glob("dlio*.pfw.gz"))), of_dlio),
+        Foreign("cm1", "8 processes of CM1 by DFTracer", tuple(sorted(dft.glob("cm1*.pfw.gz"))), without_steps),
+    ]  # fmt: skip
+    found += [
+        Foreign(f"darshan_{p.stem}", "Darshan log", (p,), without_steps) for p in sorted(darshan.glob("*.darshan"))
+    ]
+    return [case for case in found if all(path.exists() for path in case.paths)]
 
 
 def read(case: Foreign) -> record.Recorded:
-    trace = stashtrace.load(case.path)
-    return record.summed_up(trace, lambda windows: case.truth(case.path, windows))
+    """What the summary says of it, and what is true."""
+    trace = stashtrace.load([str(path) for path in case.paths] if len(case.paths) > 1 else str(case.paths[0]))
+    return record.summed_up(trace, lambda windows: case.truth(case.paths, windows))
+
+
+def without_steps(paths: tuple[Path, ...], windows: Windows) -> Truth:
+    """Files alone: nobody trains."""
+    return Truth({})
+
+
+def _loaded(path: Path) -> Any:
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
+    with opened as file:
+        return json.load(file)
+
+
+#: As the libraries name their kernels.
+_COMMUNICATES = re.compile(r"nccl|rccl|all_?reduce_(bf|half|float)|cross_device_reduce|multimem_", re.IGNORECASE)
+_LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__")
+
+
+@dataclass
+class _Device:
+    """Intervals of one rank, ns of the file's clock."""
+
+    rank: int
+    world: int
+    computes: list[Interval] = field(default_factory=list)
+    sets: list[Interval] = field(default_factory=list)
+    communicates: list[Interval] = field(default_factory=list)
+    copies: list[Interval] = field(default_factory=list)
+    loads: list[Interval] = field(default_factory=list)
+    steps: list[Interval] = field(default_factory=list)
+
+
+def of_kineto(paths: tuple[Path, ...], windows: Windows) -> Truth:
+    """Truth of the recordings of torch.profiler of one job."""
+    devices = [_kineto(_loaded(path)) for path in paths]
+    if len(devices) == 1 and len(windows) == 1:  # a file that does not say which rank it is of
+        devices[0].rank = next(iter(windows)) if devices[0].rank < 0 else devices[0].rank
+    return _of_devices(devices, windows)
+
+
+def _kineto(content: Mapping[str, Any]) -> _Device:
+    about = content.get("distributedInfo") or {}
+    base = int(content.get("baseTimeNanoseconds") or 0)
+    device = _Device(int(about.get("rank", -1)), int(about.get("world_size", 1)))
+    for event in content["traceEvents"]:
+        if event.get("ph") != "X":
+            continue
+        category, name = str(event.get("cat", "")).lower(), str(event.get("name", ""))
+        begin = round(float(event["ts"]) * 1000) + base
+        span = (begin, begin + round(float(event.get("dur") or 0) * 1000))
+        if category == "kernel":
+            (device.communicates if _COMMUNICATES.search(name) else device.computes).append(span)
+        elif category in ("gpu_memset", "memset"):
+            device.sets.append(span)
+        elif category in ("gpu_memcpy", "memcpy"):
+            (device.sets if "DtoD" in name or "Device -> Device" in name else device.copies).append(span)
+        elif name.startswith("ProfilerStep#") and not category.startswith("gpu_"):
+            device.steps.append(span)
+        elif _LOADER.search(name):
+            device.loads.append(span)
+    return device
+
+
+def of_nsys(paths: tuple[Path, ...], windows: Windows) -> Truth:
+    """Truth of an export of Nsight Systems: a rank per device; a step ends with the last that its device did."""
+    database = sqlite3.connect(f"file:{paths[0]}?mode=ro&immutable=1", uri=True)
+    tables = {row[0] for row in database.execute("select name from sqlite_master where type = 'table'")}
+
+    def rows(table: str, columns: str) -> list[Any]:
+        full = f"CUPTI_ACTIVITY_KIND_{table}"
+        return database.execute(f"select {columns} from {full}").fetchall() if full in tables else []
+
+    names = dict(database.execute("select id, value from StringIds").fetchall())
+    kernels, sets = rows("KERNEL", "deviceId, start, end, shortName"), rows("MEMSET", "deviceId, start, end")
+    copies = rows("MEMCPY", "deviceId, start, end, copyKind")
+    database.close()
+    devices = []
+    for rank, number in enumerate(sorted({row[0] for row in kernels + copies})):
+        device = _Device(rank, 1)
+        for owner, begin, end, name in kernels:
+            if owner == number:
+                moves = _COMMUNICATES.search(str(names.get(name, "")))
+                (device.communicates if moves else device.computes).append((begin, end))
+        device.sets = [(begin, end) for owner, begin, end in sets if owner == number]
+        device.sets += [(begin, end) for owner, begin, end, kind in copies if owner == number and kind == 8]
+        device.copies = [(begin, end) for owner, begin, end, kind in copies if owner == number and kind != 8]
+        devices.append(device)
+    shifted = {}
+    for device in devices:
+        own = windows.get(device.rank, ())
+        if own:
+            spans = device.computes + device.communicates + device.copies + device.sets
+            by = max(end for _, end in spans) - max(end for _, end in own)
+            shifted[device.rank] = [(begin + by, end + by) for begin, end in own]
+    return _of_devices(devices, shifted)
+
+
+def _of_devices(devices: Sequence[_Device], windows: Windows) -> Truth:
+    world = max(max(device.world for device in devices), len(devices))
+    present = {device.rank for device in devices}
+    missing = tuple(r for r in range(world) if r not in present) if world > 1 else ()
+    waits = _waits(devices)
+    ranks = {
+        device.rank: _device_rank(device, windows[device.rank], waits.get(device.rank, []), bool(missing))
+        for device in devices
+        if device.rank in windows
+    }
+    count = max(len(device.steps) for device in devices)
+    # A device's steps are its own, a little longer or shorter than those of its host.
+    return Truth(ranks, len(devices), missing, steps={"marked": (count, 0.0)}, steps_known=count > 0)
+
+
+def _waits(devices: Sequence[_Device]) -> dict[int, list[tuple[Interval, int]]]:
+    """Rank -> intervals in which a communication kernel stood until the last rank's began, and that rank.
+
+    The n-th kernel of each rank is the same operation where all have as many.
+    """
+    if len(devices) < 2 or len({len(device.communicates) for device in devices}) != 1:
+        return {}
+    found: dict[int, list[tuple[Interval, int]]] = {device.rank: [] for device in devices}
+    for entries in zip(*(sorted(device.communicates) for device in devices), strict=True):
+        last = max(range(len(devices)), key=lambda n: entries[n][0])
+        arrived = entries[last][0]
+        for device, (begin, end) in zip(devices, entries, strict=True):
+            if arrived > begin:
+                found[device.rank].append(((begin, min(arrived, end)), devices[last].rank))
+    return found
+
+
+def _device_rank(
+    device: _Device, windows: Sequence[Interval], waits: Sequence[tuple[Interval, int]], missing: bool
+) -> RankTruth:
+    own, count = union(windows), len(windows)
+    kernels = common(union(device.computes), own)
+    computes = common(union(device.computes + device.sets), own)
+    communicates = without(common(union(device.communicates), own), kernels)
+    copies = without(without(common(union(device.copies), own), computes), communicates)
+    idle = without(without(without(own, computes), communicates), copies)
+    data = length(common(idle, union(device.loads)))
+    late_ns: dict[int, float] = {}
+    for span, rank in waits:
+        late_ns[rank] = late_ns.get(rank, 0.0) + length(common([span], communicates)) / count
+    exposed, late = length(communicates) / count, sum(late_ns.values())
+    sets_ns = (length(computes) - length(kernels)) / count
+    columns = {
+        "compute": Amount(length(kernels) / count, length(computes) / count),
+        # Of missing ranks nobody knows whether they took part, nor when they came.
+        "late": Amount(0.0, exposed) if missing else Amount.of(late),
+        "link": Amount(0.0, exposed) if missing else Amount.of(exposed - late),
+        "copy": Amount.of(length(copies) / count),
+        "data": Amount.of(data / count),
+        "host": Amount((length(idle) - data) / count, (length(idle) - data) / count + sets_ns),
+    }
+    return RankTruth(device.rank, count, length(own) / count, columns, None if missing else late_ns)
+
+
+def of_dlio(paths: tuple[Path, ...], windows: Windows) -> Truth:
+    """Truth of DLIO under DFTracer: who does not compute, waits; of that, what lies in the data set is certain."""
+    ranks, counts = {}, []
+    for path in paths:
+        rank = int(re.search(r"-(\d+)-of-", path.name)[1])  # type: ignore[index]
+        spans: dict[str, list[Interval]] = {}
+        for event in _lines(path):
+            begin = int(event["ts"]) * 1000
+            spans.setdefault(str(event["name"]), []).append((begin, begin + int(event.get("dur", 0)) * 1000))
+        computes, loads = union(spans["TorchFramework.compute"]), union(spans["TorchDataset.__getitem__"])
+        counts.append(len(spans["TorchFramework.compute"]))
+        own, count = union(windows.get(rank, ())), len(windows.get(rank, ()))
+        if count:
+            rest = without(own, computes)
+            data = Amount(length(common(rest, loads)) / count, length(rest) / count)
+            compute = length(common(own, computes)) / count
+            columns = {"data": data, "compute": Amount(compute, compute + data.high_ns - data.low_ns)}
+            making = {"cpu": 0.0, "queue": 0.0, "waiting": length(common(own, loads)) / count}
+            ranks[rank] = RankTruth(rank, count, length(own) / count, columns, {}, making=making)
+    return Truth(ranks, len(paths), steps={"marked": (max(counts), 0.0)})
+
+
+def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for text in file:
+            text = text.strip().rstrip(",")
+            if text.startswith("{"):
+                event = json.loads(text)
+                if "dur" in event:
+                    yield event

@@ -8,6 +8,7 @@ Amounts are ns per step of a rank, by the columns of a summary (``data``, ``late
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ class RankTruth:
         Per step: in calls of sleep, and blocked otherwise without a cause that could be recorded.
     making : dict of str to float
         What making its batches took: "waiting", "cpu" and "queue", ns a step over all workers; empty if not known.
+    handed_ns : float
+        Per step: in waits for a batch whose last sample was there; None if not known.
     """
 
     rank: int
@@ -56,11 +59,29 @@ class RankTruth:
     asleep_ns: float = 0.0
     blocked_ns: float = 0.0
     making: dict[str, float] = field(default_factory=dict)
+    handed_ns: float | None = None
 
     def share(self, column: str) -> Amount:
         """Share of the step, as an amount without unit."""
         amount, step = self.columns.get(column, NOTHING), max(self.step_ns, 1.0)
         return Amount(amount.low_ns / step, amount.high_ns / step)
+
+
+@dataclass(frozen=True)
+class LateWait:
+    """One rank in one collective: how long for whom, and the transfer behind it.
+
+    ``surplus`` is what the late rank spent longer in the step of this collective than the waiting one, ns by column, with
+    "queue" (waiting for a CPU) beside "compute", which holds it.
+    """
+
+    rank: int
+    for_rank: int
+    moment_ns: int
+    late_ns: int
+    link_ns: int
+    queued_ns: int
+    surplus: dict[str, float]
 
 
 @dataclass
@@ -79,8 +100,8 @@ class Truth:
         Kind of step -> how many there were on a rank in all, and the mean ns of those that count.
     steps_known : bool
         Whether kinds and numbers of steps can be held against the headline.
-    wait_for : dict of int to float
-        Late rank -> the longest that anybody waited for it in one collective, ns.
+    waits : list of LateWait
+        Each wait of a rank for a late one within the counted steps.
     cpus_count : int
         CPUs that the job may use; 0 if not known.
     """
@@ -90,7 +111,7 @@ class Truth:
     missing: tuple[int, ...] = ()
     steps: dict[str, tuple[int, float]] = field(default_factory=dict)
     steps_known: bool = True
-    wait_for: dict[int, float] = field(default_factory=dict)
+    waits: list[LateWait] = field(default_factory=list)
     cpus_count: int = 0
 
 
@@ -144,16 +165,6 @@ def without(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
     return result
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """One rank in one collective: how long for whom, and the transfer behind it."""
-
-    moment_ns: int
-    late_ns: int
-    for_rank: int
-    link_ns: int
-
-
 def of_clock(folder: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
     """Truth of a job by what its ranks wrote (``jobs.py`` or the example's ``--truth``).
 
@@ -168,42 +179,41 @@ def of_clock(folder: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
         int(path.stem.split("-")[1]): [json.loads(line) for line in path.read_text().splitlines()]
         for path in sorted(folder.glob("rank-*.jsonl"))
     }
-    waits = _waits({rank: [lap for row in own for lap in _laps(row, "collective")] for rank, own in rows.items()})
-    made = [json.loads(line) for path in folder.glob("made-*.jsonl") for line in path.read_text().splitlines()]
-    ranks, lengths, counts = {}, {}, {}
+    waits = _waits(rows)
+    ranks: dict[int, RankTruth] = {}
+    lengths: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
     for rank, own in rows.items():
         counted = [row for row in own if _inside((row["begin_ns"] + row["end_ns"]) // 2, windows.get(rank, ()))]
-        for kind in {row.get("kind", "train") for row in own}:
-            of_kind = [row for row in own if row.get("kind", "train") == kind]
-            chosen = [row["end_ns"] - row["begin_ns"] for row in of_kind if row in counted] or [0]
-            counts.setdefault(kind, []).append(len(of_kind))
+        for kind in {_kind(row) for row in own}:
+            chosen = [row["end_ns"] - row["begin_ns"] for row in counted if _kind(row) == kind] or [0]
+            counts[kind] = max(counts.get(kind, 0), sum(_kind(row) == kind for row in own))
             lengths.setdefault(kind, []).append(sum(chosen) / len(chosen))
         if counted:
             mine = [json.loads(line) for p in folder.glob(f"made-{rank}-*.jsonl") for line in p.open()]
-            ranks[rank] = _rank(rank, counted, waits[rank], mine)
-    longest: dict[int, float] = {}
+            ranks[rank] = _rank(rank, counted, [w for w in waits if w.rank == rank], mine)
     begin = min((w[0] for own in windows.values() for w in own), default=0)
-    for wait in (w for own in waits.values() for w in own if w.moment_ns >= begin):
-        longest[wait.for_rank] = max(longest.get(wait.for_rank, 0.0), wait.late_ns)
-    steps = {kind: (max(many), sorted(lengths[kind])[len(many) // 2]) for kind, many in counts.items()}
-    return Truth(ranks, len(rows), steps=steps, wait_for=longest, cpus_count=_cpus()) if made or rows else Truth({})
+    steps = {kind: (counts[kind], sorted(many)[len(many) // 2]) for kind, many in lengths.items()}
+    counted_waits = [w for w in waits if w.moment_ns >= begin]
+    return Truth(ranks, len(rows), steps=steps, waits=counted_waits, cpus_count=len(os.sched_getaffinity(0)))
 
 
-def _cpus() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
+def _kind(row: Mapping[str, Any]) -> str:
+    return str(row.get("kind", "train"))
 
 
 #: What the example calls its laps.
 _SAME = {"all_reduce": "collective", "checkpoint": "save"}
 
 
-def _laps(row: Mapping[str, Any], name: str) -> list[Interval]:
-    found = [(begin, end) for lap, begin, end in row["laps"] if _SAME.get(lap, lap) == name]
+def _laps(row: Mapping[str, Any], name: str) -> list[tuple[int, int, int]]:
+    """Begin, end and run-queue time of the laps of one name."""
+    found = [
+        (lap[1], lap[2], lap[3] if len(lap) > 3 else 0) for lap in row["laps"] if _SAME.get(lap[0], lap[0]) == name
+    ]
     if name == "collective" and not found and row.get("gradients_ready_ns"):
         # DDP with one bucket waits at the end of backward, from the last gradient on.
-        found = [(row["gradients_ready_ns"], end) for lap, _, end in row["laps"] if lap == "backward"]
+        found = [(row["gradients_ready_ns"], lap[2], 0) for lap in row["laps"] if lap[0] == "backward"]
     return found
 
 
@@ -211,26 +221,49 @@ def _inside(moment: int, windows: Sequence[Interval]) -> bool:
     return any(begin <= moment < end for begin, end in windows)
 
 
-def _waits(collectives: Mapping[int, Sequence[Interval]]) -> dict[int, list[_Wait]]:
+def _waits(rows: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[LateWait]:
     """The n-th collective of each rank is one; nobody can be done before all have come."""
-    result: dict[int, list[_Wait]] = {rank: [] for rank in collectives}
-    if len(collectives) < 2:
-        return result
+    if len(rows) < 2:
+        return []
+    collectives = {rank: [(row, lap) for row in own for lap in _laps(row, "collective")] for rank, own in rows.items()}
+    found = []
     for entries in zip(*collectives.values(), strict=False):
         by_rank = dict(zip(collectives, entries, strict=True))
-        last = max(by_rank, key=lambda r: by_rank[r][0])
-        for rank, (begin, end) in by_rank.items():
-            arrived = min(max(by_rank[last][0], begin), end)
-            result[rank].append(_Wait(begin, arrived - begin, last, end - arrived))
-    return result
+        last = max(by_rank, key=lambda r: by_rank[r][1][0])
+        for rank, (row, (begin, end, queued)) in by_rank.items():
+            arrived = min(max(by_rank[last][1][0], begin), end)
+            surplus = _surplus(by_rank[last][0], row)
+            found.append(LateWait(rank, last, begin, arrived - begin, end - arrived, queued, surplus))
+    return found
 
 
-def _rank(rank: int, counted: Sequence[Mapping[str, Any]], waits: Sequence[_Wait], made: list[list[int]]) -> RankTruth:
+def _surplus(late: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    a, b = _spent(late), _spent(other)
+    return {name: a[name] - b[name] for name in a}
+
+
+def _spent(row: Mapping[str, Any]) -> dict[str, float]:
+    """Time of one step by column; the queue for a CPU stands beside compute."""
+    found = {
+        column: float(sum(end - begin for name in names for begin, end, _ in _laps(row, name)))
+        for column, names in (("data", ("wait",)), ("save", ("save",)), ("other", ("sleep", "blocked")))
+    }
+    inside = sum(end - begin for begin, end, _ in _laps(row, "collective"))
+    whole = row["end_ns"] - row["begin_ns"]
+    found["compute"] = whole - inside - sum(found.values()) - row.get("idle_ns", 0)
+    found["other"] += row.get("idle_ns", 0)
+    found["queue"] = float(row.get("queued_ns", 0) + sum(lap[3] for lap in row["laps"] if len(lap) > 3))
+    return found
+
+
+def _rank(
+    rank: int, counted: Sequence[Mapping[str, Any]], waits: Sequence[LateWait], made: Sequence[Sequence[Any]]
+) -> RankTruth:
     count = len(counted)
     spans = [(row["begin_ns"], row["end_ns"]) for row in counted]
 
     def spent(name: str) -> float:
-        return sum(end - begin for row in counted for begin, end in _laps(row, name)) / count
+        return sum(end - begin for row in counted for begin, end, _ in _laps(row, name)) / count
 
     step = sum(end - begin for begin, end in spans) / count
     mine = [w for w in waits if _inside(w.moment_ns, spans)]
@@ -240,10 +273,12 @@ def _rank(rank: int, counted: Sequence[Mapping[str, Any]], waits: Sequence[_Wait
             late_ns[wait.for_rank] = late_ns.get(wait.for_rank, 0.0) + wait.late_ns / count
     asleep, blocked = spent("sleep"), spent("blocked")
     idle = sum(row.get("idle_ns", 0) for row in counted) / count
+    # A thread that stands in the queue for a CPU does not know any more how long its transfer took.
+    link, in_queue = (sum(getattr(w, name) for w in mine) / count for name in ("link_ns", "queued_ns"))
     columns = {
         "data": Amount.of(spent("wait")),
         "late": Amount.of(sum(late_ns.values())),
-        "link": Amount.of(sum(w.link_ns for w in mine) / count),
+        "link": Amount(max(link - in_queue, 0.0), link),
         "save": Amount.of(spent("save")),
         "other": Amount(asleep + blocked, asleep + blocked + idle),
     }
@@ -255,4 +290,23 @@ def _rank(rank: int, counted: Sequence[Mapping[str, Any]], waits: Sequence[_Wait
         cpu, queue = (sum(row[n] for row in inside) / count for n in (2, 3))
         whole = sum(row[1] - row[0] for row in inside) / count
         making = {"cpu": cpu, "queue": queue, "waiting": max(whole - cpu - queue, 0.0)}
-    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle, making)
+    handed = _handed(counted, made)
+    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle, making, handed)
+
+
+def _handed(counted: Sequence[Mapping[str, Any]], made: Sequence[Sequence[Any]]) -> float | None:
+    """Time per step in waits for batches whose samples were all made, None where nobody noted which they were."""
+    waits = [batch for row in counted for batch in row.get("batches", ())]
+    if not waits or not made:
+        return None
+    ends: dict[tuple[str, int], list[int]] = {}
+    for _, end, _, _, loader, index in made:
+        ends.setdefault((loader, index), []).append(end)
+    size = 1 + max(index for _, index in ends) // (1 + max(number for _, _, number, _, _ in waits))
+    handed = 0
+    for loader, epoch, number, begin, end in waits:
+        own = [sorted(ends.get((loader, index), ())) for index in range(number * size, (number + 1) * size)]
+        if all(len(moments) > epoch for moments in own):
+            ready = max(moments[epoch] for moments in own)
+            handed += end - min(max(begin, ready), end)
+    return handed / len(counted)
