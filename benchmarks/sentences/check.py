@@ -15,6 +15,8 @@ Row = Mapping[str, Any]
 OF_FIGURE, OF_STEP = 0.05, 0.02
 #: What kept a rank made up at least this part of the wait for it.
 MATTERS = 0.25
+#: Batches whose making is waiting to this part need no CPUs.
+MOSTLY = 0.7
 #: A stall below this share of the step needs no verdict; so much above it, it does.
 WORTH_RATIO = 0.03
 #: A cause may be named that is nearly the largest.
@@ -147,7 +149,9 @@ def judge_amount(row: Row, own: Amount, step_ns: float) -> tuple[str, str]:
     return (TRUE, "") if near and own.high_ns - own.low_ns <= 2 * slack else (BOUNDS, "")
 
 
-def _headline(row: Row, evidence: list[Row], findings: Sequence[Row], truth: Truth, expected: Expected) -> Checked | None:
+def _headline(
+    row: Row, evidence: list[Row], findings: Sequence[Row], truth: Truth, expected: Expected
+) -> Checked | None:
     kind = row["kind"]
     if kind == "ranks":
         wrong = truth.ranks_count >= 0 and row["items_count"] != truth.ranks_count
@@ -188,7 +192,9 @@ def _steps(row: Row, findings: Sequence[Row], truth: Truth) -> Checked:
     left_out = sum(r["items_count"] for r in findings if r["section"] == "headline" and r["kind"] == "warmup")
     # Which kinds the steps that are left out were of, the headline does not say.
     if not count - left_out <= row["items_count"] <= count:
-        return Checked(row, FALSE, f"{row['items_count']} {row['name']} steps, {left_out} left out; had {_kinds(truth)}")
+        return Checked(
+            row, FALSE, f"{row['items_count']} {row['name']} steps, {left_out} left out; had {_kinds(truth)}"
+        )
     if mean and abs(row["stall_ns"] - mean) > OF_FIGURE * mean:
         return Checked(row, FALSE, f"{row['stall_ns'] / 1e6:.3g} ms a step, truly {mean / 1e6:.3g} ms")
     return Checked(row, TRUE)
@@ -287,7 +293,9 @@ def _data_cause(cause: str, rank: RankTruth, expected: Expected) -> str:
         return ""
     if cause == "handoff" and rank.handed_ns is not None:
         fine = rank.handed_ns >= HALF * waited
-        return "" if fine else f"cause handoff, but of the waits only {rank.handed_ns / 1e6:.3g} ms were for made batches"
+        return (
+            "" if fine else f"cause handoff, but of the waits only {rank.handed_ns / 1e6:.3g} ms were for made batches"
+        )
     if not rank.making or cause in ("handoff", "epochs"):
         return f"cause {cause}" if allowed and cause not in allowed else ""
     part = _PARTS.get(cause, "waiting")
@@ -376,9 +384,8 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
     whole, cpu = max(sum(rank.making.values()), 1.0), rank.making["cpu"]
     rest = rank.step_ns - rank.columns["data"].low_ns
     ranks = max(len(truth.ranks), 1)
-    if code in ("cpus_are_full", "others_use_cpus", "fewer_larger_batches"):
-        if rank.making["waiting"] > 0.7 * whole:
-            return f"advice {code}, but {rank.making['waiting'] / whole:.0%} of the making is waiting"
+    if code in ("cpus_are_full", "others_use_cpus") and rank.making["waiting"] > MOSTLY * whole:
+        return f"advice {code}, but {rank.making['waiting'] / whole:.0%} of the making is waiting"
     if code in ("more_workers", "use_workers"):
         count = next((e["items_count"] for e in evidence if e["code"] == code), 0)
         floor = cpu * ranks / max(truth.cpus_count, 1)

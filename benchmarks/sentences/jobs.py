@@ -3,11 +3,11 @@
     python jobs.py --clock FOLDER [--steps 40] [--loader sleep --loader-ms 4] [--late 1:compute:20] ...
 
 One process is one rank (RANK and WORLD_SIZE of the environment). It writes FOLDER/rank-R.jsonl, one line per step:
-{"rank", "step", "kind", "begin_ns", "end_ns", "laps": [[name, begin_ns, end_ns, queued_ns], ...], "batches", "idle_ns",
-"queued_ns"}, of time.monotonic_ns. Laps are "wait" (in next(loader)), "collective", "save", "sleep", "blocked"; the rest
-of a step is compute, but for ``idle_ns`` (neither on a CPU nor in the queue for one) and ``queued_ns`` of it. Batches are
-[loader, epoch, number, begin_ns, end_ns] of a wait. What the data set does stands in FOLDER/made-R-PID.jsonl, a line for
-each sample: [begin_ns, end_ns, cpu_ns, queued_ns, loader, index].
+{"rank", "step", "kind", "begin_ns", "end_ns", "laps": [[name, begin_ns, end_ns, queued_ns], ...], "batches",
+"idle_ns", "queued_ns"}, of time.monotonic_ns. Laps are "wait" (in next(loader)), "collective", "save", "sleep",
+"blocked"; the rest of a step is compute, but for ``idle_ns`` (neither on a CPU nor in the queue for one) and
+``queued_ns`` of it. Batches are [loader, epoch, number, begin_ns, end_ns] of a wait. What the data set does stands in
+FOLDER/made-R-PID.jsonl, a line for each sample: [begin_ns, end_ns, cpu_ns, queued_ns, loader, index].
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -448,7 +448,7 @@ def prepare(options: argparse.Namespace) -> None:
         import pyarrow.parquet
 
         column = list(range(40_000))
-        table = pyarrow.table({name: column for name in "abcdefgh"})
+        table = pyarrow.table(dict.fromkeys("abcdefgh", column))
         pyarrow.parquet.write_table(table, options.clock / "columns.parquet", row_group_size=4_000)
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import stashtrace
 from ground_truth import machine
+
+import stashtrace
 from sentences.cases import Case
 from sentences.truth import Interval, Truth, of_clock
 from stashtrace.analysis.findings import Summary
@@ -57,7 +58,8 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
     words = case.arguments.split()
     if case.program == "example":
         script = [str(EXAMPLE), "--data", str(data), "--images", "400", "--image-size", "96", "--truth", str(clock)]
-        script += ["--model-size", "medium", "--log-every", "1000", *words]
+        script += ["--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000"]
+        script += ["--log-every", "1000", *words]
         if "--checkpoint-every" in words:
             script += ["--checkpoint", str(folder / "checkpoint.pt")]
     else:

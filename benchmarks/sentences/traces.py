@@ -33,7 +33,7 @@ class Foreign:
     title: str
     paths: tuple[Path, ...]
     truth: Callable[[tuple[Path, ...], Windows], Truth]
-    expected: Expected = Expected()
+    expected: Expected = field(default_factory=Expected)
 
 
 def of(folder: Path) -> list[Foreign]:
@@ -45,19 +45,30 @@ def of(folder: Path) -> list[Foreign]:
     found = [
         Foreign("dlrm8", "DLRM, 8 ranks, 1 step", tuple(sorted(dlrm.glob("rank*.json.gz"))), of_kineto),
         Foreign("dlrm8_rank1", "rank 1 of the 8 alone", (dlrm / "rank1.pt.trace.json.gz",), of_kineto),
-        Foreign("dlrm8_three", "ranks 1, 4 and 7 of the 8", tuple(dlrm / f"rank{r}.pt.trace.json.gz" for r in (1, 4, 7)), of_kineto),
-        Foreign("sampled_128", "ranks 0 and 1 of 128", tuple(sorted((kineto / "sampled_128").glob("*.json.gz"))), of_kineto),
-    ]  # fmt: skip
-    for path in sorted((kineto / "one_rank_of_many").glob("*.json.gz")) + sorted((kineto / "one_gpu").glob("*.json.gz")):
+        Foreign(
+            "dlrm8_three",
+            "ranks 1, 4 and 7 of the 8",
+            tuple(dlrm / f"rank{r}.pt.trace.json.gz" for r in (1, 4, 7)),
+            of_kineto,
+        ),
+        Foreign(
+            "sampled_128", "ranks 0 and 1 of 128", tuple(sorted((kineto / "sampled_128").glob("*.json.gz"))), of_kineto
+        ),
+    ]
+    for path in sorted((kineto / "one_rank_of_many").glob("*.json.gz")) + sorted(
+        (kineto / "one_gpu").glob("*.json.gz")
+    ):
         if not path.name.endswith("_et.json.gz"):
             name = path.name.split(".")[0]
             found.append(Foreign(name, f"{path.parent.name.replace('_', ' ')}", (path,), of_kineto))
     found += [Foreign(f"nsys_{p.stem}", "Nsight export", (p,), of_nsys) for p in sorted(nsys.glob("*.sqlite"))]
     dft = folder / "dftracer"
     found += [
-        Foreign("dlio_unet3d", "DLIO UNet3D on 8 processes by DFTracer", tuple(sorted(dft.glob("dlio*.pfw.gz"))), of_dlio),
+        Foreign(
+            "dlio_unet3d", "DLIO UNet3D on 8 processes by DFTracer", tuple(sorted(dft.glob("dlio*.pfw.gz"))), of_dlio
+        ),
         Foreign("cm1", "8 processes of CM1 by DFTracer", tuple(sorted(dft.glob("cm1*.pfw.gz"))), without_steps),
-    ]  # fmt: skip
+    ]
     found += [
         Foreign(f"darshan_{p.stem}", "Darshan log", (p,), without_steps) for p in sorted(darshan.glob("*.darshan"))
     ]
@@ -76,9 +87,8 @@ def without_steps(paths: tuple[Path, ...], windows: Windows) -> Truth:
 
 
 def _loaded(path: Path) -> Any:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
-    with opened as file:
-        return json.load(file)
+    content = path.read_bytes()
+    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
 #: As the libraries name their kernels.

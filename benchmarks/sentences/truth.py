@@ -71,8 +71,8 @@ class RankTruth:
 class LateWait:
     """One rank in one collective: how long for whom, and the transfer behind it.
 
-    ``surplus`` is what the late rank spent longer in the step of this collective than the waiting one, ns by column, with
-    "queue" (waiting for a CPU) beside "compute", which holds it.
+    ``surplus`` is what the late rank spent longer in the step of this collective than the waiting one, ns by column,
+    with "queue" (waiting for a CPU) beside "compute", which holds it.
     """
 
     rank: int

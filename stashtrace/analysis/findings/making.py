@@ -31,6 +31,8 @@ _FULL_RATIO = 0.9
 _FAULTS_RATIO = 0.5
 #: Other processes are to blame for a run queue if they use more than this share of the CPUs.
 _OTHERS_RATIO = 0.2
+#: A maker waits rather than computes from this part of its time on.
+_WAITS_RATIO = 0.5
 #: A step shorter by less than this is no help.
 _HELPS_RATIO = 0.85
 
@@ -185,12 +187,14 @@ def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_hos
     # Time in the run queue is gone once there is a CPU for everybody, or else CPUs are the limit anyway.
     busy_ns = parts.get("cpu", making.batch_ns)
     needed = math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / rest_ns)
+    waiting_ns = sum(ns for part, ns in parts.items() if part not in ("cpu", "queue"))
     # Making its own batches, the step thread counts them in its CPU time.
     own_ns = making.needs * busy_ns if making.workers == 0 else 0.0
     floor_ns = -1.0
     if cpu is not None and parts:
         step_ns = max(cpu.main_ns_per_s.get(rank.rank, 0.0) * rank.step_ns / 1e9 - own_ns, 0.0)
-        left = max(cpu.count - cpu.others_count, 0.1)
+        # What others use is no limit of a loader that mostly waits: its turns on a CPU are short, and they come.
+        left = cpu.count if waiting_ns > _WAITS_RATIO * making.batch_ns else max(cpu.count - cpu.others_count, 0.1)
         floor_ns = ranks_on_host * (making.needs * busy_ns + step_ns) / left
     if making.workers and making.needs * making.batch_ns <= making.workers * rest_ns:
         return Advice("workers_keep_up", needed)

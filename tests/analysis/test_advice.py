@@ -1,0 +1,56 @@
+"""What would hide the making of batches: a loader that waits needs few CPUs, whoever uses them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from stashtrace.analysis.findings.facts import RankFacts
+from stashtrace.analysis.findings.making import PARTS, Making, advice_of
+from stashtrace.analysis.findings.trust import HostCpu
+from stashtrace.model.schemas import BATCHES
+from stashtrace.model.table import Table
+
+MS = 1_000_000
+
+
+def rank(step_ms: int, waits_ms: int) -> RankFacts:
+    kinds = {"prep": 20 * waits_ms * MS, "compute": 20 * (step_ms - waits_ms) * MS}
+    return RankFacts(0, "node", 20, step_ms * MS, step_ms * MS, 20 * step_ms * MS, kinds, kinds, kinds, {})
+
+
+def making(workers: int, **parts_ms: int) -> Making:
+    parts = {part: float(parts_ms.get(part, 0) * MS) for part in PARTS}
+    return Making(Table.from_rows(BATCHES, []), workers, sum(parts.values()), parts, 0.0, 1.0)
+
+
+def cpus(others: float, *, main_ms_per_s: float = 300) -> HostCpu:
+    return HostCpu(2.0, others, 0.99, 0.0, {0: main_ms_per_s * MS})
+
+
+@pytest.mark.parametrize("part", ["asleep", "network", "storage", "blocked"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_more_workers_help_a_loader_that_waits_though_others_use_all_cpus(part: str, workers: int) -> None:
+    advice = advice_of(rank(90, 60), making(workers, cpu=3, queue=12, **{part: 45}), cpus(1.9), 1)
+    assert advice is not None
+    assert advice.code == ("more_workers" if workers else "use_workers")
+    assert advice.condition == part
+    assert advice.workers == 2
+
+
+def test_more_workers_do_not_help_a_loader_that_computes_while_others_use_the_cpus() -> None:
+    advice = advice_of(rank(90, 60), making(1, cpu=40, queue=20), cpus(1.9), 1)
+    assert advice is not None
+    assert advice.code == "others_use_cpus"
+
+
+def test_more_workers_do_not_help_where_the_job_itself_fills_the_cpus() -> None:
+    advice = advice_of(rank(90, 60), making(2, cpu=150, queue=2), cpus(0.0, main_ms_per_s=600), 1)
+    assert advice is not None
+    assert advice.code == "cpus_are_full"
+
+
+def test_the_limit_of_the_cpus_is_never_above_the_step_that_they_allow_now() -> None:
+    advice = advice_of(rank(90, 60), making(0, cpu=8, queue=7, asleep=45), cpus(1.9), 1)
+    assert advice is not None
+    assert advice.floor_ns < 90 * MS
