@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from stashtrace.analysis.findings.facts import RankFacts
-from stashtrace.analysis.findings.making import PARTS, Making, advice_of
+from stashtrace.analysis.findings.making import PARTS, Making, advice_of, handoff_code
 from stashtrace.analysis.findings.trust import HostCpu
 from stashtrace.model.schemas import BATCHES
 from stashtrace.model.table import Table
@@ -54,3 +54,10 @@ def test_the_limit_of_the_cpus_is_never_above_the_step_that_they_allow_now() -> 
     advice = advice_of(rank(90, 60), making(0, cpu=8, queue=7, asleep=45), cpus(1.9), 1)
     assert advice is not None
     assert advice.floor_ns < 90 * MS
+
+
+@pytest.mark.parametrize(("queue", "others", "code"), [
+    (2, 1.9, "fewer_larger_batches"), (30, 1.9, "others_use_cpus"), (30, 0.0, "cpus_are_full"),
+])  # fmt: skip
+def test_hand_over_that_waits_for_cpus_is_no_reason_for_larger_batches(queue: int, others: float, code: str) -> None:
+    assert handoff_code(making(2, cpu=8, queue=queue), cpus(others)) == code

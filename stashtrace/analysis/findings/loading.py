@@ -11,8 +11,9 @@ import numpy as np
 from stashtrace.analysis.batch_layers import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.epochs import epoch_begins
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
-from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, making_of
+from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, handoff_code, making_of
 from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.findings.trust import HostCpu
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.analysis.trace_index import blocked_by_guess
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp
@@ -92,7 +93,12 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
     elif making.faults_count > 0 and fetched:
         rows.append(Evidence("page_faults", "batches", part_ratio=making.faults_count))
     if handed > _HANDED_RATIO:
-        return Loading("handoff", evidence=rows + _handed_over(rank, making), advice_code="fewer_larger_batches")
+        cpu = facts.trust.hosts.get(rank.host)
+        code = handoff_code(making, cpu)
+        if code == "fewer_larger_batches":
+            return Loading("handoff", evidence=rows + _handed_over(rank, making), advice_code=code)
+        full = [Evidence(code, "batches", rank=rank.rank, of_count=making.workers), *_cpus(facts, rank, cpu, -1)]
+        return Loading("handoff", advice_code=code, evidence=rows + full)
     cause = max(parts[1:], key=lambda row: row.amount_ns).kind if len(parts) > 1 else ""
     code, advice_rows = _advice(facts, rank, making)
     return Loading(cause, file=slow.name if slow else "", advice_code=code, evidence=rows + advice_rows)
@@ -146,19 +152,25 @@ def _advice(facts: RunFacts, rank: RankFacts, making: Making) -> tuple[str, list
             amount_ns=rest_ns,
         )
     ]
-    if cpu is not None:
-        rows.append(
-            Evidence(
-                "cpus",
-                "counters",
-                part_ratio=cpu.count,
-                amount_ns=advice.floor_ns,
-                items_count=together,
-                low_ns=round(1e9 * cpu.others_count),
-                name=rank.host,
-            )
-        )
+    rows += _cpus(facts, rank, cpu, advice.floor_ns)
     return advice.code, rows
+
+
+def _cpus(facts: RunFacts, rank: RankFacts, cpu: HostCpu | None, floor_ns: float) -> list[Evidence]:
+    """The CPUs of a rank's host, and the shortest step that they allow."""
+    if cpu is None:
+        return []
+    return [
+        Evidence(
+            "cpus",
+            "counters",
+            part_ratio=cpu.count,
+            amount_ns=floor_ns,
+            items_count=sum(r.host == rank.host for r in facts.ranks),
+            low_ns=round(1e9 * cpu.others_count),
+            name=rank.host,
+        )
+    ]
 
 
 def _makers_not_recorded(trace: Trace, rank: int) -> str:

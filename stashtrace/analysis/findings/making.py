@@ -33,6 +33,8 @@ _FAULTS_RATIO = 0.5
 _OTHERS_RATIO = 0.2
 #: A maker waits rather than computes from this part of its time on.
 _WAITS_RATIO = 0.5
+#: Makers that stand in the run queue for more than this part of their time have no CPU to hand over with either.
+_STARVED_RATIO = 0.5
 #: A step shorter by less than this is no help.
 _HELPS_RATIO = 0.85
 
@@ -199,8 +201,7 @@ def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_hos
     if making.workers and making.needs * making.batch_ns <= making.workers * rest_ns:
         return Advice("workers_keep_up", needed)
     if making.workers and needed <= making.workers:  # but for the time in the run queue
-        others = cpu is not None and cpu.others_count > _OTHERS_RATIO * cpu.count
-        return Advice("others_use_cpus" if others else "cpus_are_full", -1, "", floor_ns)
+        return Advice(_whose_cpus(cpu), -1, "", floor_ns)
     if floor_ns > _HELPS_RATIO * rank.step_ns and cpu is not None:
         crowded = floor_ns * max(cpu.count - cpu.others_count, 0.1) / cpu.count <= _HELPS_RATIO * rank.step_ns
         return Advice("others_use_cpus" if crowded else "cpus_are_full", -1, "", floor_ns)
@@ -209,3 +210,14 @@ def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_hos
     condition = longest if longest and idle[longest] > 0.25 * making.batch_ns else ""
     full = floor_ns > _FULL_RATIO * rest_ns
     return Advice("more_workers" if making.workers else "use_workers", needed, condition, floor_ns if full else -1)
+
+
+def handoff_code(making: Making, cpu: HostCpu | None) -> str:
+    """What would shorten the hand-over of batches: fewer of them, unless both its ends wait for a CPU."""
+    starved = making.parts_ns.get("queue", 0.0) > _STARVED_RATIO * making.batch_ns
+    return _whose_cpus(cpu) if starved else "fewer_larger_batches"
+
+
+def _whose_cpus(cpu: HostCpu | None) -> str:
+    others = cpu is not None and cpu.others_count > _OTHERS_RATIO * cpu.count
+    return "others_use_cpus" if others else "cpus_are_full"

@@ -90,13 +90,12 @@ def _more_workers(row: Row, f: Finding) -> str:
 
 def _cpus_are_full(row: Row, f: Finding) -> str:
     cpus = f.first("cpus")
+    if cpus is not None and row["code"] == "others_use_cpus":
+        used, count = number(cpus["low_ns"] / 1e9), number(cpus["part_ratio"])
+        return f"more workers would not help while other processes use {used} of the {count} CPUs"
     if cpus is None or cpus["amount_ns"] < 0:
         return "more workers would not help: the CPUs are full"
     count = number(cpus["part_ratio"])
-    if row["code"] == "others_use_cpus":
-        return (
-            f"more workers would not help while other processes use {number(cpus['low_ns'] / 1e9)} of the {count} CPUs"
-        )
     return (
         f"more workers would not help: {count} CPUs need {duration_text(cpus['amount_ns'])} for the work of a step;"
         " cheaper decoding or more CPUs would"
