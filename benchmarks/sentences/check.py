@@ -216,7 +216,7 @@ def _verdict(row: Row, evidence: list[Row], truth: Truth, expected: Expected) ->
     if result == FALSE:
         return Checked(row, FALSE, why)
     for wrong in (
-        _share(row, rank),
+        _share(row, rank, truth),
         _others(row, kind, truth),
         _cause(row, evidence, rank, truth, expected),
         _advice(row, evidence, rank, truth, expected),
@@ -244,12 +244,17 @@ def _no_stall(row: Row, truth: Truth) -> Checked:
     return Checked(row, TRUE if own.low_ns + slack >= floor else BOUNDS)
 
 
-def _share(row: Row, rank: RankTruth) -> str:
+def _share(row: Row, rank: RankTruth, truth: Truth) -> str:
+    """The share is that of the rank, or the largest of all that are named."""
     if row["share_ratio"] <= 0 or row["stall_ns"] <= 0:
         return ""
-    step = row["stall_ns"] / row["share_ratio"]
-    near = abs(step - rank.step_ns) <= OF_FIGURE * rank.step_ns
-    return "" if near else f"of a step of {step / 1e6:.3g} ms, truly {rank.step_ns / 1e6:.3g} ms"
+    point = row["stall_ns"] / rank.step_ns
+    named = [truth.ranks[r].share(row["kind"]).high_ns for r in ranks_of(row["ranks"]) if r in truth.ranks]
+    if any(
+        abs(row["share_ratio"] - share) <= OF_STEP + OF_FIGURE * share for share in (point, max(named, default=0.0))
+    ):
+        return ""
+    return f"{row['share_ratio']:.1%} of the step, truly {point:.1%}"
 
 
 def _others(row: Row, kind: str, truth: Truth) -> str:
@@ -377,10 +382,12 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
     code = row["advice_code"]
     if not code or code in expected.advice:
         return ""
-    if code in ("persistent_workers", "fewer_larger_batches", "pin_memory"):
+    if code in ("persistent_workers", "pin_memory"):
         return f"advice {code}"
     if not rank.making:
-        return ""
+        return f"advice {code}" if code == "fewer_larger_batches" else ""
+    if code == "fewer_larger_batches":
+        return _larger(rank)
     whole, cpu = max(sum(rank.making.values()), 1.0), rank.making["cpu"]
     rest = rank.step_ns - rank.columns["data"].low_ns
     ranks = max(len(truth.ranks), 1)
@@ -394,4 +401,14 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
         needed = (rank.making["waiting"] + cpu) / max(rest, 1.0)
         if count < 0.7 * needed - 1:
             return f"{count} workers would keep up, {needed:.1f} are needed"
+    return ""
+
+
+def _larger(rank: RankTruth) -> str:
+    """Fewer, larger batches shorten the hand-over of batches that are made, unless it waits for CPUs."""
+    waited, whole = rank.columns["data"].high_ns, max(sum(rank.making.values()), 1.0)
+    if rank.handed_ns is not None and rank.handed_ns < HALF * waited:
+        return f"larger batches, but of the waits only {rank.handed_ns / 1e6:.3g} ms were for made batches"
+    if rank.making["queue"] > MOSTLY * whole:
+        return f"larger batches, but {rank.making['queue'] / whole:.0%} of the making is waiting for a CPU"
     return ""

@@ -96,6 +96,10 @@ _COMMUNICATES = re.compile(r"nccl|rccl|all_?reduce_(bf|half|float)|cross_device_
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__")
 
 
+#: All ranks leave a collective together; on one host within this.
+_TOGETHER_NS = 100_000
+
+
 @dataclass
 class _Device:
     """Intervals of one rank, ns of the file's clock."""
@@ -200,7 +204,9 @@ def _waits(devices: Sequence[_Device]) -> dict[int, list[tuple[Interval, int]]]:
     found: dict[int, list[tuple[Interval, int]]] = {device.rank: [] for device in devices}
     for entries in zip(*(sorted(device.communicates) for device in devices), strict=True):
         last = max(range(len(devices)), key=lambda n: entries[n][0])
-        arrived = entries[last][0]
+        arrived, ends = entries[last][0], [end for _, end in entries]
+        if max(ends) - min(ends) > _TOGETHER_NS:
+            continue  # messages between some of them: nobody need have waited for the last
         for device, (begin, end) in zip(devices, entries, strict=True):
             if arrived > begin:
                 found[device.rank].append(((begin, min(arrived, end)), devices[last].rank))
@@ -225,8 +231,8 @@ def _device_rank(
     columns = {
         "compute": Amount(length(kernels) / count, length(computes) / count),
         # Of missing ranks nobody knows whether they took part, nor when they came.
-        "late": Amount(0.0, exposed) if missing else Amount.of(late),
-        "link": Amount(0.0, exposed) if missing else Amount.of(exposed - late),
+        "late": Amount(late, exposed) if missing else Amount.of(late),
+        "link": Amount(0.0, exposed - late) if missing else Amount.of(exposed - late),
         "copy": Amount.of(length(copies) / count),
         "data": Amount.of(data / count),
         "host": Amount((length(idle) - data) / count, (length(idle) - data) / count + sets_ns),

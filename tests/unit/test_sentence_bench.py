@@ -266,3 +266,13 @@ def test_waits_follow_from_when_each_rank_arrived(tmp_path: Path, truth: ModuleT
     assert second.asleep_ns == 40 * MS
     assert second.columns["compute"] == truth.Amount.of(45 * MS)
     assert facts.waits[0].surplus["other"] == 40 * MS
+
+
+def test_larger_batches_help_the_hand_over_of_batches_that_are_made(check: ModuleType, truth: ModuleType) -> None:
+    rank, row = known(truth, data=60), claim("data", 60, advice_code="fewer_larger_batches")
+    rank.making, rank.handed_ns = {"cpu": 30 * MS, "queue": 5 * MS, "waiting": 0.0}, 50 * MS
+    assert judged(check, row, run(truth, rank)) == "true"
+    rank.making = {"cpu": 5 * MS, "queue": 30 * MS, "waiting": 0.0}
+    assert judged(check, row, run(truth, rank)) == "false"
+    rank.making, rank.handed_ns = {"cpu": 30 * MS, "queue": 5 * MS, "waiting": 0.0}, 5 * MS
+    assert judged(check, row, run(truth, rank)) == "false"

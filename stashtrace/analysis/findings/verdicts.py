@@ -75,11 +75,9 @@ def _stalls(facts: RunFacts) -> list[Claim]:
         ("host", _host),
         ("other", _other),
     ):
-        hit = sorted(
-            (r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO), key=lambda r: (-r.share(group), r.rank)
-        )
+        hit = [r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO]
         if hit:
-            found += claims_of(facts, hit)
+            found += claims_of(facts, sorted(hit, key=lambda r: (-r.per_step_ns(*GROUPS[group]), r.rank)))
     if not any(claim.kind == "host" for claim in found):
         found += _perhaps_host(facts)
     return sorted(found, key=lambda claim: -claim.share_ratio)
@@ -99,19 +97,22 @@ def _claim(hit: Sequence[RankFacts], group: str, kinds: Sequence[str]) -> Claim:
     """A verdict about the time that ranks lose to some kinds; its figures are those of the first, the worst."""
     worst, least = hit[0], hit[-1]
     point, (low, high) = worst.per_step_ns(*kinds), worst.bounds_ns(*kinds)
+    sure = confidence(point, low, high)
+    # Steps of different lengths: who loses most time need not lose the largest share.
+    shares = [r.share(group) for r in hit] if sure == "exact" else [worst.share(group), least.share(group)]
     return Claim(
         "verdict",
         group,
         ranks=ranks_text(sorted(r.rank for r in hit)),
         rank=worst.rank,
         items_count=len(hit),
-        share_ratio=worst.share(group),
-        least_ratio=least.share(group),
+        share_ratio=max(shares) if sure == "exact" else shares[0],
+        least_ratio=min(shares),
         stall_ns=point,
         low_ns=low,
         high_ns=high,
         least_ns=least.per_step_ns(*kinds),
-        confidence=confidence(point, low, high),
+        confidence=sure,
         method=worst.method,
     )
 
