@@ -4,8 +4,8 @@
 
 A job's facts come from its own clock of the same run, a foreign trace's from plain arithmetic on its raw files. Each
 verdict and the headline is a claim (kind, ranks, amount, cause, advice): true, true within its bounds, or false. Bar:
-no false claim, and the largest true stall is the first verdict in 58 of 60. --write puts results/sentences.md and .json;
---texts keeps the rendered summaries, to be read. Exit code 1 if the bar is missed.
+no false claim, and the largest true stall is the first verdict in 58 of 60. --write puts results/sentences.md and
+.json; --texts keeps the rendered summaries, to be read. Exit code 1 if the bar is missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -184,7 +184,7 @@ JOBS = (
     Case(
         "validate_2",
         "the same with workers",
-        "--loader sleep --loader-ms 15 --steps 40 --epochs 2 --validate 10 --compute-ms 20 --forward-ms 5 --workers 2 --persistent",
+        "--loader sleep --loader-ms 15 --epochs 2 --validate 10 --compute-ms 20 --forward-ms 5 --workers 2 --persistent",
         _data("asleep", "epochs"),
     ),
     Case(

@@ -304,7 +304,7 @@ def _data_cause(cause: str, rank: RankTruth, expected: Expected) -> str:
     if not rank.making or cause in ("handoff", "epochs"):
         return f"cause {cause}" if allowed and cause not in allowed else ""
     part = _PARTS.get(cause, "waiting")
-    if part == "waiting" and cause not in allowed and cause != "unknown":
+    if part == "waiting" and allowed and cause not in allowed and cause != "unknown":
         return f"cause {cause}, the loader knows {sorted(allowed)}"
     if rank.making[part] < NEARLY * max(rank.making.values()):
         spent = ", ".join(f"{ns / 1e6:.3g} ms {name}" for name, ns in rank.making.items())

@@ -280,7 +280,7 @@ def _rank(
         "late": Amount.of(sum(late_ns.values())),
         "link": Amount(max(link - in_queue, 0.0), link),
         "save": Amount.of(spent("save")),
-        "other": Amount(asleep + blocked, asleep + blocked + idle),
+        "other": Amount.of(asleep + blocked + idle),
     }
     low, high = (sum(getattr(a, bound) for a in columns.values()) for bound in ("low_ns", "high_ns"))
     columns["compute"] = Amount(step - high, step - low)

@@ -337,6 +337,16 @@ def test_a_loss_that_is_no_number_of_rows_is_said_without_one() -> None:
     assert "  ! no device (cupti): the job has no CUDA device" in shown.splitlines()
 
 
+@pytest.mark.parametrize("reason", ["negative_times", "impossible_numbers", "hashes_ambiguous"])
+def test_a_record_with_an_unknown_value_is_not_lost(reason: str) -> None:
+    build, _ = job()
+    build.loss(reason, 1000, collector="darshan", advice="x.darshan: taken as unknown")
+    shown = " ".join(render(summarize(build.trace()), Look(), "x").split())
+    assert "RECORDS LOST" not in shown
+    assert "lost records 0" in shown
+    assert "x.darshan: taken as unknown" in shown
+
+
 def _one_track_per_counter(build: TraceBuilder) -> Any:
     """Samples of one name belong to one track; the builder makes one for each call."""
     first: dict[int, int] = {}

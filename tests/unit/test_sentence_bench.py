@@ -33,7 +33,8 @@ def claim(kind: str, stall_ms: float, *, step_ms: float = 100, section: str = "v
     row = {
         "finding_id": 0, "section": section, "kind": kind, "name": "", "ranks": "0", "rank": 0, "items_count": 1,
         "share_ratio": stall_ms / step_ms, "least_ratio": stall_ms / step_ms, "stall_ns": stall_ms * MS,
-        "low_ns": stall_ms * MS, "high_ns": stall_ms * MS, "least_ns": stall_ms * MS, "cause_kind": "", "cause_rank": -1,
+        "low_ns": stall_ms * MS, "high_ns": stall_ms * MS, "least_ns": stall_ms * MS, "cause_kind": "",
+        "cause_rank": -1,
         "worker_id": -1, "file": "", "call": "", "advice_code": "", "confidence": "exact", "method": "host",
     }  # fmt: skip
     if "low_ms" in more:

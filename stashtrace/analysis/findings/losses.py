@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.model.kinds import Severity
 from stashtrace.model.trace import Trace
@@ -14,6 +16,8 @@ _MATTERS_RATIO = 0.01
 _AT_MOST = 3
 #: Who reports that files are missing, unreadable or of different jobs.
 WHOLE_FILES = "importers"
+#: Reasons of which the records are kept, with a value that is not known.
+_KEPT = ("negative_times", "impossible_numbers", "hashes_ambiguous")
 #: Tables whose rows are records of the job.
 _RECORDED = (
     "spans",
@@ -30,9 +34,11 @@ _RECORDED = (
 
 
 def lost_count(trace: Trace) -> int:
-    """Records that were lost."""
+    """Records that were lost; those of which a value alone is not known are there."""
     losses = trace.losses
-    return int(losses["lost_count"][losses["severity_code"] == Severity.DATA_LOSS].sum())
+    kept = [code for code in map(trace.strings.find, _KEPT) if code >= 0]
+    lost = (losses["severity_code"] == Severity.DATA_LOSS) & ~np.isin(losses["name_code"], kept)
+    return int(losses["lost_count"][lost].sum())
 
 
 def loss_claims(trace: Trace) -> list[Claim]:
@@ -52,7 +58,8 @@ def loss_claims(trace: Trace) -> list[Claim]:
     claims = []
     lost = lost_count(trace)
     whole = lost + trace.io_rows_count + sum(len(trace.table(name)) for name in _RECORDED)
-    worst = max((key for key in order if severity[key] == Severity.DATA_LOSS), key=totals.__getitem__, default=None)
+    gone = (key for key in order if severity[key] == Severity.DATA_LOSS and key[1] not in _KEPT)
+    worst = max(gone, key=totals.__getitem__, default=None)
     if worst is not None and lost > _MATTERS_RATIO * whole:
         claims.append(
             Claim(

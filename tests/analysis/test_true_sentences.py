@@ -1,0 +1,32 @@
+"""What a summary claims of real traces, each claim beside plain arithmetic on the raw files; none may be false.
+
+The jobs of the same bench are in tests/ground_truth/test_sentences.py, the judge's own tests in tests/unit.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT.parent / "shared" / "corpus"
+sys.path.append(str(ROOT / "benchmarks"))  # behind tests/, whose ground_truth is another
+from sentences import check, traces  # noqa: E402
+
+TRACES = traces.of(CORPUS)
+pytestmark = pytest.mark.skipif(not TRACES, reason="the folder of real traces is not beside the checkout")
+
+
+@pytest.mark.parametrize("case", TRACES, ids=lambda case: str(case.name))
+def test_no_claim_about_a_real_trace_is_false(case: traces.Foreign) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of the files are not whole: that is what the losses say
+        recorded = traces.read(case)
+    checked = check.check(recorded.findings, recorded.evidence, recorded.truth, case.expected)
+    assert checked, "nothing was claimed"
+    assert [str(c) for c in checked if c.result == check.FALSE] == []
+    assert check.first_verdict(recorded.findings, recorded.truth) == ""
