@@ -38,6 +38,7 @@ truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 	@failed=0; \
 	$(bin)/python -m pytest $(PYTEST) -m truth --record benchmarks/results/truth.json tests || failed=1; \
 	$(bin)/python benchmarks/ground_truth.py || failed=1; \
+	$(bin)/python benchmarks/bench_sentences.py --write || failed=1; \
 	$(bin)/python benchmarks/characterize_truth.py --repeat 3 --iterations 20 --null 10 --null-only --name characterize_null || failed=1; \
 	exit $$failed
 

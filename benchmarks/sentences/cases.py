@@ -26,7 +26,7 @@ class Case:
     launcher : str
         "ranks" (tests/ground_truth/launch_ranks.py), "torchrun", or "namespaces" with a slow link between them.
     program : str
-        "jobs" or "example".
+        "jobs", "example", or the framework whose loop it is.
     """
 
     name: str
@@ -184,7 +184,7 @@ JOBS = (
     Case(
         "validate_2",
         "the same with workers",
-        "--loader sleep --loader-ms 15 --epochs 2 --validate 10 --compute-ms 20 --forward-ms 5 --workers 2 --persistent",
+        "--loader sleep --loader-ms 15 --epochs 2 --validate 8 --compute-ms 20 --forward-ms 5 --workers 2 --persistent",
         _data("asleep", "epochs"),
     ),
     Case(
@@ -354,4 +354,34 @@ JOBS = (
         program="example",
     ),
     Case("example_gap", "both ranks sleep", "--steps 25 --inject-other-ms 40", ranks=2, program="example"),
+    Case(
+        "lightning",
+        "Lightning, samples sleep",
+        "--loader sleep --loader-ms 5 --compute-ms 15",
+        _SLEEP,
+        program="lightning",
+    ),
+    Case(
+        "lightning_validate",
+        "Lightning, validation after each epoch, 2 workers",
+        "--loader sleep --loader-ms 15 --epochs 3 --steps 36 --validate 8 --compute-ms 20 --workers 2 --persistent",
+        _data("asleep", "epochs"),
+        program="lightning",
+    ),
+    Case("lightning_compute", "Lightning, compute alone", "--compute-ms 60", program="lightning"),
+    Case(
+        "accelerate",
+        "Accelerate, samples sleep",
+        "--loader sleep --loader-ms 5 --compute-ms 15",
+        _SLEEP,
+        program="accelerate",
+    ),
+    Case(
+        "transformers",
+        "Trainer, samples sleep",
+        "--loader sleep --loader-ms 5 --compute-ms 15",
+        _SLEEP,
+        program="transformers",
+    ),
+    Case("transformers_compute", "Trainer, compute alone", "--compute-ms 60", program="transformers"),
 )

@@ -7,7 +7,7 @@ One process is one rank (RANK and WORLD_SIZE of the environment). It writes FOLD
 "idle_ns", "queued_ns"}, of time.monotonic_ns. Laps are "wait" (in next(loader)), "collective", "save", "sleep",
 "blocked"; the rest of a step is compute, but for ``idle_ns`` (neither on a CPU nor in the queue for one) and
 ``queued_ns`` of it. Batches are [loader, epoch, number, begin_ns, end_ns] of a wait. What the data set does stands in
-FOLDER/made-R-PID.jsonl, a line for each sample: [begin_ns, end_ns, cpu_ns, queued_ns, loader, index].
+FOLDER/made-R-PID.jsonl, a line for each batch: [begin_ns, end_ns, cpu_ns, queued_ns, loader, number].
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -223,12 +223,13 @@ LOADERS: dict[str, Callable[[argparse.Namespace], Callable[[int], None]]] = {
 
 
 class Samples(Dataset[Any]):
-    """A sample costs what the chosen loader costs; one line of the clock each."""
+    """A sample costs what the chosen loader costs; the clock has a line for each batch, whose samples come in order."""
 
     def __init__(self, options: argparse.Namespace, name: str, count: int) -> None:
         self.options, self.name, self.count = options, name, count
         self._prepare: Callable[[int], None] | None = None
         self._owner = self._file = -1
+        self._begin = (0, 0, 0)
 
     def __len__(self) -> int:
         return self.count
@@ -238,12 +239,16 @@ class Samples(Dataset[Any]):
             self._owner, self._prepare = os.getpid(), LOADERS[self.options.loader](self.options)
             made = self.options.clock / f"made-{RANK}-{os.getpid()}.jsonl"
             self._file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        clocks, begin = thread_clocks(), time.monotonic_ns()
+        number, place = divmod(index, self.options.batch)
+        if place == 0:
+            self._begin = (*thread_clocks(), time.monotonic_ns())
         if self._prepare is not None:
             self._prepare(index)
-        end, now = time.monotonic_ns(), thread_clocks()
-        row = (begin, end, now[0] - clocks[0], now[1] - clocks[1], self.name, index)
-        os.write(self._file, (json.dumps(row) + "\n").encode())
+        if place == self.options.batch - 1:
+            end, now = time.monotonic_ns(), thread_clocks()
+            cpu, queued, begin = self._begin
+            row = (begin, end, now[0] - cpu, now[1] - queued, self.name, number)
+            os.write(self._file, (json.dumps(row) + "\n").encode())
         sample = torch.ones(WIDTH)
         return (sample, [str(n) for n in range(self.options.luggage)]) if self.options.luggage else sample
 

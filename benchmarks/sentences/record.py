@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from stashtrace.report.text import render
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = Path(__file__).with_name("jobs.py")
+FRAMEWORKS = JOBS.with_name("frameworks.py")
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 LAUNCHER = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
 LINK_MEGABITS = 200
@@ -51,7 +53,7 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
     RuntimeError
         If the job fails.
     machine.Missing
-        If this machine lacks what the case needs.
+        If this machine lacks what the case needs, a framework or a network namespace.
     """
     folder.mkdir(parents=True)
     clock = folder / "clock"
@@ -62,8 +64,12 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
         script += ["--log-every", "1000", *words]
         if "--checkpoint-every" in words:
             script += ["--checkpoint", str(folder / "checkpoint.pt")]
-    else:
+    elif case.program == "jobs":
         script = [str(JOBS), "--clock", str(clock), *words]
+    else:
+        if importlib.util.find_spec(case.program) is None:
+            raise machine.Missing(f"{case.program} is not installed")
+        script = [str(FRAMEWORKS), case.program, "--clock", str(clock), *words]
     with _link(case) as options:
         _record(_launched(case, script, options), folder)
     trace = stashtrace.load(folder / "run")

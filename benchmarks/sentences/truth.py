@@ -300,13 +300,11 @@ def _handed(counted: Sequence[Mapping[str, Any]], made: Sequence[Sequence[Any]])
     if not waits or not made:
         return None
     ends: dict[tuple[str, int], list[int]] = {}
-    for _, end, _, _, loader, index in made:
-        ends.setdefault((loader, index), []).append(end)
-    size = 1 + max(index for _, index in ends) // (1 + max(number for _, _, number, _, _ in waits))
+    for _, end, _, _, loader, number in made:
+        ends.setdefault((loader, number), []).append(end)
     handed = 0
     for loader, epoch, number, begin, end in waits:
-        own = [sorted(ends.get((loader, index), ())) for index in range(number * size, (number + 1) * size)]
-        if all(len(moments) > epoch for moments in own):
-            ready = max(moments[epoch] for moments in own)
-            handed += end - min(max(begin, ready), end)
+        moments = sorted(ends.get((loader, number), ()))
+        if len(moments) > epoch:
+            handed += end - min(max(begin, moments[epoch]), end)
     return handed / len(counted)
