@@ -140,6 +140,8 @@ def judge_amount(row: Row, own: Amount, step_ns: float) -> tuple[str, str]:
     why = f"{point / 1e6:.3g} ms ({row['low_ns'] / 1e6:.3g} to {row['high_ns'] / 1e6:.3g}), {sure}; truth {known} ms"
     if sure == "exact":
         if own.high_ns - own.low_ns > 2 * slack:
+            if own.rough:
+                return (BOUNDS, "") if near else (FALSE, why)
             return FALSE, f"{why}: nobody can know it so exactly"
         return (TRUE, "") if near else (FALSE, why)
     above = sure == "up_to" or own.high_ns + slack >= (point if sure == "at_least" else row["low_ns"])

@@ -143,6 +143,9 @@ def run_transformers(options: argparse.Namespace, clock: jobs.Clock) -> None:
             with clock.lap("wait"):
                 return super().get_batch_samples(*arguments, **named)
 
+        def _get_train_sampler(self, *arguments: Any) -> Any:
+            return torch.utils.data.SequentialSampler(samples)  # the clock counts batches in order
+
     net = Net(options)
     settings = transformers.TrainingArguments(
         output_dir=str(options.clock / "out"), per_device_train_batch_size=options.batch, max_steps=options.steps,

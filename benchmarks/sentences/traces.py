@@ -72,6 +72,8 @@ def of(folder: Path) -> list[Foreign]:
     found += [
         Foreign(f"darshan_{p.stem}", "Darshan log", (p,), without_steps) for p in sorted(darshan.glob("*.darshan"))
     ]
+    straggler = [folder / "straggler" / f"trace-{name}.parquet" for name in ("AR", "SE")]
+    found += [Foreign(f"straggler_{p.stem[-2:]}", "Megatron job of ByteDance", (p,), of_straggler) for p in straggler]
     return [case for case in found if all(path.exists() for path in case.paths)]
 
 
@@ -260,6 +262,55 @@ def of_dlio(paths: tuple[Path, ...], windows: Windows) -> Truth:
             making = {"cpu": 0.0, "queue": 0.0, "waiting": length(common(own, loads)) / count}
             ranks[rank] = RankTruth(rank, count, length(own) / count, columns, {}, making=making)
     return Truth(ranks, len(paths), steps={"marked": (max(counts), 0.0)})
+
+
+#: Operations that compute; of some it is not known whether they also wait.
+_COMPUTES = ("backward-compute", "forward-compute")
+_MIXED = ("optimizer", "optimizer-clip-main-grad", "gc")
+
+
+def of_straggler(paths: tuple[Path, ...], windows: Windows) -> Truth:
+    """Truth of a StragglerAnalysis trace: what computes is exact, what communicates a sum of waiting and moving."""
+    import pyarrow.parquet
+
+    columns = pyarrow.parquet.read_table(paths[0]).to_pydict()
+    spans: dict[tuple[int, int], dict[str, list[Interval]]] = {}
+    names = ("rank", "step", "optype", "start_ts", "duration")
+    for rank, step, operation, start, duration in zip(*(columns[name] for name in names), strict=True):
+        begin = round(start * 1e9)
+        spans.setdefault((rank, step), {}).setdefault(operation, []).append((begin, begin + round(duration * 1e9)))
+    ranks: dict[int, RankTruth] = {}
+    for rank in sorted({rank for rank, _ in spans}):
+        own = [by_name for (r, _), by_name in spans.items() if r == rank]
+        parts = [_straggler_step(by_name) for by_name in own]
+        wall, compute, mixed, moves = (sum(part[n] for part in parts) / len(parts) for n in range(4))
+        ranks[rank] = RankTruth(
+            rank,
+            len(own),
+            wall,
+            {
+                "compute": Amount(compute, compute + mixed, rough=True),
+                "late": Amount(0.0, moves + mixed, rough=True),
+                "link": Amount(0.0, moves + mixed, rough=True),
+                "other": Amount.of(wall - compute - mixed - moves),
+            },
+            blocked_ns=wall - compute - mixed - moves,
+        )
+    count = len({step for _, step in spans})
+    about = paths[0].with_name(paths[0].name.replace("trace-", "meta-")).with_suffix(".yaml").read_text()
+    world = int(re.search(r"world_size: (\d+)", about)[1])  # type: ignore[index]
+    missing = tuple(rank for rank in range(world) if rank not in ranks)
+    return Truth(ranks, len(ranks), missing, steps={"marked": (count, 0.0)})
+
+
+def _straggler_step(by_name: Mapping[str, list[Interval]]) -> tuple[int, int, int, int]:
+    """Lengths of one step of a rank: all, computing, of mixed nature, communicating with nothing beside."""
+    every = [span for spans in by_name.values() for span in spans]
+    computes = union([span for name in _COMPUTES for span in by_name.get(name, ())])
+    mixed = without(union([span for name in _MIXED for span in by_name.get(name, ())]), computes)
+    rest = without(without(union(every), computes), mixed)
+    wall = max(end for _, end in every) - min(begin for begin, _ in every)
+    return wall, length(computes), length(mixed), length(rest)
 
 
 def _lines(path: Path) -> Iterable[Mapping[str, Any]]:

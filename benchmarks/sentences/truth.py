@@ -20,10 +20,14 @@ STALLS = ("data", "late", "link", "copy", "save", "host", "other")
 
 @dataclass(frozen=True)
 class Amount:
-    """A time per step, between two bounds that are one where it is known."""
+    """A time per step, between two bounds that are one where it is known.
+
+    A ``rough`` range is that of our arithmetic: more could be known. Of any other, nobody can know more.
+    """
 
     low_ns: float
     high_ns: float
+    rough: bool = False
 
     @classmethod
     def of(cls, ns: float) -> Amount:
