@@ -93,8 +93,15 @@ def first_verdict(findings: Sequence[Row], truth: Truth) -> str:
         return "verdicts without steps" if verdicts else ""
     if not verdicts:
         return "no verdict"
-    largest = {c: max(r.share(c).low_ns for r in truth.ranks.values()) for c in STALLS}
-    possible = {c: max(r.share(c).high_ns for r in truth.ranks.values()) for c in STALLS}
+    # A stall of the steps beside those that train counts as much as all of them take.
+    whole = {id(t): sum(r.step_ns * r.steps_count for r in t.ranks.values()) for t in (truth, *truth.beside.values())}
+    parts = [
+        (r, min(whole[id(t)] / whole[id(truth)], 1.0))
+        for t in (truth, *truth.beside.values())
+        for r in t.ranks.values()
+    ]
+    largest = {c: max(r.share(c).low_ns * weight for r, weight in parts) for c in STALLS}
+    possible = {c: max(r.share(c).high_ns for r, _ in parts) for c in STALLS}
     worst = max(largest, key=largest.__getitem__)
     first = verdicts[0]["kind"]
     if largest[worst] < WORTH_RATIO - OF_STEP / 2:
@@ -208,6 +215,9 @@ def _kinds(truth: Truth) -> str:
 
 def _verdict(row: Row, evidence: list[Row], truth: Truth, expected: Expected) -> Checked:
     kind = row["kind"]
+    if row["name"] and row["name"] not in truth.beside:
+        return Checked(row, FALSE, f"there were no {row['name']} steps")
+    truth = truth.beside.get(row["name"], truth)
     if kind in ("compute_bound", "not_told"):
         return _no_stall(row, truth)
     rank = truth.ranks.get(row["rank"])

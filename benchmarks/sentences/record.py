@@ -20,7 +20,7 @@ import stashtrace
 from sentences.cases import Case
 from sentences.truth import Interval, Truth, of_clock
 from stashtrace.analysis.findings import Summary
-from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.model.trace import Trace
 from stashtrace.report.look import Look
 from stashtrace.report.text import render
@@ -77,17 +77,34 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
 
 
 def summed_up(trace: Trace, truth_of: Any) -> Recorded:
-    """The summary of a trace, and the truth for the steps that it counts (rank -> monotonic ns)."""
+    """The summary of a trace, and the truth for the steps that it counts (rank -> monotonic ns).
+
+    Steps beside those that train, as validation, are counted for themselves.
+    """
     facts = gather(trace)
     summary = Summary.of(facts)
-    windows: dict[int, list[Interval]] = {}
-    if "steps" in facts.tables:
-        origin = origin_ns(trace)
-        for row in facts.tables["steps"].sort_by("begin_ns").rows():
-            windows.setdefault(row["rank"], []).append((row["begin_ns"] + origin, row["end_ns"] + origin))
+    windows = _windows(facts)
     findings, evidence = list(summary.findings.rows()), list(summary.evidence.rows())
     text = render(summary, Look(), "RUN")
-    return Recorded(findings, evidence, text, truth_of(windows))
+    return Recorded(findings, evidence, text, _with_beside(truth_of(windows), facts, truth_of))
+
+
+def _with_beside(truth: Truth, facts: RunFacts, truth_of: Any) -> Truth:
+    for part in facts.others:
+        beside = truth_of(_windows(part))
+        truth.beside[part.step_kind] = beside
+        # Each kind's mean length is known where its own steps are counted.
+        truth.steps = {k: beside.steps[k] if k == part.step_kind else own for k, own in truth.steps.items()}
+    return truth
+
+
+def _windows(facts: RunFacts) -> dict[int, list[Interval]]:
+    windows: dict[int, list[Interval]] = {}
+    if "steps" in facts.tables:
+        origin = origin_ns(facts.trace)
+        for row in facts.tables["steps"].sort_by("begin_ns").rows():
+            windows.setdefault(row["rank"], []).append((row["begin_ns"] + origin, row["end_ns"] + origin))
+    return windows
 
 
 def origin_ns(trace: Trace) -> int:

@@ -108,6 +108,8 @@ class Truth:
         Each wait of a rank for a late one within the counted steps.
     cpus_count : int
         CPUs that the job may use; 0 if not known.
+    beside : dict of str to Truth
+        Of steps beside those that train, by their kind.
     """
 
     ranks: dict[int, RankTruth]
@@ -117,6 +119,7 @@ class Truth:
     steps_known: bool = True
     waits: list[LateWait] = field(default_factory=list)
     cpus_count: int = 0
+    beside: dict[str, Truth] = field(default_factory=dict)
 
 
 def union(intervals: Sequence[Interval]) -> list[Interval]:
@@ -288,7 +291,8 @@ def _rank(
     }
     low, high = (sum(getattr(a, bound) for a in columns.values()) for bound in ("low_ns", "high_ns"))
     columns["compute"] = Amount(step - high, step - low)
-    inside = [row for row in made if _inside(row[0], [(spans[0][0], spans[-1][1])])]
+    asked = {batch[0] for row in counted for batch in row.get("batches", ())}
+    inside = [row for row in made if spans[0][0] <= row[0] < spans[-1][1] and (not asked or row[4] in asked)]
     making = {}
     if inside:
         cpu, queue = (sum(row[n] for row in inside) / count for n in (2, 3))

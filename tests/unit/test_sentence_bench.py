@@ -277,3 +277,15 @@ def test_larger_batches_help_the_hand_over_of_batches_that_are_made(check: Modul
     assert judged(check, row, run(truth, rank)) == "false"
     rank.making, rank.handed_ns = {"cpu": 30 * MS, "queue": 5 * MS, "waiting": 0.0}, 5 * MS
     assert judged(check, row, run(truth, rank)) == "false"
+
+
+def test_steps_of_another_kind_have_a_truth_of_their_own(check: ModuleType, truth: ModuleType) -> None:
+    facts = run(truth, known(truth, data=10))
+    row = claim("data", 30, step_ms=50, name="validation")
+    assert judged(check, row, facts) == "false"
+    facts.beside["validation"] = run(truth, known(truth, step_ms=50, data=30))
+    assert judged(check, row, facts) == "true"
+    assert judged(check, claim("data", 30, step_ms=50), facts) == "false"
+    assert check.first_verdict([row, claim("data", 10)], facts) == ""
+    facts.beside["validation"] = run(truth, known(truth, step_ms=50, link=45))
+    assert "link is 45.0%" in check.first_verdict([claim("data", 10), row], facts)
