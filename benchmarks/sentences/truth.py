@@ -209,6 +209,8 @@ def _kind(row: Mapping[str, Any]) -> str:
     return str(row.get("kind", "train"))
 
 
+#: Less than this part of a step is not looked into.
+_MATTERS_RATIO = 0.01
 #: What the example calls its laps.
 _SAME = {"all_reduce": "collective", "checkpoint": "save"}
 
@@ -280,6 +282,8 @@ def _rank(
             late_ns[wait.for_rank] = late_ns.get(wait.for_rank, 0.0) + wait.late_ns / count
     asleep, blocked = spent("sleep"), spent("blocked")
     idle = sum(row.get("idle_ns", 0) for row in counted) / count
+    # Who was blocked stands in the queue before it runs again, as who was preempted does: which it was, nobody noted.
+    queued = sum(row.get("queued_ns", 0) for row in counted) / count if idle > _MATTERS_RATIO * step else 0.0
     # A thread that stands in the queue for a CPU does not know any more how long its transfer took.
     link, in_queue = (sum(getattr(w, name) for w in mine) / count for name in ("link_ns", "queued_ns"))
     columns = {
@@ -287,7 +291,7 @@ def _rank(
         "late": Amount.of(sum(late_ns.values())),
         "link": Amount(max(link - in_queue, 0.0), link),
         "save": Amount.of(spent("save")),
-        "other": Amount.of(asleep + blocked + idle),
+        "other": Amount(asleep + blocked + idle, asleep + blocked + idle + queued, rough=True),
     }
     low, high = (sum(getattr(a, bound) for a in columns.values()) for bound in ("low_ns", "high_ns"))
     columns["compute"] = Amount(step - high, step - low)
@@ -299,7 +303,7 @@ def _rank(
         whole = sum(row[1] - row[0] for row in inside) / count
         making = {"cpu": cpu, "queue": queue, "waiting": max(whole - cpu - queue, 0.0)}
     handed = _handed(counted, made)
-    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle, making, handed)
+    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle + queued, making, handed)
 
 
 def _handed(counted: Sequence[Mapping[str, Any]], made: Sequence[Sequence[Any]]) -> float | None:

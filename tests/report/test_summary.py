@@ -149,6 +149,19 @@ def test_a_sleep_is_called_one() -> None:
     assert re.fullmatch(r"rank 0 spends .* a step \(.*\) asleep \(time\.sleep, usleep or the like\)", other.text)
 
 
+def test_checkpoints_stop_one_rank_as_they_stop_several() -> None:
+    facts = gather(job()[1])
+    saving = []
+    for rank in facts.ranks:
+        spent = 6 * MS * rank.steps_count
+        moved = {**rank.kinds, "compute": rank.kinds["compute"] - spent, "checkpoint": spent}
+        saving.append(replace(rank, kinds=moved, low=moved, high=moved, exact={}))
+    one = next(f for f in verdicts(replace(facts, ranks=(saving[0], *facts.ranks[1:]))) if f.kind == "save")
+    both = next(f for f in verdicts(replace(facts, ranks=tuple(saving))) if f.kind == "save")
+    assert one.text.startswith("checkpoints stop rank 0 for 6.00 ms a step on average")
+    assert both.text.startswith("checkpoints stop ranks 0,1 for 6.00 ms a step on average")
+
+
 def test_a_sleep_is_not_unexplained() -> None:
     facts = gather(job(sleep={1: 20})[1])
     slept = [replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}, asleep_ns=r.wall_ns // 5) for r in facts.ranks]

@@ -310,7 +310,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "link": _link,
     "copy": lambda f: f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)} for copies between host and device",
     "save": lambda f: (
-        f"checkpoints {verb({**f.row, 'count': 2}, '', 'stop')} {ranks(f.row)} for {amount(f.row)} a"
+        f"checkpoints {verb(f.row, 'stop', 'stop')} {ranks(f.row)} for {amount(f.row)} a"
         f" step on average ({share(f.row)})"
     ),
     "host": _host,
