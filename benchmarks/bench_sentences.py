@@ -56,7 +56,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--traces", type=Path, default=harness.ROOT.parent / "shared" / "corpus")
     parser.add_argument("--texts", type=Path, default=None, metavar="FOLDER")
-    parser.add_argument("--keep", type=Path, default=None, metavar="FOLDER", help="keep the recordings here")
+    parser.add_argument(
+        "--keep", type=Path, default=None, metavar="FOLDER", help="keep the recordings here, judge those that are"
+    )
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     outcomes: list[Outcome] = []

@@ -361,6 +361,11 @@ def _surplus(e: Row, rank: RankTruth, truth: Truth) -> str:
         return f"rank {e['rank']} has no steps"
     own, other = late.columns.get(column, NOTHING), rank.columns.get(column, NOTHING)
     low, high = own.low_ns - other.high_ns, own.high_ns - other.low_ns
+    queued = late.queued_ns - rank.queued_ns
+    if e["kind"] == "cpu_contention":
+        low = high = queued
+    elif column == "compute":  # on a CPU alone, or with the time in the queue for one
+        low, high = min(low, low - queued), max(high, high - queued)
     slack = max(OF_FIGURE * (own.high_ns + other.high_ns), OF_STEP * rank.step_ns)
     if low - slack <= e["amount_ns"] <= high + slack:
         return ""

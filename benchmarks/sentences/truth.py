@@ -53,6 +53,8 @@ class RankTruth:
         What making its batches took: "waiting", "cpu" and "queue", ns a step over all workers; empty if not known.
     handed_ns : float
         Per step: in waits for a batch whose last sample was there; None if not known.
+    queued_ns : float
+        Per step: in the queue for a CPU outside of laps, which is part of ``compute``.
     """
 
     rank: int
@@ -64,6 +66,7 @@ class RankTruth:
     blocked_ns: float = 0.0
     making: dict[str, float] = field(default_factory=dict)
     handed_ns: float | None = None
+    queued_ns: float = 0.0
 
     def share(self, column: str) -> Amount:
         """Share of the step, as an amount without unit."""
@@ -283,7 +286,8 @@ def _rank(
     asleep, blocked = spent("sleep"), spent("blocked")
     idle = sum(row.get("idle_ns", 0) for row in counted) / count
     # Who was blocked stands in the queue before it runs again, as who was preempted does: which it was, nobody noted.
-    queued = sum(row.get("queued_ns", 0) for row in counted) / count if idle > _MATTERS_RATIO * step else 0.0
+    stood = sum(row.get("queued_ns", 0) for row in counted) / count
+    queued = stood if idle > _MATTERS_RATIO * step else 0.0
     # A thread that stands in the queue for a CPU does not know any more how long its transfer took.
     link, in_queue = (sum(getattr(w, name) for w in mine) / count for name in ("link_ns", "queued_ns"))
     columns = {
@@ -303,7 +307,7 @@ def _rank(
         whole = sum(row[1] - row[0] for row in inside) / count
         making = {"cpu": cpu, "queue": queue, "waiting": max(whole - cpu - queue, 0.0)}
     handed = _handed(counted, made)
-    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle + queued, making, handed)
+    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle + queued, making, handed, stood)
 
 
 def _handed(counted: Sequence[Mapping[str, Any]], made: Sequence[Sequence[Any]]) -> float | None:
