@@ -213,6 +213,12 @@ JOBS = (
     Case("thread", "a thread beside the loop burns CPU", "--compute-ms 20 --thread burn"),
     Case("thread_sleep", "a thread beside the loop sleeps", "--compute-ms 40 --thread sleep"),
     Case(
+        "crowd",
+        "600 threads read at once, more than there is room for",
+        "--compute-ms 30 --crowd 600",
+        Expected(lost=True),
+    ),
+    Case(
         "both",
         "samples sleep and the loop sleeps",
         "--loader sleep --loader-ms 5 --compute-ms 10 --sleep-ms 40",

@@ -90,7 +90,8 @@ def first_verdict(findings: Sequence[Row], truth: Truth) -> str:
     """Empty if the first verdict is about the largest true stall, else what is wrong."""
     verdicts = [row for row in findings if row["section"] == "verdict"]
     if not truth.ranks:
-        return "verdicts without steps" if verdicts else ""
+        lost = any(row["kind"] == "no_steps" and row["name"] == "lost" for row in findings)
+        return "verdicts without steps" if verdicts else "no verdict" if truth.steps and not lost else ""
     if not verdicts:
         return "no verdict"
     # A stall of the steps beside those that train counts as much as all of them take.
@@ -170,8 +171,10 @@ def _headline(
         return Checked(row, TRUE if same else FALSE, "" if same else f"{row['ranks']}, truly {truth.missing}")
     if kind == "records_lost":
         return Checked(row, TRUE if expected.lost else FALSE, "" if expected.lost else "nothing was lost")
+    if kind == "no_steps" and row["name"] == "lost":
+        return Checked(row, TRUE if expected.lost else FALSE, "" if expected.lost else "nothing was lost")
     if kind == "no_steps":
-        return Checked(row, FALSE, "there were steps") if truth.ranks else Checked(row, TRUE)
+        return Checked(row, FALSE, f"there were {_kinds(truth)}") if truth.steps else Checked(row, TRUE)
     if kind == "low_confidence":
         return _doubts(row, evidence, truth)
     if kind == "steps" and truth.steps_known:

@@ -466,6 +466,23 @@ def busy(kind: str) -> None:
             time.sleep(0.01)
 
 
+def crowd(count: int) -> None:
+    """Many threads alive at once, each of which reads a little, again and again."""
+    together, file = threading.Barrier(count), os.open(__file__, os.O_RDONLY)
+
+    def read() -> None:
+        together.wait()
+        for number in range(100):
+            os.pread(file, 64, number)
+        together.wait()
+
+    threads = [threading.Thread(target=read) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def parsed() -> argparse.Namespace:
     """Options of a job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -482,6 +499,7 @@ def parsed() -> argparse.Namespace:
     whole = {
         "steps": 40, "workers": 0, "epochs": 1, "batch": 4, "accumulate": 1, "layers": 4, "validate": 0,
         "save_every": 0, "save_mib": 0, "luggage": 0, "reduce_kib": 0, "forwards": 20, "updates": 4, "ballast_mib": 96,
+        "crowd": 0,
     }  # fmt: skip
     for name, default in whole.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
@@ -503,6 +521,8 @@ def main() -> None:
         dist.barrier()
     if options.thread:
         threading.Thread(target=busy, args=(options.thread,), daemon=True).start()
+    if options.crowd:
+        crowd(options.crowd)
     job = Job(options)
     if options.mode == "train":
         job.run()

@@ -212,6 +212,8 @@ def _kind(row: Mapping[str, Any]) -> str:
     return str(row.get("kind", "train"))
 
 
+#: The example's clock does not look at its thread's: so much of a step may have been waiting for a CPU.
+_UNKNOWN_RATIO = 0.05
 #: Less than this part of a step is not looked into.
 _MATTERS_RATIO = 0.01
 #: What the example calls its laps.
@@ -264,7 +266,9 @@ def _spent(row: Mapping[str, Any]) -> dict[str, float]:
     whole = row["end_ns"] - row["begin_ns"]
     found["compute"] = whole - inside - sum(found.values()) - row.get("idle_ns", 0)
     found["other"] += row.get("idle_ns", 0)
-    found["queue"] = float(row.get("queued_ns", 0) + sum(lap[3] for lap in row["laps"] if len(lap) > 3))
+    queued = row.get("queued_ns", -1)
+    queued_laps = sum(lap[3] for lap in row["laps"] if len(lap) > 3)
+    found["queue"] = float(queued + queued_laps) if queued >= 0 else found["compute"]
     return found
 
 
@@ -289,11 +293,13 @@ def _rank(
     stood = sum(row.get("queued_ns", 0) for row in counted) / count
     queued = stood if idle > _MATTERS_RATIO * step else 0.0
     # A thread that stands in the queue for a CPU does not know any more how long its transfer took.
+    known = all("queued_ns" in row for row in counted)
+    queued = queued if known else _UNKNOWN_RATIO * step
     link, in_queue = (sum(getattr(w, name) for w in mine) / count for name in ("link_ns", "queued_ns"))
     columns = {
         "data": Amount.of(spent("wait")),
         "late": Amount.of(sum(late_ns.values())),
-        "link": Amount(max(link - in_queue, 0.0), link),
+        "link": Amount(max(link - (in_queue if known else _UNKNOWN_RATIO * step), 0.0), link, rough=True),
         "save": Amount.of(spent("save")),
         "other": Amount(asleep + blocked + idle, asleep + blocked + idle + queued, rough=True),
     }

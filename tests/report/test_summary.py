@@ -372,6 +372,15 @@ def _one_track_per_counter(build: TraceBuilder) -> Any:
     return build.trace()
 
 
+def test_steps_may_be_among_the_records_that_were_lost() -> None:
+    build = TraceBuilder(("node00",))
+    build.rank(0)
+    build.loss("lost_lane_rows", 1200, collector="core", advice="more threads recorded than there was room for")
+    shown = " ".join(render(summarize(build.trace()), Look(), "x").split())
+    assert "RECORDS LOST: 1,200 of 1,200 (100 %), most of them by too many threads at once" in shown
+    assert "no training steps among the records that are left" in shown
+
+
 def test_a_run_without_steps() -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)

@@ -289,3 +289,12 @@ def test_steps_of_another_kind_have_a_truth_of_their_own(check: ModuleType, trut
     assert check.first_verdict([row, claim("data", 10)], facts) == ""
     facts.beside["validation"] = run(truth, known(truth, step_ms=50, link=45))
     assert "link is 45.0%" in check.first_verdict([claim("data", 10), row], facts)
+
+
+def test_steps_that_were_not_seen_are_missed_all_the_same(check: ModuleType, truth: ModuleType) -> None:
+    row = claim("no_steps", 0, section="headline", items_count=0)
+    unseen = truth.Truth({}, 1, steps={"train": (40, 0.0)})
+    assert judged(check, row, unseen) == "false"
+    assert check.first_verdict([row], unseen) == "no verdict"
+    assert judged(check, row, truth.Truth({})) == "true"
+    assert check.first_verdict([row], truth.Truth({})) == ""

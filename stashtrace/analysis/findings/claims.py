@@ -67,7 +67,13 @@ def _headline(facts: RunFacts) -> list[Claim]:
         claims.append(
             Claim("headline", "ranks_missing", ranks=missing, items_count=len(facts.missing_ranks), name=name)
         )
-    return claims + _steps(facts) if facts.ranks else [*claims, Claim("headline", "no_steps", items_count=0)]
+    return claims + _steps(facts) if facts.ranks else [*claims, _no_steps(facts)]
+
+
+def _no_steps(facts: RunFacts) -> Claim:
+    """Where records were lost, steps may be among them."""
+    lost = any(claim.section == "headline" for claim in loss_claims(facts.trace))
+    return Claim("headline", "no_steps", name="lost" if lost else "", items_count=0)
 
 
 def _steps(facts: RunFacts) -> list[Claim]:

@@ -253,6 +253,7 @@ def _sources(label: str) -> Callable[[Finding], str]:
 #: Reason of a loss -> what happened to its records.
 _REASONS = {
     "no_lane": "too many threads at once",
+    "lost_lane_rows": "too many threads at once",
     "lane_full": "records that came faster than they could be written",
     "lane_full_rows": "records that came faster than they could be written",
 }
@@ -303,7 +304,9 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
         f"rank{plural(f.row['items_count'])} {f.row['ranks'] if len(f.row['ranks']) < 20 else ''} of the job"
         f" left no record here ({f.row['items_count']} missing)"
     ),
-    "no_steps": lambda f: "no training steps seen",
+    "no_steps": lambda f: (
+        "no training steps among the records that are left" if f.row["name"] == "lost" else "no training steps seen"
+    ),
     # verdicts
     "data": _data,
     "late": _late,
