@@ -365,7 +365,9 @@ def _surplus(e: Row, rank: RankTruth, truth: Truth) -> str:
     own, other = late.columns.get(column, NOTHING), rank.columns.get(column, NOTHING)
     low, high = own.low_ns - other.high_ns, own.high_ns - other.low_ns
     queued = late.queued_ns - rank.queued_ns
-    if e["kind"] == "cpu_contention":
+    if min(late.queued_ns, rank.queued_ns) < 0 and column == "compute":
+        low = min(low, 0.0)  # which part of it was waiting for a CPU, is not known
+    elif e["kind"] == "cpu_contention":
         low = high = queued
     elif column == "compute":  # on a CPU alone, or with the time in the queue for one
         low, high = min(low, low - queued), max(high, high - queued)

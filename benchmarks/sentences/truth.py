@@ -54,7 +54,7 @@ class RankTruth:
     handed_ns : float
         Per step: in waits for a batch whose last sample was there; None if not known.
     queued_ns : float
-        Per step: in the queue for a CPU outside of laps, which is part of ``compute``.
+        Per step: in the queue for a CPU outside of laps, which is part of ``compute``; -1 if not known.
     """
 
     rank: int
@@ -313,7 +313,9 @@ def _rank(
         whole = sum(row[1] - row[0] for row in inside) / count
         making = {"cpu": cpu, "queue": queue, "waiting": max(whole - cpu - queue, 0.0)}
     handed = _handed(counted, made)
-    return RankTruth(rank, count, step, columns, late_ns, asleep, blocked + idle + queued, making, handed, stood)
+    return RankTruth(
+        rank, count, step, columns, late_ns, asleep, blocked + idle + queued, making, handed, stood if known else -1.0
+    )
 
 
 def _handed(counted: Sequence[Mapping[str, Any]], made: Sequence[Sequence[Any]]) -> float | None:
