@@ -309,7 +309,7 @@ JOBS = (
         ranks=2,
         launcher="namespaces",
     ),
-    Case("example", "the example as it is", "--steps 30 ", ranks=2, program="example"),
+    Case("example", "the example as it is", "--steps 24", ranks=2, program="example"),
     Case("example_prep", "10 ms of CPU per image", "--steps 20 --inject-prep-ms 10", _CPU, ranks=2, program="example"),
     Case(
         "example_late",

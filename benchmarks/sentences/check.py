@@ -406,10 +406,10 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
         return ""
     if code in ("persistent_workers", "pin_memory"):
         return f"advice {code}"
-    if not rank.making:
-        return f"advice {code}" if code == "fewer_larger_batches" else ""
     if code == "fewer_larger_batches":
-        return _larger(rank)
+        return _larger(rank) if rank.making or rank.handed_ns is not None else f"advice {code}"
+    if not rank.making:
+        return ""
     whole, cpu = max(sum(rank.making.values()), 1.0), rank.making["cpu"]
     rest = rank.step_ns - rank.columns["data"].low_ns
     ranks = max(len(truth.ranks), 1)
@@ -431,6 +431,6 @@ def _larger(rank: RankTruth) -> str:
     waited, whole = rank.columns["data"].high_ns, max(sum(rank.making.values()), 1.0)
     if rank.handed_ns is not None and rank.handed_ns < HALF * waited:
         return f"larger batches, but of the waits only {rank.handed_ns / 1e6:.3g} ms were for made batches"
-    if rank.making["queue"] > MOSTLY * whole:
+    if rank.making and rank.making["queue"] > MOSTLY * whole:
         return f"larger batches, but {rank.making['queue'] / whole:.0%} of the making is waiting for a CPU"
     return ""

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ground_truth import machine
+from ground_truth import machine, plain_truth
 
 import stashtrace
 from sentences.cases import Case
@@ -60,7 +61,20 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
         folder.mkdir(parents=True, exist_ok=True)
         _run(case, folder, clock, data)
     trace = stashtrace.load(folder / "run")
-    return summed_up(trace, lambda windows: of_clock(clock, windows))
+    return summed_up(trace, lambda windows: _handed_over(clock, windows))
+
+
+def _handed_over(clock: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
+    """Truth by a job's clock; of the example, what its tests know of its workers beside."""
+    truth = of_clock(clock, windows)
+    workers = {json.loads(line)[1] for path in clock.glob("samples-*.jsonl") for line in path.open()}
+    if workers:
+        # Within one epoch, as the example's cases are.
+        steps = plain_truth.load(clock, link="interconnect", workers=max(workers) + 1)
+        for rank in truth.ranks.values():
+            own = [step.kinds["handoff"] for step in steps if step.rank == rank.rank][-rank.steps_count :]
+            rank.handed_ns = sum(own) / len(own)
+    return truth
 
 
 def _run(case: Case, folder: Path, clock: Path, data: Path) -> None:
