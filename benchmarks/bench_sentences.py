@@ -12,6 +12,7 @@ no false claim, and the largest true stall is the first verdict in 58 of 60. --w
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -28,6 +30,7 @@ import harness
 from ground_truth import machine
 from sentences import cases, check, record, traces
 
+FRAMEWORKS = ("lightning", "accelerate", "transformers")
 #: Largest stalls that may stand behind another verdict, of 60 cases.
 NOT_FIRST_OF_60 = 2
 
@@ -179,11 +182,12 @@ def good(outcomes: list[Outcome]) -> bool:
 def write(outcomes: list[Outcome], missing: dict[str, str], command: str) -> None:
     """results/sentences.md and .json."""
     facts, versions = harness.machine(), harness.versions("torch", "numpy")
+    loops = [f"{name} {metadata.version(name)}" for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
     lines = [
         "# The bench of sentences", "",
         (__doc__ or "").split("\n\n")[2].replace("\n", " "), "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
-        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, load {facts['load_average'][0]}", "",
+        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, {', '.join(loops) or 'no framework'}, load {facts['load_average'][0]}", "",
         f"**{totals(outcomes)}**", "",
         "| case | what it is | first verdict | largest true stalls | claims | true | within bounds | false |",
         "|---|---|---|---|---|---|---|---|",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,21 +39,27 @@ class TimedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         with self.clock.lap("wait"):
             inner = super().__iter__()
-        return TimedBatches(inner, self.clock)
+        name = str(self.dataset.name)  # type: ignore[attr-defined]
+        epoch = self.clock.epochs[name] = self.clock.epochs.get(name, -1) + 1
+        return TimedBatches(inner, self.clock, name, epoch)
 
 
 class TimedBatches:
     """Iterator of a loader."""
 
-    def __init__(self, inner: Iterator[Any], clock: jobs.Clock) -> None:
-        self._inner, self._clock = inner, clock
+    def __init__(self, inner: Iterator[Any], clock: jobs.Clock, name: str, epoch: int) -> None:
+        self._inner, self._clock, self._name, self._epoch, self._number = inner, clock, name, epoch, 0
 
     def __iter__(self) -> TimedBatches:
         return self
 
     def __next__(self) -> Any:
+        begin = time.monotonic_ns()
         with self._clock.lap("wait"):
-            return next(self._inner)
+            batch = next(self._inner)
+        self._clock.batches.append((self._name, self._epoch, self._number, begin, time.monotonic_ns()))
+        self._number += 1
+        return batch
 
 
 class Net(torch.nn.Module):

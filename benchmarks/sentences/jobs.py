@@ -55,6 +55,7 @@ class Clock:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(folder / f"rank-{RANK}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self.step = 0
+        self.epochs: dict[str, int] = {}
         self.restart()
 
     def restart(self) -> None:
