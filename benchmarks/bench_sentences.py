@@ -187,7 +187,8 @@ def write(outcomes: list[Outcome], missing: dict[str, str], command: str) -> Non
         "# The bench of sentences", "",
         (__doc__ or "").split("\n\n")[2].replace("\n", " "), "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
-        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, {', '.join(loops) or 'no framework'}, load {facts['load_average'][0]}", "",
+        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, {', '.join(loops) or 'no framework'},"
+        f" load {facts['load_average'][0]}", "",
         f"**{totals(outcomes)}**", "",
         "| case | what it is | first verdict | largest true stalls | claims | true | within bounds | false |",
         "|---|---|---|---|---|---|---|---|",
