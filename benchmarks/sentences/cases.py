@@ -284,7 +284,7 @@ JOBS = (
     ),
     Case(
         "three_causes",
-        "of three ranks one computes, one sleeps longer",
+        "rank 2 of three sleeps in each step, and all in turns",
         "--compute-ms 5 --late 2:sleep:30 --late turn:sleep:40 --steps 30",
         ranks=3,
     ),

@@ -337,7 +337,9 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
     if row["cause_kind"] == "alternates":
         other = truth.ranks.get(row["cause_rank"])
         back = (other.late_ns or {}).get(rank.rank, 0.0) if other else 0.0
-        return "" if back >= 0.4 * most else "does not alternate"
+        return (
+            "" if min(back, most) >= HALF * max(back, most) else f"they wait {most / 1e6:.3g} and {back / 1e6:.3g} ms"
+        )
     for e in evidence:
         if e["code"] == "waited_for" and e["rank"] >= 0:
             own = Amount.of(waited.get(e["rank"], 0.0))

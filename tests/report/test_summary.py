@@ -138,6 +138,19 @@ def test_ranks_that_differ_are_given_as_a_range(ranks: int) -> None:
     assert data.text == f"ranks {named} are input bound: 24.1 ms to 44.1 ms a step (31 to 57 %) waiting for batches"
 
 
+@pytest.mark.parametrize(("back_ms", "alternate"), [(30, True), (6, False)])
+def test_ranks_alternate_only_where_each_costs_the_other_about_as_much(back_ms: int, alternate: bool) -> None:
+    facts = gather(job(sleep={1: 20})[1])
+    ranks = []
+    for rank, waited_ms in zip(facts.ranks, (36, back_ms), strict=True):
+        waited = waited_ms * MS * rank.steps_count
+        kinds = {**rank.kinds, "straggler": waited}
+        ranks.append(replace(rank, kinds=kinds, low=kinds, high=kinds, exact={}, late_ns={1 - rank.rank: waited}))
+    texts = [f.text for f in verdicts(replace(facts, ranks=tuple(ranks))) if f.kind == "late"]
+    assert any("alternate in being late" in text for text in texts) == alternate
+    assert len(texts) == (1 if alternate else 2)
+
+
 def test_a_sleep_is_called_one() -> None:
     build, _ = job()
     for step, mark in enumerate([r["begin_ns"] for r in build.rows["phases"] if r["phase_code"] == 2][::2]):

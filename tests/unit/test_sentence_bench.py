@@ -298,3 +298,14 @@ def test_steps_that_were_not_seen_are_missed_all_the_same(check: ModuleType, tru
     assert check.first_verdict([row], unseen) == "no verdict"
     assert judged(check, row, truth.Truth({})) == "true"
     assert check.first_verdict([row], truth.Truth({})) == ""
+
+
+def test_ranks_alternate_only_where_each_waits_about_as_long(check: ModuleType, truth: ModuleType) -> None:
+    a, b = known(truth, late=36), known(truth, 1, late=30)
+    a.late_ns, b.late_ns = {1: 36 * MS}, {0: 30 * MS}
+    row = claim("late", 30, rank=1, ranks="1", cause_rank=0, cause_kind="alternates")
+    assert judged(check, row, run(truth, a, b)) == "true"
+    b.late_ns, b.columns["late"] = {0: 6 * MS}, truth.Amount.of(6 * MS)
+    assert (
+        judged(check, row | {"stall_ns": 6 * MS, "share_ratio": 0.06, "least_ns": 6 * MS}, run(truth, a, b)) == "false"
+    )

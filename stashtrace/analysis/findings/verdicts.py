@@ -149,8 +149,9 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         late = facts.rank(cause)
         # Of one step nobody can say that two ranks take turns in it.
         each_other = facts.steps_count > 1 and len(alike) == 1 and late is not None
-        if each_other and late is not None and late.late_ns.get(worst.rank, 0) > _ALIKE_RATIO * worst.late_ns[cause]:
-            alike = [worst, late]
+        if each_other and late is not None and late in left:
+            there, back = worst.late_ns[cause], late.late_ns.get(worst.rank, 0)
+            alike = [worst, late] if min(there, back) > _ALIKE_RATIO * max(there, back) else alike
         left = [r for r in left if r not in alike]
         claims.append(_late_claim(facts, alike, cause))
     return claims

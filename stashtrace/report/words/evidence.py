@@ -358,7 +358,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": (
-        lambda r, f: f"{r['items_count']} checkpoint{plural(r['items_count'])} of {duration_text(r['amount_ns'])}"
+        lambda r, f: f"{r['items_count']} checkpoint{plural(r['items_count'])}, median {duration_text(r['amount_ns'])}"
     ),
     "nothing_recorded": (lambda r, f: "nothing was recorded there"),
     "unknown_block": (
