@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         pace = f" of {duration_text(step_ns)}: {budget}" if count else ""
         lines.append(f"rank {rank}: {count} steps{pace}")
         if idle > SUSPICIOUS_NS:
-            lines.append(f"  nothing but samples from it for {duration_text(idle)}")
+            lines.append(f"  no activity for {duration_text(idle)}")
     lines.append("")
     found = waiting_collectives(trace, newest)
     stuck = [w for w in found if w.since_ns > SUSPICIOUS_NS]

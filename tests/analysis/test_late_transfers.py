@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, TraceBuilder
+from stashtrace.report.late_evidence import sentence
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.model.trace import Trace
-from stashtrace.report.late_evidence import sentence
 
 STEPS, STEP = 24, 100 * MS
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from corpus import corpus, reference
+from stashtrace.report.evidence import files_overview
 
 import stashtrace
 from stashtrace.cli import main
@@ -19,7 +20,6 @@ from stashtrace.importers import darshan
 from stashtrace.importers.darshan_sums import Moved, sums_of
 from stashtrace.model.kinds import IoFlag, IoOp
 from stashtrace.model.trace import Trace
-from stashtrace.report.evidence import files_overview
 
 START_S = 1_600_000_000
 HEAD = b"3.41\0\0\0\0" + struct.pack("<q", 6567223) + bytes(64)

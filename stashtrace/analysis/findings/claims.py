@@ -10,7 +10,14 @@ from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.files import files_claims
 from stashtrace.analysis.findings.losses import loss_claims, lost_count
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.findings.trust import ending_claims, scope_claims, trust_claims, without_steps
+from stashtrace.analysis.findings.trust import (
+    emulated_claims,
+    ending_claims,
+    outlived_claims,
+    scope_claims,
+    trust_claims,
+    without_steps,
+)
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
 from stashtrace.analysis.killed import killed
@@ -35,7 +42,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     if not facts.ranks:
         claims += [*files_claims(trace), without_steps(trace)]
     claims += [*_contention(facts), *_steal(facts), *_thinned(facts), *scope_claims(trace)]
-    claims += _killed(trace)
+    claims += [*emulated_claims(trace), *_killed(trace), *outlived_claims(trace)]
     ending = ending_claims(trace)
     if ending:
         hung = _hung(facts)

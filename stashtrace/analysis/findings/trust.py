@@ -322,6 +322,19 @@ def ending_claims(trace: Trace) -> list[Claim]:
     return []
 
 
+def outlived_claims(trace: Trace) -> list[Claim]:
+    """Processes of the command that still ran when the recording was closed."""
+    pids = [pid for pid in run_facts(trace).get("outlived_by", "").split(", ") if pid]
+    return [Claim("machine", "outlived", items_count=len(pids), name=", ".join(pids))] if pids else []
+
+
+def emulated_claims(trace: Trace) -> list[Claim]:
+    """Benchmarks that sleep in the place of compute: the compute of their steps is nobody's."""
+    rows = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("emulated_compute"))
+    names = sorted({trace.text(code) for code in rows["value_code"].tolist()})
+    return [Claim("machine", "emulated_compute", name=names[0])] if names else []
+
+
 def _first_to_end(trace: Trace) -> list[Claim]:
     """Which rank was gone before the others: where to look when a job broke off."""
     processes = trace.processes

@@ -286,6 +286,12 @@ def _hung(f: Finding) -> str:
     return f"it hung: rank{'s' if have == 'have' else ''} {row['ranks']} {have} not entered {where}"
 
 
+def _outlived(f: Finding) -> str:
+    one = f.row["items_count"] == 1
+    head = "a process still ran" if one else f"{f.row['items_count']} processes still ran"
+    return f"{head} when the recording was closed (pid {f.row['name']}): what they did later is not in it"
+
+
 def _staged(f: Finding) -> str:
     if f.row["items_count"] > 0:
         return f"staged: {f.row['items_count']:,} open{plural(f.row['items_count'])} served by copies"
@@ -345,6 +351,10 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     ),
     "ended_with_code": lambda f: f"the job ended with exit code {f.row['name']}",
     "killed": lambda f: f"{f.row['items_count']} process{'' if f.row['items_count'] == 1 else 'es'} ended by a signal:",
+    "outlived": _outlived,
+    "emulated_compute": lambda f: (
+        f"compute is emulated: {f.row['name']} sleeps for as long as a real step would compute"
+    ),
     "hung": _hung,
     "first_to_end": lambda f: (
         f"the records of rank {f.row['rank']} end first, {duration_text(f.row['stall_ns'])} before those of rank"

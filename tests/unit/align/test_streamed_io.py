@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stash_files import START_NS, StashWriter, ms
+from stashtrace.report.evidence import files_overview
 
 import stashtrace
 from stashtrace.align.align import iter_io, load_trace
@@ -25,7 +26,6 @@ from stashtrace.format.reader import open_run
 from stashtrace.model.kinds import IoFlag, IoOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
-from stashtrace.report.evidence import files_overview
 
 
 @pytest.fixture
