@@ -35,7 +35,7 @@ TWO_RANKS = """
 
 
 def columns_of(function) -> list[str]:
-    section = re.search(r"Columns\n\s*-+\n(.*?)\n\s*\n", inspect.getdoc(function) or "", re.S)
+    section = re.search(r"Columns\n\s*-+\n(.*?)(?:\n\s*\n|\Z)", inspect.getdoc(function) or "", re.S)
     assert section, f"{function.__name__} has no Columns section"
     return re.findall(r"\w+", section.group(1))
 

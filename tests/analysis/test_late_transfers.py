@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, TraceBuilder
-from stashtrace.report.late_evidence import sentence
+from report.scenes import row_texts
 
+from stashtrace.analysis.findings.lateness import wait_evidence
 from stashtrace.analysis.registry import analyze
 from stashtrace.model.trace import Trace
 
@@ -68,7 +69,10 @@ def test_who_left_no_record_is_not_said_to_be_missing() -> None:
     for name in ("processes", "groups"):
         build.rows[name] = [row for row in build.rows[name] if row["rank"] == 0]
     trace = build.trace()
-    row = next(iter(analyze(trace, "late").rows()))
+    table = analyze(trace, "late")
+    row = next(iter(table.rows()))
     assert (row["method"], row["late_rank"], row["waiting_ranks"]) == ("hung", -1, "0")
-    assert sentence(row) == "rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
+    assert row_texts(*wait_evidence(table, 0)) == [
+        "the worst: rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
+    ]
     assert set(analyze(trace, "collectives")["last_rank"].tolist()) == {-1}

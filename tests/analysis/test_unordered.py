@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, US, TraceBuilder
+from report.scenes import worded
 
 from stashtrace.analysis.collectives import collectives
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.trust import Trust, scope_claims, trust_claims
 from stashtrace.analysis.stragglers import stragglers
 from stashtrace.model.trace import Trace
 
@@ -45,17 +46,16 @@ def test_last_rank_is_told_only_where_the_clocks_can_tell(error_ns: int, told: i
 def test_one_host_is_ordered_to_the_nanosecond() -> None:
     trace = job(1 * MS, ("a",))
     assert stragglers(trace)["last_count"].tolist() == [0, 3]
-    assert trust(trace, (0, 1), {}).scope == ()
+    assert scope_claims(trace) == []
 
 
 def test_summary_says_what_is_not_ordered() -> None:
-    found = trust(job(50 * US), (0, 1), {})
-    assert found.clocks == "2 hosts, ±50.0 us by collectives"
-    assert any(
-        "not ordered where closer than 100 us: in 1 of 3 collectives nobody is called last" in s for s in found.scope
-    )
+    trace = job(50 * US)
+    assert worded(*trust_claims(trace, Trust(), 0))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
+    (told,) = worded(*scope_claims(trace))
+    assert "not ordered where closer than 100 us: in 1 of 3 collectives nobody is called last" in told
 
 
 def test_clocks_too_far_apart_leave_it_to_durations() -> None:
-    found = trust(job(30 * MS), (0, 1), {})
-    assert any("3 of 3 are split by durations instead of by clocks" in sentence for sentence in found.scope)
+    (told,) = worded(*scope_claims(job(30 * MS)))
+    assert "3 of 3 are split by durations instead of by clocks" in told

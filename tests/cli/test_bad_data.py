@@ -153,7 +153,7 @@ def test_an_unknown_analysis(run: Run, tmp_path: Path) -> None:
     )
     far = run("analyze", "astrology", "one")
     assert far.code == 2
-    assert "hint: choose from: steps, stalls" in far.err
+    assert "hint: choose from: steps, step_kinds, stalls" in far.err
 
 
 def test_a_run_without_steps_is_an_answer_not_a_crash(run: Run, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_recording_ends_before_the_filter(
     done = record(command, tmp_path / "run", exit_code=None)
     assert (done.exit_code, done.stdout, done.stderr) == (5, "went on\n", "")
     assert [row.result for row in done.of(tmp_path / "before") if row.result > 0] == [5, 7]
-    assert any("sandbox" in part for part in trust(done.trace, [], {}).invisible)
+    assert any("sandbox" in part for part in trust(done.trace, {}).invisible)
 
 
 def test_a_vfork_child_under_a_filter_leaves_its_parent_alone(
@@ -85,7 +85,7 @@ def test_a_program_under_a_filter_that_kills_lives_as_untraced(
     done = record(command, tmp_path / "run", env=kept, exit_code=None)
     assert (done.exit_code, done.stdout, done.stderr) == (6, "kept\n", "")
     assert [row.result for row in done.of(tmp_path / "before") if row.result > 0] == [5]
-    told = trust(done.trace, [], {}).invisible
+    told = trust(done.trace, {}).invisible
     assert "a process after entering a sandbox of its own, with what it starts from there" in told
 
 

@@ -69,7 +69,7 @@ def test_children_end_as_they_do_untraced_and_are_named(
         done = record(command, tmp_path / f"run{number}", exit_code=None)
         assert (done.exit_code, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr), way
         assert plain.returncode == (3 if way in BY_SHELL else 7), way
-        told = trust(done.trace, [], {}).invisible
+        told = trust(done.trace, {}).invisible
         assert f"{unsuited.name} ({ELSEWHERE if way in MOVED else REASONS[unsuited.name]})" in told, way
 
 
@@ -83,14 +83,14 @@ def test_other_file_actions_leave_a_program_traced(tmp_path: Path, monkeypatch: 
     command = [compiled("spawn_scenes.c"), "actions spawn", "writes"]
     done = record(command, tmp_path / "run")
     assert [row.result for row in done.of(tmp_path / "made", IoOp.WRITE)] == [1]
-    assert "writes" not in str(trust(done.trace, [], {}).invisible)
+    assert "writes" not in str(trust(done.trace, {}).invisible)
 
 
 def test_what_was_not_started_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, way in enumerate(("actions spawn", "chdir spawn")):
         done = record([compiled("spawn_scenes.c"), way, "./missing"], tmp_path / f"run{number}", exit_code=97)
-        assert list(done.directory.glob("*.stash")) == [] or "missing" not in str(trust(done.trace, [], {}).invisible)
+        assert list(done.directory.glob("*.stash")) == [] or "missing" not in str(trust(done.trace, {}).invisible)
 
 
 @pytest.mark.parametrize("unsuited", ["other"], indirect=True)

@@ -314,7 +314,8 @@ def test_a_moved_batch_stays_where_it_was_moved(run: TracedRun) -> None:
 def test_an_iterator_of_another_kind_is_left_alone_and_named(run: TracedRun) -> None:
     assert run.results()[0]["own"] == [6, 22]
     told = [reason for collector, reason, _ in run.losses() if collector == "torch_dataloader"]
-    assert [reason for reason in told if reason != "batches_restored"] == ["batches_not_replayed"]
+    # The job has a worker abort.
+    assert [reason for reason in told if reason not in ("batches_restored", "child_killed")] == ["batches_not_replayed"]
 
 
 def test_the_run_says_that_its_data_is_synthetic(run: TracedRun, real: TracedRun) -> None:

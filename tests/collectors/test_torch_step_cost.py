@@ -137,8 +137,9 @@ def test_an_inner_module_call_runs_no_python_frame_of_ours(run: TracedRun, untra
 
 def test_a_step_runs_few_python_frames_of_ours(run: TracedRun, untraced: TracedRun) -> None:
     ours, plain = both(run, untraced, "step")
-    # Forward, backward, optimizer: begins and ends, the step window, and what they ask torch; no frame per operator.
-    assert 0 < ours - plain <= 20
+    # Forward, backward, optimizer: begins and ends and its name, the step window, and what they ask torch; no frame per
+    # operator.
+    assert 0 < ours - plain <= 21
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from corpus import corpus, reference
-from stashtrace.report.evidence import files_overview
+from report.scenes import worded
 
 import stashtrace
+from stashtrace.analysis.findings.files import files_claims
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import darshan
@@ -156,7 +157,7 @@ def test_counters_alone_have_sums_and_their_outline(load: Any) -> None:
     found = stashtrace.analyze(trace, "io_directories").to_pandas().iloc[0]
     assert (found["reads_count"], found["writes_count"], found["path"]) == (4, 6, "/tmp")
     assert found["sequential_ratio"] == pytest.approx(2 / 3)
-    assert files_overview(trace)[0] == "12 I/O calls of 1 process moved 460 B in 3.25 s of calls"
+    assert worded(*files_claims(trace))[0].split("; ")[0] == "12 I/O calls of 1 process moved 460 B in 3.25 s of calls"
 
 
 def test_mpi_io_counts_only_where_posix_is_missing(load: Any) -> None:

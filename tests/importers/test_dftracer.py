@@ -173,7 +173,7 @@ def test_stalls_say_that_reading_is_a_guess(loop: Trace) -> None:
     assert middle.loc["fetch", "stall_ns"] == 20_000_000
     assert middle.loc["fetch", "low_ns"] == 0
     assert middle.loc["fetch", "high_ns"] == 24_000_000
-    assert middle.loc["prep", ["stall_ns", "low_ns", "high_ns"]].tolist() == [9_000_000, 5_000_000, 29_000_000]
+    assert middle.loc["prep", ["stall_ns", "low_ns", "high_ns"]].tolist() == [10_000_000, 6_000_000, 30_000_000]
     assert middle.loc["compute", ["stall_ns", "low_ns"]].tolist() == [70_000_000, 50_000_000]
     assert middle["stall_ns"].sum() == 100_000_000
 

@@ -107,7 +107,7 @@ def test_late_rank_of_eight(dlrm: Trace) -> None:
         own = (stalls["rank"] == row["rank"]) & (stalls["step"] == 10)
         assert int(stalls["stall_ns"][own].sum()) == row["end_ns"] - row["begin_ns"]
     told = " ".join(summary(dlrm).split())
-    assert "waiting for rank 7, not for the link" in told
+    assert "in all-to-all for others to arrive, 84 % of it for rank 7" in told
     assert "rank 7 begins the step" in told
     assert "who makes batches" in told
 

@@ -9,10 +9,10 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings.claims import claims_of
 from stashtrace.analysis.findings.facts import RunFacts, gather
-from stashtrace.analysis.findings.rows import Claim, tables_of
+from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
 from stashtrace.model.trace import Trace
 from stashtrace.report.words import claim_text, evidence_texts
-from stashtrace.report.words.parts import findings_of
+from stashtrace.report.words.parts import Finding, findings_of
 
 STEPS = 12
 
@@ -40,6 +40,12 @@ def verdicts(run: Trace | RunFacts) -> list[Verdict]:
 def worded(*claims: Claim) -> list[str]:
     """Claims with their evidence, each as one text."""
     return ["; ".join([claim_text(f), *evidence_texts(f)]) for f in findings_of(*tables_of(claims))]
+
+
+def row_texts(*evidence: Evidence) -> list[str]:
+    """Evidence in words, without its claim."""
+    rows = tables_of([Claim("verdict", "late", evidence=evidence)])[1].rows()
+    return evidence_texts(Finding({}, tuple(rows)))
 
 
 def job(

@@ -390,7 +390,7 @@ def without_steps(trace: Trace) -> Claim:
     """Why a run may show no steps."""
     facts = run_facts(trace)
     if "no_times" in facts or "imported" in facts:
-        return Claim("files", "no_steps", name=how_to_get_steps(trace))
+        return Claim("files", "steps_unknown", name=how_to_get_steps(trace))
     collectors = facts.get("collectors", "").split()
     if collectors and "torch_step" not in collectors and "annotations" not in collectors:
         return Claim("files", "no_step_collectors")

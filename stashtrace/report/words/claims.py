@@ -329,6 +329,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     # files
     "files": lambda f: "",
     "no_files": lambda f: "no file was read or written by the recorded processes",
+    "steps_unknown": lambda f: str(f.row["name"]),
     "no_step_collectors": lambda f: "no step can be seen: --collectors left out torch_step and annotations",
     "isolated_python": lambda f: f"`python {f.row['name']}` ignores PYTHONPATH, so its steps cannot be seen",
     "no_updates": lambda f: (

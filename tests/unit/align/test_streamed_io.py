@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stash_files import START_NS, StashWriter, ms
-from stashtrace.report.evidence import files_overview
 
 import stashtrace
 from stashtrace.align.align import iter_io, load_trace
+from stashtrace.analysis.findings.files import files_claims
 from stashtrace.analysis.host_layers import host_layers
 from stashtrace.analysis.methods import METHODS
 from stashtrace.analysis.step_threads import StepThread
@@ -64,7 +64,7 @@ def test_derived_values_are_those_of_a_trace_in_memory(run: Path, monkeypatch: p
         assert rows(streamed.table(name)) == rows(whole.table(name)), name
     assert streamed.io_rows_count == whole.io_rows_count == len(whole.io) > 9000
     assert streamed.io_span_ns == (whole.io["begin_ns"].min(), whole.io["end_ns"].max())
-    assert files_overview(streamed) == files_overview(whole)
+    assert files_claims(streamed) == files_claims(whole)
     assert [r for t in streamed.io_pieces() for r in rows(t)] == rows(whole.io)
     assert sum(len(t) for t in iter_io(streamed)) == len(whole.io)
     assert streamed.streamed_io is not None, "nothing above needs the whole table"
