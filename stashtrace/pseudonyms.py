@@ -101,8 +101,12 @@ _ADDRESS = re.compile(f"{_IPV4}|{_IPV6}")  # of a URL or connection; version 6 i
 _LOCAL = re.compile(r"(?<![\w.:/~-])/[^\s'\"`:,;|<>()\[\]{}=/][^\s'\"`:,;|<>()\[\]{}=]*")
 _ANY_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+|{_LOCAL.pattern}")
 _FILE_NAME = re.compile(r"[\w.+-]*\.[A-Za-z][A-Za-z0-9]{0,7}")
-_ENDING = re.compile(r"(?<=[^.])\.[A-Za-z0-9]{1,12}$")
-_KEPT_PART = re.compile(r"|\.|\.\.|~|python[\d.]*")
+_ENDING = re.compile(r"(?<=[^.])(\.so(\.\d+)+|\.[A-Za-z0-9]{1,12})$")
+#: Folders of the system and of Python are the same everywhere, and say that a file is no data (analysis/data_files.py).
+_KEPT_PART = re.compile(
+    r"|\.|\.\.|~|python[\d.]*t?|usr|local|etc|boot|lib|lib32|lib64|libx32|libexec|bin|sbin|include|share|zoneinfo|locale"
+    r"|i18n|ca-certificates|fonts|site-packages|dist-packages|__pycache__"
+)
 #: What the kernel makes up; the names below tell nothing of the user's, except in shared memory.
 _KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm/))(?:/|$)")
 _NO_FILE = re.compile(r"\w+:\[\d+\]|anon_inode:.*|.*:\d+")

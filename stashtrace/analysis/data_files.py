@@ -29,7 +29,7 @@ _PLACES = re.compile(
     r"|.*/lib(64)?/python[23](\.\d+)?t?/"
 )
 #: What programs are made of, wherever it lies.
-_CODE = re.compile(r".*\.(py[ciwdo]?|so(\.\d+)*)|.*/pyvenv\.cfg")
+_CODE = re.compile(r".*\.(py[ciwdo]?|so(\.\d+)*)")
 
 
 def is_pseudo_file(path: str) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stashtrace.analysis.data_files import is_data_file
+from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.scrubbing import scrub_arguments
 
 CASES = json.loads((Path(__file__).parents[1] / "data/scrubbed_arguments.json").read_text(encoding="utf-8"))
@@ -17,3 +19,24 @@ CASES = json.loads((Path(__file__).parents[1] / "data/scrubbed_arguments.json").
 def test_secrets_go_and_the_rest_stays(given: list[str], expected: list[str]) -> None:
     assert scrub_arguments(given) == expected
     assert scrub_arguments(expected) == expected, "a second time changes nothing"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/usr/lib/x86_64-linux-gnu/libc.so.6",
+        "/home/me/build/libops.so.1.2",
+        "/home/me/v/lib/python3.14t/json/tables.dat",
+        "/home/me/v/site-packages/torch/version.txt",
+        "/home/me/train.py",
+        "/etc/localtime",
+        "/data/me/a.jpg",
+        "/home/me/lib/b.h5",
+        "relative/c.tar",
+    ],
+)
+def test_pseudonyms_leave_data_data_and_programs_programs(path: str) -> None:
+    new = Scrubber(Survey(), b"key", paths=True).path(path)
+    assert new != path
+    assert "me" not in new.split("/")
+    assert is_data_file(new) == is_data_file(path)
