@@ -47,6 +47,7 @@ def test_the_worker_and_the_file() -> None:
     ("change", "expected"),
     [
         ({"cause_kind": "unknown"}, "rank 3 was late, why is not in the recording"),
+        ({"late_by_ns": 2 * MS}, "rank 3 was late: several kinds of its time differ"),
         (
             {"cause_kind": "compute", "cause_name": "gemm", "named_ns": 38 * MS},
             "rank 3 was late: it computed 38.0 ms longer in gemm",

@@ -22,6 +22,8 @@ from stashtrace.model.trace import Trace
 _MATTERS_DIVISOR = 10
 #: Steps of which it is worth saying how many.
 _SEVERAL = 3
+#: A cause that takes more than so many times the lateness is not the reason alone.
+_EXCEEDS = 2
 #: Late ranks that are looked into.
 _CAUSES_AT_MOST = 3
 
@@ -50,6 +52,9 @@ def wait_evidence(table: Table, row: int) -> list[Evidence]:
         return rows
     if at["cause_kind"] == "unknown":
         return rows if at["method"] == "hung" else [*rows, Evidence("late_why_unknown", "late", row)]
+    # A surplus far longer than the lateness was made up by less of something else: it is no reason by itself.
+    if 0 <= at["late_by_ns"] * _EXCEEDS < at["cause_ns"]:
+        return [*rows, Evidence("late_mixed", "late", row, amount_ns=at["cause_ns"], high_ns=at["late_by_ns"])]
     return [
         *rows,
         Evidence(

@@ -25,7 +25,7 @@ _PART_WORDS = {
 }
 _CONDITION_WORDS = {
     "": "given free CPUs",
-    "asleep": "since they sleep rather than compute",
+    "asleep": "as they wait rather than compute",
     "storage": "if the storage serves them as fast",
     "page_faults": "if the storage serves them as fast",
     "network": "if the other end answers them as fast",
@@ -271,7 +271,7 @@ def _transfers(row: Row, f: Finding) -> str:
 
 
 #: Evidence that goes on with the sentence before it, and how; all other codes begin a sentence.
-JOINERS = {"late_because": ": ", "late_why_unknown": ", "}
+JOINERS = {"late_because": ": ", "late_why_unknown": ", ", "late_mixed": ": "}
 #: Code of evidence -> its words.
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "epochs_start_workers": _epochs,
@@ -353,6 +353,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "hung_wait": _worst_wait,
     "hung_wait_unknown": _worst_wait,
     "late_because": _late_because,
+    "late_mixed": (lambda r, f: "several kinds of its time differ"),
     "late_why_unknown": (lambda r, f: "why is not in the recording"),
     "transfers": _transfers,
     "payload": _payload,
