@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -91,9 +92,11 @@ def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Ev
     if found is None:
         return []
     own, other = late_rank.rank, victim.rank
-    if found.explains:
+    # That it waits for others itself says nothing of why it is late.
+    if found.explains and found.explains != "straggler":
         longer = found.of(found.explains)
-        return [Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=found.explains)]
+        row = Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=found.explains)
+        return [replace(row, name=found.kind)]
     if found.begins_later_ns >= EXPLAINS_RATIO * found.wait_ns:
         code = "late_begins_later" if found.steps_count > 1 else "late_begins_later_once"
         return [Evidence(code, "steps", rank=own, of_count=other, amount_ns=found.begins_later_ns)]

@@ -190,11 +190,10 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
     if link_ns > 0:
         low, high = worst.bounds_ns("network", "interconnect")
         rows.append(Evidence("transfers", "stalls", rank=worst.rank, amount_ns=link_ns, low_ns=low, high_ns=high))
-    why = next((row for row in rows if row.code in ("late_surplus", "late_because")), None)
     named = next((row for row in rows if row.code == "late_because"), None)
     return replace(
         claim,
-        cause_kind=why.kind if why else "",
+        cause_kind=_why(rows),
         worker_id=named.worker_id if named else -1,
         file=named.name if named and named.kind in ("fetch", "checkpoint") else "",
         evidence=tuple(rows),
@@ -224,14 +223,21 @@ def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Cl
     worst = waiting[0]
     # Of a rank that one waits for only by way of others, the wait for it is what chains end there.
     rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")})
-    why = next((row.kind for row in rows if row.code in ("late_surplus", "late_because")), "")
     return replace(
         _claim(waiting, "late", GROUPS["late"]),
         cause_rank=root.rank,
-        cause_kind=why,
+        cause_kind=_why(rows),
         call=lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"]),
         evidence=(root, *(row for row in rows if row.code not in ("waited_for", "late_often", "late_often_of_worst"))),
     )
+
+
+def _why(rows: Sequence[Evidence]) -> str:
+    """Kind of time, by the names of ``late``, that a late rank spends longer in: over all steps, else in the worst."""
+    for row in rows:
+        if row.code in ("late_surplus", "late_because"):
+            return row.name if row.code == "late_surplus" else row.kind
+    return ""
 
 
 def main_cause(rank: RankFacts) -> int:

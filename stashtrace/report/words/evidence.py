@@ -141,7 +141,6 @@ _SURPLUS_WORDS = {
     "sleep": "sleeps {more} longer",
     "gc": "collects garbage {more} longer",
     "cpu_contention": "waits {more} longer for a CPU",
-    "straggler": "waits {more} longer for others itself",
     "other": "is blocked {more} longer with no known cause",
 }
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
