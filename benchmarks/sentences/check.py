@@ -75,7 +75,7 @@ class Checked:
 
 
 def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expected: Expected) -> list[Checked]:
-    """Judge the headline and each verdict; other sections claim nothing that a clock of the job knows."""
+    """Judge the headline, each verdict, and what else a clock of the job knows."""
     results = []
     for row in findings:
         own = [e for e in evidence if e["finding_id"] == row["finding_id"]]
@@ -83,6 +83,11 @@ def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expect
             results.append(_headline(row, own, findings, truth, expected))
         elif row["section"] == "verdict":
             results.append(_verdict(row, own, truth, expected))
+        elif row["kind"] == "contention":
+            results.append(_contention(row, truth))
+        elif row["kind"] == "lost_records" and truth.ranks_count >= 0:
+            wrong = (row["items_count"] > 0) != expected.lost
+            results.append(Checked(row, FALSE if wrong else TRUE, f"{row['items_count']} lost" if wrong else ""))
     return [r for r in results if r is not None]
 
 
@@ -214,6 +219,21 @@ def _steps(row: Row, findings: Sequence[Row], truth: Truth) -> Checked:
 
 def _kinds(truth: Truth) -> str:
     return ", ".join(f"{count} {kind} of {mean / 1e6:.3g} ms" for kind, (count, mean) in truth.steps.items())
+
+
+def _contention(row: Row, truth: Truth) -> Checked | None:
+    """How long step threads stood in the queue for a CPU."""
+    named = [truth.ranks.get(rank) for rank in sorted(ranks_of(row["ranks"]))]
+    worst = truth.ranks.get(row["rank"])
+    if worst is None or any(rank is None for rank in named):
+        return Checked(row, FALSE, "a rank without steps")
+    if worst.waited_for_cpu_ns < 0:
+        return None
+    own = worst.waited_for_cpu_ns / worst.step_ns
+    if abs(row["share_ratio"] - own) > OF_STEP + OF_FIGURE * own:
+        return Checked(row, FALSE, f"rank {worst.rank} waited for a CPU for {own:.1%}, not {row['share_ratio']:.1%}")
+    idle = [r.rank for r in named if r is not None and r.waited_for_cpu_ns < WORTH_RATIO * r.step_ns]
+    return Checked(row, FALSE if idle else TRUE, f"ranks {idle} hardly waited for a CPU" if idle else "")
 
 
 def _verdict(row: Row, evidence: list[Row], truth: Truth, expected: Expected) -> Checked:

@@ -55,6 +55,8 @@ class RankTruth:
         Per step: in waits for a batch whose last sample was there; None if not known.
     queued_ns : float
         Per step: in the queue for a CPU outside of laps, which is part of ``compute``; -1 if not known.
+    waited_for_cpu_ns : float
+        Per step: in the queue for a CPU, whatever the thread was about; -1 if not known.
     """
 
     rank: int
@@ -67,6 +69,7 @@ class RankTruth:
     making: dict[str, float] = field(default_factory=dict)
     handed_ns: float | None = None
     queued_ns: float = 0.0
+    waited_for_cpu_ns: float = -1.0
 
     def share(self, column: str) -> Amount:
         """Share of the step, as an amount without unit."""
@@ -266,6 +269,7 @@ def _spent(row: Mapping[str, Any]) -> dict[str, float]:
     whole = row["end_ns"] - row["begin_ns"]
     found["compute"] = whole - inside - sum(found.values()) - row.get("idle_ns", 0)
     found["other"] += row.get("idle_ns", 0)
+    found["late"] = found["link"] = float(inside)  # one or the other
     queued = row.get("queued_ns", -1)
     queued_laps = sum(lap[3] for lap in row["laps"] if len(lap) > 3)
     found["queue"] = float(queued + queued_laps) if queued >= 0 else found["compute"]
@@ -295,6 +299,7 @@ def _rank(
     # A thread that stands in the queue for a CPU does not know any more how long its transfer took.
     known = all("queued_ns" in row for row in counted)
     queued = queued if known else _UNKNOWN_RATIO * step
+    waited = sum(_spent(row)["queue"] for row in counted) / count if known else -1.0
     link, in_queue = (sum(getattr(w, name) for w in mine) / count for name in ("link_ns", "queued_ns"))
     columns = {
         "data": Amount.of(spent("wait")),
@@ -314,7 +319,17 @@ def _rank(
         making = {"cpu": cpu, "queue": queue, "waiting": max(whole - cpu - queue, 0.0)}
     handed = _handed(counted, made)
     return RankTruth(
-        rank, count, step, columns, late_ns, asleep, blocked + idle + queued, making, handed, stood if known else -1.0
+        rank,
+        count,
+        step,
+        columns,
+        late_ns,
+        asleep,
+        blocked + idle + queued,
+        making,
+        handed,
+        stood if known else -1.0,
+        waited,
     )
 
 

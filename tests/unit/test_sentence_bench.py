@@ -309,3 +309,20 @@ def test_ranks_alternate_only_where_each_waits_about_as_long(check: ModuleType, 
     assert (
         judged(check, row | {"stall_ns": 6 * MS, "share_ratio": 0.06, "least_ns": 6 * MS}, run(truth, a, b)) == "false"
     )
+
+
+def test_waiting_for_a_cpu_is_judged_by_the_thread_itself(check: ModuleType, truth: ModuleType) -> None:
+    a, b = known(truth), known(truth, 1)
+    a.waited_for_cpu_ns, b.waited_for_cpu_ns = 30 * MS, 10 * MS
+    row = claim("contention", 30, section="machine", ranks="0,1", items_count=2)
+    assert judged(check, row, run(truth, a, b)) == "true"
+    assert judged(check, row | {"share_ratio": 0.4}, run(truth, a, b)) == "false"
+    b.waited_for_cpu_ns = 0.0
+    assert judged(check, row, run(truth, a, b)) == "false"
+
+
+def test_lost_records_are_those_of_the_case(check: ModuleType, truth: ModuleType) -> None:
+    row = claim("lost_records", 0, section="trust", items_count=0)
+    assert judged(check, row, run(truth, known(truth))) == "true"
+    assert judged(check, row | {"items_count": 3}, run(truth, known(truth))) == "false"
+    assert judged(check, row | {"items_count": 3}, run(truth, known(truth)), lost=True) == "true"
