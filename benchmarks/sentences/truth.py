@@ -272,7 +272,8 @@ def _spent(row: Mapping[str, Any]) -> dict[str, float]:
     found["late"] = found["link"] = float(inside)  # one or the other
     queued = row.get("queued_ns", -1)
     queued_laps = sum(lap[3] for lap in row["laps"] if len(lap) > 3)
-    found["queue"] = float(queued + queued_laps) if queued >= 0 else found["compute"]
+    # Where nobody looked, all that was no lap of another kind may have been waiting for a CPU.
+    found["queue"] = float(queued + queued_laps) if queued >= 0 else found["compute"] + found["data"]
     return found
 
 
