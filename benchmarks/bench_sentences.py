@@ -66,11 +66,13 @@ def main() -> int:
     options = parser.parse_args()
     outcomes: list[Outcome] = []
     missing: dict[str, str] = {}
+    kept = 0
     with tempfile.TemporaryDirectory(prefix="stashtrace-sentences-") as folder:
         for case in [*cases.JOBS, *traces.of(options.traces)]:
             if options.only and case.name not in options.only:
                 continue
             begin = time.monotonic()
+            kept += bool(options.keep) and (options.keep / case.name / "run").exists()
             try:
                 outcome = judge(case, (options.keep or Path(folder)) / case.name, Path(folder), options.texts)
             except machine.Missing as error:
@@ -82,8 +84,8 @@ def main() -> int:
                 shutil.rmtree(Path(folder) / case.name, ignore_errors=True)
     print(totals(outcomes))
     if options.write:
-        command = "python benchmarks/bench_sentences.py --write"
-        write(outcomes, missing, command)
+        command = "python benchmarks/bench_sentences.py --write" + (" --keep FOLDER" if options.keep else "")
+        write(outcomes, missing, command, kept)
     return 0 if good(outcomes) else 1
 
 
@@ -179,16 +181,17 @@ def good(outcomes: list[Outcome]) -> bool:
     return not false and sum(bool(o.not_first) for o in outcomes) * 60 <= NOT_FIRST_OF_60 * len(outcomes)
 
 
-def write(outcomes: list[Outcome], missing: dict[str, str], command: str) -> None:
-    """results/sentences.md and .json."""
+def write(outcomes: list[Outcome], missing: dict[str, str], command: str, kept: int) -> None:
+    """results/sentences.md and .json; of so many jobs the recording was there before."""
     facts, versions = harness.machine(), harness.versions("torch", "numpy")
     loops = [f"{name} {metadata.version(name)}" for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
     lines = [
         "# The bench of sentences", "",
-        (__doc__ or "").split("\n\n")[2].replace("\n", " "), "",
+        (__doc__ or "").split("\n\n")[2].replace("\n", " ").split(" --write")[0], "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
         f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, {', '.join(loops) or 'no framework'},"
-        f" load {facts['load_average'][0]}", "",
+        f" load {facts['load_average'][0]}"
+        f"{f'; {kept} recordings are of an earlier call with --keep, and were judged again' if kept else ''}", "",
         f"**{totals(outcomes)}**", "",
         "| case | what it is | first verdict | largest true stalls | claims | true | within bounds | false |",
         "|---|---|---|---|---|---|---|---|",
@@ -210,6 +213,7 @@ def write(outcomes: list[Outcome], missing: dict[str, str], command: str) -> Non
         "within_bounds_count": sum(o.count(check.BOUNDS) for o in outcomes),
         "false_count": sum(o.count(check.FALSE) for o in outcomes),
         "largest_first_count": sum(not o.not_first and not o.error for o in outcomes),
+        "recorded_before_count": kept,
         "failed_count": sum(bool(o.error) for o in outcomes),
         "not_possible_here": missing,
     }
