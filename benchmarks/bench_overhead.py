@@ -114,12 +114,11 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 def own_share_percent(run_directory: Path) -> float:
     """Tracer's own CPU time in percent of the job's, as the summary of the run states it."""
-    from stashtrace.report.trust import trust
-
     import stashtrace
+    from stashtrace.analysis.findings.trust import trust
 
     trace = stashtrace.load(run_directory)
-    return 100 * trust(trace, trace.ranks.tolist(), {}).own_cost_ratio
+    return 100 * trust(trace, {}).own_cost_ratio
 
 
 if __name__ == "__main__":
