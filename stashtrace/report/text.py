@@ -68,7 +68,7 @@ def render(tables: Summary, look: Look, path: str) -> str:
     lines = [*_headline(_of(found, "headline"), look), ""]
     if ranks:
         lines += [*_table(ranks, look), ""]
-    lines += [*_verdicts(_of(found, "verdict"), look), *_plain(_of(found, "files"), look)]
+    lines += [*_verdicts(_of(found, "verdict"), look, path), *_plain(_of(found, "files"), look)]
     lines.append("")
     machine = _plain(_of(found, "machine"), look)
     lines += [*machine, ""] if machine else []
@@ -110,7 +110,8 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     if steps:
         line += ", " + ", ".join(steps_text(f, alone=len(steps) == 1) for f in steps)
     if "warmup" in by_kind:
-        line += f" (first {by_kind['warmup'][0].row['items_count']} left out)"
+        warm = by_kind["warmup"][0].row["items_count"]
+        line += f" (first {warm} left out)" if warm > 1 else " (the first left out)"
     parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]
     whole = "stashtrace  " + "  ".join(parts)
     if len(whole) <= look.width:
@@ -204,7 +205,7 @@ def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
     return [(f"{label}{kind}", alike), *((f"{ranks[i].rank}{kind}", [ranks[i]]) for i in apart)]
 
 
-def _verdicts(found: Sequence[Finding], look: Look) -> list[str]:
+def _verdicts(found: Sequence[Finding], look: Look, path: str) -> list[str]:
     lines: list[str] = []
     for finding in found[:_VERDICTS_AT_MOST]:
         quiet = finding.row["kind"] in ("compute_bound", "not_told")
@@ -215,7 +216,8 @@ def _verdicts(found: Sequence[Finding], look: Look) -> list[str]:
             lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
     left = len(found) - _VERDICTS_AT_MOST
     if left > 0:
-        lines.append(f"{_INDENT}{left} smaller finding{_s(left)}: `stashtrace analyze findings`")
+        rest = f"{left} smaller finding{_s(left)}: `stashtrace analyze findings {path}`"
+        lines += look.wrap(rest, _INDENT, _INDENT * 2)
     return lines
 
 

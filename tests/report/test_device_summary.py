@@ -157,7 +157,7 @@ def test_blocking_calls_are_named_by_thread_and_number() -> None:
 def test_idle_by_kernels_is_a_verdict() -> None:
     found = verdicts(job(kernels=tuple(range(STEPS))))
     assert [f.kind for f in found] == ["host"]
-    assert "stand idle for 10.0 ms a step (10 %) because their hosts do not launch fast enough" in found[0].text
+    assert "wait 10.0 ms a step (10 %) for their hosts to launch work" in found[0].text
 
 
 def test_graphs_and_untimed_collectives_cost_confidence() -> None:

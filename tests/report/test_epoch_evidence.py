@@ -53,7 +53,7 @@ def test_workers_that_start_anew() -> None:
 
 def test_workers_that_stay() -> None:
     (told,) = evidence(epochs(steps=10, count=3, between_ns=905 * MS, kept=True))
-    assert told.endswith("twice in 25 steps, 905 ms each, for a first batch that none has made ahead")
+    assert told.endswith("twice in 25 steps, 905 ms each, for a first batch that no worker had made ahead")
 
 
 def test_a_smaller_part_is_told_beside_the_workers() -> None:

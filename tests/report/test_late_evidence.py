@@ -38,7 +38,7 @@ def worded(*evidence: Evidence) -> str:
 
 def test_the_worker_and_the_file() -> None:
     assert sentence(ROW) == (
-        "the worst: ranks 0-2,4-7 waited 38.0 ms in all-reduce 4182; rank 3 was late:"
+        "the worst: ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late:"
         " its worker 5 spent 41.0 ms reading shard-0117"
     )
 
@@ -95,5 +95,5 @@ def test_how_often_counts_the_steps_that_matter() -> None:
         [(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)]
     )]  # fmt: skip
     tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}
-    assert worded(*how_often(tables, 0, 3)) == "rank 3 is the late one in 3 of the 4 steps that lose most by it"
+    assert worded(*how_often(tables, 0, 3)) == "rank 3 is the late one in 3 of the 4 steps with most of this waiting"
     assert how_often(tables, 1, 3) == []

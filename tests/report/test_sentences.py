@@ -88,7 +88,7 @@ def test_compute_bound_needs_a_lower_bound() -> None:
 
 def test_ranks_that_are_missing_may_have_been_waited_for() -> None:
     told = worded(claim("link", 40, 40, 40, cause_kind="network", evidence=(Evidence("all_arrived"),)))
-    assert told[0].startswith("rank 0 spends 40.0 ms a step (40 %) in transfers between hosts, after every rank had")
+    assert told[0].startswith("rank 0 spends 40.0 ms a step (40 %) in transfers over the network, after every rank had")
     missing = Evidence("ranks_missing", items_count=15, name="1-15")
     (told,) = worded(claim("link", 40, 40, 40, cause_kind="network", evidence=(missing,)))
     assert "every rank" not in told

@@ -45,7 +45,7 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
         took 13.0 ms
       2 workers would keep up with the rest of a step (33.0 ms), given free CPUs
   ▶ rank 1 waits 57.0 ms a step (63 %) in all-reduce for rank 0 to arrive
-      why: each step rank 0 waits 57.0 ms longer for batches than rank 1
+      why: on average rank 0 waits 57.0 ms a step longer for batches than rank 1
       rank 0 is the late one in 7 of 7 steps
       the worst: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was late: its
         worker 0 took 44.0 ms longer to make its batch
@@ -127,7 +127,7 @@ def test_straggler_names_the_late_rank_and_why() -> None:
     found = verdicts(job(sleep={1: 20})[1])
     late = next(f for f in found if f.kind == "late")
     assert late.text == "rank 0 waits 20.0 ms a step (38 %) in all-reduce for rank 1 to arrive"
-    assert late.evidence[0] == "why: each step rank 1 computes 20.0 ms longer than rank 0"
+    assert late.evidence[0] == "why: on average rank 1 computes 20.0 ms a step longer than rank 0"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -211,7 +211,7 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
     assert found.kind == "data"
     assert found.evidence[0].startswith("all of that is hand-over of batches that were ready")
     assert found.evidence[1].startswith(
-        "a batch takes 1.00 ms to make, then waits 3.00 ms for its hand-over, 4 times a step: more workers"
+        "a batch takes 1.00 ms to make, then 3.00 ms to hand over, 4 times a step: more workers"
     )
 
 

@@ -16,6 +16,7 @@ from stashtrace.analysis.late_surplus import EXPLAINS_RATIO, late_surplus
 from stashtrace.analysis.stragglers import stragglers
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.strings import ranks_of
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -29,14 +30,20 @@ _EXCEEDS = 2
 _CAUSES_AT_MOST = 3
 
 
-def worst_wait(trace: Trace, late_rank: int, steps: Table) -> list[Evidence]:
-    """The costliest wait for a rank within the counted steps, and what kept that rank, by the rows of ``late``."""
+def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[Evidence]:
+    """A rank's costliest wait for another in one kind of operation, and what kept that one, by the rows of ``late``."""
+    trace, steps = facts.trace, facts.tables["steps"]
     try:
         table = late(trace)
     except MissingDataError:
         return []
-    mine = np.flatnonzero((table["late_rank"] == late_rank) & np.isin(table["step"], steps["step"]))
-    return wait_evidence(table, int(mine[0])) if len(mine) else []
+    chosen = (table["late_rank"] == late_rank) & np.isin(table["step"], steps["step"])
+    if call:
+        chosen &= table["op"] == call
+    for row in np.flatnonzero(chosen).tolist():
+        if victim in ranks_of(str(table["waiting_ranks"][row])):
+            return wait_evidence(table, row)
+    return []
 
 
 def wait_evidence(table: Table, row: int) -> list[Evidence]:
@@ -142,7 +149,7 @@ def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
     return CollectiveOp(max(spent, key=spent.__getitem__)).name.lower() if spent else ""
 
 
-def late_evidence(facts: RunFacts, victim: RankFacts, causes: Mapping[int, float]) -> list[Evidence]:
+def late_evidence(facts: RunFacts, victim: RankFacts, causes: Mapping[int, float], call: str) -> list[Evidence]:
     """Each late rank that matters: its part of the waits, why it was late, how often, and the costliest wait for it."""
     rows = [
         Evidence(
@@ -153,7 +160,7 @@ def late_evidence(facts: RunFacts, victim: RankFacts, causes: Mapping[int, float
     for rank in [r for r in causes if r >= 0][:_CAUSES_AT_MOST]:
         own = facts.rank(rank)
         why = surplus(facts, own, victim) if own is not None else []
-        worst = worst_wait(facts.trace, rank, facts.tables["steps"])
+        worst = worst_wait(facts, rank, victim.rank, call)
         known = any(row.code == "late_because" and row.kind not in ("other", "before") for row in worst)
         if known and why and why[0].code in ("late_varies", "late_not_explained"):
             why = []

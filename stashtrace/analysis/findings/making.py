@@ -208,8 +208,10 @@ def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_hos
     idle = {part: ns for part, ns in parts.items() if part not in ("cpu", "queue")}
     longest = max(idle, key=idle.__getitem__, default="")
     condition = longest if longest and idle[longest] > 0.25 * making.batch_ns else ""
-    full = floor_ns > _FULL_RATIO * rest_ns
-    return Advice("more_workers" if making.workers else "use_workers", needed, condition, floor_ns if full else -1)
+    if floor_ns > _FULL_RATIO * rest_ns:  # no use in more workers than the CPUs can serve
+        needed = math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / floor_ns)
+        return Advice("more_workers" if making.workers else "use_workers", max(needed, 1), condition, floor_ns)
+    return Advice("more_workers" if making.workers else "use_workers", needed, condition)
 
 
 def handoff_code(making: Making, cpu: HostCpu | None) -> str:

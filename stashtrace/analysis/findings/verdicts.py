@@ -37,6 +37,8 @@ _CAUSE_RATIO = 0.1
 _CHAIN_LENGTH = 3
 #: A rank stands out as the root of waits by this share of them, and by so many times the share of the next.
 _ROOT_RATIO, _ROOT_LEAD = 0.25, 1.5
+#: Ranks that lose at least this part of what the worst one loses stand in one claim with it.
+_LIKE_RATIO = 0.5
 #: Claims about late ranks, each of ranks that wait mostly for the same one.
 _LATE_AT_MOST = 2
 #: Two ranks wait for each other alike if each costs the other at least this share of what it is cost.
@@ -76,8 +78,13 @@ def _stalls(facts: RunFacts) -> list[Claim]:
         ("other", _other),
     ):
         hit = [r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO]
-        if hit:
-            found += claims_of(facts, sorted(hit, key=lambda r: (-r.per_step_ns(*GROUPS[group]), r.rank)))
+        hit.sort(key=lambda r: (-r.per_step_ns(*GROUPS[group]), r.rank))
+        while hit:
+            # Ranks that lose much less have a claim of their own: one figure cannot stand for both.
+            least = 0.0 if group == "late" else _LIKE_RATIO * hit[0].per_step_ns(*GROUPS[group])
+            alike = [r for r in hit if r.per_step_ns(*GROUPS[group]) >= least]
+            found += claims_of(facts, alike)
+            hit = hit[len(alike) :]
     if not any(claim.kind == "host" for claim in found):
         found += _perhaps_host(facts)
     return sorted(found, key=lambda claim: -claim.share_ratio)
@@ -185,7 +192,7 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
             for r in hit
         ]
         return replace(claim, cause_kind="alternates", evidence=tuple(rows))
-    rows = lateness.late_evidence(facts, worst, causes)
+    rows = lateness.late_evidence(facts, worst, causes, claim.call)
     link_ns = worst.per_step_ns("network", "interconnect")
     if link_ns > 0:
         low, high = worst.bounds_ns("network", "interconnect")
@@ -222,12 +229,13 @@ def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Cl
     waiting = [rank for rank in hit if rank.rank != root.rank]
     worst = waiting[0]
     # Of a rank that one waits for only by way of others, the wait for it is what chains end there.
-    rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")})
+    call = lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"])
+    rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")}, call)
     return replace(
         _claim(waiting, "late", GROUPS["late"]),
         cause_rank=root.rank,
         cause_kind=_why(rows),
-        call=lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"]),
+        call=call,
         evidence=(root, *(row for row in rows if row.code not in ("waited_for", "late_often", "late_often_of_worst"))),
     )
 
@@ -345,9 +353,17 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     phases, processes = trace.phases, trace.processes
     own = processes["process_id"][(processes["rank"] == worst.rank) & (processes["role_code"] == ProcessRole.RANK)]
     mine = phases.take((phases["phase_code"] == Phase.CHECKPOINT) & np.isin(phases["process_id"], own))
+    steps = facts.tables["steps"]
+    mine = mine.take(inside(mine["begin_ns"], steps.take(steps["rank"] == worst.rank).sort_by("begin_ns")))
     lengths = mine["end_ns"] - mine["begin_ns"]
     rows = [
-        Evidence("checkpoints", "phases", rank=worst.rank, items_count=len(mine), amount_ns=float(np.median(lengths)))
+        Evidence(
+            "checkpoints",
+            "phases",
+            rank=worst.rank,
+            items_count=len(mine),
+            amount_ns=float(lengths.mean()) if len(mine) else -1,
+        )
     ]
     return [replace(_claim(hit, "save", GROUPS["save"]), evidence=tuple(rows) if len(mine) else ())]
 
@@ -365,6 +381,10 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         rows = devices.host_functions(facts.trace, worst, facts.tables["steps"])
         cause = "host_functions" if whole else "host_functions_partly"
         return [replace(claim, cause_kind=cause, evidence=(held, *rows))]
+    # Waits too short to be recorded, and for a CPU after a wait, count as compute.
+    high = claim.stall_ns + worst.contention_ratio * worst.step_ns
+    claim = replace(claim, high_ns=max(claim.high_ns, high))
+    claim = replace(claim, confidence=confidence(claim.stall_ns, claim.low_ns, claim.high_ns))
     silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
     code = "nothing_recorded" if silent else "unknown_block"
     return [replace(claim, cause_kind="unknown", evidence=(Evidence(code, "stalls", rank=worst.rank),))]
@@ -376,4 +396,7 @@ def _no_stall(facts: RunFacts) -> Claim:
     claim = _claim([worst], "compute", GROUPS["compute"])
     least = claim.low_ns / max(worst.step_ns, 1)
     kind = "compute_bound" if least >= _COMPUTE_BOUND_RATIO else "not_told"
+    queued = max(rank.contention_ratio for rank in facts.ranks)
+    waits = (Evidence("waits_for_cpu", "hidden", part_ratio=queued),) if queued >= WORTH_SAYING_RATIO else ()
+    claim = replace(claim, evidence=waits)
     return replace(claim, kind=kind, ranks=ranks_text(sorted(r.rank for r in facts.ranks)), least_ratio=least)

@@ -46,8 +46,10 @@ def _late(f: Finding) -> str:
             f"{head} for others to arrive, {percent_text(causes[0]['part_ratio'])} of it for rank {causes[0]['rank']}"
         )
     named = [f"rank {e['rank']} ({duration_text(e['amount_ns'])})" for e in causes]
-    whose = f", on rank {row['rank']}" if row["items_count"] > 1 else ""
-    return f"{head} for {', '.join(named[:-1])} and {named[-1]} to arrive{whose}"
+    listed = f"{', '.join(named[:-1])} and {named[-1]}"
+    if row["items_count"] > 1:
+        return f"{head} for others to arrive; rank {row['rank']} for {listed}"
+    return f"{head} for {listed} to arrive"
 
 
 _DOUBT_WORDS = {
@@ -61,7 +63,7 @@ _DOUBT_WORDS = {
 
 def _link(f: Finding) -> str:
     row = f.row
-    places = {"network": "between hosts", "interconnect": "between ranks of one host", "unknown": "between ranks"}
+    places = {"network": "over the network", "interconnect": "between ranks of one host", "unknown": "between ranks"}
     head = f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} in transfers {places[row['cause_kind']]}"
     missing = f.first("ranks_missing")
     if missing is not None:
@@ -85,11 +87,15 @@ def _host(f: Finding) -> str:
             f" ({percent_text(row['least_ratio'])})"
             " because of the host: timing events cannot tell, `stashtrace run --kernels` can"
         )
-    if row["cause_kind"] == "sync":
-        named = f.first("blocking_call") or f.first("draining_call")
-        why = "after blocking calls that drained it" if named else "after the host waited for it"
-    else:
-        why = f"because {'its host does' if row['items_count'] == 1 else 'their hosts do'} not launch fast enough"
+    if row["cause_kind"] != "sync":
+        hosts = "its host" if row["items_count"] == 1 else "their hosts"
+        return f"{_devices(row)} {verb(row, 'waits', 'wait')} {lost(row)} for {hosts} to launch work"
+    inside = f.first("blocking_call")
+    why = "after the host waited for it"
+    if inside is not None:
+        why = f"while the host was inside {inside['kind']}"
+    elif f.first("draining_call") is not None:
+        why = "after blocking calls that drained it"
     return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)} {why}"
 
 
@@ -108,7 +114,9 @@ def _other(f: Finding) -> str:
 
 def _compute_bound(f: Finding) -> str:
     bound = "" if f.row["confidence"] == "exact" else f" (at least {int(100 * f.row['least_ratio'])} % of every step)"
-    return f"no stall above 3 %: compute bound{bound}"
+    waits = f.first("waits_for_cpu")
+    but = f" but waiting for a CPU (up to {percent_text(waits['part_ratio'])})" if waits is not None else ""
+    return f"no stall above 3 %{but}: compute bound{bound}"
 
 
 def _not_told(f: Finding) -> str:
@@ -158,7 +166,7 @@ def steps_text(f: Finding, *, alone: bool) -> str:
 
 def _rollout(f: Finding) -> str:
     rollout = f.first("rollout")
-    return f" ({percent_text(rollout['part_ratio'])} of that rollout)" if rollout is not None else ""
+    return f" ({percent_text(rollout['part_ratio'])} of it rollout)" if rollout is not None else ""
 
 
 def _low_confidence(f: Finding) -> str:
@@ -179,8 +187,8 @@ def _machine_contention(f: Finding) -> str:
     which = f"rank {row['rank']}'s step thread" if one else f"the step threads of ranks {row['ranks']}"
     upto = "" if one else "up to "
     return (
-        f"CPU contention: {which} waited for a CPU for {upto}{percent_text(row['share_ratio'])} of the step; what"
-        f" looks like {row['name']} may be other processes"
+        f"CPU contention: {which} waited for a CPU for {upto}{percent_text(row['share_ratio'])} of the step,"
+        f" which counts as {row['name']} here"
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 from stashtrace.report.words.parts import Finding, Row, number, operation, plural
@@ -19,7 +20,7 @@ _PART_WORDS = {
     "storage": "blocked in storage",
     "network": "waiting for the network",
     "asleep": "asleep (time.sleep, usleep or the like)",
-    "page_faults": "off the CPU with page faults from storage",
+    "page_faults": "waiting for page faults from storage",
     "blocked": "blocked (a lock, a pipe, another thread)",
     "unknown": "off the CPU for no recorded reason",
 }
@@ -42,7 +43,7 @@ def _epochs(row: Row, f: Finding) -> str:
     why = (
         f"to start {what} anew and make a first batch: persistent_workers=True keeps them"
         if row["code"] == "epochs_start_workers"
-        else "for a first batch that none has made ahead"
+        else "for a first batch that no worker had made ahead"
     )
     return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {row['of_count']} steps, {each}, {why}"
 
@@ -53,43 +54,44 @@ def _part(ratio: float) -> str:
 
 def _batch_time(row: Row, f: Finding) -> str:
     several = f" and a step takes {row['part_ratio']:.3g} of them" if row["part_ratio"] > 0 else ""
+    whose = f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
     who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
         row["items_count"], f"each of its {row['items_count']} workers"
     )
     parts = f.all("batch_part")
     if not parts:
-        return f"a batch takes {who} {duration_text(row['amount_ns'])} to make{several}"
+        return f"{whose}a batch takes {who} {duration_text(row['amount_ns'])} to make{several}"
     spent = [f"{duration_text(p['amount_ns'])} {_PART_WORDS[p['kind']]}" for p in parts]
     if parts[0]["part_ratio"] > 0.995:
         spent[0] = f"all of it {_PART_WORDS[parts[0]['kind']]}"
     else:
         spent[0] = f"{duration_text(parts[0]['amount_ns'])} of it {_PART_WORDS[parts[0]['kind']]}"
-    return f"a batch takes {who} {duration_text(row['amount_ns'])} to make{several}: {', '.join(spent)}"
+    return f"{whose}a batch takes {who} {duration_text(row['amount_ns'])} to make{several}: {', '.join(spent)}"
 
 
 def _blocked_reads(row: Row, f: Finding) -> str:
     name = os.path.basename(row["name"]) or "a file without a name"
-    where = f"mostly in {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
+    via = "from" if re.fullmatch(r".+:\d+", name) else "in"
+    where = f"mostly {via} {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
     rate, typical = bytes_text(row["rate_bytes_per_s"]), duration_text(row["amount_ns"])
     return f"blocked reads moved {rate}/s, {where}; the median one took {typical}"
 
 
 def _more_workers(row: Row, f: Finding) -> str:
-    rest = duration_text(row["amount_ns"])
-    if row["of_count"] > 0 and row["items_count"] > 4 * row["of_count"]:
-        head = f"more workers would shorten the waits in proportion; {row['items_count']} would hide them"
-    else:
-        many = f"{row['items_count']} worker{plural(row['items_count'])}"
-        head = f"{many} would keep up with the rest of a step ({rest})"
-    text = f"{head}, {_CONDITION_WORDS[row['kind']]}"
+    many = f"{row['items_count']} worker{plural(row['items_count'])}"
+    condition = f", {_CONDITION_WORDS[row['kind']]}" if row["items_count"] > 1 or row["kind"] == "" else ""
     cpus = f.first("cpus")
-    if cpus is not None and cpus["amount_ns"] > row["amount_ns"] and row["kind"] != "":
-        text += f"; below {duration_text(cpus['amount_ns'])} a step the CPUs are the limit"
-    return text
+    if cpus is not None and cpus["amount_ns"] > 0:
+        return f"{many} would bring a step to about {duration_text(cpus['amount_ns'])}, where the CPUs are the limit"
+    if row["of_count"] > 0 and row["items_count"] > 4 * row["of_count"]:
+        return f"more workers would shorten each step in proportion; {row['items_count']} would keep up{condition}"
+    return f"{many} would keep up with the rest of a step ({duration_text(row['amount_ns'])}){condition}"
 
 
 def _cpus_are_full(row: Row, f: Finding) -> str:
     cpus = f.first("cpus")
+    if f.row.get("cause_kind") == "handoff":
+        return "the hand-over waits for a CPU: more workers would not help, fewer might"
     if cpus is not None and row["code"] == "others_use_cpus":
         used, count = number(cpus["low_ns"] / 1e9), number(cpus["part_ratio"])
         return f"more workers would not help while other processes use {used} of the {count} CPUs"
@@ -105,8 +107,9 @@ def _cpus_are_full(row: Row, f: Finding) -> str:
 def _fewer_batches(row: Row, f: Finding) -> str:
     often = f", {row['part_ratio']:.3g} times a step" if row["part_ratio"] > 1.05 else ""
     return (
-        f"a batch takes {duration_text(row['low_ns'])} to make, then waits {duration_text(row['amount_ns'])} for its"
-        f" hand-over{often}: more workers would not help; fewer, larger batches might"
+        f"a batch takes {duration_text(row['low_ns'])} to make, then {duration_text(row['amount_ns'])} to hand"
+        f" over{often}: more workers would not help; less to pickle would (tensors, not many Python"
+        " objects), and larger batches where they are small"
     )
 
 
@@ -141,7 +144,7 @@ _SURPLUS_WORDS = {
     "sleep": "sleeps {more} longer",
     "gc": "collects garbage {more} longer",
     "cpu_contention": "waits {more} longer for a CPU",
-    "other": "is blocked {more} longer with no known cause",
+    "other": "is blocked {more} longer",
 }
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
 _LATE_WORDS = {
@@ -165,12 +168,13 @@ _LATE_WORDS = {
 
 
 def _late_surplus(row: Row, f: Finding) -> str:
-    words = _SURPLUS_WORDS[row["kind"]].format(more=duration_text(row["amount_ns"]))
-    return f"why: each step rank {row['rank']} {words} than rank {row['of_count']}"
+    words = _SURPLUS_WORDS[row["kind"]].format(more=f"{duration_text(row['amount_ns'])} a step")
+    return f"why: on average rank {row['rank']} {words} than rank {row['of_count']}"
 
 
 def _late_alone(row: Row, f: Finding) -> str:
-    return f"rank {row['rank']} came {duration_text(row['amount_ns'])} later than the second latest rank, summed up"
+    later = duration_text(row["amount_ns"])
+    return f"rank {row['rank']} came {later} later than the second latest rank, in all steps together"
 
 
 def _waiting_ranks(row: Row) -> tuple[str, bool]:
@@ -186,7 +190,7 @@ def _worst_wait(row: Row, f: Finding) -> str:
     if row["code"] == "hung_wait_unknown":
         verb = "hang" if several else "hangs"
         return f"the worst: {whom} {verb} in {where}; ranks that left no record here may never have entered it"
-    waited = f"the worst: {whom} waited {duration_text(row['amount_ns'])} in {where}"
+    waited = f"the worst: {whom} waited {'up to ' if several else ''}{duration_text(row['amount_ns'])} in {where}"
     if row["code"] == "worst_wait_unknown":
         return f"{waited}; the clocks cannot tell for whom"
     return f"{waited}; rank {row['rank']} was late"
@@ -215,7 +219,8 @@ def _late_because(row: Row, f: Finding) -> str:
 
 def _bus_bandwidth(row: Row, f: Finding) -> str:
     reached = bytes_text(row["rate_bytes_per_s"])
-    line = f"{operation(row['name'])} reached {reached}/s of bus bandwidth over {row['items_count']} transfers"
+    least = "" if f.first("all_arrived") is not None else "at least "
+    line = f"{operation(row['name'])} reached {least}{reached}/s of bus bandwidth over {row['items_count']} transfers"
     if row["part_ratio"] >= 0:
         line += f", {percent_text(row['part_ratio'])} of what calibration found this link to do"
     return line
@@ -246,8 +251,8 @@ def _killed(row: Row, f: Finding) -> str:
 
 
 def _epochs_workers_end(row: Row, f: Finding) -> str:
-    each = " each time" if row["items_count"] > 1 else ""
-    return f"of it {duration_text(row['amount_ns'])}{each} was waiting for the workers of the last epoch to end"
+    of = f"{duration_text(row['amount_ns'])} of {'each' if row['items_count'] > 1 else 'it'}"
+    return f"{of} was spent waiting for the workers of the last epoch to end"
 
 
 def _hung_inside(row: Row, f: Finding) -> str:
@@ -262,11 +267,21 @@ def _hung_last(row: Row, f: Finding) -> str:
     return f"rank {row['rank']} has called nothing in it"
 
 
+def _late_often_of_worst(row: Row, f: Finding) -> str:
+    times = f"{row['items_count']} of the {row['of_count']} steps"
+    return f"rank {row['rank']} is the late one in {times} with most of this waiting"
+
+
+def _checkpoints(row: Row, f: Finding) -> str:
+    count = f"{row['items_count']} checkpoint{plural(row['items_count'])}"
+    return f"{count} in these steps, {duration_text(row['amount_ns'])} on average"
+
+
 def _transfers(row: Row, f: Finding) -> str:
-    if row["low_ns"] < _ALL_RATIO * row["amount_ns"]:
-        low, high = duration_text(row["low_ns"]), duration_text(row["high_ns"])
-        return f"the transfers themselves take {f'{low} to' if row['low_ns'] > 0 else 'up to'} {high} a step"
-    return f"the transfers themselves take {duration_text(row['amount_ns'])} a step"
+    point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
+    if row["low_ns"] >= _ALL_RATIO * row["amount_ns"] and row["high_ns"] * _ALL_RATIO <= row["amount_ns"]:
+        return f"the transfers themselves take {point} a step"
+    return f"the transfers themselves take {f'{low} to' if row['low_ns'] > 0 else 'up to'} {high} a step"
 
 
 #: Evidence that goes on with the sentence before it, and how; all other codes begin a sentence.
@@ -281,7 +296,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "step_thread_not_recorded": (
         lambda r, f: (
             "the step thread made them itself (num_workers=0): reading and decoding cannot be told apart in"
-            " this recording; a few workers would hide both"
+            " this recording; a few workers might hide both"
         )
     ),
     "makers_left_no_records": (lambda r, f: "its workers left no records of their own"),
@@ -342,11 +357,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     ),
     "late_not_explained": (lambda r, f: f"no kind of time is much longer on rank {r['rank']} in this step"),
     "late_often": (lambda r, f: f"rank {r['rank']} is the late one in {r['items_count']} of {r['of_count']} steps"),
-    "late_often_of_worst": (
-        lambda r, f: (
-            f"rank {r['rank']} is the late one in {r['items_count']} of the {r['of_count']} steps that lose most by it"
-        )
-    ),
+    "late_often_of_worst": _late_often_of_worst,
     "worst_wait": _worst_wait,
     "worst_wait_unknown": _worst_wait,
     "hung_wait": _worst_wait,
@@ -357,12 +368,13 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "transfers": _transfers,
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
-    "checkpoints": (
-        lambda r, f: f"{r['items_count']} checkpoint{plural(r['items_count'])}, median {duration_text(r['amount_ns'])}"
-    ),
+    "checkpoints": _checkpoints,
     "nothing_recorded": (lambda r, f: "nothing was recorded there"),
     "unknown_block": (
-        lambda r, f: "a foreign lock, a socket or a subprocess would look like this; the time line shows where"
+        lambda r, f: (
+            "another thread that holds the GIL or a lock, a socket or a subprocess would look like this; the time line"
+            " shows where"
+        )
     ),
     "io_calls": _io_calls,
     "file_calls": _file_calls,
