@@ -86,6 +86,21 @@ def ranks_text(ranks: list[int]) -> str:
     return ",".join(parts)
 
 
+def ranks_in(text: str) -> list[int]:
+    """Ranks that :func:`ranks_text` wrote.
+
+    Examples
+    --------
+    >>> ranks_in("0-2,5"), ranks_in("")
+    ([0, 1, 2, 5], [])
+    """
+    ranks: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
 def _three_digits(value: float) -> str:
     if abs(value) >= 99.95:
         return f"{value:.0f}"

@@ -16,9 +16,9 @@ from stashtrace.analysis.late_surplus import EXPLAINS_RATIO, late_surplus
 from stashtrace.analysis.stragglers import stragglers
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.strings import ranks_of
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+from stashtrace.units import ranks_in
 
 #: Somebody is late by a few microseconds in every step: less than this part of the mean one does not count.
 _MATTERS_DIVISOR = 10
@@ -41,7 +41,7 @@ def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[
     if call:
         chosen &= table["op"] == call
     for row in np.flatnonzero(chosen).tolist():
-        if victim in ranks_of(str(table["waiting_ranks"][row])):
+        if victim in ranks_in(str(table["waiting_ranks"][row])):
             return wait_evidence(table, row)
     return []
 
