@@ -197,7 +197,7 @@ def _doubts(row: Row, evidence: list[Row], truth: Truth) -> Checked | None:
     low = sum((r.columns["other"].low_ns - r.asleep_ns) * r.steps_count for r in truth.ranks.values()) / wall
     high = sum(r.blocked_ns * r.steps_count for r in truth.ranks.values()) / wall
     share = named["unexplained"]
-    fine = low - OF_STEP <= share <= high + OF_STEP
+    fine = share <= high + OF_STEP and (row["confidence"] == "at_least" or low - OF_STEP <= share)
     why = "" if fine else f"{share:.1%} unexplained, blocked without a cause {low:.1%} to {high:.1%}"
     return Checked(row, TRUE if fine else FALSE, why)
 
@@ -444,7 +444,9 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
         floor = cpu * ranks / max(truth.cpus_count, 1)
         if floor > 1.2 * rest + OF_STEP * rank.step_ns:
             return f"{count} workers would keep up, but a step's batches need {floor / 1e6:.3g} ms of every CPU"
-        needed = (rank.making["waiting"] + cpu) / max(rest, 1.0)
+        # Where the CPUs are the limit, the sentence names the step that so many workers come down to.
+        limit = next((e["amount_ns"] for e in evidence if e["code"] == "cpus"), -1)
+        needed = (rank.making["waiting"] + cpu) / max(rest, limit, 1.0)
         if count < 0.7 * needed - 1:
             return f"{count} workers would keep up, {needed:.1f} are needed"
     return ""

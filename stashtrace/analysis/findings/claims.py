@@ -62,7 +62,18 @@ def _headline(facts: RunFacts) -> list[Claim]:
     if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
         doubts = {what: share for what, share in facts.doubts.items() if share >= _SMALL_RATIO}
         rows = tuple(Evidence("doubt", "stalls", part_ratio=share, name=what) for what, share in doubts.items())
-        claims.append(Claim("headline", "low_confidence", share_ratio=facts.unexplained_ratio, evidence=rows))
+        # Short waits, and those for a CPU after a wait, count as compute: where CPUs are short there is more.
+        short = "unexplained" in doubts and any(r.contention_ratio > _SMALL_RATIO for r in facts.ranks)
+        confidence = "at_least" if short else "exact"
+        claims.append(
+            Claim(
+                "headline",
+                "low_confidence",
+                share_ratio=facts.unexplained_ratio,
+                confidence=confidence,
+                evidence=rows,
+            )
+        )
     if any(r.host_timed for r in facts.ranks):
         timed = ranks_text(sorted(r.rank for r in facts.ranks if r.host_timed))
         claims.append(Claim("headline", "host_timed_steps", ranks=timed))

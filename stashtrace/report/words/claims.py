@@ -171,7 +171,8 @@ def _rollout(f: Finding) -> str:
 
 def _low_confidence(f: Finding) -> str:
     doubts = (f"{percent_text(e['part_ratio'])} {e['name']}" for e in f.evidence)
-    return f"LOW CONFIDENCE: {', '.join(doubts)}"
+    least = "at least " if f.row["confidence"] == "at_least" else ""
+    return f"LOW CONFIDENCE: {least}{', '.join(doubts)}"
 
 
 def _records_lost(f: Finding) -> str:
