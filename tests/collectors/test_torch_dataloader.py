@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.model.kinds import BatchPhase, ProcessRole, SpanKind, ThreadRole
+from stashtrace.model.kinds import BatchPhase, ProcessRole, SpanKind, ThreadRole, WaitOp
 from stashtrace.model.table import Table
 
 pytestmark = pytest.mark.torch
@@ -217,6 +217,18 @@ def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: s
     fetch = of(rows, BatchPhase.FETCH)
     assert (fetch["cpu_ns"] >= 0).all()
     assert (fetch["runqueue_ns"] >= 0).all()
+
+
+def test_waits_of_a_worker_are_recorded_while_it_makes_a_batch(run: TracedRun) -> None:
+    """A loader that sleeps is told from one that computes; what a worker waits for between batches is no business."""
+    trace = run.trace
+    made = trace.batches.take((trace.batches["phase_code"] == BatchPhase.FETCH) & (trace.batches["worker_id"] >= 0))
+    waits = trace.waits.take(np.isin(trace.waits["track_id"], made["track_id"]))
+    asleep = waits.take(waits["wait_code"] == WaitOp.SLEEP)
+    assert (asleep["end_ns"] - asleep["begin_ns"]).max() >= 20_000_000, "an item sleeps for 20 ms"
+    for wait in waits.rows():
+        own = made.take(made["track_id"] == wait["track_id"])
+        assert ((own["begin_ns"] <= wait["begin_ns"]) & (wait["end_ns"] <= own["end_ns"])).any(), wait
 
 
 def test_persistent_workers_have_another_loader_id_in_each_epoch(run: TracedRun) -> None:
