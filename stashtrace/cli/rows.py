@@ -217,7 +217,7 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, int):
         if name.endswith("_ns") and not _is_moment(name):
             return duration_text(value) if value != -1 else "-"
-        if value == -1 and (name == "step" or name.endswith("rank")):
+        if value == -1 and (name == "step" or name.endswith(("rank", "_count"))):
             return "-"
         if name == "bytes" or name.endswith("_bytes"):
             return bytes_text(value) if value != -1 else "-"

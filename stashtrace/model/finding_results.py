@@ -50,7 +50,7 @@ FINDING_EVIDENCE = _schema(
     ("items_count", "i8", "", "how many; -1 if nothing is counted"),
     ("of_count", "i8", "", "of how many; -1 if of none"),
     ("part_ratio", "f8", "", "a share or a number per step; -1 if there is none"),
-    ("moved_bytes", "f8", "bytes", "payload; -1 if there is none"),
+    ("moved_bytes", "i8", "bytes", "payload; -1 if there is none"),
     ("rate_bytes_per_s", "f8", "", "bandwidth; -1 if there is none"),
     ("kind", "U24", "", "kind of time or work; empty if none"),
     ("name", "U16", "", "file, call, stream, operation or text; empty if none"),

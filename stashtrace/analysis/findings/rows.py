@@ -32,7 +32,7 @@ class Evidence:
     items_count: int = -1
     of_count: int = -1
     part_ratio: float = -1.0
-    moved_bytes: float = -1.0
+    moved_bytes: float = -1
     rate_bytes_per_s: float = -1.0
     kind: str = ""
     name: str = ""
