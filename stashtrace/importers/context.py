@@ -8,7 +8,7 @@ Times stay in the file's own clock; ``align`` maps them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,9 @@ class ImportContext:
                     self._source,
                 )
             )
+        known = self.processes[found]
+        if known.world_size < 0 <= world_size:  # another file knew the process, but not how many ranks there are
+            self.processes[found] = replace(known, world_size=world_size)
         if rank_from and rank >= 0 and role == ProcessRole.RANK:
             self.claims.append(Claim(found, rank, world_size, self._importer, self._path or self._source, rank_from))
         return found

@@ -112,6 +112,13 @@ def test_late_rank_of_eight(dlrm: Trace) -> None:
     assert "who makes batches" in told
 
 
+def test_execution_traces_beside_take_nothing_away() -> None:
+    """Files that do not know how many ranks there are leave that to those that do."""
+    trace = stashtrace.load(corpus("kineto/dlrm8_v100"))
+    assert set(trace.ranks.tolist()) == set(range(8))
+    assert set(stashtrace.analyze(trace, "transfer_certainty")["reason"].tolist()) == {"certain"}
+
+
 def test_input_stall_and_its_cure() -> None:
     """The published pair: 59.3 ms of loader a step with no worker, 1.2 ms with four."""
     waits = []
