@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from trust.pairs import Outcome, Pair, compiled, recorded_rows
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from corpus import corpus
+
 from trust.pairs import plain_environment
 from trust.sanitized import sanitized_package
 

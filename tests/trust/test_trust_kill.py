@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trust.pairs import Pair, compiled
 
 from stashtrace.format.reader import open_run
 from stashtrace.model.kinds import IoOp
+from trust.pairs import Pair, compiled
 
 SLOT = struct.Struct("<QQQ")
 SEED = 20260

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from other_users import let_others_in
+
 from trust.pairs import LIMIT_S, Pair, compiled, plain_environment, recorded_rows, run_group
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
 from trust.pairs import Pair, plain_environment, run_group
 
 CPYTHON = [
