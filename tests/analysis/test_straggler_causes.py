@@ -88,7 +88,7 @@ def test_totals_count_every_cause_not_only_the_main_one_of_each_step(by: str) ->
 
 
 @given(st.one_of(host_traces(), device_traces()))
-@relaxed(300)
+@relaxed(100)
 def test_causes_sum_to_the_straggler_rows_of_each_rank_and_step(trace: Trace) -> None:
     try:
         stalls = list(analyze(trace, "stalls").rows())
