@@ -442,13 +442,16 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
     if code in ("more_workers", "use_workers"):
         count = next((e["items_count"] for e in evidence if e["code"] == code), 0)
         floor = cpu * ranks / max(truth.cpus_count, 1)
-        if floor > 1.2 * rest + OF_STEP * rank.step_ns:
-            return f"{count} workers would keep up, but a step's batches need {floor / 1e6:.3g} ms of every CPU"
-        # Where the CPUs are the limit, the sentence names the step that so many workers come down to.
+        # Where the CPUs are the limit, the sentence names the step that so many workers come down to: the limit is
+        # held to the same floor as a step without waits is.
         limit = next((e["amount_ns"] for e in evidence if e["code"] == "cpus"), -1)
-        needed = (rank.making["waiting"] + cpu) / max(rest, limit, 1.0)
+        reached = max(rest, limit, 1.0)
+        if floor > 1.2 * reached + OF_STEP * rank.step_ns:
+            goal = f"{count} workers for steps of {reached / 1e6:.3g} ms"
+            return f"{goal}, whose batches need {floor / 1e6:.3g} ms of each CPU"
+        needed = (rank.making["waiting"] + cpu) / reached
         if count < 0.7 * needed - 1:
-            return f"{count} workers would keep up, {needed:.1f} are needed"
+            return f"{count} workers for steps of {reached / 1e6:.3g} ms, {needed:.1f} are needed"
     return ""
 
 

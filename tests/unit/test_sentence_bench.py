@@ -163,6 +163,9 @@ def test_advice_is_judged_by_what_workers_can_do(check: ModuleType, truth: Modul
     rank.making = {"cpu": 400 * MS, "queue": 0.0, "waiting": 0.0}
     assert judged(check, full, facts) == "true"
     assert judged(check, more, facts, [evidence("more_workers", items_count=12)]) == "false"
+    limited = evidence("more_workers", items_count=4)
+    assert judged(check, more, facts, [limited, evidence("cpus", amount_ns=450 * MS)]) == "true"
+    assert judged(check, more, facts, [limited, evidence("cpus", amount_ns=100 * MS)]) == "false"
     rank.making = {"cpu": 0.0, "queue": 0.0, "waiting": 400 * MS}
     assert judged(check, more, facts, [evidence("more_workers", items_count=2)]) == "false"
     persistent = claim("data", 60, advice_code="persistent_workers")
