@@ -29,6 +29,7 @@ _WAITS = {
     "p": WaitOp.POLL,
     "s": WaitOp.SLEEP,
     "j": WaitOp.JOIN,
+    "g": WaitOp.GIL,
 }
 _IO = {
     "b": (IoOp.READ, IoFlag.SAMPLED | IoFlag.BLOCKED),
@@ -55,7 +56,7 @@ def trace_from_text(text: str, *, unit_ns: int = MS, hosts: Iterable[str] = ("no
     ``loader``              digit (0-9, a-z) = index of the batch the main process waits for
     ``receive``             digit = batch that is taken from the queue
     ``fetch``               digit = batch made in the main process (num_workers=0)
-    ``wait``                blocking calls: c cond, m mutex, f futex, e semaphore, p poll, s sleep, j join
+    ``wait``                blocking calls: c cond, m mutex, f futex, e semaphore, p poll, s sleep, j join, g GIL
     ``coll``                digit = sequence number, run = from the call to the end; ``>`` after it: never ends.
                             Options: op=broadcast, root=0, group=7, bytes=4096, as in ``rank 0 coll op=barrier :``
     ``block``               digit = sequence number of the collective that Work.wait blocks on (group= as above)

@@ -322,9 +322,10 @@ def _cause(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expecte
             return f"after every rank had arrived, but nothing is known of {truth.missing}"
     if kind == "data":
         return _data_cause(cause, rank, expected)
-    if kind == "other" and cause in ("asleep", "unknown") and "other" not in expected.causes:
+    if kind == "other" and "other" not in expected.causes and cause.partition("_")[0] in ("asleep", "gil", "unknown"):
         asleep = rank.asleep_ns >= rank.blocked_ns
-        return "" if (cause == "asleep") == asleep else f"cause {cause}, but asleep for {rank.asleep_ns / 1e6:.3g} ms"
+        right = cause.startswith("asleep") == asleep and not cause.startswith("gil")
+        return "" if right else f"cause {cause}, but asleep for {rank.asleep_ns / 1e6:.3g} ms"
     allowed = expected.causes.get(kind)
     return f"cause {cause}" if allowed is not None and cause not in allowed else ""
 

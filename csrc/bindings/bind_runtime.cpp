@@ -1,6 +1,7 @@
 // The guest half of stashtrace._native: what probes call inside the traced process. SPDX-License-Identifier: Apache-2.0
 //
 // Thin: each function is one call of runtime/capi.h. The GIL is kept but for flush(), the only one that may wait.
+#include <link.h>
 #include <pybind11/pybind11.h>
 
 #include <string>
@@ -88,9 +89,27 @@ py::dict config() {
   return out;
 }
 
+// The executable segment that the interpreter's functions lie in.
+void tell_interpreter_code() noexcept {
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, std::size_t, void*) noexcept {
+        const auto inside = reinterpret_cast<std::uintptr_t>(&PyEval_RestoreThread);
+        for (int i = 0; i < object->dlpi_phnum; ++i) {
+          const auto& segment = object->dlpi_phdr[i];
+          const std::uintptr_t begin = object->dlpi_addr + segment.p_vaddr, end = begin + segment.p_memsz;
+          if (segment.p_type != PT_LOAD || inside < begin || inside >= end) continue;
+          stashtrace_interpreter_code(reinterpret_cast<const void*>(begin), reinterpret_cast<const void*>(end));
+          return 1;
+        }
+        return 0;
+      },
+      nullptr);
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& module) {
+  tell_interpreter_code();
   module.def("active", [] { return stashtrace_active() != 0; }, "Is this process traced?");
   module.def("recording", [] { return stashtrace_recording() != 0; }, "Traced, and inside the recorded steps?");
   module.def("set_recording", [](bool on) { stashtrace_set_recording(on); }, py::arg("on"));

@@ -21,7 +21,7 @@ from stashtrace.analysis.collective_layers import disjoint_rows
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, TraceIndex
-from stashtrace.model.kinds import BatchPhase, StallKind
+from stashtrace.model.kinds import BatchPhase, StallKind, WaitOp
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
 #: ``worker_id`` of a batch that the step thread made itself.
@@ -166,8 +166,11 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     main = main | (TimeSet.of(io.begin[main_receives], io.end[main_receives]) & making)
     side = TimeSet.of(io.begin[storage[~on_main]], io.end[storage[~on_main]]) | (received & making)
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
-    asleep = main | TimeSet.of(thread_waits["begin_ns"][wait_rows], thread_waits["end_ns"][wait_rows])
-    sure = main | (side & asleep)
+    wait_begin, wait_end = (thread_waits[name][wait_rows] for name in ("begin_ns", "end_ns"))
+    asleep = main | TimeSet.of(wait_begin, wait_end)
+    # Who holds the GIL computes: a thread that reads has given it up, so that the wait is for another one.
+    for_gil = thread_waits["wait_code"][wait_rows] == WaitOp.GIL
+    sure = main | (side & (asleep - TimeSet.of(wait_begin[for_gil], wait_end[for_gil])))
     if process in index.blocked_by_guess:
         parts.likely_fetch.append(before & sure)
         parts.perhaps_fetch.append(before & index.reads_by_guess(process))

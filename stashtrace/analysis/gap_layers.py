@@ -97,6 +97,25 @@ def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer
     ]
 
 
+def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet) -> list[Layer]:
+    """Layers of the phases that compute: what their thread's clocks do not show to have run may be ``other``.
+
+    Off the CPU in a phase, the thread waits for threads that compute with it (OpenMP's, the library's), or for a lock
+    that somebody holds: nothing recorded tells which. Without clocks of the thread nothing is known against compute.
+    """
+    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
+    clocks = ("begin_cpu_ns", "end_cpu_ns")
+    rows = rows[np.logical_and.reduce([phases[name][rows] >= 0 for name in clocks])]
+    begin, end = phases["begin_ns"][rows], phases["end_ns"][rows]
+    queued = np.where(phases["begin_runqueue_ns"][rows] >= 0, phases["end_runqueue_ns"][rows], 0)
+    queued = np.where(queued > 0, queued - phases["begin_runqueue_ns"][rows], 0)
+    ran = phases["end_cpu_ns"][rows] - phases["begin_cpu_ns"][rows] + np.maximum(queued, 0)
+    free = (busy - explained).pieces(begin, end)
+    cut, _ = _split(free, np.maximum(ran, 0))
+    doubtful = TimeSet.of(cut, free[1])
+    return [Layer(_COMPUTE, busy - doubtful), Layer(_COMPUTE, doubtful, (_OTHER,))]
+
+
 Pieces = tuple[Int64, Int64, Int64]
 
 

@@ -20,7 +20,7 @@ from stashtrace.analysis.collective_layers import (
     in_flight_heads,
     own_collectives,
 )
-from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases
+from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases, phase_layers
 from stashtrace.analysis.matching import is_imported
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
@@ -40,7 +40,7 @@ from stashtrace.model.kinds import (
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
 #: Waits that no parallel loop of a phase makes: their cause is foreign wherever they stand.
-_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN)
+_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL)
 _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 
@@ -133,7 +133,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     beside = beside_workers(index, thread, loads, stood.busy | stood.annotated, explained)
     explained = TimeSet.united(explained, *(layer.time for layer in beside))
     layers += beside
-    layers.append(Layer(StallKind.COMPUTE, stood.busy))
+    layers += phase_layers(index, thread, stood.busy, explained)
     layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
     return RankLayers("host", layers, late, beside={"estimated": estimated})
 

@@ -133,7 +133,7 @@ def bounds_of_groups(
     found: dict[int, dict[str, tuple[int, int]]] = {}
     for thread, own in ranks_and_steps(index.origin, steps):
         layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
-        own = own.sort_by("begin_ns")
+        own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
         matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
         spent = matrix.sum(axis=0).tolist()
         of_rank = found[thread.rank] = {}

@@ -118,6 +118,7 @@ class WaitOp(Code):
     POLL = 5
     SLEEP = 6
     JOIN = 7
+    GIL = 8
 
 
 class BatchPhase(Code):

@@ -8,10 +8,12 @@ from builders import MS, TraceBuilder, trace_from_text
 from table_text import expected, stall_text
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls import stalls
+from stashtrace.analysis.stalls import bounds_of_groups, stalls
+from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.model.kinds import CollectiveOp, IoOp, WaitOp
 from stashtrace.model.strings import StringPool
+from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
 CASES = {
@@ -158,7 +160,7 @@ CASES = {
     "an fsync or rename of a file that the checkpoint wrote belongs to it, other files do not": (
         """
         rank 0 phase  : FBOFBCCC..|....O
-        rank 0 cpu    : xxxxxxxx.......x
+        rank 0 cpu    : xxxxxxxx......x
         rank 0 io path=/model.tmp : ......ww|ww
         rank 0 io path=/log : ...........ww
         """,
@@ -176,6 +178,22 @@ CASES = {
         0 0: compute 6, other 3
         0 1: compute 6
         """,
+    ),
+    "off the CPU in a phase, the thread may wait for others that compute for it, or for a lock": (
+        """
+        rank 0 phase  : FFFFBBBBOO
+        rank 0 cpu    : xx..xqq.xx
+        rank 0 wait   : ..cc......
+        """,
+        "0 0: compute 10 [7..10], other 0 [0..3]",
+    ),
+    "a wait for the GIL is other wherever it stands": (
+        """
+        rank 0 phase  : FFFFBB..OO
+        rank 0 cpu    : x...xx..xx
+        rank 0 wait   : .ggg..g...
+        """,
+        "0 0: compute 5, other 5",
     ),
     "a gap without clocks is compute, with a doubt": (
         """
@@ -399,6 +417,13 @@ def test_time_in_the_call_that_starts_a_collective_is_the_links_with_a_doubt() -
     assert stall_text(build.trace()).splitlines()[0] == (
         "0 0: compute 4 [4..8], straggler 1 [0..1] <1, interconnect 6 [3..6]"
     )
+
+
+def test_a_step_of_no_length_has_no_bounds() -> None:
+    trace = trace_from_text("rank 0 phase : FBOFBO")
+    rows = steps(trace)
+    rows = Table(rows.schema, {**{name: rows[name] for name in rows.schema.names}, "end_ns": rows["begin_ns"]})
+    assert bounds_of_groups(trace, rows, {"compute": ("compute",)}) == {0: {"compute": (0, 0)}}
 
 
 def test_nothing_to_attribute() -> None:

@@ -116,3 +116,26 @@ def sleep_and_queue_are_there(recording: Recording) -> None:
         [WaitOp.SLEEP, WaitOp.COND_WAIT, WaitOp.COND_WAIT],  # built without POSIX semaphores
         [WaitOp.POLL, WaitOp.SEMAPHORE, WaitOp.SEMAPHORE],  # CPython 3.10 sleeps by select
     )
+
+
+GIL_SCRIPT = """
+import threading, time
+from stashtrace import _native
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+threading.Thread(target=burn, args=(60,), daemon=True).start()
+_native.watch_waits(True)
+burn(0.1)  # gives the GIL up again and again, and waits for it
+_native.watch_waits(False)
+"""
+
+
+def test_waits_for_the_gil_are_no_waits_on_a_condition(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    recording = record([sys.executable, "-c", GIL_SCRIPT], tmp_path / "run", collectors=("waits",), env=environment)
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        assert recording.waits == []
+        return
+    assert {r.op for r in recording.waits} == {WaitOp.GIL}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import MS, TraceBuilder
+from builders import MS, TraceBuilder, trace_from_text
 from scenes import job, verdicts
 
 from stashtrace.analysis.findings import Summary, summarize
@@ -156,9 +156,7 @@ def test_a_sleep_is_called_one() -> None:
     for step, mark in enumerate([r["begin_ns"] for r in build.rows["phases"] if r["phase_code"] == 2][::2]):
         build.rank(0).wait(WaitOp.SLEEP, mark - step, mark - step + 5 * MS)
     facts = gather(build.trace())
-    blocked = replace(facts.ranks[0], kinds={**facts.ranks[0].kinds, "other": 6 * MS * facts.ranks[0].steps_count})
-    found = verdicts(replace(facts, ranks=(blocked, *facts.ranks[1:])))
-    other = next(f for f in found if f.kind == "other")
+    other = next(f for f in verdicts(facts) if f.kind == "other")
     assert re.fullmatch(r"rank 0 spends .* a step \(.*\) asleep \(time\.sleep, usleep or the like\)", other.text)
 
 
@@ -175,9 +173,60 @@ def test_checkpoints_stop_one_rank_as_they_stop_several() -> None:
     assert both.text.startswith("checkpoints stop ranks 0,1 for 6.00 ms a step on average")
 
 
+@pytest.mark.parametrize(
+    ("waits", "verdict", "evidence"),
+    [
+        ("gggggggg", "rank 0 waits 8.00 ms a step (50 %) for the GIL, which another thread holds", "Python code of"),
+        ("gggggg..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it waiting for the GIL", "Python code of"),
+        ("ssssss..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it asleep (time.sleep, usleep or the", ""),
+        (
+            "jjjjjjjj",
+            "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
+            "all of it waiting for a thread or a",
+        ),
+        ("mmmmmm..", "rank 0 is blocked 8.00 ms a step (50 %) with no known cause", "75 % of it waiting for a lock, a"),
+        (
+            "gg......",
+            "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
+            "most of it lies in no recorded call",
+        ),
+    ],
+)
+def test_what_a_thread_was_blocked_in_is_named(waits: str, verdict: str, evidence: str) -> None:
+    trace = trace_from_text(
+        f"""
+        rank 0 phase  : {"FFBB........OOOO" * 8}
+        rank 0 cpu    : {"xxxx........xxxx" * 8}
+        rank 0 wait   : {f"....{waits}...." * 8}
+        """
+    )
+    other = next(f for f in verdicts(gather(trace)) if f.kind == "other")
+    assert other.text.startswith(verdict)
+    assert "".join(other.evidence)[: len(evidence)] == evidence
+    assert bool(other.evidence) == bool(evidence)
+
+
+def test_a_sleep_while_a_batch_is_made_is_no_cause_of_other() -> None:
+    trace = trace_from_text(
+        f"""
+        rank 0 loader : 0000............1111............2222............3333............
+        rank 0 fetch  : 0000............1111............2222............3333............
+        rank 0 phase  : {"....FFBB...OOOOO" * 4}
+        rank 0 cpu    : {"....xxxx...xxxxx" * 4}
+        rank 0 wait   : {"ssss............" * 4}
+        """
+    )
+    (facts,) = gather(trace).ranks
+    assert facts.kinds["other"] > 0
+    assert facts.blocked_ns == {}
+
+
 def test_a_sleep_is_not_unexplained() -> None:
     facts = gather(job(sleep={1: 20})[1])
-    slept = [replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}, asleep_ns=r.wall_ns // 5) for r in facts.ranks]
+    slept = [
+        replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}, blocked_ns={"asleep": r.wall_ns // 5})
+        for r in facts.ranks
+    ]
     assert "LOW CONFIDENCE" not in render(Summary.of(replace(facts, ranks=tuple(slept))), Look(), "x")
 
 

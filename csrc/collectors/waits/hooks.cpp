@@ -8,15 +8,16 @@ using namespace stashtrace::waits;
 namespace real = stashtrace::real;
 
 STASHTRACE_HOOK(int, pthread_cond_wait, pthread_cond_t* condition, pthread_mutex_t* mutex) {
-  return waiting(code::cond_wait, condition, [=] { return real::pthread_cond_wait(condition, mutex); });
+  return waiting_on(condition, __builtin_return_address(0), [=] { return real::pthread_cond_wait(condition, mutex); });
 }
 STASHTRACE_HOOK(int, pthread_cond_timedwait, pthread_cond_t* condition, pthread_mutex_t* mutex, const timespec* until) {
-  return waiting(code::cond_wait, condition, [=] { return real::pthread_cond_timedwait(condition, mutex, until); });
+  return waiting_on(condition, __builtin_return_address(0),
+                    [=] { return real::pthread_cond_timedwait(condition, mutex, until); });
 }
 STASHTRACE_HOOK(int, pthread_cond_clockwait, pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                 const timespec* until) {
-  return waiting(code::cond_wait, condition,
-                 [=] { return real::pthread_cond_clockwait(condition, mutex, clock, until); });
+  return waiting_on(condition, __builtin_return_address(0),
+                    [=] { return real::pthread_cond_clockwait(condition, mutex, clock, until); });
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include "collectors/collector.h"
 #include "hooks/interpose.h"
+#include "runtime/capi.h"
 
 namespace stashtrace::waits {
 namespace {
@@ -13,6 +14,7 @@ constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 constinit Context* runtime_context = nullptr;
 constinit std::atomic<std::uint64_t> threshold_ticks = 0;  // 0: not computed yet; kNever: the collector is off
+constinit std::atomic<const void*> interpreter_begin = nullptr, interpreter_end = nullptr;
 
 std::uint64_t learn_threshold() noexcept {
   if (runtime_context == nullptr) return kNever;
@@ -37,6 +39,11 @@ constinit Waits collector;
 
 }  // namespace
 
+bool from_interpreter(const void* caller) noexcept {
+  return caller >= interpreter_begin.load(std::memory_order_relaxed) &&
+         caller < interpreter_end.load(std::memory_order_relaxed);
+}
+
 void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept {
   const std::uint64_t end = now_ticks();
   std::uint64_t threshold = threshold_ticks.load(std::memory_order_relaxed);
@@ -50,6 +57,11 @@ void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begi
 }
 
 }  // namespace stashtrace::waits
+
+void stashtrace_interpreter_code(const void* begin, const void* end) noexcept {
+  stashtrace::waits::interpreter_begin.store(begin, std::memory_order_relaxed);
+  stashtrace::waits::interpreter_end.store(end, std::memory_order_relaxed);
+}
 
 namespace stashtrace::rooms {
 Collector& waits() noexcept { return stashtrace::waits::collector; }

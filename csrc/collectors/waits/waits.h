@@ -15,6 +15,10 @@ namespace stashtrace::waits {
 
 namespace code = schema::codes::WaitOp;
 
+// `caller` of a wait on a condition lies in the code of the Python interpreter, which waits on no condition but its GIL's
+// (its locks are semaphores), and its code is told by stashtrace_interpreter_code.
+bool from_interpreter(const void* caller) noexcept;
+
 // Writes the row if the wait was longer than STASHTRACE_WAIT_THRESHOLD_NS.
 void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept;
 
@@ -32,6 +36,18 @@ template <class Call>
 [[gnu::always_inline]] inline auto waiting(std::uint16_t wait_code, const void* object, Call call) {
   if (!watches_waits()) [[likely]] return call();
   return watched_wait(wait_code, object, call);
+}
+
+// The same on a condition variable.
+template <class Call>
+[[gnu::noinline, gnu::cold]] int watched_condition(const void* condition, const void* caller, Call call) {
+  return watched_wait(from_interpreter(caller) ? code::gil : code::cond_wait, condition, call);
+}
+
+template <class Call>
+[[gnu::always_inline]] inline int waiting_on(const void* condition, const void* caller, Call call) {
+  if (!watches_waits()) [[likely]] return call();
+  return watched_condition(condition, caller, call);
 }
 
 }  // namespace stashtrace::waits

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stashtrace.analysis.agreement import agreement
+from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.hidden import hidden
 from stashtrace.analysis.loop_tokens import QUIET_KINDS
@@ -22,7 +23,7 @@ from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.steps import steps as find_steps
 from stashtrace.analysis.timeset import TimeSet
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, StreamFlag, WaitOp
+from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.model.schemas import BUDGETS
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -38,6 +39,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "host": ("sync", "launch"),
     "other": ("other",),
 }
+#: Share of its steps below which what a rank was blocked in is not looked for.
+_OTHER_RATIO = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class RankFacts:
         Straggler time by the rank that was late.
     contention_ratio : float
         Share of the steps that the step thread was runnable and not running.
-    asleep_ns : int
-        Time that the step thread spent in calls of sleep.
+    blocked_ns : dict of str to int
+        Time of ``other`` by the call that the step thread was blocked in (``blocking.blocked_calls``).
     held_ns : int
         Time that compute streams stood while the host ran functions of the job's.
     opaque_ns : int
@@ -88,13 +91,19 @@ class RankFacts:
     high: dict[str, int]
     late_ns: dict[int, int]
     contention_ratio: float = 0.0
-    asleep_ns: int = 0
     held_ns: int = 0
     opaque_ns: int = 0
     untimed_ns: int = 0
     host_timed: bool = False
     method: str = ""
     exact: dict[frozenset[str], tuple[int, int]] = field(default_factory=dict)
+    blocked_ns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unexplained_ns(self) -> int:
+        """Part of ``other`` with no known cause: a lock or a pipe says where a thread stood, not why."""
+        known = self.held_ns + sum(self.blocked_ns.get(call, 0) for call in KNOWN_CALLS)
+        return max(self.kinds.get("other", 0) - known, 0)
 
     def share(self, group: str) -> float:
         """Share of the step time of a column."""
@@ -145,7 +154,7 @@ class RunFacts:
         """Shares of all counted step time that nothing explains, by what they are, largest first."""
         wall = max(sum(r.wall_ns for r in self.ranks), 1)
         shares = {
-            "unexplained": sum(max(r.kinds.get("other", 0) - r.asleep_ns - r.held_ns, 0) for r in self.ranks) / wall,
+            "unexplained": sum(r.unexplained_ns for r in self.ranks) / wall,
             "inside CUDA graphs": sum(r.opaque_ns for r in self.ranks) / wall,
             "in untimed collectives": sum(r.untimed_ns for r in self.ranks) / wall,
         }
@@ -247,7 +256,11 @@ def _counted(steps: Table, chosen: np.ndarray) -> Table:
 def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
     counted = tables["steps"]
     bounds = bounds_of_groups(trace, counted, GROUPS)
-    return tuple(_rank_facts(trace, rank, tables, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist())
+    blocked = blocked_calls(trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
+    return tuple(
+        replace(_rank_facts(trace, rank, tables, bounds.get(rank, {})), blocked_ns=blocked.get(rank, {}))
+        for rank in np.unique(counted["rank"]).tolist()
+    )
 
 
 def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[str, tuple[int, int]]) -> RankFacts:
@@ -284,7 +297,6 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[
         sums("high_ns"),
         late_ns,
         _contention(rank, own, tables["hidden"]),
-        _asleep(trace, own),
         _held(trace, rank, own),
         *_unseen(trace, rank, own, tables["hidden"]),
         host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
@@ -303,13 +315,6 @@ def _unseen(trace: Trace, rank: int, own: Table, hidden: Table) -> tuple[int, in
     if len(mine):
         return opaque, untimed * int(np.median(mine["device_end_ns"] - mine["device_begin_ns"]))
     return opaque, int(rows["wall_ns"][rows["untimed_count"] > 0].sum())  # of those steps nothing is known
-
-
-def _asleep(trace: Trace, own: Table) -> int:
-    """Time of a rank's counted steps that its step thread spent in calls of sleep."""
-    waits = trace.waits
-    mine = waits.take((waits["track_id"] == own["track_id"][0]) & (waits["wait_code"] == WaitOp.SLEEP))
-    return int(TimeSet.of(mine["begin_ns"], mine["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum())
 
 
 def _held(trace: Trace, rank: int, own: Table) -> int:

@@ -125,11 +125,6 @@ def alone(facts: RunFacts, late_rank: int) -> list[Evidence]:
     return [Evidence("late_alone", "stragglers", int(row[0]), rank=late_rank, amount_ns=longest)]
 
 
-def sleeps(rank: RankFacts) -> bool:
-    """Whether most of a rank's ``other`` are calls of sleep."""
-    return rank.asleep_ns > 0.5 * rank.kinds.get("other", 0)
-
-
 def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
     """Name of the collective in which a rank was blocked longest within its counted steps, empty if unknown."""
     own = steps.take(steps["rank"] == rank).sort_by("begin_ns")

@@ -23,7 +23,7 @@ from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
 #: Parts of the making of a batch, in the order in which an instant is given to them.
-PARTS = ("cpu", "queue", "storage", "network", "asleep", "page_faults", "blocked", "unknown")
+PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")
 DATA_KINDS = ("prep", "fetch", "handoff")
 #: Of the CPUs that a job can have, this share is as good as all.
 _FULL_RATIO = 0.9
@@ -161,10 +161,11 @@ def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
         ("network", io, socket),
         ("network", waits, polls),
         ("asleep", waits, waits["wait_code"] == WaitOp.SLEEP),
-        ("blocked", waits, ~polls & (waits["wait_code"] != WaitOp.SLEEP)),
+        ("gil", waits, waits["wait_code"] == WaitOp.GIL),
+        ("blocked", waits, ~polls & ~np.isin(waits["wait_code"], (WaitOp.SLEEP, WaitOp.GIL))),
         ("blocked", io, pipe),
     )
-    found = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "blocked")}
+    found = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "gil", "blocked")}
     by_track = RowsBy(made["track_id"])
     for track in by_track.values.tolist():
         rows = by_track.rows(track)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.findings import devices, lateness
+from stashtrace.analysis.findings.blocking import KNOWN_CALLS
 from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
@@ -372,9 +373,12 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
     claim = _claim(hit, "other", GROUPS["other"])
     blocked_ns, steps = worst.kinds.get("other", 0), max(worst.steps_count, 1)
-    if lateness.sleeps(worst):
-        asleep = Evidence("asleep", "waits", rank=worst.rank, amount_ns=worst.asleep_ns / steps)
-        return [replace(claim, cause_kind="asleep", evidence=(asleep,))]
+    call = max(worst.blocked_ns, key=worst.blocked_ns.__getitem__, default="")
+    calls_ns = worst.blocked_ns.get(call, 0)
+    inside_it = Evidence("blocked_in", "waits", rank=worst.rank, kind=call, amount_ns=calls_ns / steps)
+    if call in KNOWN_CALLS and calls_ns > 0.5 * blocked_ns:
+        whole = calls_ns >= (1 - EXACT_RATIO) * blocked_ns
+        return [replace(claim, cause_kind=call if whole else f"{call}_partly", evidence=(inside_it,))]
     if worst.held_ns > 0.5 * blocked_ns:
         whole = worst.held_ns >= (1 - EXACT_RATIO) * blocked_ns
         held = Evidence("held", "device_brackets", rank=worst.rank, amount_ns=worst.held_ns / steps)
@@ -386,6 +390,8 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     claim = replace(claim, high_ns=max(claim.high_ns, high))
     claim = replace(claim, confidence=confidence(claim.stall_ns, claim.low_ns, claim.high_ns))
     silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
+    if sum(worst.blocked_ns.values()) > 0.5 * blocked_ns:
+        return [replace(claim, cause_kind="unknown", evidence=(inside_it,))]
     code = "nothing_recorded" if silent else "unknown_block"
     return [replace(claim, cause_kind="unknown", evidence=(Evidence(code, "stalls", rank=worst.rank),))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stashtrace.report.words.evidence import BLOCKED_WORDS
 from stashtrace.report.words.parts import Finding, Row, amount, lost, operation, plural, ranks, share, verb
 from stashtrace.units import bytes_text, duration_text, percent_text
 
@@ -103,10 +104,14 @@ def _other(f: Finding) -> str:
     row = f.row
     if row["cause_kind"] == "asleep":
         return f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} asleep (time.sleep, usleep or the like)"
+    if row["cause_kind"] == "gil":
+        return f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} for the GIL, which another thread holds"
     if row["cause_kind"] == "host_functions":
         return f"the streams of {ranks(row)} stand {lost(row)} while the host runs functions of the job's"
     blocked = f"{ranks(row)} {verb(row, 'is', 'are')} blocked {lost(row)}"
-    held = f.first("held")
+    held, part = f.first("held"), f.first("blocked_in")
+    if row["cause_kind"] in ("asleep_partly", "gil_partly") and part is not None:
+        return f"{blocked}, {duration_text(part['amount_ns'])} of it {BLOCKED_WORDS[part['kind']]}"
     if row["cause_kind"] == "host_functions_partly" and held is not None:
         return f"{blocked}, up to {duration_text(held['amount_ns'])} of it while the host runs functions of the job's"
     return f"{blocked} with no known cause"

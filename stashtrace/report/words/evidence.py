@@ -14,6 +14,15 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
+#: Where a thread was blocked, behind "of it".
+BLOCKED_WORDS = {
+    "asleep": "asleep (time.sleep, usleep or the like)",
+    "gil": "waiting for the GIL",
+    "join": "waiting for a thread or a process to end (join, waitpid)",
+    "poll": "in poll, select or epoll, as for a socket or a pipe",
+    "lock": "waiting for a lock, a condition or a semaphore",
+    "io": "in calls of pipes, sockets or devices",
+}
 _PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",
     "queue": "waiting for a CPU",
@@ -21,6 +30,7 @@ _PART_WORDS = {
     "network": "waiting for the network",
     "asleep": "asleep (time.sleep, usleep or the like)",
     "page_faults": "waiting for page faults from storage",
+    "gil": "waiting for the GIL, which another thread holds",
     "blocked": "blocked (a lock, a pipe, another thread)",
     "unknown": "off the CPU for no recorded reason",
 }
@@ -30,9 +40,20 @@ _CONDITION_WORDS = {
     "storage": "if the storage serves them as fast",
     "page_faults": "if the storage serves them as fast",
     "network": "if the other end answers them as fast",
+    "gil": "as each has a GIL of its own",
     "blocked": "unless they block each other",
     "unknown": "unless they wait for each other",
 }
+
+
+def _blocked_in(row: Row, f: Finding) -> str:
+    """Where, unless the claim has said it already; then what to do about it."""
+    if f.row["cause_kind"].startswith("asleep"):
+        return ""
+    if f.row["cause_kind"].startswith("gil"):
+        return "Python code of another thread runs meanwhile; in a process of its own it would not hold this one up"
+    most = _part(row["amount_ns"] / max(f.row["stall_ns"], 1))
+    return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the time line shows where"
 
 
 def _epochs(row: Row, f: Finding) -> str:
@@ -369,11 +390,12 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,
+    "blocked_in": _blocked_in,
     "nothing_recorded": (lambda r, f: "nothing was recorded there"),
     "unknown_block": (
         lambda r, f: (
-            "another thread that holds the GIL or a lock, a socket or a subprocess would look like this; the time line"
-            " shows where"
+            "most of it lies in no recorded call that blocks; a lock, a socket or a subprocess can still be behind it;"
+            " the time line shows where"
         )
     ),
     "io_calls": _io_calls,

@@ -1,0 +1,82 @@
+"""In which calls the step thread was blocked while its time was ``other``, so that a verdict can name them.
+
+A call counts only where no kind has its time: a sleep while a batch is made is part of ``data``, not of ``other``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace._native import intervals
+from stashtrace.analysis.methods import rank_layers
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.steps import ranks_and_steps
+from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import StallKind, WaitOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+#: What the calls wait for. Calls of files, pipes and sockets follow where no recorded wait covers them.
+_CALLS = {
+    "asleep": (WaitOp.SLEEP,),
+    "gil": (WaitOp.GIL,),
+    "join": (WaitOp.JOIN,),
+    "poll": (WaitOp.POLL,),
+    "lock": (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE),
+}
+_IO = "io"
+#: Calls that say why the thread stood; the others say only where.
+KNOWN_CALLS = ("asleep", "gil")
+
+
+def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: float) -> dict[int, dict[str, int]]:
+    """Nanoseconds of ``other`` by the call that the step thread was blocked in, for ranks where ``other`` matters.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+    stalls, steps : Table
+        Rows of ``stalls``, and of ``steps`` that count.
+    least_ratio : float
+        Share of its steps below which the ``other`` of a rank is not looked at.
+
+    Returns
+    -------
+    dict
+        Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock`` or ``io`` -> time in the steps.
+    """
+    others = stalls.take(stalls["kind"] == StallKind.OTHER.name.lower())
+    wanted = []
+    for rank in np.unique(steps["rank"]).tolist():
+        own = steps.take(steps["rank"] == rank)
+        mine = others.take((others["rank"] == rank) & np.isin(others["step"], own["step"]))
+        if int(mine["stall_ns"].sum()) >= least_ratio * int((own["end_ns"] - own["begin_ns"]).sum()):
+            wanted.append(rank)
+    if not wanted:
+        return {}
+    index = TraceIndex(trace)
+    ranks = ranks_and_steps(index.origin, steps)
+    return {thread.rank: _of_rank(index, thread, own) for thread, own in ranks if thread.rank in wanted}
+
+
+def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, int]:
+    layers = rank_layers(index, thread).layers
+    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+    named = np.isin(layer, [i for i, x in enumerate(layers) if x.kind != StallKind.OTHER])
+    steps = steps.take(steps["end_ns"] > steps["begin_ns"])
+    free = TimeSet.of(steps["begin_ns"], steps["end_ns"]) - TimeSet.of(begin[named], end[named])
+    waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
+    code, begin, end = (waits[name][rows] for name in ("wait_code", "begin_ns", "end_ns"))
+    found: dict[str, int] = {}
+    for name, codes in _CALLS.items():
+        chosen = np.isin(code, codes)
+        time = free & TimeSet.of(begin[chosen], end[chosen])
+        found[name] = time.total_ns
+        free -= time
+    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    own = own[io.is_blocked[own]]
+    found[_IO] = (free & TimeSet.of(io.begin[own], io.end[own])).total_ns
+    return {name: ns for name, ns in found.items() if ns > 0}
