@@ -251,14 +251,16 @@ def _rank_rows(file: _File, job: Job, rank: int) -> int:
     )
     phase_begin = np.stack([forward, backward, end], axis=1).ravel()
     phase_end = np.stack([backward, end, step_end], axis=1).ravel()
-    cpu = phase_begin // 2
+    blocked_ns = np.where(job.ranks > 1, end - (enter + 20_000), 0)  # in the collective wait below
+    ran_ns = np.stack([backward - forward, end - backward - blocked_ns, step_end - end], axis=1).ravel()
+    cpu = np.cumsum(ran_ns)
     file.rows(
         "phase_span",
         3 * n,
         begin_ticks=ticks(phase_begin),
         end_ticks=ticks(phase_end),
-        begin_cpu_ns=cpu,
-        end_cpu_ns=cpu + (phase_end - phase_begin) // 2,
+        begin_cpu_ns=cpu - ran_ns,
+        end_cpu_ns=cpu,
         begin_runqueue_ns=0,
         end_runqueue_ns=0,
         name_id=np.tile([model, model, sgd], n),
