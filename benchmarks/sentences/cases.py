@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sentences.check import Expected
+from sentences.judgement import Expected
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,23 @@ JOBS = (
         "--compute-ms 20 --thread burn",
         Expected({"other": frozenset({"gil", "gil_partly"}), "data": frozenset({"gil"})}),
     ),
+    Case("mpi", "the job loads MPI", "--compute-ms 40 --library libmpi.so.40", Expected(calls_unseen=True)),
+    Case("exits", "it ends with code 3", "--compute-ms 40 --exit-code 3", Expected(ending="ended_with_code 3")),
+    Case(
+        "worker_killed",
+        "a worker is killed",
+        "--loader sleep --loader-ms 10 --compute-ms 10 --workers 2 --steps 60 --kill worker:40",
+        Expected({"data": frozenset({"asleep"})}, ending="ended_with_code 1", killed=frozenset({(0, 0, "SIGKILL")})),
+    ),
+    Case(
+        "rank_killed",
+        "a rank is killed",
+        "--reduce ddp --compute-ms 10 --kill 1:30",
+        Expected(ending="ended_with_code 1", killed=frozenset({(1, -1, "SIGKILL")})),
+        ranks=2,
+        launcher="torchrun",
+    ),
+    Case("files", "files, and no loop that trains", "", program="reader"),
     Case("thread_sleep", "a thread beside the loop sleeps", "--compute-ms 40 --thread sleep"),
     Case(
         "crowd",

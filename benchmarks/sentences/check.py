@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
+from sentences import beside
+from sentences.judgement import BOUNDS, FALSE, TRUE, Checked, Expected, Row
 from sentences.truth import NOTHING, STALLS, Amount, RankTruth, Truth
-
-Row = Mapping[str, Any]
 
 #: A figure is right within this part of itself, or of the step.
 OF_FIGURE, OF_STEP = 0.05, 0.02
@@ -25,7 +23,6 @@ WORTH_RATIO = 0.03
 NEARLY = 0.8
 #: Hand-over is the cause of waits if it is about half of them.
 HALF = 0.4
-TRUE, BOUNDS, FALSE = "true", "within bounds", "false"
 
 #: Part of making a batch as a claim names it -> as a clock of the job knows it.
 _PARTS = {"cpu": "cpu", "queue": "queue"}
@@ -35,45 +32,6 @@ _COLUMNS = {
     "handoff": "data", "cpu_contention": "compute", "straggler": "late", "network": "link", "interconnect": "link",
     "h2d": "copy", "sync": "host", "launch": "host",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a case knows beyond its clocks.
-
-    Attributes
-    ----------
-    causes : dict of str to set of str
-        Kind of verdict -> causes that are right; of "data" a cause that stands for waiting (asleep, network, ...).
-        A kind that is not there is judged by the clocks alone.
-    late_causes : set of str
-        What may be named as what kept the late rank; empty: by the clocks.
-    advice : set of str
-        Codes of advice that are right whatever the clocks say.
-    files : set of str
-        Parts of names of files that may be blamed.
-    lost : bool
-        Whether records were lost.
-    """
-
-    causes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    late_causes: frozenset[str] = frozenset()
-    advice: frozenset[str] = frozenset()
-    files: frozenset[str] = frozenset()
-    lost: bool = False
-
-
-@dataclass(frozen=True)
-class Checked:
-    """One claim and what became of it."""
-
-    row: Row
-    result: str
-    why: str = ""
-
-    def __str__(self) -> str:
-        claim = f"{self.row['section']} {self.row['kind']}"
-        return f"{claim}: {self.result}" + (f" ({self.why})" if self.why else "")
 
 
 def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expected: Expected) -> list[Checked]:
@@ -87,9 +45,9 @@ def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expect
             results.append(_verdict(row, own, truth, expected))
         elif row["kind"] == "contention":
             results.append(_contention(row, truth))
-        elif row["kind"] == "lost_records" and truth.ranks_count >= 0:
-            wrong = (row["items_count"] > 0) != expected.lost
-            results.append(Checked(row, FALSE if wrong else TRUE, f"{row['items_count']} lost" if wrong else ""))
+        else:
+            results.append(beside.judge(row, own, truth, expected))
+    results += beside.unsaid(findings, expected)
     return [r for r in results if r is not None]
 
 

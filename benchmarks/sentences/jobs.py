@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import io
 import itertools
 import json
 import mmap
+import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -245,13 +248,14 @@ class Samples(Dataset[Any]):
             self._begin = (*thread_clocks(), time.monotonic_ns())
         if self._prepare is not None:
             self._prepare(index)
+        sample = torch.ones(WIDTH)
+        whole = (sample, [str(n) for n in range(self.options.luggage)]) if self.options.luggage else sample
         if place == self.options.batch - 1:
             end, now = time.monotonic_ns(), thread_clocks()
             cpu, queued, begin = self._begin
             row = (begin, end, now[0] - cpu, now[1] - queued, self.name, number)
             os.write(self._file, (json.dumps(row) + "\n").encode())
-        sample = torch.ones(WIDTH)
-        return (sample, [str(n) for n in range(self.options.luggage)]) if self.options.luggage else sample
+        return whole
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepare": None, "_owner": -1, "_file": -1}
@@ -328,6 +332,16 @@ class Job:
             if turn and step % o.late_every == 0:
                 self.be_late(kind, float(milliseconds))
 
+    def kill(self, step: int) -> None:
+        """By SIGKILL, as the kernel does where memory runs out: the oldest worker of this rank, or the rank itself."""
+        who, _, at = self.options.kill.partition(":")
+        if not who or step != int(at):
+            return
+        if who == "worker":
+            os.kill(min(child.pid or 0 for child in multiprocessing.active_children()), signal.SIGKILL)
+        elif int(who) == RANK:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def be_late(self, kind: str, milliseconds: float) -> None:
         if kind == "sleep":
             with self.clock.lap("sleep"):
@@ -349,6 +363,7 @@ class Job:
     def train_step(self, step: int, batch: torch.Tensor, *, update: bool = True) -> None:
         loss = self.model(batch).square().mean()
         self.faults(step)
+        self.kill(step)
         loss.backward()
         if WORLD > 1 and self.options.reduce == "ddp":
             self.clock.add("collective", self.ready[0], time.monotonic_ns(), self.ready[1])
@@ -496,6 +511,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--late", action="append", default=[], metavar="RANK:KIND:MS", help="RANK may be turn")
     parser.add_argument("--late-every", type=int, default=1)
     parser.add_argument("--late-loader", default="", metavar="RANK:MS", help="this rank's samples cost this")
+    parser.add_argument("--exit-code", type=int, default=0)
+    parser.add_argument("--kill", default="", metavar="WHO:STEP", help="worker, or the rank of this number")
+    parser.add_argument("--library", default="", help="a shared library that the job loads")
     parser.add_argument("--thread", choices=("", "burn", "sleep"), default="")
     whole = {
         "steps": 40, "workers": 0, "epochs": 1, "batch": 4, "accumulate": 1, "layers": 4, "validate": 0,
@@ -524,6 +542,8 @@ def main() -> None:
         threading.Thread(target=busy, args=(options.thread,), daemon=True).start()
     if options.crowd:
         crowd(options.crowd)
+    if options.library:
+        ctypes.CDLL(options.library)
     job = Job(options)
     if options.mode == "train":
         job.run()
@@ -535,6 +555,7 @@ def main() -> None:
         job.forward_only(job.loader("inference", options.steps), "inference")
     if WORLD > 1:
         dist.destroy_process_group()
+    sys.exit(options.exit_code)
 
 
 if __name__ == "__main__":

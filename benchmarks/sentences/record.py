@@ -28,7 +28,7 @@ from stashtrace.report.text import render
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = Path(__file__).with_name("jobs.py")
-FRAMEWORKS = JOBS.with_name("frameworks.py")
+FRAMEWORKS, READER = JOBS.with_name("frameworks.py"), JOBS.with_name("reader.py")
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 LAUNCHER = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
 LINK_MEGABITS = 200
@@ -85,6 +85,8 @@ def _run(case: Case, folder: Path, clock: Path, data: Path) -> None:
         script += ["--log-every", "1000", *words]
         if "--checkpoint-every" in words:
             script += ["--checkpoint", str(folder / "checkpoint.pt")]
+    elif case.program == "reader":
+        script = [str(READER), "--clock", str(clock)]
     elif case.program == "jobs":
         script = [str(JOBS), "--clock", str(clock), *words]
     else:
@@ -92,7 +94,7 @@ def _run(case: Case, folder: Path, clock: Path, data: Path) -> None:
             raise machine.Missing(f"{case.program} is not installed")
         script = [str(FRAMEWORKS), case.program, "--clock", str(clock), *words]
     with _link(case) as options:
-        _record(_launched(case, script, options), folder)
+        _record(_launched(case, script, options), folder, bool(case.expected.ending))
 
 
 def summed_up(trace: Trace, truth_of: Any) -> Recorded:
@@ -151,7 +153,7 @@ def _launched(case: Case, script: list[str], options: list[str]) -> list[str]:
     return [sys.executable, str(LAUNCHER), "--ranks", str(case.ranks), *options, "--", sys.executable, *script]
 
 
-def _record(command: list[str], folder: Path) -> None:
+def _record(command: list[str], folder: Path, fails: bool) -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--"]
@@ -166,5 +168,5 @@ def _record(command: list[str], folder: Path) -> None:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    if code:
+    if bool(code) != fails:
         raise RuntimeError(f"exit code {code}\n{log.read_text(errors='replace')[-3000:]}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import stashtrace
 from sentences import record
-from sentences.check import Expected
+from sentences.judgement import Expected
 from sentences.truth import Amount, Interval, RankTruth, Truth, common, length, union, without
 
 Windows = Mapping[int, Sequence[Interval]]

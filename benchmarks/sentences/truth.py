@@ -53,6 +53,8 @@ class RankTruth:
         What making its batches took: "waiting", "cpu" and "queue", ns a step over all workers; empty if not known.
     handed_ns : float
         Per step: in waits for a batch whose last sample was there; None if not known.
+    loading_ns : float
+        Per step: a worker made a batch, and the rank waited for none; -1 if not known.
     queued_ns : float
         Per step: in the queue for a CPU outside of laps, which is part of ``compute``; -1 if not known.
     waited_for_cpu_ns : float
@@ -68,6 +70,7 @@ class RankTruth:
     blocked_ns: float = 0.0
     making: dict[str, float] = field(default_factory=dict)
     handed_ns: float | None = None
+    loading_ns: float = -1.0
     queued_ns: float = 0.0
     waited_for_cpu_ns: float = -1.0
 
@@ -116,6 +119,10 @@ class Truth:
         CPUs that the job may use; 0 if not known.
     beside : dict of str to Truth
         Of steps beside those that train, by their kind.
+    files : dict of str to (int, int)
+        File -> calls that open, read or write it, and bytes that they moved; empty if not known.
+    ours : bool
+        A job that was recorded here, so that it is known what there was to see.
     """
 
     ranks: dict[int, RankTruth]
@@ -126,6 +133,8 @@ class Truth:
     waits: list[LateWait] = field(default_factory=list)
     cpus_count: int = 0
     beside: dict[str, Truth] = field(default_factory=dict)
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ours: bool = False
 
 
 def union(intervals: Sequence[Interval]) -> list[Interval]:
@@ -208,7 +217,12 @@ def of_clock(folder: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
     begin = min((w[0] for own in windows.values() for w in own), default=0)
     steps = {kind: (counts[kind], sorted(many)[len(many) // 2]) for kind, many in lengths.items()}
     counted_waits = [w for w in waits if w.moment_ns >= begin]
-    return Truth(ranks, len(rows), steps=steps, waits=counted_waits, cpus_count=len(os.sched_getaffinity(0)))
+    told = folder / "files.json"
+    files = (
+        {name: (calls, moved) for name, (calls, moved) in json.loads(told.read_text()).items()} if told.exists() else {}
+    )
+    cpus = len(os.sched_getaffinity(0))
+    return Truth(ranks, max(len(rows), 1), steps=steps, waits=counted_waits, cpus_count=cpus, files=files, ours=True)
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -319,6 +333,9 @@ def _rank(
         whole = sum(row[1] - row[0] for row in inside) / count
         making = {"cpu": cpu, "queue": queue, "waiting": max(whole - cpu - queue, 0.0)}
     handed = _handed(counted, made)
+    making_spans = union([(row[0], row[1]) for row in made])
+    in_waits = union([(begin, end) for row in counted for begin, end, _ in _laps(row, "wait")])
+    loading = length(without(common(making_spans, union(spans)), in_waits)) / count
     return RankTruth(
         rank,
         count,
@@ -329,6 +346,7 @@ def _rank(
         blocked + idle + queued,
         making,
         handed,
+        loading if made else -1.0,
         stood if known else -1.0,
         waited,
     )

@@ -329,3 +329,77 @@ def test_lost_records_are_those_of_the_case(check: ModuleType, truth: ModuleType
     assert judged(check, row, run(truth, known(truth))) == "true"
     assert judged(check, row | {"items_count": 3}, run(truth, known(truth))) == "false"
     assert judged(check, row | {"items_count": 3}, run(truth, known(truth)), lost=True) == "true"
+
+
+def _row(kind: str, **more: Any) -> dict[str, Any]:
+    return claim(kind, 0, **({"section": "machine"} | more))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "result"),
+    [
+        ("measured", ["files", "data", "link, late"], "true"),
+        ("measured", ["files", "data"], "false"),
+        ("measured", ["files", "data", "link, late", "GPU by kernels"], "false"),
+        ("inferred", ["begin of gloo's transfers"], "true"),
+        ("inferred", [], "false"),
+        ("invisible", ["GPU (no driver)"], "true"),
+        ("invisible", ["GPU (no driver)", "MPI calls"], "false"),
+        ("invisible", [], "false"),
+    ],
+)
+def test_what_was_to_be_seen_is_named(
+    check: ModuleType, truth: ModuleType, kind: str, rows: list[str], result: str
+) -> None:
+    facts = run(truth, known(truth, 0, data=5), known(truth, 1, data=5), ours=True)
+    assert judged(check, _row(kind, section="trust"), facts, [evidence("source", name=name) for name in rows]) == result
+
+
+@pytest.mark.parametrize(
+    ("told", "expected", "result"),
+    [
+        ([(0, 1, "SIGKILL")], {(0, 1, "SIGKILL")}, "true"),
+        ([(0, 0, "SIGKILL")], {(0, 1, "SIGKILL")}, "false"),
+        ([(0, 1, "SIGSEGV")], {(0, 1, "SIGKILL")}, "false"),
+        ([(0, 1, "SIGKILL")], set(), "false"),
+    ],
+)
+def test_who_was_killed(check: ModuleType, truth: ModuleType, told: Any, expected: Any, result: str) -> None:
+    rows = [evidence("killed", rank=rank, worker_id=worker, name=name) for rank, worker, name in told]
+    facts = run(truth, known(truth), ours=True)
+    assert judged(check, _row("killed"), facts, rows, killed=frozenset(expected)) == result
+
+
+@pytest.mark.parametrize(("code", "result"), [("3", "true"), ("1", "false")])
+def test_how_a_job_ended(check: ModuleType, truth: ModuleType, code: str, result: str) -> None:
+    facts = run(truth, known(truth), ours=True)
+    assert judged(check, _row("ended_with_code", name=code), facts, ending="ended_with_code 3") == result
+    (unsaid,) = check.check([], [], facts, check.Expected(ending="ended_with_code 3"))
+    assert unsaid.result == "false"
+
+
+def test_what_did_not_happen_is_false(check: ModuleType, truth: ModuleType) -> None:
+    facts = run(truth, known(truth), ours=True)
+    for row in (_row("hung"), _row("outlived"), _row("torch_step", section="loss", name="dropped"), _row("no_files")):
+        assert judged(check, row, facts) == "false"
+    assert check.check([_row("own_cost", section="trust")], [], facts, check.Expected()) == []
+
+
+@pytest.mark.parametrize(("told_ms", "result"), [(20, "true"), (26, "true"), (30, "false"), (5, "false")])
+def test_loading_that_is_hidden(check: ModuleType, truth: ModuleType, told_ms: float, result: str) -> None:
+    rank = known(truth)
+    rank.loading_ns = 20 * MS
+    rows = [evidence("hidden", kind="loading", amount_ns=told_ms * MS)]
+    assert judged(check, _row("hidden", section="beside"), run(truth, rank, ours=True), rows) == result
+
+
+@pytest.mark.parametrize(("calls", "moved", "result"), [(84, 4096, "true"), (70, 4096, "false"), (84, 1000, "false")])
+def test_files_of_a_job_without_steps(
+    check: ModuleType, truth: ModuleType, calls: int, moved: int, result: str
+) -> None:
+    facts = truth.Truth({}, 1, files={"/d/large": (82, 4096)}, ours=True)
+    rows = [
+        evidence("io_calls", items_count=100, moved_bytes=moved),
+        evidence("file_calls", name="/d/large", items_count=calls),
+    ]
+    assert judged(check, _row("files", section="files"), facts, rows) == result

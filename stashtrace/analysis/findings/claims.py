@@ -38,9 +38,10 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     """Every claim of a run; ``rows.tables_of`` makes tables of them."""
     trace = facts.trace
     losses = loss_claims(trace)
-    claims = [claim for claim in losses if claim.section == "headline"] + _headline(facts) + verdicts(facts)
+    lost = [claim for claim in losses if claim.section == "headline"]
+    claims = lost + _headline(facts) + verdicts(facts)
     if not facts.ranks:
-        claims += [*files_claims(trace), without_steps(trace)]
+        claims += [*files_claims(trace), *([] if lost else [without_steps(trace)])]
     claims += [*_contention(facts), *_steal(facts), *_thinned(facts), *scope_claims(trace)]
     claims += [*emulated_claims(trace), *_killed(trace), *outlived_claims(trace)]
     ending = ending_claims(trace)

@@ -289,7 +289,8 @@ def _hung_last(row: Row, f: Finding) -> str:
 
 
 def _late_often_of_worst(row: Row, f: Finding) -> str:
-    times = f"{row['items_count']} of the {row['of_count']} steps"
+    every = row["items_count"] == row["of_count"] > 1
+    times = f"{'each' if every else row['items_count']} of the {row['of_count']} steps"
     return f"rank {row['rank']} is the late one in {times} with most of this waiting"
 
 

@@ -55,7 +55,8 @@ def share(row: Row) -> str:
         scale = row["share_ratio"] / row["stall_ns"]
         low, high = (percent_text(row[name] * scale) for name in ("low_ns", "high_ns"))
         point = percent_text(row["share_ratio"])
-        share = {"at_least": point, "up_to": high, "between": f"{low} to {high}"}[row["confidence"]]
+        between = high if low == high else f"{low.removesuffix(' %')} to {high}"
+        share = {"at_least": point, "up_to": high, "between": between}[row["confidence"]]
         return f"{share} on rank {row['rank']}" if row["items_count"] > 1 else share
     most, least = percent_text(row["share_ratio"]), percent_text(row["least_ratio"])
     return most if most == least else f"{least.removesuffix(' %')} to {most}"
