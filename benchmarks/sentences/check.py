@@ -21,6 +21,8 @@ MOSTLY = 0.7
 WORTH_RATIO = 0.03
 #: A cause may be named that is nearly the largest.
 NEARLY = 0.8
+#: A worker that makes batches for more than this part of the time sets the pace.
+ALWAYS = 0.95
 #: Hand-over is the cause of waits if it is about half of them.
 HALF = 0.4
 
@@ -30,7 +32,7 @@ _PARTS = {"cpu": "cpu", "queue": "queue"}
 _COLUMNS = {
     "asleep": "other", "sleep": "other", "gc": "compute", "checkpoint": "save", "prep": "data", "fetch": "data",
     "handoff": "data", "cpu_contention": "compute", "straggler": "late", "network": "link", "interconnect": "link",
-    "h2d": "copy", "sync": "host", "launch": "host",
+    "unrecorded": "other", "h2d": "copy", "sync": "host", "launch": "host",
 }  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def _headline(
 
 
 def _doubts(row: Row, evidence: list[Row], truth: Truth) -> Checked | None:
-    named = {e["name"]: e["part_ratio"] for e in evidence}
+    named = {e["name"]: e["part_ratio"] for e in evidence if e["code"] == "doubt"}
     if set(named) != {"unexplained"} or not truth.ranks:
         return None
     wall = sum(r.step_ns * r.steps_count for r in truth.ranks.values())
@@ -157,11 +159,18 @@ def _doubts(row: Row, evidence: list[Row], truth: Truth) -> Checked | None:
     share = named["unexplained"]
     fine = share <= high + OF_STEP and (row["confidence"] == "at_least" or low - OF_STEP <= share)
     why = "" if fine else f"{share:.1%} unexplained, blocked without a cause {low:.1%} to {high:.1%}"
+    most = next((e for e in evidence if e["code"] == "doubt_most"), None)
+    if fine and most is not None:
+        worst = truth.ranks[most["rank"]]
+        own = worst.blocked_ns / worst.step_ns
+        fine = abs(own - most["part_ratio"]) <= OF_STEP + OF_FIGURE * own
+        why = "" if fine else f"{most['part_ratio']:.1%} on rank {most['rank']}, truly {own:.1%}"
     return Checked(row, TRUE if fine else FALSE, why)
 
 
 def _steps(row: Row, findings: Sequence[Row], truth: Truth) -> Checked:
-    names = {"training": "train", "marked": "train" if "train" in truth.steps else "marked"}
+    marked = "train" if "train" in truth.steps else "marked"
+    names = {"training": "train", "marked": marked, "recording": marked}
     name = names.get(row["name"], row["name"])
     if name not in truth.steps:
         return Checked(row, FALSE, f"{row['items_count']} {row['name']} steps; the job had {_kinds(truth)}")
@@ -389,6 +398,16 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
         return ""
     if code in ("persistent_workers", "pin_memory"):
         return f"advice {code}"
+    told = {e["code"]: e for e in evidence}
+    rest = rank.step_ns - rank.columns["data"].high_ns
+    for name in ("cpus", code):  # how short a step would get: of "pass" that stands with the advice itself
+        shortest = told.get(name, {}).get("amount_ns" if name == "cpus" else "low_ns", -1)
+        if code in ("more_workers", "use_workers") and 0 < shortest < (1 - OF_FIGURE) * rest - OF_STEP * rank.step_ns:
+            return f"advice of a step of {shortest / 1e6:.3g} ms, but {rest / 1e6:.3g} ms of it are no wait for data"
+    if code == "fewer_larger_batches" and rank.making and "batch_time" in told:
+        busy = sum(rank.making.values()) / max(told["batch_time"]["items_count"], 1)
+        if busy > ALWAYS * rank.step_ns:
+            return f"advice {code}, but each worker makes batches for {busy / rank.step_ns:.0%} of the time"
     if code == "fewer_larger_batches":
         return _larger(rank) if rank.making or rank.handed_ns is not None else f"advice {code}"
     if not rank.making:

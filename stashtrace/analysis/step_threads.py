@@ -90,5 +90,5 @@ def how_to_get_steps(trace: Trace) -> str:
     if len(reasons):
         return trace.text(int(reasons[0]))
     if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
-        return "these files say nothing of steps; what they hold: `stashtrace info`"
+        return "no steps are recorded in these files; `stashtrace info` lists what is"
     return "run with the collectors torch_step and torch_dataloader on, or call stashtrace.step() in the loop"

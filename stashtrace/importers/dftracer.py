@@ -63,7 +63,9 @@ def load(source: Source, context: ImportContext) -> None:
         context.lose("lines_unreadable", events.unreadable, advice=f"{source.path.name}: lines that are not JSON")
     if events.ambiguous:
         context.lose(
-            "hashes_ambiguous", events.ambiguous, advice=f"{source.path.name}: two files have one hash; both named"
+            "hashes_ambiguous",
+            events.ambiguous,
+            advice=f"{source.path.name}: a hash stands for two files; both are named",
         )
     if events.skipped:
         context.lose("events_skipped", events.skipped, severity=Severity.INFO, advice="event types that have no place")

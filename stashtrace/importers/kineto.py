@@ -139,7 +139,7 @@ def _say_facts(file: KinetoFile, context: ImportContext, process_id: int) -> Non
     for key in _FACTS:
         if key in file.top:
             context.say(key, str(file.top[key]), process_id)
-    context.say_once("not_recorded", "files, other processes, who makes batches")
+    context.say_once("not_recorded", "files, other processes, how batches are made")
     info = file.top.get("distributedInfo") or {}
     if "nccl_version" in info:
         context.say("nccl_version", str(info["nccl_version"]), process_id)

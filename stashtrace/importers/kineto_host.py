@@ -17,6 +17,7 @@ import numpy.typing as npt
 from stashtrace.importers.kineto_device import DeviceRows
 from stashtrace.importers.kineto_reading import ABSENT, EventRows, Int64, KinetoFile
 from stashtrace.importers.kineto_rows import FileRows
+from stashtrace.model.facts import WHOLE_RECORDING
 from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
 from stashtrace.units import duration_text
 
@@ -163,7 +164,7 @@ def _whole_recording(rows: FileRows, main: int, until_ns: int) -> Steps:
         end_ns=np.array([end]),
         track_id=main,
         kind_code=int(SpanKind.STEP),
-        name_code=rows.context.code("whole recording"),
+        name_code=rows.context.code(WHOLE_RECORDING),
         value=0,
     )
     rows.context.lose(

@@ -24,6 +24,7 @@ from stashtrace.importers.nsys_database import MAGIC, Database, opened
 from stashtrace.importers.nsys_device import Work
 from stashtrace.importers.nsys_processes import Processes
 from stashtrace.importers.source import Source
+from stashtrace.model.facts import WHOLE_RECORDING
 from stashtrace.model.kinds import SpanKind
 
 #: Tables that are read, by how many rows they may have.
@@ -86,7 +87,7 @@ def _whole_recording(work: Work, processes: Processes, told: set[int], context: 
             end_ns=marks,
             track_id=context.tracks.thread(process_id, processes.pids[process] & 0xFFFFFF),
             kind_code=int(SpanKind.STEP_MARK),
-            name_code=context.codes(["recording", "end of the recording"]),
+            name_code=context.codes([WHOLE_RECORDING, "end of the recording"]),
         )
         context.say("nsys.steps", "no NVTX range names a step: the recording counts as one", process_id)
 

@@ -7,7 +7,7 @@ here is only their arrangement. Nothing is printed.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +67,8 @@ def render(tables: Summary, look: Look, path: str) -> str:
     ranks = _budgets(tables.budgets)
     lines = [*_headline(_of(found, "headline"), look), ""]
     if ranks:
-        lines += [*_table(ranks, look), ""]
+        sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
+        lines += [*_table(ranks, look, sources), ""]
     lines += [*_verdicts(_of(found, "verdict"), look, path), *_plain(_of(found, "files"), look)]
     lines.append("")
     machine = _plain(_of(found, "machine"), look)
@@ -123,12 +124,12 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     return lines
 
 
-def _table(ranks: Sequence[_Budget], look: Look) -> list[str]:
+def _table(ranks: Sequence[_Budget], look: Look, sources: Collection[str]) -> list[str]:
     """A row of bars for each rank; steps of a validation or of inference stand below those that train."""
     kinds = list(dict.fromkeys(rank.step_kind for rank in ranks))
     rows = [row for kind in kinds for row in _rows([rank for rank in ranks if rank.step_kind == kind])]
     shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
-    shown = [g for g in GROUPS if g in _always(ranks) or any(s[g] >= 0.005 for s in shares)]
+    shown = [g for g in GROUPS if g in _always(ranks, sources) or any(s[g] >= 0.005 for s in shares)]
     label_width = max(4, *(len(label) for label, _ in rows)) + 2
     times = [duration_text(float(np.median([r.step_ns for r in members]))) for _, members in rows]
     time_width = max(len("step"), *(len(t) for t in times))
@@ -180,12 +181,11 @@ def _percents(ratios: Sequence[float]) -> list[str]:
     ]
 
 
-def _always(ranks: Sequence[_Budget]) -> tuple[str, ...]:
-    return (
-        ("compute", "data", "link", "late", "other")
-        if len({r.rank for r in ranks}) > 1
-        else ("compute", "data", "other")
-    )
+def _always(ranks: Sequence[_Budget], sources: Collection[str]) -> list[str]:
+    """Columns that are shown though they are 0: what was measured. Of what nothing was recorded, 0 is not known."""
+    shown = ["compute", "other"] + (["data"] if "data" in sources else [])
+    several = len({r.rank for r in ranks}) > 1
+    return shown + (["link", "late"] if several and any(name.startswith("link") for name in sources) else [])
 
 
 def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:

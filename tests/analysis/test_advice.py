@@ -19,9 +19,9 @@ def rank(step_ms: int, waits_ms: int) -> RankFacts:
     return RankFacts(0, "node", 20, step_ms * MS, step_ms * MS, 20 * step_ms * MS, kinds, kinds, kinds, {})
 
 
-def making(workers: int, **parts_ms: int) -> Making:
+def making(workers: int, *, pass_count: int = 0, **parts_ms: int) -> Making:
     parts = {part: float(parts_ms.get(part, 0) * MS) for part in PARTS}
-    return Making(Table.from_rows(BATCHES, []), workers, sum(parts.values()), parts, 0.0, 1.0)
+    return Making(Table.from_rows(BATCHES, []), workers, sum(parts.values()), parts, 0.0, 1.0, pass_count)
 
 
 def cpus(others: float, *, main_ms_per_s: float = 300) -> HostCpu:
@@ -61,3 +61,17 @@ def test_the_limit_of_the_cpus_is_never_above_the_step_that_they_allow_now() -> 
 ])  # fmt: skip
 def test_hand_over_that_waits_for_cpus_is_no_reason_for_larger_batches(queue: int, others: float, code: str) -> None:
     assert handoff_code(making(2, cpu=8, queue=queue), cpus(others)) == code
+
+
+def test_the_cpu_time_of_training_is_no_limit_of_validation() -> None:
+    """A short step that waits most of its time, beside training that computes."""
+    advice = advice_of(rank(18, 13), making(0, asleep=12, cpu=1), cpus(0.0, main_ms_per_s=620), 1, training=False)
+    assert advice is not None
+    assert (advice.code, advice.workers, advice.floor_ns) == ("use_workers", 3, -1)
+
+
+def test_no_more_workers_than_a_pass_has_batches() -> None:
+    advice = advice_of(rank(30, 29), making(2, asleep=60, pass_count=8), cpus(0.0), 1, training=False)
+    assert advice is not None
+    assert (advice.code, advice.workers, advice.condition) == ("more_workers", 8, "pass")
+    assert advice.floor_ns == 60 * MS / 8

@@ -109,7 +109,7 @@ def test_late_rank_of_eight(dlrm: Trace) -> None:
     told = " ".join(summary(dlrm).split())
     assert "in all-to-all for others to arrive, 84 % of it for rank 7" in told
     assert "rank 7 begins the step" in told
-    assert "who makes batches" in told
+    assert "how batches are made" in told
 
 
 def test_execution_traces_beside_take_nothing_away() -> None:

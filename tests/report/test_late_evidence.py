@@ -50,21 +50,24 @@ def test_the_worker_and_the_file() -> None:
         ({"late_by_ns": 2 * MS}, "rank 3 was late: several kinds of its time differ"),
         (
             {"cause_kind": "compute", "cause_name": "gemm", "named_ns": 38 * MS},
-            "rank 3 was late: it computed 38.0 ms longer in gemm",
+            "rank 3 was late: it computed 38.0 ms longer than the median of the others in gemm",
         ),
         (
             {"cause_kind": "compute", "cause_name": "between phases", "named_ns": 20 * MS},
-            "it computed 38.0 ms longer, 20.0 ms of that between phases",
+            "it computed 38.0 ms longer than the median of the others, 20.0 ms of that outside forward, backward and",
         ),
         (
             {"cause_kind": "checkpoint", "cause_name": "/out/model.pt", "cause_worker_id": -1},
-            "it saved a checkpoint 38.0 ms longer, writing model.pt",
+            "it saved a checkpoint 38.0 ms longer than the median of the others, writing model.pt",
         ),
         (
             {"cause_kind": "straggler", "cause_name": "rank 9", "cause_worker_id": -1},
-            "it waited 38.0 ms longer for rank 9 in another group",
+            "it waited 38.0 ms longer than the median of the others for rank 9 in another group",
         ),
-        ({"cause_kind": "other", "cause_name": ""}, "it was blocked 38.0 ms longer with no known cause"),
+        (
+            {"cause_kind": "other", "cause_name": ""},
+            "it was blocked 38.0 ms longer than the median of the others with no known cause",
+        ),
         ({"late_rank": -1, "cause_kind": "unknown"}, "the clocks cannot tell for whom"),
         (
             {"method": "hung", "waiting_ranks": "2", "cause_kind": "unknown"},

@@ -22,6 +22,8 @@ from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
 from stashtrace.analysis.killed import killed
 from stashtrace.analysis.staged_opens import staged_opens, used_copies
+from stashtrace.model.facts import WHOLE_RECORDING
+from stashtrace.model.kinds import SpanKind
 from stashtrace.model.trace import Trace
 from stashtrace.units import ranks_text
 
@@ -62,7 +64,11 @@ def _headline(facts: RunFacts) -> list[Claim]:
     claims = []
     if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
         doubts = {what: share for what, share in facts.doubts.items() if share >= _SMALL_RATIO}
-        rows = tuple(Evidence("doubt", "stalls", part_ratio=share, name=what) for what, share in doubts.items())
+        rows = [Evidence("doubt", "stalls", part_ratio=share, name=what) for what, share in doubts.items()]
+        worst = max(facts.ranks, key=lambda r: r.unexplained_ns / max(r.wall_ns, 1))
+        most = worst.unexplained_ns / max(worst.wall_ns, 1)
+        if "unexplained" in doubts and most - doubts["unexplained"] >= _SMALL_RATIO:
+            rows.append(Evidence("doubt_most", "stalls", rank=worst.rank, part_ratio=most))
         # Short waits, and those for a CPU after a wait, count as compute: where CPUs are short there is more.
         short = "unexplained" in doubts and any(r.contention_ratio > _SMALL_RATIO for r in facts.ranks)
         confidence = "at_least" if short else "exact"
@@ -72,7 +78,7 @@ def _headline(facts: RunFacts) -> list[Claim]:
                 "low_confidence",
                 share_ratio=facts.unexplained_ratio,
                 confidence=confidence,
-                evidence=rows,
+                evidence=tuple(rows),
             )
         )
     if any(r.host_timed for r in facts.ranks):
@@ -102,6 +108,7 @@ def _steps(facts: RunFacts) -> list[Claim]:
     for number, row in enumerate(table.rows()):
         if row["rank"] >= 0:
             continue
+        name = "recording" if row["kind"] == "marked" and _one_recording(facts.trace) else row["kind"]
         rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
         if row["kind"] == "iteration":
             share = row["rollout_ns"] / max(row["mean_ns"], 1)
@@ -110,13 +117,20 @@ def _steps(facts: RunFacts) -> list[Claim]:
             Claim(
                 "headline",
                 "steps",
-                name=row["kind"],
+                name=name,
                 items_count=row["steps_count"],
                 stall_ns=row["mean_ns"],
                 evidence=tuple(rows),
             )
         )
     return claims + ([Claim("headline", "warmup", items_count=facts.warmup_count)] if facts.warmup_count else [])
+
+
+def _one_recording(trace: Trace) -> bool:
+    """Whether nothing marks a step, so that the importer made one of the whole recording."""
+    spans = trace.spans
+    marks = np.isin(spans["kind_code"], (SpanKind.STEP, SpanKind.STEP_MARK))
+    return bool(np.isin(trace.strings.find(WHOLE_RECORDING), spans["name_code"][marks]))
 
 
 def _contention(facts: RunFacts) -> list[Claim]:

@@ -206,7 +206,7 @@ def gather(trace: Trace) -> RunFacts:
             raise MissingDataError("no rank has a step")
         stalls = find_stalls(trace)
     except MissingDataError:
-        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}))
+        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}, missing=bool(missing)))
     tables = {
         "stalls": stalls,
         "straggler_causes": straggler_causes(trace),
@@ -223,7 +223,7 @@ def gather(trace: Trace) -> RunFacts:
     first = steps.take(main & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
     warm = int(np.count_nonzero(first["warmup"])) if own < len(first) else 0
-    known = trust(trace, tables)
+    known = trust(trace, tables, missing=bool(missing))
     facts = RunFacts(
         trace,
         _ranks(trace, tables),

@@ -15,6 +15,7 @@ from stashtrace.analysis.late import late
 from stashtrace.analysis.late_surplus import EXPLAINS_RATIO, late_surplus
 from stashtrace.analysis.stragglers import stragglers
 from stashtrace.errors import MissingDataError
+from stashtrace.model.facts import HOST_NOT_RECORDED
 from stashtrace.model.kinds import CollectiveOp
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
@@ -102,7 +103,9 @@ def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Ev
     # That it waits for others itself says nothing of why it is late.
     if found.explains and found.explains != "straggler":
         longer = found.of(found.explains)
-        row = Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=found.explains)
+        silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
+        kind = "unrecorded" if found.explains == "other" and silent else found.explains
+        row = Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=kind)
         return [replace(row, name=found.kind)]
     if found.begins_later_ns >= EXPLAINS_RATIO * found.wait_ns:
         code = "late_begins_later" if found.steps_count > 1 else "late_begins_later_once"

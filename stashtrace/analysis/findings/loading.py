@@ -28,6 +28,10 @@ _EPOCHS_MATTER, _EPOCHS_RULE = 0.25, 0.5
 _WORTH_BLAMING = 0.25
 #: More than this share of a wait for hand-over, and more workers are no cure.
 _HANDED_RATIO = 0.5
+#: Workers that make batches for this part of the time do nothing else.
+_ALWAYS_RATIO = 0.9
+#: Waits that are shorter are about what the hand-over of a batch from a worker takes, which would take their place.
+_HANDING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,9 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
         rows.append(slow)
     elif making.faults_count > 0 and fetched:
         rows.append(Evidence("page_faults", "batches", part_ratio=making.faults_count))
-    if handed > _HANDED_RATIO:
+    # Workers that make batches all the time set the pace: what a batch takes on its way then is hidden behind the next.
+    busy = making.workers > 0 and making.needs * making.batch_ns >= _ALWAYS_RATIO * making.workers * rank.step_ns
+    if handed > _HANDED_RATIO and not busy:
         cpu = facts.trust.hosts.get(rank.host)
         code = handoff_code(making, cpu)
         if code == "fewer_larger_batches":
@@ -100,6 +106,7 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
         full = [Evidence(code, "batches", rank=rank.rank, of_count=making.workers), *_cpus(facts, rank, cpu, -1)]
         return Loading("handoff", advice_code=code, evidence=rows + full)
     cause = max(parts[1:], key=lambda row: row.amount_ns).kind if len(parts) > 1 else ""
+    cause = "handoff" if handed > _HANDED_RATIO else cause
     code, advice_rows = _advice(facts, rank, making)
     return Loading(cause, file=slow.name if slow else "", advice_code=code, evidence=rows + advice_rows)
 
@@ -137,8 +144,8 @@ def _handed_over(rank: RankFacts, making: Making) -> list[Evidence]:
 def _advice(facts: RunFacts, rank: RankFacts, making: Making) -> tuple[str, list[Evidence]]:
     cpu = facts.trust.hosts.get(rank.host)
     together = sum(r.host == rank.host for r in facts.ranks)
-    advice = advice_of(rank, making, cpu, together)
-    if advice is None:
+    advice = advice_of(rank, making, cpu, together, training=not facts.step_kind)
+    if advice is None or (advice.code == "use_workers" and rank.per_step_ns(*DATA_KINDS) < _HANDING_NS):
         return "", []
     rest_ns = rank.step_ns - rank.per_step_ns(*DATA_KINDS)
     rows = [
@@ -150,9 +157,10 @@ def _advice(facts: RunFacts, rank: RankFacts, making: Making) -> tuple[str, list
             of_count=making.workers,
             kind=advice.condition,
             amount_ns=rest_ns,
+            low_ns=advice.floor_ns if advice.condition == "pass" else -1,
         )
     ]
-    rows += _cpus(facts, rank, cpu, advice.floor_ns)
+    rows += _cpus(facts, rank, cpu, -1 if advice.condition == "pass" else advice.floor_ns)
     return advice.code, rows
 
 
@@ -214,7 +222,8 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int) -> Evidence | None:
         "blocked_reads",
         "io",
         amount_ns=float(np.median(length)),
-        rate_bytes_per_s=rate,
+        # What a socket's first answer brings says nothing of the rate: the delay before it is what costs.
+        rate_bytes_per_s=-1.0 if (blocked["op_code"] == IoOp.RECV).mean() > 0.5 else rate,
         part_ratio=part,
         items_count=len(paths),
         name=trace.text(paths[spent.argmax()]) if part > 0.5 else "",

@@ -56,6 +56,8 @@ class Making:
         Page faults per batch that waited for storage.
     needs : float
         Batches that a step consumes: several where gradients are accumulated.
+    pass_count : int
+        Batches of the longest pass over the data; 0 if there was one pass alone, which may not have ended.
     """
 
     batches: Table
@@ -64,6 +66,7 @@ class Making:
     parts_ns: dict[str, float]
     faults_count: float
     needs: float
+    pass_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,10 @@ class Advice:
     workers : int
         That would hide it; -1 if none would.
     condition : str
-        What must hold beside: a part of ``PARTS``, or empty.
+        What must hold beside: a part of ``PARTS``, or empty; "pass" if passes over the data are too short for more.
     floor_ns : float
-        With any number of workers a step cannot get shorter than this, by the CPU time that it needs; -1 if unknown.
+        With any number of workers a step cannot get shorter than this, by the CPU time that it needs or by the first
+        batch of each pass; -1 if unknown.
     """
 
     code: str
@@ -115,7 +119,15 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
         _parts(trace, made),
         float(faults.sum()) / count,
         max(len(waits) / max(len(own), 1), 1.0),
+        _pass_count(batches.take(np.isin(batches["loader_id"], waits["loader_id"]))),
     )
+
+
+def _pass_count(batches: Table) -> int:
+    """Batches of a pass over the data, where there were several."""
+    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    begins = int((waits["batch_index"] == 0).sum())
+    return int(waits["batch_index"].max()) + 1 if begins > 1 else 0
 
 
 def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
@@ -177,7 +189,9 @@ def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
     return found
 
 
-def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_host: int) -> Advice | None:
+def advice_of(
+    rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_host: int, *, training: bool = True
+) -> Advice | None:
     """What would hide the making of batches, if each worker made them as fast as the present ones do.
 
     A job can have the CPUs that other processes leave. A loader that waits rather than computes needs few of them,
@@ -195,7 +209,8 @@ def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_hos
     own_ns = making.needs * busy_ns if making.workers == 0 else 0.0
     floor_ns = -1.0
     if cpu is not None and parts:
-        step_ns = max(cpu.main_ns_per_s.get(rank.rank, 0.0) * rank.step_ns / 1e9 - own_ns, 0.0)
+        # The rank's CPU time is known of its training; beside that, its thread uses a CPU for what is left of a step.
+        step_ns = max(cpu.main_ns_per_s.get(rank.rank, 0.0) * rank.step_ns / 1e9 - own_ns, 0.0) if training else rest_ns
         # What others use is no limit of a loader that mostly waits: its turns on a CPU are short, and they come.
         left = cpu.count if waiting_ns > _WAITS_RATIO * making.batch_ns else max(cpu.count - cpu.others_count, 0.1)
         floor_ns = ranks_on_host * (making.needs * busy_ns + step_ns) / left
@@ -209,10 +224,15 @@ def advice_of(rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_hos
     idle = {part: ns for part, ns in parts.items() if part not in ("cpu", "queue")}
     longest = max(idle, key=idle.__getitem__, default="")
     condition = longest if longest and idle[longest] > 0.25 * making.batch_ns else ""
+    code = "more_workers" if making.workers else "use_workers"
+    limit_ns = -1.0
     if floor_ns > _FULL_RATIO * rest_ns:  # no use in more workers than the CPUs can serve
-        needed = math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / floor_ns)
-        return Advice("more_workers" if making.workers else "use_workers", max(needed, 1), condition, floor_ns)
-    return Advice("more_workers" if making.workers else "use_workers", needed, condition)
+        limit_ns = floor_ns
+        needed = max(math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / floor_ns), 1)
+    if needed > making.pass_count > 0:  # each pass begins with a first batch, which no number of workers makes faster
+        each_ns = max(making.needs * making.batch_ns / making.pass_count, rest_ns, floor_ns)
+        return Advice(code, making.pass_count, "pass", each_ns)
+    return Advice(code, needed, condition, limit_ns)
 
 
 def handoff_code(making: Making, cpu: HostCpu | None) -> str:

@@ -18,6 +18,7 @@ from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.matching import contact_errors, match
 from stashtrace.analysis.step_threads import how_to_get_steps
 from stashtrace.analysis.trace_index import blocked_by_guess
+from stashtrace.model.facts import HOST_NOT_RECORDED
 from stashtrace.model.kinds import (
     SYNCHRONISING_OPS,
     CollectiveSource,
@@ -89,9 +90,11 @@ class Trust:
     hosts: dict[str, HostCpu] = field(default_factory=dict)
 
 
-def trust(trace: Trace, tables: Mapping[str, Table]) -> Trust:
-    """Collect what a reader must know before believing the rest."""
+def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -> Trust:
+    """Collect what a reader must know before believing the rest; ``missing``: ranks of the job left no record."""
     measured, inferred, invisible = _sources(trace)
+    if missing:  # who was late is not known of those that left nothing
+        measured = tuple("link and late together" if name == "link, late" else name for name in measured)
     if "hidden" in tables and (tables["hidden"]["estimated_ns"] > 0).any():
         inferred += ("network by what transfers inside a host take",)
     own_cost_ratio, own_cost_most_ratio = _own_cost(trace)
@@ -168,7 +171,8 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
         seen.append("GPU by timing events")
         bounded.append("launch and sync (bounds)")
     if len(trace.kernels):
-        seen.append("GPU by kernels")
+        silent = trace.strings.find(HOST_NOT_RECORDED) in trace.metadata["key_code"].tolist()
+        seen.append("operations of the loop on the GPU" if silent else "GPU by kernels")
     sources = np.unique(trace.collectives["source_code"][trace.collectives["device_begin_ns"] >= 0]).tolist()
     words = {CollectiveSource.PLUGIN: "NCCL by its plugin", CollectiveSource.EVENTS: "NCCL by timing events"}
     return seen + [text for source, text in words.items() if source in sources], bounded

@@ -195,7 +195,7 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
         return replace(claim, cause_kind="alternates", evidence=tuple(rows))
     rows = lateness.late_evidence(facts, worst, causes, claim.call)
     link_ns = worst.per_step_ns("network", "interconnect")
-    if link_ns > 0:
+    if link_ns > 0 and worst.share("link") < WORTH_SAYING_RATIO:  # else a verdict of its own says it
         low, high = worst.bounds_ns("network", "interconnect")
         rows.append(Evidence("transfers", "stalls", rank=worst.rank, amount_ns=link_ns, low_ns=low, high_ns=high))
     named = next((row for row in rows if row.code == "late_because"), None)
@@ -357,6 +357,7 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     steps = facts.tables["steps"]
     mine = mine.take(inside(mine["begin_ns"], steps.take(steps["rank"] == worst.rank).sort_by("begin_ns")))
     lengths = mine["end_ns"] - mine["begin_ns"]
+    after_ns = worst.kinds["checkpoint"] - int(lengths.sum())  # fsync and rename of what they wrote
     rows = [
         Evidence(
             "checkpoints",
@@ -364,6 +365,7 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
             rank=worst.rank,
             items_count=len(mine),
             amount_ns=float(lengths.mean()) if len(mine) else -1,
+            low_ns=after_ns / len(mine) if len(mine) and after_ns > EXACT_RATIO * lengths.sum() else -1,
         )
     ]
     return [replace(_claim(hit, "save", GROUPS["save"]), evidence=tuple(rows) if len(mine) else ())]

@@ -92,12 +92,13 @@ def _host(f: Finding) -> str:
         hosts = "its host" if row["items_count"] == 1 else "their hosts"
         return f"{_devices(row)} {verb(row, 'waits', 'wait')} {lost(row)} for {hosts} to launch work"
     inside = f.first("blocking_call")
-    why = "after the host waited for it"
+    why = " after the host waited for it"
     if inside is not None:
-        why = f"while the host was inside {inside['kind']}"
+        most = "" if inside["amount_ns"] >= _ALL_RATIO * row["stall_ns"] else ", mostly"
+        why = f"{most} while the host was inside {inside['kind']}"
     elif f.first("draining_call") is not None:
-        why = "after blocking calls that drained it"
-    return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)} {why}"
+        why = " after blocking calls that drained it"
+    return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)}{why}"
 
 
 def _other(f: Finding) -> str:
@@ -150,6 +151,7 @@ _STEP_WORDS = {
     "skipped_update": "skipped (by the scaler)",
 }
 #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
+_ALL_RATIO = 0.95
 _SKEWED_RATIO = 0.1
 
 
@@ -163,6 +165,8 @@ def steps_text(f: Finding, *, alone: bool) -> str:
         if name == "iteration"
         else f"{word}step{plural(f.row['items_count'])}"
     )
+    if name == "recording":
+        return f"no step is marked: the whole recording of {duration_text(mean)} as one"
     counted = f"{f.row['items_count']} {many}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
         return f"{counted}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
@@ -175,9 +179,11 @@ def _rollout(f: Finding) -> str:
 
 
 def _low_confidence(f: Finding) -> str:
-    doubts = (f"{percent_text(e['part_ratio'])} {e['name']}" for e in f.evidence)
+    doubts = (f"{percent_text(e['part_ratio'])} {e['name']}" for e in f.all("doubt"))
     least = "at least " if f.row["confidence"] == "at_least" else ""
-    return f"LOW CONFIDENCE: {least}{', '.join(doubts)}"
+    most = f.first("doubt_most")
+    where = f" ({percent_text(most['part_ratio'])} on rank {most['rank']})" if most is not None else ""
+    return f"LOW CONFIDENCE: {least}{', '.join(doubts)}{where}"
 
 
 def _records_lost(f: Finding) -> str:

@@ -94,12 +94,18 @@ def _blocked_reads(row: Row, f: Finding) -> str:
     name = os.path.basename(row["name"]) or "a file without a name"
     via = "from" if re.fullmatch(r".+:\d+", name) else "in"
     where = f"mostly {via} {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
-    rate, typical = bytes_text(row["rate_bytes_per_s"]), duration_text(row["amount_ns"])
+    typical = duration_text(row["amount_ns"])
+    if row["rate_bytes_per_s"] < 0:
+        return f"the median blocked read took {typical}, {where}"
+    rate = bytes_text(row["rate_bytes_per_s"])
     return f"blocked reads moved {rate}/s, {where}; the median one took {typical}"
 
 
 def _more_workers(row: Row, f: Finding) -> str:
     many = f"{row['items_count']} worker{plural(row['items_count'])}"
+    if row["kind"] == "pass":
+        length = duration_text(row["low_ns"])
+        return f"{many}, one for each batch of a pass, would bring a step to about {length}: a pass begins with a wait"
     condition = f", {_CONDITION_WORDS[row['kind']]}" if row["items_count"] > 1 or row["kind"] == "" else ""
     cpus = f.first("cpus")
     if cpus is not None and cpus["amount_ns"] > 0:
@@ -129,8 +135,8 @@ def _fewer_batches(row: Row, f: Finding) -> str:
     often = f", {row['part_ratio']:.3g} times a step" if row["part_ratio"] > 1.05 else ""
     return (
         f"a batch takes {duration_text(row['low_ns'])} to make, then {duration_text(row['amount_ns'])} to hand"
-        f" over{often}: more workers would not help; less to pickle would (tensors, not many Python"
-        " objects), and larger batches where they are small"
+        f" over{often}: more workers would not help; larger batches would where they are small, and less to pickle"
+        " where they hold many Python objects"
     )
 
 
@@ -166,6 +172,7 @@ _SURPLUS_WORDS = {
     "gc": "collects garbage {more} longer",
     "cpu_contention": "waits {more} longer for a CPU",
     "other": "is blocked {more} longer",
+    "unrecorded": "has {more} more in which nothing was recorded",
 }
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
 _LATE_WORDS = {
@@ -195,7 +202,7 @@ def _late_surplus(row: Row, f: Finding) -> str:
 
 def _late_alone(row: Row, f: Finding) -> str:
     later = duration_text(row["amount_ns"])
-    return f"rank {row['rank']} came {later} later than the second latest rank, in all steps together"
+    return f"rank {row['rank']} came {later} later than the second latest rank over the whole run"
 
 
 def _waiting_ranks(row: Row) -> tuple[str, bool]:
@@ -224,10 +231,12 @@ def _late_because(row: Row, f: Finding) -> str:
     if kind == "fetch" and row["name"]:
         return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
     text = _LATE_WORDS[kind].format(ns=duration_text(row["amount_ns"]), who=who)
+    if _waiting_ranks(f.first("worst_wait") or {"name": ""})[1]:
+        text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
     if not name:
         return text
     if kind == "compute":
-        place = name if name.startswith("between") else f"in {name}"
+        place = "outside forward, backward and optimizer" if name.startswith("between") else f"in {name}"
         # Clocks of kernels and of kinds round differently.
         whole = row["low_ns"] >= _ALL_RATIO * row["amount_ns"]
         return f"{text} {place}" if whole else f"{text}, {duration_text(row['low_ns'])} of that {place}"
@@ -273,7 +282,7 @@ def _killed(row: Row, f: Finding) -> str:
 
 def _epochs_workers_end(row: Row, f: Finding) -> str:
     of = f"{duration_text(row['amount_ns'])} of {'each' if row['items_count'] > 1 else 'it'}"
-    return f"{of} was spent waiting for the workers of the last epoch to end"
+    return f"{of} was spent waiting for the workers of the epoch before to end"
 
 
 def _hung_inside(row: Row, f: Finding) -> str:
@@ -296,7 +305,8 @@ def _late_often_of_worst(row: Row, f: Finding) -> str:
 
 def _checkpoints(row: Row, f: Finding) -> str:
     count = f"{row['items_count']} checkpoint{plural(row['items_count'])}"
-    return f"{count} in these steps, {duration_text(row['amount_ns'])} on average"
+    after = f", and {duration_text(row['low_ns'])} each in later calls on their files" if row["low_ns"] > 0 else ""
+    return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
 
 def _transfers(row: Row, f: Finding) -> str:

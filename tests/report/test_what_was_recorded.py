@@ -1,0 +1,120 @@
+"""The screen claims nothing about what was not recorded: no zero, no source, no step that nobody marked."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import MS, TraceBuilder, trace_from_text
+from importers.kineto_files import device, host, launch, rank_of_two, write
+from report.scenes import job, row_texts, verdicts
+
+import stashtrace
+from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.model.kinds import IoOp
+from stashtrace.model.trace import Trace
+from stashtrace.report.text import summary
+
+EVENTS = [
+    host("aten::mm", 0, 400),
+    launch(1, 10),
+    device("gemm", 20, 100, correlation=1),
+    launch(2, 300),
+    device("gemm", 320, 80, correlation=2),
+]
+
+
+def words(trace: Trace) -> str:
+    return " ".join(summary(trace).split())
+
+
+def head_of_table(trace: Trace) -> list[str]:
+    return next(line.split() for line in summary(trace).splitlines() if line.split()[:2] == ["rank", "step"])
+
+
+def test_a_recording_without_steps_is_called_one(tmp_path: Path) -> None:
+    told = words(stashtrace.load(write(tmp_path / "one.json", EVENTS)))
+    assert "1 rank, no step is marked: the whole recording of 390 us as one" in told
+    assert "marked step" not in told
+
+
+def test_marked_steps_keep_their_name(tmp_path: Path) -> None:
+    assert "2 marked steps" in words(stashtrace.load(rank_of_two(tmp_path / "rank0.json", 0)))
+
+
+def test_a_column_of_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
+    assert head_of_table(stashtrace.load(write(tmp_path / "one.json", EVENTS))) == [
+        "rank", "step", "compute", "host", "other",
+    ]  # fmt: skip
+    assert head_of_table(trace_from_text("rank 0 loader : 0...1\nrank 0 phase : .FBO.FBO")) == [
+        "rank", "step", "compute", "data", "other",
+    ]  # fmt: skip
+
+
+def test_who_is_late_is_not_measured_where_ranks_are_missing(tmp_path: Path) -> None:
+    rank_of_two(tmp_path / "rank1.json", 1)
+    assert "measured: data, link and late together," in words(stashtrace.load(tmp_path))
+    rank_of_two(tmp_path / "rank0.json", 0)
+    assert "measured: data, link, late," in words(stashtrace.load(tmp_path))
+
+
+@pytest.mark.parametrize(("after_ms", "told"), [(5, "5.00 ms each in later calls on their files"), (0, "on average$")])
+def test_a_checkpoint_goes_on_after_its_call(after_ms: int, told: str) -> None:
+    build = TraceBuilder()
+    rank, now = build.rank(0), 0
+    for _ in range(8):
+        rank.phase("forward", now, now + 4 * MS).phase("backward", now + 4 * MS, now + 8 * MS)
+        rank.phase("checkpoint", now + 8 * MS, now + 12 * MS)
+        rank.io(now + 9 * MS, now + 11 * MS, op=IoOp.WRITE, path="/model.pt")
+        rank.io(now + 12 * MS, now + (12 + after_ms) * MS, op=IoOp.FSYNC, path="/model.pt", blocked=True)
+        now += (12 + after_ms) * MS
+        rank.phase("optimizer", now, now + MS)
+        now += MS
+    save = next(v for v in verdicts(build.trace()) if v.kind == "save")
+    (sentence,) = save.evidence
+    assert sentence.endswith(told) if told[-1] != "$" else sentence.endswith(told[:-1])
+
+
+def test_what_lies_in_a_gap_of_the_recording_is_not_called_blocked() -> None:
+    row = {"rank": 112, "of_count": 48, "amount_ns": 2_300_000_000}
+    (text,) = row_texts(Evidence("late_surplus", kind="unrecorded", **row))
+    assert text == "why: on average rank 112 has 2.30 s a step more in which nothing was recorded than rank 48"
+
+
+def test_an_average_of_unlike_ranks_says_which_one_it_is_of() -> None:
+    trace = trace_from_text(
+        f"""
+        rank 0 phase : {"FFB.........O" * 8}
+        rank 0 cpu   : {"xxx.........x" * 8}
+        rank 1 phase : {"FFBBBBBBBBBBO" * 8}
+        rank 1 cpu   : {"xxxxxxxxxxxxx" * 8}
+        """
+    )
+    assert "LOW CONFIDENCE: 35 % unexplained (69 % on rank 0)" in words(trace)
+
+
+def test_transfers_are_told_once() -> None:
+    late = next(v for v in verdicts(job(sleep={1: 20}, transfer=8)[1]) if v.kind == "late")
+    assert not any("the transfers themselves" in text for text in late.evidence)
+    short = next(v for v in verdicts(job(sleep={1: 20}, transfer=1)[1]) if v.kind == "late")
+    assert any("the transfers themselves take 1.00 ms a step" in text for text in short.evidence)
+
+
+def test_workers_that_are_always_busy_set_the_pace() -> None:
+    """Batches are on their way for long, but the next one is being made meanwhile: another worker would help."""
+    build = TraceBuilder()
+    rank, now = build.rank(0), 0
+    worker = rank.worker(0)
+    for step in range(12):
+        worker.fetch(step, now - 60 * MS, now, cpu=2 * MS, runqueue=0)
+        rank.batch_wait(step, now - 8 * MS, now + 42 * MS, worker=0)
+        rank.phase("forward", now + 42 * MS, now + 46 * MS).phase("backward", now + 46 * MS, now + 50 * MS)
+        rank.phase("optimizer", now + 50 * MS, now + 51 * MS)
+        now += 60 * MS
+    facts = gather(build.trace())
+    data = next(v for v in verdicts(facts) if v.kind == "data")
+    assert "hand-over of batches that were ready" in data.evidence[0]
+    assert "more workers would not help" not in " ".join(data.evidence)
+    assert "more workers would shorten each step in proportion" in data.evidence[-1]
