@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from sentences.cases import Case
 from sentences.truth import Interval, Truth, of_clock
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.facts import RunFacts, gather
+from stashtrace.errors import DataLossWarning
 from stashtrace.model.trace import Trace
 from stashtrace.report.look import Look
 from stashtrace.report.text import render
@@ -60,7 +62,10 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
     if not (folder / "run").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _run(case, folder, clock, data)
-    trace = stashtrace.load(folder / "run")
+    with warnings.catch_warnings():
+        if case.expected.lost:
+            warnings.simplefilter("ignore", DataLossWarning)
+        trace = stashtrace.load(folder / "run")
     return summed_up(trace, lambda windows: _handed_over(clock, windows))
 
 
