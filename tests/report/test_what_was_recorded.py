@@ -3,16 +3,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import MS, TraceBuilder, trace_from_text
 from importers.kineto_files import device, host, launch, rank_of_two, write
-from report.scenes import job, row_texts, verdicts
+from report.scenes import job, row_texts, verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings.facts import gather
-from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.model.kinds import IoOp
 from stashtrace.model.trace import Trace
 from stashtrace.report.text import summary
@@ -118,3 +119,36 @@ def test_workers_that_are_always_busy_set_the_pace() -> None:
     assert "hand-over of batches that were ready" in data.evidence[0]
     assert "more workers would not help" not in " ".join(data.evidence)
     assert "more workers would shorten each step in proportion" in data.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/data/a.bin", "/data/a.bin"),
+        (
+            "/opt/lib/python3.11/site-packages/numpy/__pycache__/core.pyc",
+            "/opt/lib/python3.11/site-packages/nump…/core.pyc",
+        ),
+        ("/data/" + 60 * "x", "/data/" + 29 * "x" + "…" + 12 * "x"),
+        ("3710437467", "file number 3710437467 (its path is not in the recording)"),
+        ("", "(path not known)"),
+    ],
+)
+def test_files_can_be_told_apart(path: str, told: str) -> None:
+    (text,) = row_texts(Evidence("file_calls", items_count=2, amount_ns=1_000, name=path))
+    assert text == f"2 calls, 1.00 us, on {told}"
+
+
+def test_many_ranks_are_cut() -> None:
+    named = "0,64,66,68,70,72,74,76,78,80,82,84,86,88,126"
+    lost = dict.fromkeys(("stall_ns", "low_ns", "high_ns", "least_ns"), 1e6)
+    claim = Claim("verdict", "save", ranks=named, items_count=15, share_ratio=0.1, least_ratio=0.1, confidence="exact")
+    claim = replace(claim, **lost)
+    (text,) = worded(claim)
+    assert text.startswith("checkpoints stop 15 ranks (0, 64, 66 … 126) for 1.00 ms")
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 impossible number"), (3, "3 impossible numbers")])
+def test_one_loss_is_no_several(count: int, told: str) -> None:
+    (text,) = worded(Claim("loss", "darshan", name="impossible_numbers", items_count=count))
+    assert text == f"{told} (darshan)"

@@ -255,7 +255,9 @@ def _clocks(f: Finding) -> str:
         if "assumed" in methods:
             by += f"; those {agree} where no host is named"
         hosts = "one host" if f.row["items_count"] == 1 else f"{f.row['items_count']} hosts"
-        text = f"{hosts}, ±{duration_text(f.row['stall_ns'])}{by}"
+        # One clock stamped everything that a file of one host holds: there is nothing to be wrong about.
+        error = f", ±{duration_text(f.row['stall_ns'])}" if f.row["stall_ns"] > 0 or f.row["items_count"] > 1 else ""
+        text = f"{hosts}{error}{by}"
     device = f.first("device_clocks")
     return f"clocks {text}" + (f"; devices ±{duration_text(device['amount_ns'])}" if device is not None else "")
 
@@ -295,7 +297,9 @@ def loss(f: Finding) -> str:
     if row["name"] in _REASONS:
         return f"{row['items_count']:,} records lost ({row['kind']}): {_REASONS[row['name']]}{alike}"
     many = f"{row['items_count']:,} " if row["items_count"] > 0 else ""
-    return f"{many}{row['name'].replace('_', ' ')} ({row['kind']})" + (f": {advice['name']}" if advice else "") + alike
+    what = row["name"].replace("_", " ")
+    what = what.removesuffix("s") if row["items_count"] == 1 else what
+    return f"{many}{what} ({row['kind']})" + (f": {advice['name']}" if advice else "") + alike
 
 
 def _hung(f: Finding) -> str:

@@ -267,8 +267,20 @@ def _io_calls(row: Row, f: Finding) -> str:
     return f"{row['items_count']:,} I/O calls of {processes} moved {moved} in {spent} of calls"
 
 
+def _path(path: str) -> str:
+    """A path that fits: folders are cut before the name of the file. Of some files a tool leaves nothing but a number."""
+    if not path:
+        return "(path not known)"
+    if path.isdecimal():
+        return f"file number {path} (its path is not in the recording)"
+    folder, _, base = path.rpartition("/")
+    if len(path) <= _PATH_WIDTH or len(base) > _PATH_WIDTH - 8:
+        return shortened(path, _PATH_WIDTH)
+    return f"{folder[: _PATH_WIDTH - len(base) - 2]}…/{base}"
+
+
 def _file_calls(row: Row, f: Finding) -> str:
-    name = shortened(row["name"] or "(path not known)", _PATH_WIDTH)
+    name = _path(row["name"])
     return f"{row['items_count']:,} call{plural(row['items_count'])}, {duration_text(row['amount_ns'])}, on {name}"
 
 

@@ -13,6 +13,8 @@ Row = dict[str, Any]
 
 #: A bound below this share of the step may be nothing.
 _NOTHING_RATIO = 0.03
+#: Longer lists of ranks are cut.
+_RANKS_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ def lost(row: Row) -> str:
 
 
 def ranks(row: Row) -> str:
+    """``ranks 0-3,7``; of many that do not fold, how many, and the first and last."""
+    if len(row["ranks"]) > _RANKS_WIDTH:
+        named = row["ranks"].split(",")
+        return f"{row['items_count']} ranks ({', '.join(named[:3])} … {named[-1]})"
     return f"rank{'s' if row['items_count'] > 1 else ''} {row['ranks']}"
 
 
