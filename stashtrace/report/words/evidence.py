@@ -268,7 +268,7 @@ def _io_calls(row: Row, f: Finding) -> str:
 
 
 def _path(path: str) -> str:
-    """A path that fits: folders are cut before the name of the file. Of some files a tool leaves nothing but a number."""
+    """A path that fits: folders are cut before the name of the file. Some tools know a file by a number alone."""
     if not path:
         return "(path not known)"
     if path.isdecimal():
