@@ -104,12 +104,12 @@ def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained
     that somebody holds: nothing recorded tells which. Without clocks of the thread nothing is known against compute.
     """
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
-    clocks = ("begin_cpu_ns", "end_cpu_ns")
-    rows = rows[np.logical_and.reduce([phases[name][rows] >= 0 for name in clocks])]
-    begin, end = phases["begin_ns"][rows], phases["end_ns"][rows]
-    queued = np.where(phases["begin_runqueue_ns"][rows] >= 0, phases["end_runqueue_ns"][rows], 0)
-    queued = np.where(queued > 0, queued - phases["begin_runqueue_ns"][rows], 0)
-    ran = phases["end_cpu_ns"][rows] - phases["begin_cpu_ns"][rows] + np.maximum(queued, 0)
+    cpu_begin, cpu_end, queue_begin, queue_end = (
+        phases[name][rows] for name in ("begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    )
+    timed, queue_timed = (cpu_begin >= 0) & (cpu_end >= 0), (queue_begin >= 0) & (queue_end >= 0)
+    ran = (cpu_end - cpu_begin + np.where(queue_timed, queue_end - queue_begin, 0))[timed]
+    begin, end = phases["begin_ns"][rows[timed]], phases["end_ns"][rows[timed]]
     free = (busy - explained).pieces(begin, end)
     cut, _ = _split(free, np.maximum(ran, 0))
     doubtful = TimeSet.of(cut, free[1])

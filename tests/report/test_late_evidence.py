@@ -68,6 +68,10 @@ def test_the_worker_and_the_file() -> None:
             {"cause_kind": "other", "cause_name": ""},
             "it was blocked 38.0 ms longer than the median of the others with no known cause",
         ),
+        (
+            {"cause_kind": "other", "cause_name": "gil"},
+            "it waited 38.0 ms longer than the median of the others for the GIL, which another thread held",
+        ),
         ({"late_rank": -1, "cause_kind": "unknown"}, "the clocks cannot tell for whom"),
         (
             {"method": "hung", "waiting_ranks": "2", "cause_kind": "unknown"},

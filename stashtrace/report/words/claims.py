@@ -151,7 +151,6 @@ _STEP_WORDS = {
     "skipped_update": "skipped (by the scaler)",
 }
 #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
-_ALL_RATIO = 0.95
 _SKEWED_RATIO = 0.1
 
 
