@@ -230,11 +230,15 @@ def _late_because(row: Row, f: Finding) -> str:
     who = f"its worker {worker}" if worker >= 0 else "it"
     if kind == "fetch" and row["name"]:
         return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
-    words = "it waited {ns} longer for the GIL, which another thread held" if name == "gil" else _LATE_WORDS[kind]
+    words = (
+        "it waited {ns} longer for the GIL, which another thread held"
+        if (kind, name) == ("other", "gil")
+        else _LATE_WORDS[kind]
+    )
     text = words.format(ns=duration_text(row["amount_ns"]), who=who)
     if _waiting_ranks(f.first("worst_wait") or {"name": ""})[1]:
         text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
-    if not name or name == "gil":
+    if not name or (kind, name) == ("other", "gil"):
         return text
     if kind == "compute":
         place = "outside forward, backward and optimizer" if name.startswith("between") else f"in {name}"
