@@ -418,11 +418,12 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
     if code in ("cpus_are_full", "others_use_cpus") and rank.making["waiting"] > MOSTLY * whole:
         return f"advice {code}, but {rank.making['waiting'] / whole:.0%} of the making is waiting"
     if code in ("more_workers", "use_workers"):
-        count = next((e["items_count"] for e in evidence if e["code"] == code), 0)
+        count = told[code]["items_count"] if code in told else 0
         floor = cpu * ranks / max(truth.cpus_count, 1)
         # Where the CPUs are the limit, the sentence names the step that so many workers come down to: the limit is
         # held to the same floor as a step without waits is.
         limit = next((e["amount_ns"] for e in evidence if e["code"] == "cpus"), -1)
+        limit = max(limit, told[code]["low_ns"] if code in told and told[code]["kind"] == "pass" else -1)
         reached = max(rest, limit, 1.0)
         if floor > 1.2 * reached + OF_STEP * rank.step_ns:
             goal = f"{count} workers for steps of {reached / 1e6:.3g} ms"

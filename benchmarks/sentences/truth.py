@@ -258,13 +258,17 @@ def _waits(rows: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[LateWait]:
         return []
     collectives = {rank: [(row, lap) for row in own for lap in _laps(row, "collective")] for rank, own in rows.items()}
     found = []
+    done: dict[int, int] = {}  # when each rank left the collective before
     for entries in zip(*collectives.values(), strict=False):
         by_rank = dict(zip(collectives, entries, strict=True))
         last = max(by_rank, key=lambda r: by_rank[r][1][0])
         for rank, (row, (begin, end, queued)) in by_rank.items():
             arrived = min(max(by_rank[last][1][0], begin), end)
             surplus = _surplus(by_rank[last][0], row)
+            # A transfer that let one rank go later than the other is what that one did longer since both were level.
+            surplus["link"] = max(surplus["link"], float(done.get(last, 0) - done.get(rank, 0)))
             found.append(LateWait(rank, last, begin, arrived - begin, end - arrived, queued, surplus))
+        done = {rank: lap[1] for rank, (_, lap) in by_rank.items()}
     return found
 
 

@@ -403,3 +403,18 @@ def test_files_of_a_job_without_steps(
         evidence("file_calls", name="/d/large", items_count=calls),
     ]
     assert judged(check, _row("files", section="files"), facts, rows) == result
+
+
+def test_a_transfer_that_one_rank_leaves_later_counts_for_the_next_wait(truth: ModuleType, tmp_path: Path) -> None:
+    """Rank 0 leaves the first collective 10 ms after rank 1 and comes 10 ms later to the second."""
+    laps = {0: [(10, 30), (50, 55)], 1: [(10, 20), (40, 55)]}
+    for rank, own in laps.items():
+        rows = [
+            {"begin_ns": n * 35 * MS, "end_ns": (n + 1) * 35 * MS,
+             "laps": [["collective", int(begin * MS), int(end * MS), 0]]}
+            for n, (begin, end) in enumerate(own)
+        ]  # fmt: skip
+        (tmp_path / f"rank-{rank}.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    found = truth.of_clock(tmp_path, {rank: [(0, 70 * MS)] for rank in laps})
+    (late,) = [w for w in found.waits if w.rank == 1 and w.for_rank == 0 and w.moment_ns == 40 * MS]
+    assert late.surplus["link"] == 10 * MS
