@@ -55,6 +55,30 @@ def device_bracket_begin(kind: int, stream: int, correlation: int) -> int: ...  
 def device_bracket_end(token: int, correlation: int) -> None: ...
 def device_mark(kind: int, stream: int, correlation: int) -> None: ...
 
+# bind_graph.cpp
+class graph:
+    class Plan:
+        def __init__(
+            self,
+            source: npt.NDArray[np.int32],
+            target: npt.NDArray[np.int32],
+            begin_ns: npt.NDArray[np.int64],
+            certainty: npt.NDArray[np.int8],
+        ) -> None: ...
+        def cut(self) -> npt.NDArray[np.int32]: ...
+        def order(self) -> npt.NDArray[np.int32]: ...
+        def replay(
+            self, release_ns: npt.NDArray[np.int64], duration_ns: npt.NDArray[np.int64], lag_ns: npt.NDArray[np.int64]
+        ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
+        def slack(
+            self,
+            begin_ns: npt.NDArray[np.int64],
+            duration_ns: npt.NDArray[np.int64],
+            lag_ns: npt.NDArray[np.int64],
+            sinks: npt.NDArray[np.int32],
+            none: int,
+        ) -> npt.NDArray[np.int64]: ...
+
 # bind_intervals.cpp
 _Column = npt.NDArray[np.int64]
 

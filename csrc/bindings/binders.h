@@ -11,6 +11,7 @@
   BINDER(bind_probes)              \
   BINDER(bind_device)              \
   BINDER(bind_intervals)           \
+  BINDER(bind_graph)               \
   BINDER(bind_perfetto)            \
   BINDER(bind_codec)               \
   BINDER(bind_clock)               \

@@ -1,0 +1,110 @@
+// stashtrace._native.graph: numpy face of kernels/graph.h. The GIL is released inside. SPDX-License-Identifier: Apache-2.0
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings/binders.h"
+#include "kernels/graph.h"
+
+namespace py = pybind11;
+namespace graph = stashtrace::graph;
+
+namespace {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <class T>
+std::span<const T> column(const Array<T>& array, std::size_t size) {
+  if (array.ndim() != 1 || static_cast<std::size_t>(array.size()) != size)
+    throw std::invalid_argument("expected columns of one dimension and equal length");
+  return {array.data(), size};
+}
+
+// Hands the vector's memory to numpy.
+template <class T>
+Array<T> to_array(std::vector<T>&& values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  py::capsule owner(owned, [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
+  return Array<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
+}
+
+// A graph without cycles, ready to be replayed with other durations and lags as often as wanted.
+class Plan {
+ public:
+  Plan(const Array<std::int32_t>& source, const Array<std::int32_t>& target, const Array<std::int64_t>& begin_ns,
+       const Array<std::int8_t>& certainty)
+      : source_(source), target_(target), nodes_(static_cast<std::size_t>(begin_ns.size())) {
+    const auto edges = static_cast<std::size_t>(source.size());
+    const graph::Ids from = column(source_, edges), to = column(target_, edges);
+    for (const graph::Ids ends : {from, to})
+      for (const std::int32_t id : ends)
+        if (id < 0 || static_cast<std::size_t>(id) >= nodes_) throw std::invalid_argument("an edge of no node");
+    const auto sure = column(certainty, edges);
+    const graph::Times begin = column(begin_ns, nodes_);
+    const py::gil_scoped_release release;
+    order_ = graph::order({nodes_, from, to, {}}, begin, sure);
+  }
+
+  Array<std::int32_t> cut() const { return to_array(std::vector<std::int32_t>(order_.cut)); }
+  Array<std::int32_t> order() const { return to_array(std::vector<std::int32_t>(order_.nodes)); }
+
+  std::pair<Array<std::int64_t>, Array<std::int32_t>> replay(const Array<std::int64_t>& release_ns,
+                                                              const Array<std::int64_t>& duration_ns,
+                                                              const Array<std::int64_t>& lag_ns) const {
+    const graph::Edges given = edges(lag_ns);
+    const graph::Times released = column(release_ns, nodes_), duration = column(duration_ns, nodes_);
+    graph::Replay found;
+    {
+      const py::gil_scoped_release release;
+      found = graph::replay(order_, given, released, duration);
+    }
+    return {to_array(std::move(found.begin_ns)), to_array(std::move(found.binding))};
+  }
+
+  Array<std::int64_t> slack(const Array<std::int64_t>& begin_ns, const Array<std::int64_t>& duration_ns,
+                            const Array<std::int64_t>& lag_ns, const Array<std::int32_t>& sinks, std::int64_t none) const {
+    const graph::Edges given = edges(lag_ns);
+    const graph::Times begin = column(begin_ns, nodes_), duration = column(duration_ns, nodes_);
+    const graph::Ids last = column(sinks, static_cast<std::size_t>(sinks.size()));
+    for (const std::int32_t id : last)
+      if (id < 0 || static_cast<std::size_t>(id) >= nodes_) throw std::invalid_argument("a sink of no node");
+    std::vector<std::int64_t> found;
+    {
+      const py::gil_scoped_release release;
+      found = graph::slack(order_, given, {{begin.begin(), begin.end()}, {}}, duration, last, none);
+    }
+    return to_array(std::move(found));
+  }
+
+ private:
+  graph::Edges edges(const Array<std::int64_t>& lag_ns) const {
+    const auto count = static_cast<std::size_t>(source_.size());
+    return {nodes_, column(source_, count), column(target_, count), column(lag_ns, count)};
+  }
+
+  Array<std::int32_t> source_, target_;
+  std::size_t nodes_;
+  graph::Order order_;
+};
+
+}  // namespace
+
+void bind_graph(py::module_& module) {
+  using py::arg;
+  py::module_ room = module.def_submodule("graph", "Graphs of work: an order, the replay along it, slack.");
+  py::class_<Plan>(room, "Plan")
+      .def(py::init<const Array<std::int32_t>&, const Array<std::int32_t>&, const Array<std::int64_t>&,
+                    const Array<std::int8_t>&>(),
+           arg("source"), arg("target"), arg("begin_ns"), arg("certainty"))
+      .def("cut", &Plan::cut, "Edges that stood in a cycle and are left out.")
+      .def("order", &Plan::order, "Nodes, sources before targets.")
+      .def("replay", &Plan::replay, arg("release_ns"), arg("duration_ns"), arg("lag_ns"),
+           "(begin_ns, binding): when each node begins, and the edge that it waited for last, -1 if none.")
+      .def("slack", &Plan::slack, arg("begin_ns"), arg("duration_ns"), arg("lag_ns"), arg("sinks"), arg("none"),
+           "By how much each node can end later before a sink does.");
+}

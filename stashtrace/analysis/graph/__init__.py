@@ -1,0 +1,9 @@
+"""The work of a run as one graph over all ranks: what each piece waited for, its replay, its critical path."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.analysis.graph.build import build
+from stashtrace.analysis.graph.model import EdgeKind, Graph, Replayed, Resource
+
+__all__ = ["EdgeKind", "Graph", "Replayed", "Resource", "build"]

@@ -1,0 +1,147 @@
+"""Graph: nodes of work, edges that say what each one waited for, and the replay of both.
+
+step thread   [ compute ]--.            .->[ compute ]      waits are no nodes: they follow from the edges
+transfer                    '->[ ring ]-'
+worker        [ batch 3 ][ batch 4 ]----------------------> the step thread takes it
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import graph as native
+from stashtrace.analysis.timeset import Int64
+
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+
+#: Slack of a node that no end of a step waits for.
+NO_SLACK = -1
+
+
+class Resource(IntEnum):
+    """What a node occupies."""
+
+    STEP_THREAD = 0
+    WORKER = 1
+    TRANSFER = 2
+
+
+class EdgeKind(IntEnum):
+    """Why a node cannot begin before another one has ended, the most certain reason first."""
+
+    PROGRAM = 0  # one thread, one after the other
+    MEMBER = 1  # a collective begins when its last member has entered
+    RELEASE = 2  # who waits in a collective goes on when it has ended
+    BATCH = 3  # a batch is taken when it is made
+    QUEUE = 4  # collectives of one group do not overlap
+    PREFETCH = 5  # a worker is asked for a batch when an earlier one is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """When each node begins and ends if it waits for nothing but its edges."""
+
+    begin_ns: Int64
+    end_ns: Int64
+    binding: Int32
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Columns of nodes and edges.
+
+    Attributes
+    ----------
+    rank, step : int array
+        Of nodes; -1 for transfers, and outside of steps.
+    resource, kind : int array
+        :class:`Resource`, and the ``StallKind`` that the node's time has in the budget.
+    process_id : int array
+        -1 for transfers.
+    begin_ns, end_ns : int array
+        As measured.
+    gap_ns : int array
+        Time before the node that no edge explains; it is kept as it was.
+    fetch_ns : int array
+        Of a batch, the part in which its maker was blocked in storage.
+    row : int array
+        Of a transfer, its first row of the sorted ``collectives``; of a batch, its row among those made; else -1.
+    source, target, edge_kind : int array
+        Of edges.
+    lag_ns : int array
+        Fixed time between the end of the source and the earliest begin of the target.
+    ends : int array
+        Node that ends each step of each rank, with ``ends_rank``, ``ends_step`` and ``ends_lag_ns`` after its end.
+    """
+
+    rank: Int64
+    step: Int64
+    resource: Int64
+    kind: Int64
+    process_id: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    gap_ns: Int64
+    fetch_ns: Int64
+    row: Int64
+    source: Int32
+    target: Int32
+    edge_kind: Int8
+    lag_ns: Int64
+    ends: Int32
+    ends_rank: Int64
+    ends_step: Int64
+    ends_lag_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    @property
+    def work_ns(self) -> Int64:
+        """Measured length of each node."""
+        return self.end_ns - self.begin_ns
+
+    @cached_property
+    def plan(self) -> native.Plan:
+        """The order of the nodes; edges in a cycle, which clock errors make, are cut where they are least certain."""
+        return native.Plan(self.source, self.target, self.begin_ns, (-self.edge_kind).astype(np.int8))
+
+    @cached_property
+    def release_ns(self) -> Int64:
+        """Nodes that nothing leads to begin when they began; all others when their edges let them."""
+        led = np.zeros(len(self), dtype=bool)
+        kept = np.ones(len(self.source), dtype=bool)
+        kept[self.plan.cut()] = False
+        led[self.target[kept]] = True
+        earliest = int(self.begin_ns.min()) if len(self) else 0
+        return np.where(led, earliest, self.begin_ns - self.gap_ns)
+
+    def replay(self, work_ns: Int64 | None = None, lag_ns: Int64 | None = None) -> Replayed:
+        """Run the graph with these lengths and lags; with the measured ones by default."""
+        duration = self.gap_ns + (self.work_ns if work_ns is None else work_ns)
+        begin, binding = self.plan.replay(self.release_ns, duration, self.lag_ns if lag_ns is None else lag_ns)
+        return Replayed(begin, begin + duration, binding)
+
+    def step_ns(self, replayed: Replayed) -> Int64:
+        """Length of each step of each rank (rows of ``ends``) by a replay; of the first one of a rank -1."""
+        end = replayed.end_ns[self.ends] + self.ends_lag_ns
+        return _lengths(end, self.ends_rank)
+
+    @property
+    def measured_step_ns(self) -> Int64:
+        """The same as measured."""
+        return _lengths(self.end_ns[self.ends] + self.ends_lag_ns, self.ends_rank)
+
+
+def _lengths(end: Int64, rank: Int64) -> Int64:
+    found = np.full(len(end), -1, dtype=np.int64)
+    same = rank[1:] == rank[:-1]
+    found[1:][same] = (end[1:] - end[:-1])[same]
+    return found

@@ -1,0 +1,172 @@
+"""The graph of a run: its replay is the run, and what is made shorter changes what the edges let it change."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import MS, trace_from_text
+from report.scenes import job
+
+from stashtrace._native import graph as native
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
+from stashtrace.analysis.graph.critical import critical_nodes, critical_time, slack_ns
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import StallKind
+
+#: Two ranks, rank 1 is late by 3 ms in each step; a transfer takes 2 ms.
+LATE = """
+rank 0 phase : FBBBBBBO|FBBBBBBO|FBBBBBBO
+rank 0 cpu   : xx.....x|xx.....x|xx.....x
+rank 0 coll  : ..00000...11111...22222
+rank 0 block : ..00000...11111...22222
+rank 1 phase : FBBBBBBO|FBBBBBBO|FBBBBBBO
+rank 1 cpu   : xxxxx..x|xxxxx..x|xxxxx..x
+rank 1 coll  : .....00......11......22
+rank 1 block : .....00......11......22
+"""
+#: One worker takes 4 ms for a batch, the step needs 2 ms for one.
+LOADED = """
+rank 0 loader   : 0000..11..22..33..
+rank 0 worker 0 : 000011112222333344445555
+rank 0 phase    : ....FO..FO..FO..FO
+rank 0 cpu      : ....xx..xx..xx..xx
+"""
+
+
+def drawn(text: str) -> Graph:
+    return build(trace_from_text(text.replace("|", "")))
+
+
+def steps_ms(graph: Graph, **lengths: np.ndarray) -> dict[int, list[float]]:
+    """Lengths of the steps of each rank but the first, by a replay."""
+    found = graph.step_ns(graph.replay(**lengths)) / MS
+    return {r: found[(graph.ends_rank == r) & (found > 0)].tolist() for r in np.unique(graph.ends_rank).tolist()}
+
+
+@pytest.mark.parametrize("text", [LATE, LOADED])
+def test_the_replay_is_the_run(text: str) -> None:
+    graph = drawn(text)
+    replayed = graph.replay()
+    assert replayed.begin_ns.tolist() == (graph.begin_ns - graph.gap_ns).tolist()
+    assert (graph.step_ns(replayed) == graph.measured_step_ns).all()
+    assert graph.gap_ns[graph.step > 0].sum() == 0
+
+
+def test_the_replay_of_a_job_of_many_steps_is_the_job() -> None:
+    for run in (job(sleep={1: 20}), job(prep={0: 40}, workers=2), job(ranks=4, fetch={2: 30})):
+        graph = build(run[1])
+        assert (graph.step_ns(graph.replay()) == graph.measured_step_ns).all()
+        assert len(graph.plan.cut()) == 0
+
+
+def test_waits_are_no_nodes() -> None:
+    graph = drawn(LATE)
+    threads = graph.resource == Resource.STEP_THREAD
+    assert set(graph.kind[threads].tolist()) == {StallKind.COMPUTE}
+    assert (graph.work_ns[threads & (graph.rank == 0)].sum(), graph.work_ns[threads & (graph.rank == 1)].sum()) == (
+        9 * MS,
+        18 * MS,
+    )
+    transfers = graph.resource == Resource.TRANSFER
+    assert (graph.work_ns[transfers] == 2 * MS).all()
+
+
+def test_without_its_lateness_a_late_rank_costs_nothing() -> None:
+    graph = drawn(LATE)
+    assert steps_ms(graph)[0] == [8, 8]
+    shorter = graph.work_ns.copy()
+    before_call = (graph.rank == 1) & (graph.work_ns == 4 * MS)
+    assert before_call.sum() == 3
+    shorter[before_call] -= 3 * MS
+    assert steps_ms(graph, work_ns=shorter) == {0: [5, 5], 1: [5, 5]}
+
+
+def test_a_faster_link_shortens_what_waits_for_it() -> None:
+    graph = drawn(LATE)
+    shorter = np.where(graph.resource == Resource.TRANSFER, graph.work_ns // 2, graph.work_ns)
+    assert steps_ms(graph, work_ns=shorter) == {0: [7, 7], 1: [7, 7]}
+
+
+def test_a_hidden_transfer_costs_nothing_until_nothing_hides_it() -> None:
+    text = """
+    rank 0 phase : FBBBBO|FBBBBO|FBBBBO
+    rank 0 cpu   : xxxxxx|xxxxxx|xxxxxx
+    rank 0 coll  : .00....11....22
+    rank 0 block : ...............
+    rank 1 phase : FBBBBO|FBBBBO|FBBBBO
+    rank 1 cpu   : xxxxxx|xxxxxx|xxxxxx
+    rank 1 coll  : .00....11....22
+    """
+    graph = drawn(text)
+    longer = np.where(graph.resource == Resource.TRANSFER, 2 * graph.work_ns, graph.work_ns)
+    assert steps_ms(graph) == {0: [6, 6], 1: [6, 6]}
+    # Nobody was seen to wait for them, so nobody does.
+    assert steps_ms(graph, work_ns=longer) == {0: [6, 6], 1: [6, 6]}
+
+
+def test_a_faster_worker_shortens_the_steps_down_to_what_else_they_do() -> None:
+    graph = drawn(LOADED)
+    batches = graph.resource == Resource.WORKER
+    assert steps_ms(graph)[0] == [4, 4, 4]
+    assert steps_ms(graph, work_ns=np.where(batches, 3 * MS, graph.work_ns))[0] == [3, 3, 3]
+    assert steps_ms(graph, work_ns=np.where(batches, MS, graph.work_ns))[0] == [2, 2, 2]
+
+
+def test_the_critical_path_goes_through_the_late_rank_and_the_link() -> None:
+    graph = drawn(LATE)
+    path, held = critical_time(graph, graph.replay())
+    on_threads = graph.resource[path] == Resource.STEP_THREAD
+    assert held.sum() == 24 * MS
+    assert held[~on_threads].sum() == 6 * MS
+    late = on_threads & (graph.rank[path] == 1)
+    assert held[late].sum() >= 15 * MS
+    assert (np.diff(graph.begin_ns[path]) >= 0).all()
+
+
+def test_what_is_not_on_the_path_has_slack() -> None:
+    graph = drawn(LATE)
+    replayed = graph.replay()
+    slack = slack_ns(graph, replayed)
+    early = (graph.rank == 0) & (graph.kind == StallKind.COMPUTE) & (graph.begin_ns % (8 * MS) == MS)
+    assert slack[early].tolist() == [3 * MS] * 3
+    assert (slack[critical_nodes(graph, replayed)] == 0).all()
+
+
+def test_workers_are_asked_when_batches_are_taken() -> None:
+    """A worker that waits for an index is not faster for being free."""
+    graph = drawn(LOADED)
+    kinds = {EdgeKind(k) for k in graph.edge_kind.tolist()}
+    assert EdgeKind.BATCH in kinds
+    assert EdgeKind.PREFETCH not in kinds  # it never had to wait
+
+
+def test_a_cycle_is_cut_at_its_least_certain_edge() -> None:
+    source, target = np.array([0, 1, 2], dtype=np.int32), np.array([1, 2, 0], dtype=np.int32)
+    plan = native.Plan(source, target, np.array([0, 10, 20]), np.array([-1, -2, -5], dtype=np.int8))
+    assert plan.cut().tolist() == [2]
+    assert plan.order().tolist() == [0, 1, 2]
+    begin, binding = plan.replay(np.zeros(3, dtype=np.int64), np.array([5, 5, 5]), np.zeros(3, dtype=np.int64))
+    assert (begin.tolist(), binding.tolist()) == ([0, 5, 10], [-1, 0, 1])
+
+
+def test_edges_of_no_node_are_refused() -> None:
+    with pytest.raises(ValueError, match="no node"):
+        native.Plan(np.array([7], dtype=np.int32), np.array([0], dtype=np.int32), np.zeros(2, dtype=np.int64),
+                    np.zeros(1, dtype=np.int8))  # fmt: skip
+
+
+def test_a_rank_whose_steps_are_its_devices_is_refused(tmp_path: Path) -> None:
+    from importers.kineto_files import rank_of_two
+
+    import stashtrace
+
+    with pytest.raises(MissingDataError, match="those of its device"):
+        build(stashtrace.load(rank_of_two(tmp_path / "rank0.json", 0)))
+
+
+def test_no_steps() -> None:
+    with pytest.raises(MissingDataError):
+        build(trace_from_text("rank 0 io : bb"))
