@@ -19,6 +19,7 @@ FLOORS = {
     "report": 6,
     "view": 6,
     "launch": 6,
+    "replay": 5.8,
     "analysis": 5.5,
     "models": 5,
     "align": 4,

@@ -30,7 +30,18 @@ from stashtrace.model.trace import Trace
 
 #: Kinds of time in which a thread waits for a collective.
 _IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
-_NODE_COLUMNS = ("rank", "step", "resource", "kind", "process_id", "begin_ns", "end_ns", "fetch_ns", "row")
+_NODE_COLUMNS = (
+    "rank",
+    "step",
+    "resource",
+    "kind",
+    "process_id",
+    "begin_ns",
+    "end_ns",
+    "fetch_ns",
+    "moved_bytes",
+    "row",
+)
 #: A worker that was idle for longer before a batch had not been asked for it.
 _IDLE_NS = 50_000
 #: Ends of one operation on several ranks, and the begin of what follows, are one moment within this.
@@ -112,6 +123,29 @@ class _Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cells:
+    """What a step thread did, in order, cut wherever something else may begin; some are moments."""
+
+    begin: Int64
+    end: Int64
+
+    @classmethod
+    def of(cls, time: TimeSet, begin: Int64, end: Int64, points: Int64, moments: Int64) -> _Cells:
+        """A set cut at the begins and ends of other intervals and at points; moments that no cell ends at are cells."""
+        cuts = np.unique(np.concatenate([begin, end, points, time.begin[:1], time.end[-1:]]))
+        cut_begin, cut_end, _ = time.pieces(cuts[:-1], cuts[1:])
+        moments = np.unique(moments)
+        inside = (moments >= time.begin[0]) & (moments <= time.end[-1]) & ~np.isin(moments, cut_end)
+        bare = moments[inside]
+        begins, ends = np.concatenate([cut_begin, bare]), np.concatenate([cut_end, bare])
+        order = np.lexsort((ends, begins))
+        return cls(begins[order], ends[order])
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+@dataclass(frozen=True, slots=True)
 class _Transfers:
     """Transfers by row of ``index.trace.collectives``.
 
@@ -150,7 +184,16 @@ def _transfers(index: TraceIndex, parts: _Parts) -> _Transfers:
     begin = _queued(enter, done, new_group)
     done = np.maximum(done, begin)
     kind = np.where(matched.link[order[starts]] == 0, StallKind.INTERCONNECT, StallKind.NETWORK)
-    made = parts.add(len(starts), resource=Resource.TRANSFER, kind=kind, begin_ns=begin, end_ns=done, row=order[starts])
+    moved = np.maximum.reduceat(table["message_bytes"][order], starts)
+    made = parts.add(
+        len(starts),
+        resource=Resource.TRANSFER,
+        kind=kind,
+        begin_ns=begin,
+        end_ns=done,
+        moved_bytes=moved,
+        row=order[starts],
+    )
     parts.edge(np.where(new_group[1:], -1, made[:-1]), made[1:], EdgeKind.QUEUE)
     of_row = np.cumsum(first) - 1
     node[order], end_of[order] = made[of_row], done[of_row]
@@ -190,7 +233,7 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: _Trans
         loads.end,
         *(index.trace.phases[n][phases] for n in ("begin_ns", "end_ns")),
     ]
-    cells = _cells(life - waits, begin, end, np.concatenate(edges))
+    cells = _Cells.of(life - waits, begin, end, np.concatenate(edges), calls)
     at = np.searchsorted(begin, cells.begin, side="right") - 1
     inside = (at >= 0) & (cells.begin < np.append(end, -1)[at])
     kind = np.where(inside, np.append(kinds, -1)[at], StallKind.OTHER)
@@ -221,18 +264,7 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: _Trans
     )
 
 
-def _cells(time: TimeSet, begin: Int64, end: Int64, points: Int64) -> TimeSet:
-    """A set cut at the begins and ends of other intervals and at points."""
-    cuts = np.unique(np.concatenate([begin, end, points]))
-    if len(cuts) < 2:
-        return time
-    edges = np.concatenate([[np.minimum(cuts[0], time.begin[0])], cuts, [np.maximum(cuts[-1], time.end[-1])]])
-    edges = np.unique(edges)
-    found = time.pieces(edges[:-1], edges[1:])
-    return TimeSet(found[0], found[1])
-
-
-def _enter(cells: TimeSet, nodes: Int64, calls: Int64, transfers: Int64, parts: _Parts) -> None:
+def _enter(cells: _Cells, nodes: Int64, calls: Int64, transfers: Int64, parts: _Parts) -> None:
     """Each transfer begins after the work that came before its call."""
     last = np.searchsorted(cells.end, calls, side="right") - 1
     known = last >= 0
@@ -243,7 +275,7 @@ def _enter(cells: TimeSet, nodes: Int64, calls: Int64, transfers: Int64, parts: 
 def _release(
     index: TraceIndex,
     thread: StepThread,
-    cells: TimeSet,
+    cells: _Cells,
     nodes: Int64,
     blocked: Blocked,
     transfers: _Transfers,
@@ -264,7 +296,7 @@ def _release(
         _let_go(cells, nodes, waits["end_ns"][mine[asked]], own[at[asked]], transfers, parts)
 
 
-def _let_go(cells: TimeSet, nodes: Int64, wait_end: Int64, rows: Int64, transfers: _Transfers, parts: _Parts) -> None:
+def _let_go(cells: _Cells, nodes: Int64, wait_end: Int64, rows: Int64, transfers: _Transfers, parts: _Parts) -> None:
     after = np.searchsorted(cells.begin, wait_end, side="left")
     known = (after < len(cells)) & (wait_end > cells.begin[0])
     rows, after = rows[known], after[known]
@@ -278,7 +310,7 @@ def _let_go(cells: TimeSet, nodes: Int64, wait_end: Int64, rows: Int64, transfer
 def _batches(
     index: TraceIndex,
     thread: StepThread,
-    cells: TimeSet,
+    cells: _Cells,
     nodes: Int64,
     loads: BatchWaits,
     handed: npt.NDArray[np.bool_],
@@ -331,13 +363,16 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
     for worker in np.unique(process).tolist():
         own = table["process_id"] == worker
         mine = np.flatnonzero((process == worker) & same)
+        if not own.any():  # nobody recorded what it waited for: it was idle for as long as it made nothing
+            found[mine] = np.maximum(begin[mine] - before[mine], 0)
+            continue
         time = TimeSet.of(table["begin_ns"][own], table["end_ns"][own])
         found[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
     return found
 
 
 def _taken(
-    cells: TimeSet,
+    cells: _Cells,
     nodes: Int64,
     batches: Int64,
     order: Int64,

@@ -71,6 +71,8 @@ class Graph:
         Time before the node that no edge explains; it is kept as it was.
     fetch_ns : int array
         Of a batch, the part in which its maker was blocked in storage.
+    moved_bytes : int array
+        Payload of a transfer; -1 for others, and where it is not known.
     row : int array
         Of a transfer, its first row of the sorted ``collectives``; of a batch, its row among those made; else -1.
     source, target, edge_kind : int array
@@ -90,6 +92,7 @@ class Graph:
     end_ns: Int64
     gap_ns: Int64
     fetch_ns: Int64
+    moved_bytes: Int64
     row: Int64
     source: Int32
     target: Int32

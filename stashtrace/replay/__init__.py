@@ -1,0 +1,9 @@
+"""What if: the graph of a run, replayed with other lengths of its work."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.replay.changes import Change
+from stashtrace.replay.whatif import Answer, what_if
+
+__all__ = ["Answer", "Change", "what_if"]

@@ -1,0 +1,57 @@
+"""Changes that a what-if question makes: ``network.bandwidth=x2``, ``straggler=0``, ``prep=x0.5``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from stashtrace.errors import UsageError
+
+#: Times, of which ``0`` is none at all.
+TIMES = ("compute", "prep", "fetch", "straggler")
+#: What a link does; bandwidth and latency are multiplied as named.
+LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
+_HINT = f"quantities: {', '.join((*TIMES, *LINKS))}; values: xN (N times as much), and 0 for times"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change.
+
+    Attributes
+    ----------
+    quantity : str
+        One of ``TIMES`` and ``LINKS``.
+    factor : float
+        The quantity is multiplied by it; 0 takes a time away.
+    """
+
+    quantity: str
+    factor: float
+
+    @classmethod
+    def parse(cls, text: str) -> Change:
+        """Read ``QUANTITY=VALUE``.
+
+        Raises
+        ------
+        UsageError
+            For an unknown quantity, or a value that it cannot have.
+        """
+        quantity, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or quantity not in (*TIMES, *LINKS):
+            raise UsageError(f"cannot change {quantity or text!r}", hint=_HINT)
+        if value == "0" and quantity in TIMES:
+            return cls(quantity, 0.0)
+        number = re.fullmatch(r"x(\d+(?:\.\d*)?|\.\d+)", value)
+        factor = float(number.group(1)) if number else math.nan
+        if quantity == "straggler":
+            raise UsageError(f"straggler={value}: lateness can only be taken away", hint="straggler=0")
+        if not (factor > 0 and math.isfinite(factor)):
+            raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=_HINT)
+        return cls(quantity, factor)
+
+    def __str__(self) -> str:
+        return f"{self.quantity}={'0' if self.factor == 0 else f'x{self.factor:g}'}"

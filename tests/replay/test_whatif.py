@@ -1,0 +1,114 @@
+"""What-if answers on runs whose arithmetic is plain."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from analysis.graph.test_graph import LATE, LOADED, drawn
+from builders import MS, TraceBuilder
+
+from stashtrace.analysis.graph import build
+from stashtrace.errors import UsageError
+from stashtrace.replay import Answer, Change, what_if
+
+
+def asked(text: str, *changes: str) -> Answer:
+    return what_if(drawn(text), map(Change.parse, changes))
+
+
+def step_ms(answer: Answer) -> tuple[float, float]:
+    return answer.low_ns / MS, answer.high_ns / MS
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected_ms"),
+    [
+        ((), (8, 8)),
+        (("interconnect.bandwidth=x2",), (7, 8)),  # all of one size: it may be latency alone
+        (("interconnect.latency=x0.5",), (7, 8)),
+        (("network.bandwidth=x2",), (8, 8)),  # none of these transfers
+        (("compute=x0.5",), (5, 5)),
+        (("compute=x0.5", "interconnect.bandwidth=x2"), (4, 5)),
+        (("fetch=0",), (8, 8)),
+    ],
+)
+def test_a_job_with_a_late_rank(changes: tuple[str, ...], expected_ms: tuple[float, float]) -> None:
+    answer = asked(LATE, *changes)
+    assert step_ms(answer) == expected_ms
+    assert (answer.measured_ns, answer.replayed_ns, answer.error_ratio) == (8 * MS, 8 * MS, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected_ms"), [("prep=x0.75", 3), ("prep=x0.25", 2), ("prep=0", 2), ("prep=x2", 8), ("compute=x2", 4)]
+)
+def test_a_job_that_waits_for_its_worker(change: str, expected_ms: float) -> None:
+    assert asked(LOADED, change).high_ns == pytest.approx(expected_ms * MS, rel=0.1)
+
+
+def test_half_of_the_lateness_of_two_ranks_is_left() -> None:
+    """3 ms of one of two ranks: the median of both lies in their middle."""
+    assert asked(LATE, "straggler=0").high_ns == pytest.approx(6.5 * MS, rel=0.02)
+
+
+def test_without_a_late_rank_the_others_do_not_wait() -> None:
+    """Of three ranks one takes 3 ms longer a step: the median of the three does not."""
+    third = LATE[: LATE.index("rank 1")].replace("rank 0", "rank 2")
+    answer = asked(LATE + third, "straggler=0")
+    assert answer.measured_ns == 8 * MS
+    assert answer.high_ns == pytest.approx(5 * MS, rel=0.02)
+
+
+def test_a_rank_whose_worker_is_slow_is_late_as_well() -> None:
+    """The worker of rank 1 takes 8 ms for a batch, those of the others 1 ms; the rest of a step takes 2 ms."""
+    text = """
+    rank 1 loader   : 000000..111111..222222..333333
+    rank 1 worker 0 : 00000011111111222222223333334444
+    rank 1 phase    : ......FB......FB......FB......FB
+    rank 1 coll     : .......0.......1.......2.......3
+    rank 1 block    : .......0.......1.......2.......3
+    """
+    for rank in (0, 2):
+        text += f"""
+        rank {rank} worker 0 : 1.......2.......3.......4
+        rank {rank} phase    : FBBBBBBB|FBBBBBBB|FBBBBBBB|FBBBBBBB
+        rank {rank} coll     : .0000000.1111111.2222222.3333333
+        rank {rank} block    : .0000000.1111111.2222222.3333333
+        """
+    answer = what_if(drawn(text), [Change.parse("straggler=0")])
+    assert answer.measured_ns == 8 * MS
+    assert answer.high_ns == pytest.approx(2 * MS, rel=0.15)  # the first batches are made before anybody trains
+
+
+def test_messages_of_several_sizes_tell_latency_from_bandwidth() -> None:
+    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB."""
+    build_ = TraceBuilder()
+    now = 0
+    for _ in range(6):
+        for rank in range(2):
+            build_.rank(rank).phase("forward", now, now + MS).phase("optimizer", now + 12 * MS, now + 13 * MS)
+        for begin, end, size in ((1, 3, 1_000_000), (3, 12, 8_000_000)):
+            keys = build_.collective(dict.fromkeys(range(2), (now + begin * MS, now + end * MS)), message_bytes=size)
+            for rank in range(2):
+                build_.rank(rank).collective_wait(keys[rank], now + begin * MS, now + end * MS)
+        now += 13 * MS
+    graph = build(build_.trace())
+    answer = what_if(graph, [Change.parse("interconnect.bandwidth=x2")])
+    assert answer.low_ns == answer.high_ns == pytest.approx(8.5 * MS, rel=0.01)
+    slower = what_if(graph, [Change.parse("interconnect.latency=x3")])
+    assert slower.high_ns == pytest.approx(17 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["speed=x2", "network=x2", "compute", "compute=2", "compute=xinf", "compute=x0", "compute=x-1", "straggler=x2",
+     "network.bandwidth=0", "=x2", ""],
+)  # fmt: skip
+def test_what_cannot_be_changed_is_refused_with_what_can(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Change.parse(text)
+    assert error.value.hint
+
+
+def test_changes_are_shown_as_they_are_typed() -> None:
+    for text in ("network.bandwidth=x2", "straggler=0", "prep=x0.5", "fetch=0"):
+        assert str(Change.parse(text)) == text
