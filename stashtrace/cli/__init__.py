@@ -21,6 +21,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("env", "stashtrace.cli.env:main", "Print the variables for a job that starts without us"),
     ("merge", "stashtrace.cli.merge:main", "Merge what the processes of a run left, and sum it up"),
     ("summary", "stashtrace.cli.summary:main", "Say what slows a run down, in words"),
+    ("whatif", "stashtrace.cli.whatif:main", "Predict the step time with something faster"),
     ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, devices, records, losses"),
     ("status", "stashtrace.cli.status:main", "Look at a run that is still going, or hanging"),
     ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),

@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from stashtrace.replay.changes import Change
-from stashtrace.replay.whatif import Answer, what_if
+from stashtrace.replay.whatif import Answer, single_changes, what_if
 
-__all__ = ["Answer", "Change", "what_if"]
+__all__ = ["Answer", "Change", "single_changes", "what_if"]

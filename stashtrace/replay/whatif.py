@@ -7,6 +7,7 @@ where the run moved messages of several sizes.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,20 +16,28 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.timeset import Int64
+from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import StallKind
 from stashtrace.models.robust_line import least_absolute
+from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import Change
 
 Floats = npt.NDArray[np.float64]
 
 #: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
 _SPREAD = 4.0
+#: A single change that saves less is not listed.
+_WORTH_SAVING = 0.005
+#: Of more ranks, the median of all is that of all others.
+_MANY_RANKS = 32
+#: Stalls below this part of the step are no bottleneck.
+_WORTH_NAMING = 0.03
 _LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Mean step time over all ranks and steps but each rank's first, in ns.
+    """Mean step time over all ranks and their steps without warm-up, in ns.
 
     Attributes
     ----------
@@ -39,6 +48,8 @@ class Answer:
         With the changes.
     gap_ratio : float
         Part of the step time that no edge explains; it is taken to stay as it was.
+    before_ns, after_ns : dict of str to float
+        Mean time of a step by column of the summary, in the replay of the run, and with the changes (``high_ns``).
     """
 
     changes: tuple[Change, ...]
@@ -47,6 +58,15 @@ class Answer:
     low_ns: float
     high_ns: float
     gap_ratio: float
+    before_ns: dict[str, float]
+    after_ns: dict[str, float]
+
+    @property
+    def bottleneck(self) -> str:
+        """The stall that is largest with the changes, or ``compute``."""
+        stalls = {name: ns for name, ns in self.after_ns.items() if name != "compute" and ns > 0}
+        worst = max(stalls, key=stalls.__getitem__, default="compute")
+        return worst if stalls.get(worst, 0.0) > _WORTH_NAMING * self.high_ns else "compute"
 
     @property
     def error_ratio(self) -> float:
@@ -65,21 +85,36 @@ def what_if(graph: Graph, changes: Iterable[Change]) -> Answer:
     """
     changes = tuple(changes)
     measured = graph.measured_step_ns
-    counted = measured >= 0
-    replayed = graph.step_ns(graph.replay())[counted]
-    times = [
-        float(graph.step_ns(graph.replay(work_ns=_changed(graph, changes, latency=latency)))[counted].mean())
-        for latency in (0.0, 1.0)
-    ]
-    spent = max(float(measured[counted].sum()), 1.0)
+    counted = (measured >= 0) & graph.ends_counted
+    counted = counted if counted.any() else measured >= 0
+    if not counted.any():
+        raise MissingDataError("no rank has two steps", hint="the length of a step is that between the ends of two")
+    unchanged = graph.replay()
+    runs = [graph.replay(work_ns=_changed(graph, changes, latency=latency)) for latency in (0.0, 1.0)]
+    times = [float(graph.step_ns(run)[counted].mean()) for run in runs]
+    steps = np.unique(graph.ends_step[counted])
+    own = np.isin(graph.step, steps)
     return Answer(
         changes,
         float(measured[counted].mean()),
-        float(replayed.mean()),
+        float(graph.step_ns(unchanged)[counted].mean()),
         min(times),
         max(times),
-        float(graph.gap_ns[graph.step > graph.ends_step.min()].sum()) / spent,
+        float(graph.gap_ns[own].sum()) / max(float(measured[counted].sum()), 1.0),
+        step_budget(graph, unchanged, steps),
+        step_budget(graph, runs[times.index(max(times))], steps),
     )
+
+
+def single_changes(graph: Graph) -> list[Answer]:
+    """What single changes would save, the largest first; of those that touch something that the run has."""
+    kinds = set(graph.kind.tolist())
+    asked = ["compute=x0.5", "prep=x0.5", "fetch=0", "straggler=0"]
+    for link, kind in _LINKS.items():
+        asked += [f"{link}.bandwidth=x2", f"{link}.latency=x0.5"] if kind in kinds else []
+    answers = [what_if(graph, [Change.parse(text)]) for text in asked]
+    worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
+    return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
 
 def _changed(graph: Graph, changes: Sequence[Change], *, latency: float) -> Int64:
@@ -129,7 +164,7 @@ def _transfers(
 
 
 def _alike(graph: Graph, work: Floats) -> Floats:
-    """Before each collective a rank's thread works as long as the median of the ranks that enter it does."""
+    """Before each collective no rank's thread works longer than the others that enter it do in the median."""
     threads = np.flatnonzero(graph.resource == Resource.STEP_THREAD)
     member = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     out: Floats = work.copy()
@@ -149,15 +184,16 @@ def _alike(graph: Graph, work: Floats) -> Floats:
         spent[row, np.unique(next_one)] = np.bincount(next_one, work[mine])[np.unique(next_one)]
     if len(ranks) < 2 or not len(transfers):
         return out
-    typical = np.nanmedian(np.where(np.isnan(spent).all(axis=0), 0.0, spent), axis=0)
+    typical = _of_others(spent)
     for row, mine, next_one in parts:
-        scale = np.divide(typical, spent[row], out=np.ones_like(typical), where=spent[row] > 0)
-        out[mine] = work[mine] * scale[next_one]
+        own = spent[row]
+        shorter = np.divide(np.fmin(own, typical[row]), own, out=np.ones_like(own), where=own > 0)
+        out[mine] = work[mine] * shorter[next_one]
     return out
 
 
 def _batches_alike(graph: Graph, amount: Floats) -> Floats:
-    """The n-th batch of each rank takes as long as the median of the n-th ones."""
+    """No rank's n-th batch takes longer than those of the others do in the median."""
     out: Floats = amount.copy()
     batches = np.flatnonzero(graph.resource == Resource.WORKER)
     ranks = np.unique(graph.rank[batches]).tolist()
@@ -166,7 +202,17 @@ def _batches_alike(graph: Graph, amount: Floats) -> Floats:
     ordered = [mine[np.argsort(graph.begin_ns[mine], kind="stable")] for mine in
                (batches[graph.rank[batches] == rank] for rank in ranks)]  # fmt: skip
     count = min(len(mine) for mine in ordered)
-    typical = np.median([amount[mine[:count]] for mine in ordered], axis=0)
-    for mine in ordered:
-        out[mine[:count]] = typical
+    typical = _of_others(np.array([amount[mine[:count]] for mine in ordered]))
+    for row, mine in enumerate(ordered):
+        out[mine[:count]] = np.minimum(amount[mine[:count]], typical[row])
     return out
+
+
+def _of_others(amounts: Floats) -> Floats:
+    """Median of the other rows for each row, column by column; of many rows, of all. NaN where no other has any."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # columns of nothing but NaN
+        if len(amounts) > _MANY_RANKS:
+            return np.broadcast_to(np.nanmedian(amounts, axis=0), amounts.shape)
+        rows = [np.nanmedian(np.delete(amounts, row, axis=0), axis=0) for row in range(len(amounts))]
+    return np.array(rows)

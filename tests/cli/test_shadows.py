@@ -31,6 +31,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "view": (("view", "{tmp}/nothing"),),
     "diff": (("diff", "{run}", "{run}"),),
     "characterize": (("characterize", "{tmp}/nothing"),),
+    "whatif": (("whatif", "{run}"),),
     "whatif-cache": (("whatif-cache", "{run}"),),
     "stage": (("stage", "{run}", "--to", "{tmp}/fast"),),
     "recommend": (("recommend", "{tmp}/nothing"),),

@@ -9,7 +9,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.graph import build
 from stashtrace.errors import UsageError
-from stashtrace.replay import Answer, Change, what_if
+from stashtrace.replay import Answer, Change, single_changes, what_if
 
 
 def asked(text: str, *changes: str) -> Answer:
@@ -45,9 +45,26 @@ def test_a_job_that_waits_for_its_worker(change: str, expected_ms: float) -> Non
     assert asked(LOADED, change).high_ns == pytest.approx(expected_ms * MS, rel=0.1)
 
 
-def test_half_of_the_lateness_of_two_ranks_is_left() -> None:
-    """3 ms of one of two ranks: the median of both lies in their middle."""
-    assert asked(LATE, "straggler=0").high_ns == pytest.approx(6.5 * MS, rel=0.02)
+def test_of_two_ranks_the_late_one_is_as_fast_as_the_other() -> None:
+    assert asked(LATE, "straggler=0").high_ns == pytest.approx(5 * MS, rel=0.03)
+
+
+def test_the_budget_adds_up_to_the_step_before_and_after() -> None:
+    answer = asked(LATE, "straggler=0")
+    assert answer.before_ns == {"compute": 4.5 * MS, "late": 1.5 * MS, "link": 2 * MS} | {
+        name: 0.0 for name in answer.before_ns if name not in ("compute", "late", "link")
+    }
+    assert sum(answer.after_ns.values()) == pytest.approx(answer.high_ns, rel=0.1)
+    assert answer.after_ns["late"] == pytest.approx(0, abs=MS / 10)
+    assert answer.bottleneck == "link"
+
+
+def test_single_changes_are_ranked_by_what_they_save() -> None:
+    answers = single_changes(drawn(LATE))
+    saved = [answer.replayed_ns - (answer.low_ns + answer.high_ns) / 2 for answer in answers]
+    assert saved == sorted(saved, reverse=True)
+    assert {str(answer.changes[0]) for answer in answers[:2]} == {"straggler=0", "compute=x0.5"}
+    assert len(answers) == 4  # no network, no batches
 
 
 def test_without_a_late_rank_the_others_do_not_wait() -> None:

@@ -20,7 +20,7 @@ from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import ranks_and_steps
+from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.errors import MissingDataError
@@ -81,7 +81,7 @@ class _Parts:
     count: int = 0
     nodes: dict[str, list[Int64]] = field(default_factory=lambda: {name: [] for name in _NODE_COLUMNS})
     edges: list[tuple[Int64, Int64, int, Int64]] = field(default_factory=list)
-    ends: list[tuple[Int64, Int64, Int64, Int64]] = field(default_factory=list)
+    ends: list[tuple[Int64, Int64, Int64, Int64, Int64]] = field(default_factory=list)
 
     def add(self, count: int, **columns: Any) -> Int64:
         """Append nodes; columns that are not given are -1, but for ``fetch_ns``."""
@@ -107,7 +107,7 @@ class _Parts:
         ready = np.full(self.count, -NEVER, dtype=np.int64)
         np.maximum.at(ready, target, columns["end_ns"][source] + lag)
         gap = np.where(ready > -NEVER, np.maximum(columns["begin_ns"] - ready, 0), 0)
-        ends = [np.concatenate([part[i] for part in self.ends]) for i in range(4)]
+        ends = [np.concatenate([part[i] for part in self.ends]) for i in range(5)]
         return Graph(
             gap_ns=gap,
             source=source.astype(np.int32),
@@ -118,6 +118,7 @@ class _Parts:
             ends_rank=ends[1],
             ends_step=ends[2],
             ends_lag_ns=ends[3],
+            ends_counted=ends[4] > 0,
             **columns,
         )
 
@@ -209,7 +210,10 @@ def _queued(enter: Int64, done: Int64, new_group: npt.NDArray[np.bool_]) -> Int6
 def _rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: _Transfers, parts: _Parts) -> None:
     """Nodes of a rank's step thread and workers, and their edges."""
     if (steps["clock_code"] != 0).any():
-        raise MissingDataError(f"the steps of rank {thread.rank} are those of its device")
+        raise MissingDataError(
+            f"the steps of rank {thread.rank} are those of its device, whose work is not part of the graph",
+            hint="a graph is made of ranks whose steps their hosts attribute",
+        )
     loads = batch_waits(index, thread)
     blocked = blocked_on_collectives(index, thread, loads.time)
     handed = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
@@ -260,6 +264,7 @@ def _rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: _Trans
             np.full(int(ended.sum()), thread.rank, dtype=np.int64),
             int64(steps["step"][ended]),
             int64(steps["end_ns"][ended] - cells.end[last[ended]]),
+            int64(np.isin(steps["step"], counted_steps(steps)["step"])[ended]),
         )
     )
 

@@ -81,6 +81,8 @@ class Graph:
         Fixed time between the end of the source and the earliest begin of the target.
     ends : int array
         Node that ends each step of each rank, with ``ends_rank``, ``ends_step`` and ``ends_lag_ns`` after its end.
+    ends_counted : bool array
+        Which of these steps are no warm-up.
     """
 
     rank: Int64
@@ -102,6 +104,7 @@ class Graph:
     ends_rank: Int64
     ends_step: Int64
     ends_lag_ns: Int64
+    ends_counted: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.begin_ns)

@@ -1,0 +1,70 @@
+"""``stashtrace whatif RUN``: how long a step would be if something were faster, by a replay of the run."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.errors import DataLossWarning
+
+if TYPE_CHECKING:
+    from stashtrace.replay import Answer
+
+_EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
+prep, fetch, straggler, network.bandwidth, network.latency,
+interconnect.bandwidth or interconnect.latency; VALUE is xN, or 0 for a time.
+Runs whose steps are attributed by their hosts, not by a device."""
+
+
+def parser() -> Parser:
+    """Options of ``stashtrace whatif``."""
+    parser = Parser("whatif", "Predict the step time of a recorded run with something changed.", _EPILOG)
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="run directory, or files of another tool")
+    parser.add_argument("--set", dest="changes", metavar="QUANTITY=VALUE", action="append", default=[],
+                        help="as in network.bandwidth=x2; may be repeated, all hold together")  # fmt: skip
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="aligned text (default) or JSON")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replay and print."""
+    arguments = parser().read(argv)
+    from stashtrace.analysis.graph import build
+    from stashtrace.cli.loading import load_watched
+    from stashtrace.replay import Change, single_changes, what_if
+
+    changes = [Change.parse(text) for text in arguments.changes]
+    found = [str(existing_run(path)) for path in arguments.paths]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        trace = load_watched(found if len(found) > 1 else found[0])
+    graph = build(trace)
+    answers = [what_if(graph, changes)] if changes else single_changes(graph)
+    base = what_if(graph, [])
+    if arguments.format == "json":
+        whole = {"run": _row(base), "answers": [_row(answer) for answer in answers]}
+        sys.stdout.write(json.dumps(whole, indent=1) + "\n")
+        return 0
+    from stashtrace.report.whatif import whatif_lines
+
+    sys.stdout.write("\n".join(whatif_lines(base, answers, asked=bool(changes))) + "\n")
+    return 0
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    return {
+        "changes": [str(change) for change in answer.changes],
+        "measured_ns": answer.measured_ns,
+        "replayed_ns": answer.replayed_ns,
+        "error_ratio": answer.error_ratio,
+        "gap_ratio": answer.gap_ratio,
+        "low_ns": answer.low_ns,
+        "high_ns": answer.high_ns,
+        "bottleneck": answer.bottleneck,
+        "budget_ns": answer.after_ns,
+    }

@@ -1,0 +1,64 @@
+"""``stashtrace whatif``: what it prints, its options, and its complaints."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from importers.kineto_files import rank_of_two
+
+from stashtrace.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A made-up run of 4 ranks, of which rank 2 is 8 ms late in each step; its workers set the pace."""
+    out = tmp_path_factory.mktemp("whatif") / "made"
+    assert main(["synth", str(out), "--ranks", "4", "--steps", "30", "--late-rank", "2", "--late", "8"]) == 0
+    return out
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["whatif", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answered(capsys, str(run)).splitlines()
+    assert lines[0].startswith("a step takes 123 ms on average; the replay of the run as it was misses that by 0 %")
+    assert lines[2].split() == ["change", "step", "saves", "then", "mostly"]
+    assert "prep=x0.5" in lines[3]
+    saved = [float(line.split("%")[0].split()[-1]) for line in lines[3:]]
+    assert saved == sorted(saved, reverse=True)
+    assert max(map(len, lines[2:])) < 80
+
+
+def test_several_changes_hold_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, both = (
+        json.loads(answered(capsys, str(run), *(f"--set={text}" for text in changes), "--format", "json"))
+        for changes in (["prep=x0.5"], ["prep=x0.5", "compute=x0.5"])
+    )
+    (single,), (double,) = one["answers"], both["answers"]
+    assert double["changes"] == ["prep=x0.5", "compute=x0.5"]
+    assert double["high_ns"] < single["high_ns"] < one["run"]["measured_ns"]
+    assert sum(double["budget_ns"].values()) == pytest.approx(double["high_ns"], rel=0.05)
+    text = answered(capsys, str(run), "--set", "prep=x0.5", "--set", "compute=x0.5")
+    assert "prep=x0.5, compute=x0.5" in text
+    assert "mean of all ranks" in text
+
+
+@pytest.mark.parametrize("change", ["speed=x2", "compute=fast", "network.bandwidth=0"])
+def test_an_unknown_change_is_one_line_with_what_is_known(
+    run: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["whatif", str(run), "--set", change]) == 2
+    assert "network.bandwidth" in capsys.readouterr().err
+
+
+def test_steps_of_a_device_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank_of_two(tmp_path / "rank0.json", 0)
+    assert main(["whatif", str(tmp_path)]) == 4
+    assert "those of its device" in capsys.readouterr().err
