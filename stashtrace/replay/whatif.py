@@ -170,25 +170,36 @@ def _alike(graph: Graph, work: Floats) -> Floats:
     out: Floats = work.copy()
     ranks = np.unique(graph.rank[threads]).tolist()
     transfers, place = np.unique(graph.target[member], return_inverse=True)
-    spent = np.full((len(ranks), len(transfers)), np.nan)
+    if len(ranks) < 2 or not len(transfers):
+        return out
+    kinds, kind_of = np.unique(graph.kind[threads], return_inverse=True)
+    spent = np.full((len(kinds), len(ranks), len(transfers)), np.nan)
     parts = []
     for row, rank in enumerate(ranks):
-        mine = threads[graph.rank[threads] == rank]
+        chosen = graph.rank[threads] == rank
+        mine, kind = threads[chosen], kind_of[chosen]
         entered = np.isin(graph.source[member], mine)
         called, which = graph.end_ns[graph.source[member[entered]]], place[entered]
         order = np.argsort(called, kind="stable")
         at = np.searchsorted(called[order], graph.end_ns[mine], side="left")
         known = at < len(order)
-        mine, next_one = mine[known], which[order[at[known]]]
-        parts.append((row, mine, next_one))
-        spent[row, np.unique(next_one)] = np.bincount(next_one, work[mine])[np.unique(next_one)]
-    if len(ranks) < 2 or not len(transfers):
-        return out
-    typical = _of_others(spent)
-    for row, mine, next_one in parts:
-        own = spent[row]
-        shorter = np.divide(np.fmin(own, typical[row]), own, out=np.ones_like(own), where=own > 0)
-        out[mine] = work[mine] * shorter[next_one]
+        mine, kind, next_one = mine[known], kind[known], which[order[at[known]]]
+        parts.append((row, mine, kind, next_one))
+        spent[:, row, np.unique(next_one)] = 0.0
+        np.add.at(spent, (kind, row, next_one), work[mine])
+    whole = spent.sum(axis=0)
+    typical = _of_others(whole)
+    usual = np.array([_of_others(of_kind) for of_kind in spent])
+    # What a rank does longer goes first, kind by kind; where that is not all, everything it does is shortened alike.
+    excess = np.maximum(spent - usual, 0.0)
+    needed = np.maximum(whole - typical, 0.0)
+    share = np.divide(needed, excess.sum(axis=0), out=np.zeros_like(needed), where=excess.sum(axis=0) > 0)
+    left = spent - excess * np.minimum(share, 1.0)
+    target, reached = np.fmin(whole, typical), left.sum(axis=0)
+    left *= np.divide(target, reached, out=np.ones_like(reached), where=reached > target)
+    for row, mine, kind, next_one in parts:
+        before, after = spent[kind, row, next_one], left[kind, row, next_one]
+        out[mine] = work[mine] * np.divide(after, before, out=np.ones_like(before), where=(before > 0) & (after >= 0))
     return out
 
 

@@ -44,8 +44,8 @@ _NODE_COLUMNS = (
 )
 #: A worker that was idle for longer before a batch had not been asked for it.
 _IDLE_NS = 50_000
-#: Ends of one operation on several ranks, and the begin of what follows, are one moment within this.
-_TOGETHER_NS = 100_000
+#: A thread may go on before the backend notes the end of an operation, by so much on a busy machine.
+_TOGETHER_NS = 1_000_000
 #: The next index goes out at most so long before the loop has its batch: pinning and unpickling lie between.
 _ASKED_NS = 5_000_000
 
@@ -350,6 +350,8 @@ def _batches(
         row=order,
     )
     idle = _idle_before(index, process, before, begin, same)
+    # Between two passes nobody recorded what a worker waits for.
+    idle = np.where(same & (begin - before - idle > _ASKED_NS), begin - before, idle)
     parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
 
     waits = index.batches_of_phase(BatchPhase.WAIT)
@@ -394,16 +396,7 @@ def _taken(
     number = fetches["batch_index"][order[of_loader]]
     begin, end = fetches["begin_ns"][order[of_loader]], fetches["end_ns"][order[of_loader]]
     # The making that a take waits for: the last one of its number that had begun by then.
-    by_number = np.lexsort((begin, number))
-    keys = number[by_number]
-    low, high = (np.searchsorted(keys, takes["batch_index"], side=side) for side in ("left", "right"))
-    made = np.full(len(takes), -1, dtype=np.int64)
-    for back in range(int((high - low).max(initial=0))):
-        at = high - 1 - back
-        fits = (made < 0) & (at >= low)
-        candidate = by_number[np.maximum(at, 0)]
-        fits &= begin[candidate] < takes["end_ns"]
-        made[fits] = candidate[fits]
+    made = _latest(takes["batch_index"], takes["end_ns"], number, begin)
     known = made >= 0
     first = np.searchsorted(cells.begin, np.maximum(takes["begin_ns"], np.append(end, 0)[made]), side="left")
     known &= first < len(cells)
@@ -418,14 +411,27 @@ def _taken(
     ahead = (number - latest)[waiting & (taken_before > 0)]
     if not len(ahead):
         return
-    distance = int(np.median(ahead))
-    take_number = takes["batch_index"]
-    by_take = np.argsort(take_number, kind="stable")
-    asked = by_take[np.minimum(np.searchsorted(take_number[by_take], number - distance), len(by_take) - 1)]
-    right = (take_number[asked] == number - distance) & (takes["end_ns"][asked] <= begin + _ASKED_NS) & (distance > 0)
-    last = np.searchsorted(cells.end, takes["end_ns"][asked], side="right") - 1
-    right &= last >= 0
+    distance = max(int(np.median(ahead)), 1)
+    asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
+    # A pass begins when the thread makes its iterator: what it did last before then is as good as a take.
+    moment = np.where(asked >= 0, takes["end_ns"][asked], begin)
+    moment = np.where(waiting & (begin - moment > _ASKED_NS), begin, moment)
+    last = np.searchsorted(cells.end, moment, side="right") - 1
+    right = (last >= 0) & (waiting | (asked >= 0))
     # The index goes out before the taken batch is handed to the loop: the lag may be negative.
     lag = np.where(waiting, begin - cells.end[np.maximum(last, 0)], 0)
     source = np.where(right, nodes[np.maximum(last, 0)], -1)
     parts.edge(source, batches[of_loader], EdgeKind.PREFETCH, lag)
+
+
+def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int64:
+    """For each pair the last row of that number whose moment is not after the other's, -1 if there is none."""
+    order = np.lexsort((moments, numbers))
+    low, high = (np.searchsorted(numbers[order], number, side=side) for side in ("left", "right"))
+    found = np.full(len(number), -1, dtype=np.int64)
+    for back in range(int((high - low).max(initial=0))):  # as often as there were passes over the data
+        at = high - 1 - back
+        row = order[np.maximum(at, 0)]
+        fits = (found < 0) & (at >= low) & (moments[row] <= until)
+        found[fits] = row[fits]
+    return found
