@@ -38,8 +38,9 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
     """
     error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
     lines = [
-        f"a step takes {duration_text(run.measured_ns)} on average; the replay of the run as it was misses that by"
-        f" {error}, and {gap} of it follows from no recorded cause"
+        f"a step takes {duration_text(run.measured_ns)} on average",
+        f"the replay of the run as it was misses that by {error}; {gap} of it follows",
+        "from no recorded cause and is kept as it was",
     ]
     if run.error_ratio > MOST_ERROR_RATIO or run.gap_ratio > MOST_GAP_RATIO:
         lines.append("that is too much for the answers below to be relied on")
