@@ -87,7 +87,8 @@ def main() -> int:
         f"`python benchmarks/bench_faults.py --runs DIR`, then `{command}`, commit"
         f" {harness.versions('torch')['commit']}. Only `straggler=0` is held against jobs so far.", "",
         f"**{total}**", "",
-        "| job | with the fault, ms | predicted, ms | without it, ms | error | unexplained |", "|---|---|---|---|---|---|",
+        "| job | with the fault, ms | predicted, ms | without it, ms | error | unexplained |",
+        "|---|---|---|---|---|---|",
         *[
             f"| {r['job']} | {r['measured_ms']:.1f} | {r['predicted_ms']:.1f} | {r['control_ms']:.1f}"
             f" | {r['error_ratio']:+.1%} | {r['gap_ratio']:.1%} |"
