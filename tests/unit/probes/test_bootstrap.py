@@ -251,5 +251,6 @@ def test_a_real_python_2_prints_nothing(tmp_path: Path, own: bool) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout == f"{1 if own else None}\n"
-    assert "sitecustomize" not in done.stderr
+    said = done.stderr.partition("\nstashtrace")[0]  # the summary names the slowest files, this one may be among them
+    assert said.strip() == ""
     assert done.returncode == 0
