@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from stashtrace._native import intervals
 from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.timeset import Int64, TimeSet
 from stashtrace.model.kinds import StallKind
 
 _COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for kind in kinds}
 
 
 def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, float]:
-    """Mean nanoseconds of a step of a rank by column; they add up to the time that its thread was busy or waited.
+    """Mean nanoseconds of a step of a rank by column.
+
+    Of a rank that its host attributes they add up to the time that its thread was busy or waited; of a rank with
+    kernels, to its steps: what computes comes first, then what transfers and copies do beside it, then why nothing ran.
 
     Parameters
     ----------
@@ -23,10 +28,18 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     steps : int array
         Steps that count.
     """
-    chosen = (graph.resource == Resource.STEP_THREAD) & np.isin(graph.step, steps)
-    nodes = np.flatnonzero(chosen)
-    count = max(len(np.unique(graph.rank[nodes])) * len(steps), 1)
     found = dict.fromkeys(GROUPS, 0.0)
+    on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE))
+    threads = np.flatnonzero(on_thread & np.isin(graph.step, steps))
+    _add_threads(graph, replayed, threads, found)
+    on_devices = np.unique(graph.rank[graph.resource == Resource.STREAM]).tolist()
+    for rank in on_devices:
+        _add_device(graph, replayed, rank, steps, found)
+    count = max((len(np.unique(graph.rank[threads])) + len(on_devices)) * len(steps), 1)
+    return {name: ns / count for name, ns in found.items()}
+
+
+def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, found: dict[str, float]) -> None:
     length = replayed.end_ns - replayed.begin_ns
     for kind in np.unique(graph.kind[nodes]).tolist():
         mine = nodes[graph.kind[nodes] == kind]
@@ -48,4 +61,61 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     found["late"] += float(late[link].sum())
     found["link"] += float((waited - late)[link].sum())
     found["other"] += float(waited[~data & ~link].sum())
-    return {name: ns / count for name, ns in found.items()}
+
+
+def _add_device(graph: Graph, replayed: Replayed, rank: int, steps: Int64, found: dict[str, float]) -> None:
+    """Paint the rank's streams, then its host's waits, over its steps."""
+    own = graph.rank == rank
+    begin, end = replayed.begin_ns + graph.gap_ns, replayed.end_ns
+    streams = own & (graph.resource == Resource.STREAM) & (end > begin)
+    host = own & (graph.resource == Resource.HOST) & (end > begin)
+
+    def ran(nodes: npt.NDArray[np.bool_], *kinds: StallKind) -> tuple[Int64, Int64]:
+        chosen = nodes & np.isin(graph.kind, kinds)
+        time = TimeSet.of(begin[chosen], end[chosen])
+        return time.begin, time.end
+
+    late, link = _in_collectives(graph, replayed, rank)
+    data = _taken_from_workers(graph, replayed, rank)
+    layers: list[tuple[str, tuple[Int64, Int64]]] = [
+        ("compute", ran(streams, StallKind.COMPUTE)),
+        ("late", (late.begin, late.end)),
+        ("link", (link.begin, link.end)),
+        ("link", ran(streams, StallKind.NETWORK, StallKind.INTERCONNECT)),
+        ("copy", ran(streams, StallKind.H2D)),
+        ("data", (data.begin, data.end)),
+        *((_COLUMN[kind], ran(host, kind)) for kind in StallKind if kind is not StallKind.COMPUTE),
+    ]
+    length = graph.step_ns(replayed)
+    ends = (graph.ends_rank == rank) & np.isin(graph.ends_step, steps) & (length > 0)
+    until = (replayed.end_ns[graph.ends] + graph.ends_lag_ns)[ends]
+    since = until - length[ends]
+    spent = intervals.attribute([times for _, times in layers], since, until)
+    total = np.asarray(spent).reshape(len(until), -1).sum(axis=0)
+    for (column, _), ns in zip(layers, total.tolist(), strict=False):
+        found[column] += float(ns)
+    # What is left is time in which the host waited, or work was on its way to the device.
+    found["host"] += float((until - since).sum() - total[: len(layers)].sum())
+
+
+def _in_collectives(graph: Graph, replayed: Replayed, rank: int) -> tuple[TimeSet, TimeSet]:
+    """When a rank's streams stood in collectives before the last member had come, and after."""
+    member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & (graph.rank[graph.source] == rank))
+    release = np.flatnonzero((graph.edge_kind == EdgeKind.RELEASE) & (graph.rank[graph.target] == rank))
+    shared, joins, leaves = np.intersect1d(graph.target[member], graph.source[release], return_indices=True)
+    joined = replayed.end_ns[graph.source[member[joins]]]
+    left = replayed.begin_ns[graph.target[release[leaves]]]
+    all_there = np.clip(replayed.begin_ns[shared], joined, left)
+    return TimeSet.of(joined, all_there), TimeSet.of(all_there, left)
+
+
+def _taken_from_workers(graph: Graph, replayed: Replayed, rank: int) -> TimeSet:
+    """When a rank's host waited for a batch that a worker made."""
+    edge = replayed.binding
+    waits = np.flatnonzero((graph.rank == rank) & (graph.resource == Resource.HOST) & (edge >= 0))
+    waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
+    before = np.full(len(graph), -1, dtype=np.int64)
+    program = graph.edge_kind == EdgeKind.PROGRAM
+    before[graph.target[program]] = graph.source[program]
+    waits = waits[before[waits] >= 0]
+    return TimeSet.of(replayed.end_ns[before[waits]], replayed.begin_ns[waits])

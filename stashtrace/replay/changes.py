@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stashtrace.errors import UsageError
 
 #: Times, of which ``0`` is none at all.
-TIMES = ("compute", "prep", "fetch", "straggler")
+TIMES = ("compute", "launch", "h2d", "prep", "fetch", "straggler")
 #: What a link does; bandwidth and latency are multiplied as named.
 LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
 _HINT = f"quantities: {', '.join((*TIMES, *LINKS))}; values: xN (N times as much), and 0 for times"

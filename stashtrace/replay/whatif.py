@@ -7,20 +7,20 @@ where the run moved messages of several sizes.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import StallKind
 from stashtrace.models.robust_line import least_absolute
 from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import Change
+from stashtrace.replay.peers import of_others, without_late_devices
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,10 +28,18 @@ Floats = npt.NDArray[np.float64]
 _SPREAD = 4.0
 #: A single change that saves less is not listed.
 _WORTH_SAVING = 0.005
-#: Of more ranks, the median of all is that of all others.
-_MANY_RANKS = 32
 #: Stalls below this part of the step are no bottleneck.
 _WORTH_NAMING = 0.03
+#: Threads of a rank that drive its steps.
+_HOSTS = (Resource.STEP_THREAD, Resource.HOST)
+#: Work that is multiplied as it is: where it runs, and its kind.
+_WORK = {
+    "compute": ((Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE), StallKind.COMPUTE),
+    "launch": ((Resource.HOST,), StallKind.LAUNCH),
+    "h2d": ((Resource.STREAM,), StallKind.H2D),
+}
+#: What a device that events timed was seen to wait for, by the quantity that makes it wait.
+_WAITED_FOR = {"h2d": (StallKind.H2D,), "prep": (StallKind.PREP, StallKind.HANDOFF), "fetch": (StallKind.FETCH,)}
 _LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
 
 
@@ -93,23 +101,38 @@ def what_if(graph: Graph, changes: Iterable[Change]) -> Answer:
     runs = [graph.replay(work_ns=_changed(graph, changes, latency=latency)) for latency in (0.0, 1.0)]
     times = [float(graph.step_ns(run)[counted].mean()) for run in runs]
     steps = np.unique(graph.ends_step[counted])
-    own = np.isin(graph.step, steps)
     return Answer(
         changes,
         float(measured[counted].mean()),
         float(graph.step_ns(unchanged)[counted].mean()),
         min(times),
         max(times),
-        float(graph.gap_ns[own].sum()) / max(float(measured[counted].sum()), 1.0),
+        _gap_ratio(graph, unchanged, counted),
         step_budget(graph, unchanged, steps),
         step_budget(graph, runs[times.index(max(times))], steps),
     )
 
 
+def _gap_ratio(graph: Graph, replayed: Replayed, counted: npt.NDArray[np.bool_]) -> float:
+    """Part of the steps that no edge explains, along what each rank's last step waited for; mean over ranks."""
+    length = graph.step_ns(replayed)
+    end = replayed.end_ns[graph.ends] + graph.ends_lag_ns
+    since = int((end - length)[counted].min())
+    gaps = np.append(np.where(replayed.begin_ns >= since, graph.gap_ns, 0), 0)
+    none = len(graph)
+    edge = replayed.binding
+    before = np.append(np.where(edge >= 0, np.append(graph.source, none)[edge], none), none)
+    while (before != none).any():  # each round doubles how far back the sums reach
+        gaps, before = gaps + gaps[before], before[before]
+    ranks = np.unique(graph.ends_rank[counted])
+    last = np.array([np.flatnonzero(counted & (graph.ends_rank == rank))[-1] for rank in ranks.tolist()])
+    return float(gaps[graph.ends[last]].sum()) / max(float((end[last] - since).sum()), 1.0)
+
+
 def single_changes(graph: Graph) -> list[Answer]:
     """What single changes would save, the largest first; of those that touch something that the run has."""
     kinds = set(graph.kind.tolist())
-    asked = ["compute=x0.5", "prep=x0.5", "fetch=0", "straggler=0"]
+    asked = ["compute=x0.5", "launch=x0.5", "h2d=x0.5", "prep=x0.5", "fetch=0", "straggler=0"]
     for link, kind in _LINKS.items():
         asked += [f"{link}.bandwidth=x2", f"{link}.latency=x0.5"] if kind in kinds else []
     answers = [what_if(graph, [Change.parse(text)]) for text in asked]
@@ -123,25 +146,56 @@ def _changed(graph: Graph, changes: Sequence[Change], *, latency: float) -> Int6
     fetch = np.minimum(graph.fetch_ns, graph.work_ns).astype(np.float64)
     for change in changes:
         link, _, what = change.quantity.partition(".")
+        before = work
         if what:
-            chosen = (graph.resource == Resource.TRANSFER) & (graph.kind == _LINKS[link])
+            carries = np.isin(graph.resource, (Resource.TRANSFER, Resource.STREAM))
+            chosen = carries & (graph.kind == _LINKS[link]) & (graph.work_ns > 0)
             work = np.where(chosen, _transfers(graph, chosen, work, change.factor, what, latency), work)
         elif change.quantity == "straggler":
-            work, fetch = _alike(graph, work), _batches_alike(graph, fetch)
+            work = without_late_devices(graph, _alike(graph, work))
+            fetch = _batches_alike(graph, fetch)
             batches = graph.resource == Resource.WORKER
             work = np.where(batches, _batches_alike(graph, work), work)
         elif change.quantity == "fetch":
             work, fetch = work + (change.factor - 1) * fetch, change.factor * fetch
-            read = (graph.resource == Resource.STEP_THREAD) & (graph.kind == StallKind.FETCH)
+            read = np.isin(graph.resource, _HOSTS) & (graph.kind == StallKind.FETCH)
             work = np.where(read, change.factor * work, work)
         elif change.quantity == "prep":
             work = np.where(graph.resource == Resource.WORKER, fetch + change.factor * (work - fetch), work)
-            made = (graph.resource == Resource.STEP_THREAD) & (graph.kind == StallKind.PREP)
+            made = np.isin(graph.resource, _HOSTS) & (graph.kind == StallKind.PREP)
             work = np.where(made, change.factor * work, work)
         else:
-            computed = (graph.resource == Resource.STEP_THREAD) & (graph.kind == StallKind.COMPUTE)
-            work = np.where(computed, change.factor * work, work)
+            resources, kind = _WORK[change.quantity]
+            chosen = np.isin(graph.resource, resources) & (graph.kind == kind)
+            work = np.where(chosen, change.factor * work, work)
+        if not what and change.quantity != "straggler":
+            work = _of_timed_devices(graph, change, work, before, latency)
     return np.rint(np.maximum(work, 0)).astype(np.int64)
+
+
+def _of_timed_devices(graph: Graph, change: Change, work: Floats, before: Floats, unsure: float) -> Floats:
+    """Lengths on devices that events timed: of what they do not tell, ``unsure`` 0 is the best and 1 the worst.
+
+    Where the host may have paced a device, it may have computed, or waited for launches. A wait for copies or batches
+    is what was left of the work behind it, which may be longer: made faster, it may leave no wait.
+    """
+    on_device = graph.resource == Resource.DEVICE
+    if not on_device.any():
+        return work
+    if change.factor > 1 and change.quantity != "compute":
+        raise MissingDataError(
+            f"{change} cannot be told of devices timed by events: they show waits, not the work behind them",
+            hint="record a few steps with `stashtrace run --kernels`",
+        )
+    found = work
+    if change.quantity in _WAITED_FOR:
+        waits = on_device & np.isin(graph.kind, _WAITED_FOR[change.quantity])
+        found = np.where(waits, change.factor * before * unsure, work)
+    elif len(graph.doubtful):
+        paced = on_device & graph.doubtful
+        factor = change.factor if (unsure == 0.0) == (change.factor < 1) else 1.0
+        found = np.where(paced, factor * before, work)
+    return found
 
 
 def _transfers(
@@ -158,6 +212,11 @@ def _transfers(
         fixed[chosen] = min(max(alpha, 0.0), float(mine.min()))
     else:
         fixed[chosen] = latency * float(mine.min())
+    if len(graph.doubtful) and latency > 0:  # what a transfer takes longer than another of its size may be a wait
+        shortest = np.full(len(np.unique(sizes)), np.inf)
+        of_size = np.unique(sizes, return_inverse=True)[1]
+        np.minimum.at(shortest, of_size, mine)
+        fixed[chosen] += np.where(graph.doubtful[chosen], latency * (mine - shortest[of_size]), 0.0)
     fixed = np.minimum(fixed, work)
     found: Floats = fixed + (work - fixed) / factor if what == "bandwidth" else factor * fixed + (work - fixed)
     return found
@@ -165,7 +224,7 @@ def _transfers(
 
 def _alike(graph: Graph, work: Floats) -> Floats:
     """Before each collective no rank's thread works longer than the others that enter it do in the median."""
-    threads = np.flatnonzero(graph.resource == Resource.STEP_THREAD)
+    threads = np.flatnonzero(np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE)))
     member = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     out: Floats = work.copy()
     ranks = np.unique(graph.rank[threads]).tolist()
@@ -188,8 +247,8 @@ def _alike(graph: Graph, work: Floats) -> Floats:
         spent[:, row, np.unique(next_one)] = 0.0
         np.add.at(spent, (kind, row, next_one), work[mine])
     whole = spent.sum(axis=0)
-    typical = _of_others(whole)
-    usual = np.array([_of_others(of_kind) for of_kind in spent])
+    typical = of_others(whole)
+    usual = np.array([of_others(of_kind) for of_kind in spent])
     # What a rank does longer goes first, kind by kind; where that is not all, everything it does is shortened alike.
     excess = np.maximum(spent - usual, 0.0)
     needed = np.maximum(whole - typical, 0.0)
@@ -213,17 +272,7 @@ def _batches_alike(graph: Graph, amount: Floats) -> Floats:
     ordered = [mine[np.argsort(graph.begin_ns[mine], kind="stable")] for mine in
                (batches[graph.rank[batches] == rank] for rank in ranks)]  # fmt: skip
     count = min(len(mine) for mine in ordered)
-    typical = _of_others(np.array([amount[mine[:count]] for mine in ordered]))
+    typical = of_others(np.array([amount[mine[:count]] for mine in ordered]))
     for row, mine in enumerate(ordered):
         out[mine[:count]] = np.minimum(amount[mine[:count]], typical[row])
     return out
-
-
-def _of_others(amounts: Floats) -> Floats:
-    """Median of the other rows for each row, column by column; of many rows, of all. NaN where no other has any."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # columns of nothing but NaN
-        if len(amounts) > _MANY_RANKS:
-            return np.broadcast_to(np.nanmedian(amounts, axis=0), amounts.shape)
-        rows = [np.nanmedian(np.delete(amounts, row, axis=0), axis=0) for row in range(len(amounts))]
-    return np.array(rows)

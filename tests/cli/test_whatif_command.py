@@ -59,7 +59,10 @@ def test_an_unknown_change_is_one_line_with_what_is_known(
     assert "network.bandwidth" in capsys.readouterr().err
 
 
-def test_steps_of_a_device_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rank_of_two(tmp_path / "rank0.json", 0)
-    assert main(["whatif", str(tmp_path)]) == 4
-    assert "those of its device" in capsys.readouterr().err
+def test_an_imported_trace_with_kernels_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        rank_of_two(tmp_path / f"rank{rank}.json", rank, late_us=100.0 * rank)
+    assert main(["whatif", str(tmp_path), "--set", "launch=x0.5"]) == 0
+    said = capsys.readouterr().out
+    assert "misses that by 0 %" in said
+    assert "launch=x0.5" in said

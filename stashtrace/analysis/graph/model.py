@@ -8,7 +8,7 @@ worker        [ batch 3 ][ batch 4 ]----------------------> the step thread take
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
@@ -31,6 +31,9 @@ class Resource(IntEnum):
     STEP_THREAD = 0
     WORKER = 1
     TRANSFER = 2
+    STREAM = 3  # of a device
+    HOST = 4  # threads that launch work on a device
+    DEVICE = 5  # that events timed: its compute streams, taken as one
 
 
 class EdgeKind(IntEnum):
@@ -42,6 +45,10 @@ class EdgeKind(IntEnum):
     BATCH = 3  # a batch is taken when it is made
     QUEUE = 4  # collectives of one group do not overlap
     PREFETCH = 5  # a worker is asked for a batch when an earlier one is taken
+    STREAM = 6  # one stream, one after the other
+    LAUNCH = 7  # work begins on a device when it has been launched
+    SYNC = 8  # the host goes on when the device has done what it was asked for
+    ORDER = 9  # work began when that of another stream had ended: it is taken to have waited for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,9 @@ class Graph:
         Payload of a transfer; -1 for others, and where it is not known.
     row : int array
         Of a transfer, its first row of the sorted ``collectives``; of a batch, its row among those made; else -1.
+    doubtful : bool array
+        Of a transfer: a member that was not recorded may have entered later, so it may hold a wait. Of a device that
+        events timed: its host may have paced it. Empty: of none.
     source, target, edge_kind : int array
         Of edges.
     lag_ns : int array
@@ -83,6 +93,10 @@ class Graph:
         Node that ends each step of each rank, with ``ends_rank``, ``ends_step`` and ``ends_lag_ns`` after its end.
     ends_counted : bool array
         Which of these steps are no warm-up.
+    ends_begin_ns : int array
+        When these steps began, as measured; empty if nobody knows.
+    ends_before : int array
+        Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
     """
 
     rank: Int64
@@ -105,6 +119,9 @@ class Graph:
     ends_step: Int64
     ends_lag_ns: Int64
     ends_counted: npt.NDArray[np.bool_]
+    doubtful: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    ends_begin_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    ends_before: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -136,18 +153,32 @@ class Graph:
         return Replayed(begin, begin + duration, binding)
 
     def step_ns(self, replayed: Replayed) -> Int64:
-        """Length of each step of each rank (rows of ``ends``) by a replay; of the first one of a rank -1."""
-        end = replayed.end_ns[self.ends] + self.ends_lag_ns
-        return _lengths(end, self.ends_rank)
+        """Length of each step of each rank (rows of ``ends``) by a replay, from the end of the step before.
+
+        -1 of the first step of a rank that has several: it is the one that warms up. What lay between two steps and
+        belongs to none is taken to stay.
+        """
+        return self._lengths(replayed.end_ns)
 
     @property
     def measured_step_ns(self) -> Int64:
         """The same as measured."""
-        return _lengths(self.end_ns[self.ends] + self.ends_lag_ns, self.ends_rank)
+        return self._lengths(self.end_ns)
 
-
-def _lengths(end: Int64, rank: Int64) -> Int64:
-    found = np.full(len(end), -1, dtype=np.int64)
-    same = rank[1:] == rank[:-1]
-    found[1:][same] = (end[1:] - end[:-1])[same]
-    return found
+    def _lengths(self, nodes_end_ns: Int64) -> Int64:
+        end = nodes_end_ns[self.ends] + self.ends_lag_ns
+        found = np.full(len(end), -1, dtype=np.int64)
+        if not len(end):
+            return found
+        same = self.ends_rank[1:] == self.ends_rank[:-1]
+        found[1:][same] = (end[1:] - end[:-1])[same]
+        if len(self.ends_begin_ns):
+            measured_end = self.end_ns[self.ends] + self.ends_lag_ns
+            between = (self.ends_begin_ns[1:] - measured_end[:-1])[same]
+            found[1:][same] -= np.maximum(between, 0)
+            alone = np.append(True, ~same) & np.append(~same, True)
+            begin = self.ends_begin_ns
+            if len(self.ends_before):
+                begin = np.where(self.ends_before >= 0, nodes_end_ns[self.ends_before], begin)
+            found[alone] = (end - begin)[alone]
+        return found

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from builders import MS, trace_from_text
@@ -156,15 +154,6 @@ def test_edges_of_no_node_are_refused() -> None:
     with pytest.raises(ValueError, match="no node"):
         native.Plan(np.array([7], dtype=np.int32), np.array([0], dtype=np.int32), np.zeros(2, dtype=np.int64),
                     np.zeros(1, dtype=np.int8))  # fmt: skip
-
-
-def test_a_rank_whose_steps_are_its_devices_is_refused(tmp_path: Path) -> None:
-    from importers.kineto_files import rank_of_two
-
-    import stashtrace
-
-    with pytest.raises(MissingDataError, match="those of its device"):
-        build(stashtrace.load(rank_of_two(tmp_path / "rank0.json", 0)))
 
 
 def test_no_steps() -> None:

@@ -1,0 +1,393 @@
+"""Nodes of a rank whose kernels are known: what its streams ran, and what its host did between launches.
+
+    host        [ cell ][ cell ]            [ cell ]        calls that wait for the device are no nodes
+                       |launch   ^sync
+    stream      ......[kernel   ][kernel  ]                 a kernel waits for its launch, its stream, other streams
+    NCCL stream       (join)========(leave)                 a collective is two moments: its time is the transfer's
+
+Which event a stream waited for is in no recording. A piece of work that began later than its launch and its stream
+allow is taken to have waited for the work of another stream that ended just before.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.batch_layers import batch_layers, batch_waits
+from stashtrace.analysis.graph.batches import add_batches
+from stashtrace.analysis.graph.model import EdgeKind, Resource
+from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.transfers import Transfers
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.steps import host_steps
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import (
+    BLOCKING_CALLS,
+    SYNCHRONISING_CALLS,
+    CopyDirection,
+    DeviceWork,
+    Phase,
+    StallKind,
+)
+from stashtrace.model.table import Table
+
+Bools = npt.NDArray[np.bool_]
+
+#: Work that begins no later than this after the end of another stream's work may have waited for it.
+_HANDED_OVER_NS = 20_000
+#: Later than its launch and its stream allow by more than this, work has waited for something else.
+_ON_TIME_NS = 1_000
+#: Work of an idle device begins so long after its launch as that of this share does, or twice as long.
+_FAST, _STILL_USUAL = 0.1, 2.0
+#: A blocking call may return before the end that the device notes, by so much.
+_CLOCKS_AGREE_NS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Work of a rank's streams by stream and begin; a collective that is a transfer is two moments, join and leave.
+
+    Attributes
+    ----------
+    kernel : int array
+        Row of ``kernels``.
+    collective : int array
+        Row of the sorted ``collectives`` whose transfer it joins or leaves, -1 for other work.
+    launch_ns : int array
+        -1 if unknown.
+    leaves : bool array
+    first : bool array
+        No piece of the same stream stands before it.
+    """
+
+    kernel: Int64
+    collective: Int64
+    stream: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    launch_ns: Int64
+    leaves: Bools
+    first: Bools
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+
+def add_rank(
+    index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, origin_ns: int, parts: Parts
+) -> None:
+    """Nodes of a rank's streams, host and workers, and their edges.
+
+    Parameters
+    ----------
+    origin_ns : int
+        When the first rank began its first step.
+    """
+    rank = _Rank(index, thread, steps, _pieces(index, thread, transfers), parts)
+    rank.add_host(origin_ns)
+    rank.add_streams()
+    rank.add_collectives(transfers)
+    rank.add_device_waits()
+    rank.add_ends()
+
+
+class _Rank:
+    """One rank while its nodes are added; each method uses what those before it have added."""
+
+    def __init__(self, index: TraceIndex, thread: StepThread, steps: Table, pieces: _Pieces, parts: Parts) -> None:
+        self.index, self.thread, self.steps, self.pieces, self.parts = index, thread, steps, pieces, parts
+        on_host = host_steps(index.origin)
+        mine = (on_host["rank"] == thread.rank) & np.isin(on_host["step"], steps["step"])
+        self.host_steps = on_host.take(mine).sort_by("begin_ns")
+        self.launches_ns = np.unique(pieces.launch_ns[pieces.launch_ns >= 0])
+
+    def add_host(self, origin_ns: int) -> None:
+        """Cells of the host's time. The threads of a rank that launch take turns, so they are taken as one."""
+        index, thread, steps, parts = self.index, self.thread, self.host_steps, self.parts
+        begin_ns = max(int(steps["begin_ns"][0]), origin_ns)
+        common = {"rank": thread.rank, "resource": Resource.HOST, "process_id": thread.process_id}
+        # How much later than the first rank this one began is a node: without stragglers it is shorter.
+        self.before = parts.add(1, kind=StallKind.OTHER, begin_ns=origin_ns, end_ns=begin_ns, **common)
+        loads = batch_waits(index, thread)
+        moments = np.concatenate([self.launches_ns, steps["begin_ns"], steps["end_ns"]])
+        until_ns = max(int(moments.max()), begin_ns + 1)
+        life = TimeSet.of([begin_ns], [until_ns])
+        handed = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
+        begin, end, _ = self._device_waits
+        waits = TimeSet.of(begin, end)
+        waits = waits | TimeSet.of(loads.begin[handed], np.minimum(loads.made_ns, loads.end)[handed])
+        layers = batch_layers(index, thread, loads)
+        painted_begin, painted_end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+        points = np.concatenate([moments, loads.begin, loads.end, end])
+        # The host comes to the end of the last step also where it waited for its device until then.
+        cells = Cells.of(life - waits, painted_begin, painted_end, points, moments, until_ns=until_ns)
+        at = np.searchsorted(painted_begin, cells.begin, side="right") - 1
+        inside = (at >= 0) & (cells.begin < np.append(painted_end, -1)[at])
+        kinds = np.array([*(int(x.kind) for x in layers), -1], dtype=np.int64)[np.append(layer, -1)[at]]
+        nodes = parts.add(
+            len(cells),
+            step=_step_at(steps, cells.begin),
+            kind=np.where(inside, kinds, int(StallKind.LAUNCH)),
+            begin_ns=cells.begin,
+            end_ns=cells.end,
+            **common,
+        )
+        parts.edge(np.append(self.before, nodes[:-1]), nodes, EdgeKind.PROGRAM)
+        add_batches(index, thread, cells, nodes, loads, handed, life, parts)
+        self.cells, self.cell_nodes = cells, nodes
+
+    @cached_property
+    def _device_waits(self) -> tuple[Int64, Int64, Int64]:
+        """When the host waited for its device: begin, end, and the piece whose end it waited for."""
+        pieces, calls = self.pieces, self.index.trace.device_calls
+        rows = self.index.device_calls.rows(self.thread.process_id)
+        rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
+        begin, end = calls["begin_ns"][rows], calls["end_ns"][rows]
+        order = np.argsort(pieces.end_ns, kind="stable")
+        done = pieces.end_ns[order]
+        last = np.searchsorted(done, end + _CLOCKS_AGREE_NS, side="right") - 1
+        waited = (last >= 0) & (np.append(done, -NEVER)[last] > begin)
+        # A call that allocates or frees waits only if it drains the device.
+        busy = TimeSet.of(pieces.begin_ns, pieces.end_ns)
+        drained = busy.within(end + _CLOCKS_AGREE_NS, end + _CLOCKS_AGREE_NS + 1) == 0
+        waited &= drained | np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)
+        begin, end, piece = begin[waited], end[waited], order[last[waited]]
+        # A thread that launched meanwhile shows that the host went on until then.
+        before = np.searchsorted(self.launches_ns, end, side="left") - 1
+        latest = np.where(before >= 0, np.append(self.launches_ns, 0)[before], -1)
+        return np.maximum(begin, np.minimum(latest, end)), end, piece
+
+    def add_streams(self) -> None:
+        """Pieces in the order of their streams, after their launches, and after what other streams had to do first."""
+        pieces, parts, kernels = self.pieces, self.parts, self.index.trace.kernels
+        is_copy = kernels["work_code"][pieces.kernel] == DeviceWork.COPY
+        nodes = self.nodes = parts.add(
+            len(pieces),
+            rank=self.thread.rank,
+            step=_step_at(self.steps, pieces.begin_ns),
+            resource=Resource.STREAM,
+            kind=_kinds(self.index, pieces),
+            process_id=self.thread.process_id,
+            begin_ns=pieces.begin_ns,
+            end_ns=pieces.end_ns,
+            moved_bytes=np.where(is_copy, kernels["size_bytes"][pieces.kernel], -1),
+            row=pieces.kernel,
+        )
+        before_ns = np.where(pieces.first, -NEVER, np.append(-NEVER, pieces.end_ns[:-1]))
+        # Work of one stream may overlap a little, by what clocks are read at.
+        lag = np.minimum(pieces.begin_ns - before_ns, 0)
+        parts.edge(np.where(pieces.first, -1, np.append(-1, nodes[:-1])), nodes, EdgeKind.STREAM, lag)
+        self._order_streams(np.maximum(before_ns, self._launch(before_ns)))
+
+    def _launch(self, before_ns: Int64) -> Int64:
+        """Edges from the host to what it launched; earliest begin by the launch, ``-NEVER`` where it is unknown."""
+        pieces, cells = self.pieces, self.cells
+        known = (pieces.launch_ns >= 0) & ~pieces.leaves
+        latency = pieces.begin_ns - pieces.launch_ns
+        alone = known & (before_ns <= pieces.launch_ns)
+        # Work that waited for another stream was not on its way for so long: the fast ones tell.
+        usual = float(np.quantile(latency[alone if alone.any() else known], _FAST)) if known.any() else 0.0
+        way = int64(np.where(latency <= _STILL_USUAL * max(usual, 1.0), latency, usual))
+        last = np.searchsorted(cells.end, pieces.launch_ns, side="right") - 1
+        known &= last >= 0
+        source = np.maximum(last, 0)
+        lag = way + pieces.launch_ns - cells.end[source]
+        self.parts.edge(np.where(known, self.cell_nodes[source], -1), self.nodes, EdgeKind.LAUNCH, lag)
+        return int64(np.where(known, pieces.launch_ns + way, -NEVER))
+
+    def _order_streams(self, allowed_ns: Int64) -> None:
+        """Edges between streams: where a piece was late, and where torch lets a collective wait for what computed."""
+        pieces, nodes = self.pieces, self.nodes
+        works = ~pieces.leaves
+        order = np.argsort(pieces.end_ns, kind="stable")
+        order = order[(pieces.collective[order] < 0) | pieces.leaves[order]]
+        last = np.searchsorted(pieces.end_ns[order], pieces.begin_ns, side="right") - 1
+        source = np.append(order, -1)[last]
+        ended = pieces.end_ns[source]
+        late = works & (pieces.begin_ns > allowed_ns + _ON_TIME_NS) & (last >= 0)
+        late &= (ended > allowed_ns) & (pieces.begin_ns - ended <= _HANDED_OVER_NS)
+        late &= pieces.stream[source] != pieces.stream
+        self.parts.edge(np.where(late, nodes[source], -1), nodes, EdgeKind.ORDER, pieces.begin_ns - ended)
+
+        kernels = self.index.trace.kernels
+        talks = kernels["work_code"][pieces.kernel] == DeviceWork.COMMUNICATION
+        computes = np.flatnonzero(~talks & (pieces.launch_ns >= 0))
+        computes = computes[np.argsort(pieces.launch_ns[computes], kind="stable")]
+        self._after_what_computed(computes, np.flatnonzero(talks & works & (pieces.launch_ns >= 0)))
+        self._before_updates(computes, np.flatnonzero(talks & ((pieces.collective < 0) | pieces.leaves)))
+
+    def _after_what_computed(self, computes: Int64, asks: Int64) -> None:
+        """A collective waits for the work that was launched before it, as torch lets its stream do."""
+        pieces = self.pieces
+        if not len(computes) or not len(asks):
+            return
+        at = np.searchsorted(pieces.launch_ns[computes], pieces.launch_ns[asks], side="left") - 1
+        source = computes[np.maximum(at, 0)]
+        since = pieces.begin_ns[asks] - pieces.end_ns[source]
+        fits = (at >= 0) & (since >= 0) & (pieces.stream[source] != pieces.stream[asks])
+        lag = np.minimum(since, _HANDED_OVER_NS)
+        self.parts.edge(np.where(fits, self.nodes[source], -1), self.nodes[asks], EdgeKind.ORDER, lag)
+
+    def _before_updates(self, computes: Int64, done: Int64) -> None:
+        """An update waits for the collectives launched before it, also where hidden ones never made it wait."""
+        pieces, phases = self.pieces, self.index.trace.phases
+        rows = self.index.phases.rows(self.thread.track_id)
+        rows = rows[phases["phase_code"][rows] == Phase.OPTIMIZER]
+        at = np.searchsorted(pieces.launch_ns[computes], phases["begin_ns"][rows], side="left")
+        known = at < len(computes)
+        first = computes[at[known]]
+        first = first[pieces.launch_ns[first] < phases["end_ns"][rows[known]]]
+        streams = RowsBy(pieces.stream[done])
+        for stream in streams.values.tolist():
+            mine = done[streams.rows(stream)]
+            last = np.searchsorted(_launched(pieces, mine), pieces.launch_ns[first], side="left") - 1
+            source = mine[np.maximum(last, 0)]
+            fits = (last >= 0) & (pieces.end_ns[source] <= pieces.begin_ns[first])
+            self.parts.edge(np.where(fits, self.nodes[source], -1), self.nodes[first], EdgeKind.ORDER)
+
+    def add_collectives(self, transfers: Transfers) -> None:
+        """A transfer begins when its last member has joined, and a member leaves when it has ended."""
+        pieces, nodes = self.pieces, self.nodes
+        joins = np.flatnonzero((pieces.collective >= 0) & ~pieces.leaves)
+        row = pieces.collective[joins]
+        lag = np.maximum(self.index.entered_ns[row] - pieces.begin_ns[joins], 0)
+        self.parts.edge(nodes[joins], transfers.node[row], EdgeKind.MEMBER, lag)
+        leaves = np.flatnonzero(pieces.leaves)
+        row = pieces.collective[leaves]
+        lag = pieces.begin_ns[leaves] - transfers.end_ns[row]
+        self.parts.edge(transfers.node[row], nodes[leaves], EdgeKind.RELEASE, lag)
+
+    def add_device_waits(self) -> None:
+        """After a call that waited for the device the host goes on when the work has ended."""
+        _, end, piece = self._device_waits
+        after = np.searchsorted(self.cells.begin, end, side="left")
+        known = after < len(self.cells)
+        piece, after, end = piece[known], after[known], end[known]
+        lag = np.minimum(self.cells.begin[after], end) - self.pieces.end_ns[piece]
+        self.parts.edge(self.nodes[piece], self.cell_nodes[after], EdgeKind.SYNC, lag)
+
+    def add_ends(self) -> None:
+        """A moment that ends each step: all that was launched in it is done, and the host has come to its end."""
+        pieces, cells, parts, steps = self.pieces, self.cells, self.parts, self.steps
+        end, boundary = steps["end_ns"], self.host_steps["end_ns"]
+        made = parts.add(
+            len(steps),
+            rank=self.thread.rank,
+            step=steps["step"],
+            resource=Resource.STREAM,
+            kind=StallKind.OTHER,
+            process_id=self.thread.process_id,
+            begin_ns=end,
+            end_ns=end,
+        )
+        streams = RowsBy(pieces.stream)
+        for stream in streams.values.tolist():
+            mine = streams.rows(stream)
+            last = np.searchsorted(_launched(pieces, mine), boundary, side="left") - 1
+            source = mine[np.maximum(last, 0)]
+            known = (last >= 0) & (pieces.end_ns[source] <= end)
+            parts.edge(np.where(known, self.nodes[source], -1), made, EdgeKind.STREAM)
+        last = np.searchsorted(cells.end, boundary, side="right") - 1
+        source = np.maximum(last, 0)
+        known = (last >= 0) & (boundary <= end)
+        parts.edge(np.where(known, self.cell_nodes[source], -1), made, EdgeKind.LAUNCH, boundary - cells.end[source])
+        parts.end_steps(made, self.thread.rank, steps, np.zeros(len(steps), dtype=np.int64), int(self.before[0]))
+
+
+def _launched(pieces: _Pieces, rows: Int64) -> Int64:
+    """When each piece of one stream was launched at the latest, ascending: work whose launch is not known was launched
+    before what is behind it on its stream, and before it began."""
+    known = pieces.launch_ns[rows] >= 0
+    later = np.minimum.accumulate(np.where(known, pieces.launch_ns[rows], NEVER)[::-1])[::-1]
+    return int64(
+        np.maximum.accumulate(np.where(known, pieces.launch_ns[rows], np.minimum(later, pieces.begin_ns[rows])))
+    )
+
+
+def _step_at(steps: Table, moments: Int64) -> Int64:
+    """Number of the step that each moment belongs to, or follows; -1 before the first one."""
+    place = np.searchsorted(steps["begin_ns"], moments, side="right") - 1
+    return int64(np.where(place >= 0, steps["step"][place], -1))
+
+
+def _pieces(index: TraceIndex, thread: StepThread, transfers: Transfers) -> _Pieces:
+    kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
+    work = kernels["work_code"][rows]
+    rows = rows[(work != DeviceWork.SYNCHRONIZATION) & (kernels["end_ns"][rows] >= kernels["begin_ns"][rows])]
+    collective = _collective_of(index, thread, rows)
+    shared = (collective >= 0) & (np.append(transfers.node, -1)[collective] >= 0)
+    op = np.concatenate([np.arange(len(rows)), np.flatnonzero(shared)])
+    leaves = np.arange(len(op)) >= len(rows)
+    begin, end = kernels["begin_ns"][rows][op], kernels["end_ns"][rows][op]
+    begin = np.where(leaves, end, begin)
+    end = np.where(leaves | ~shared[op], end, begin)
+    stream = kernels["track_id"][rows][op]
+    # Where one ends as the next begins, the earlier one comes first.
+    order = np.lexsort((leaves, kernels["begin_ns"][rows][op], begin, stream))
+    stream = stream[order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = stream[1:] != stream[:-1]
+    op = op[order]
+    return _Pieces(
+        rows[op],
+        np.where(shared, collective, -1)[op],
+        stream,
+        begin[order],
+        end[order],
+        kernels["launch_ns"][rows][op],
+        leaves[order],
+        first,
+    )
+
+
+def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
+    """Collective that each communicating kernel carries out, by its stream and time; -1 of none."""
+    kernels, table, seen = index.trace.kernels, index.trace.collectives, index.on_devices
+    found = np.full(len(rows), -1, dtype=np.int64)
+    own = index.collectives.rows(thread.process_id)
+    own = own[seen.timed[own]]
+    talks = np.flatnonzero(kernels["work_code"][rows] == DeviceWork.COMMUNICATION)
+    for stream in np.unique(kernels["track_id"][rows[talks]]).tolist():
+        mine = talks[kernels["track_id"][rows[talks]] == stream]
+        given = own[np.isin(table["stream_track_id"][own], (stream, -1))]
+        if not len(given):
+            continue
+        given = given[np.argsort(seen.begin_ns[given], kind="stable")]
+        middle = (kernels["begin_ns"][rows[mine]] + kernels["end_ns"][rows[mine]]) // 2
+        at = np.searchsorted(seen.begin_ns[given], middle, side="right") - 1
+        fits = (at >= 0) & (middle <= seen.end_ns[given[at]])
+        # An operation of several kernels is entered with the first; the others are work of their own.
+        _, once = np.unique(at[fits], return_index=True)
+        chosen = np.flatnonzero(fits)[once]
+        found[mine[chosen]] = given[at[chosen]]
+    return found
+
+
+def _kinds(index: TraceIndex, pieces: _Pieces) -> Int64:
+    """Kind that the time of each piece has in the budget if nothing hides it."""
+    kernels = index.trace.kernels
+    work, direction = kernels["work_code"][pieces.kernel], kernels["copy_code"][pieces.kernel]
+    link = _link_kinds(index, pieces.collective)
+    return int64(
+        np.select(
+            [
+                work == DeviceWork.COMMUNICATION,
+                (work == DeviceWork.COPY) & (direction == CopyDirection.PEER),
+                (work == DeviceWork.COPY) & (direction != CopyDirection.DEVICE_TO_DEVICE),
+            ],
+            [link, np.full(len(pieces), int(StallKind.INTERCONNECT)), np.full(len(pieces), int(StallKind.H2D))],
+            int(StallKind.COMPUTE),
+        )
+    )
+
+
+def _link_kinds(index: TraceIndex, collective: Int64) -> Int64:
+    inside = np.append(index.in_flight.link, 0)[collective] == 0
+    return np.where(inside, int(StallKind.INTERCONNECT), int(StallKind.NETWORK))

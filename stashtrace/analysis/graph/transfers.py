@@ -1,0 +1,94 @@
+"""One node for each collective: all members wait for it, and it waits for the last of them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph.model import EdgeKind, Resource
+from stashtrace.analysis.graph.parts import Parts
+from stashtrace.analysis.matching import blocks
+from stashtrace.analysis.timeset import NEVER, Int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import CollectiveOp, StallKind
+from stashtrace.model.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Transfers by row of ``index.trace.collectives``.
+
+    Attributes
+    ----------
+    node
+        Node of each row's transfer, -1 if there is none.
+    end_ns, own_end_ns
+        Of the node, when the first member was done; and of the row's own member.
+    """
+
+    node: Int64
+    end_ns: Int64
+    own_end_ns: Int64
+
+
+def transfers(index: TraceIndex, parts: Parts) -> Transfers:
+    """One node for each collective that ended: from its last member's entry to its first member's end."""
+    table, matched = index.trace.collectives, index.in_flight
+    count = len(table)
+    ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.last_enter_ns > -NEVER)
+    rows = np.flatnonzero(ended & _complete_pairs(table))
+    node, end_of = np.full(count, -1, dtype=np.int64), np.full(count, NEVER, dtype=np.int64)
+    if not len(rows):
+        return Transfers(node, end_of, end_of)
+    # Rows of one operation have one group and number; a group whose hash two communicators share is one queue.
+    order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
+    group, number = table["group_hash"][order], table["sequence"][order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (group[1:] != group[:-1]) | (number[1:] != number[:-1])
+    starts = np.flatnonzero(first)
+    enter = np.maximum.reduceat(np.maximum(matched.last_enter_ns[order], index.entered_ns[order]), starts)
+    done = np.minimum.reduceat(matched.end_ns[order], starts)
+    new_group = np.ones(len(starts), dtype=bool)
+    new_group[1:] = group[starts][1:] != group[starts][:-1]
+    begin = _queued(enter, done, new_group)
+    done = np.maximum(done, begin)
+    kind = np.where(matched.link[order[starts]] == 0, StallKind.INTERCONNECT, StallKind.NETWORK)
+    moved = np.maximum.reduceat(table["message_bytes"][order], starts)
+    made = parts.add(
+        len(starts),
+        resource=Resource.TRANSFER,
+        kind=kind,
+        begin_ns=begin,
+        end_ns=done,
+        moved_bytes=moved,
+        row=order[starts],
+        doubtful=np.maximum.reduceat(matched.partial[order], starts),
+    )
+    parts.edge(np.where(new_group[1:], -1, made[:-1]), made[1:], EdgeKind.QUEUE)
+    of_row = np.cumsum(first) - 1
+    node[order], end_of[order] = made[of_row], done[of_row]
+    return Transfers(node, end_of, matched.end_ns)
+
+
+def _complete_pairs(table: Table) -> npt.NDArray[np.bool_]:
+    """False of sends and receives whose group and number name anything but one message between two ranks."""
+    paired = np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+    complete = ~paired
+    rows = np.flatnonzero(paired)
+    if not len(rows):
+        return complete
+    order, block = blocks(table.take(rows))
+    count = int(block[-1]) + 1
+    sends = np.bincount(block, table["op_code"][rows[order]] == CollectiveOp.SEND, count)
+    many = np.bincount(block, minlength=count)
+    complete[rows[order]] = ((many == 2) & (sends == 1))[block]
+    return complete
+
+
+def _queued(enter: Int64, done: Int64, new_group: npt.NDArray[np.bool_]) -> Int64:
+    """When each transfer had the group's queue for itself: entered by all, and the one before it done."""
+    before = np.concatenate([[-NEVER], done[:-1]])
+    return np.where(new_group, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))
