@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from stashtrace.replay import Answer
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
-prep, fetch, straggler, network.bandwidth, network.latency,
-interconnect.bandwidth or interconnect.latency; VALUE is xN, or 0 for a time.
-Runs whose steps are attributed by their hosts, not by a device."""
+launch, h2d, prep, fetch, straggler, network.bandwidth, network.latency,
+interconnect.bandwidth or interconnect.latency; VALUE is xN, or 0 for a time."""
 
 
 def parser() -> Parser:
