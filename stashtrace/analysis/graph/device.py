@@ -32,6 +32,7 @@ from stashtrace.model.kinds import (
     BLOCKING_CALLS,
     SYNCHRONISING_CALLS,
     CopyDirection,
+    DeviceCall,
     DeviceWork,
     Phase,
     StallKind,
@@ -80,6 +81,27 @@ class _Pieces:
         return len(self.kernel)
 
 
+@dataclass(frozen=True, slots=True)
+class _DeviceWaits:
+    """Calls in which the host waited for its device.
+
+    Attributes
+    ----------
+    called_ns, begin_ns, end_ns : int array
+        The call's begin; since when nothing else was launched; when it returned.
+    piece : int array
+        What had ended last by then.
+    for_all : bool array
+        The call waits for all streams of the device.
+    """
+
+    called_ns: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    piece: Int64
+    for_all: Bools
+
+
 def add_rank(
     index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, origin_ns: int, parts: Parts
 ) -> None:
@@ -120,12 +142,12 @@ class _Rank:
         until_ns = max(int(moments.max()), begin_ns + 1)
         life = TimeSet.of([begin_ns], [until_ns])
         handed = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
-        begin, end, _ = self._device_waits
-        waits = TimeSet.of(begin, end)
+        stood = self._device_waits
+        waits = TimeSet.of(stood.begin_ns, stood.end_ns)
         waits = waits | TimeSet.of(loads.begin[handed], np.minimum(loads.made_ns, loads.end)[handed])
         layers = batch_layers(index, thread, loads)
         painted_begin, painted_end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-        points = np.concatenate([moments, loads.begin, loads.end, end])
+        points = np.concatenate([moments, loads.begin, loads.end, stood.end_ns])
         # The host comes to the end of the last step also where it waited for its device until then.
         cells = Cells.of(life - waits, painted_begin, painted_end, points, moments, until_ns=until_ns)
         at = np.searchsorted(painted_begin, cells.begin, side="right") - 1
@@ -144,8 +166,8 @@ class _Rank:
         self.cells, self.cell_nodes = cells, nodes
 
     @cached_property
-    def _device_waits(self) -> tuple[Int64, Int64, Int64]:
-        """When the host waited for its device: begin, end, and the piece whose end it waited for."""
+    def _device_waits(self) -> _DeviceWaits:
+        """When the host waited for its device."""
         pieces, calls = self.pieces, self.index.trace.device_calls
         rows = self.index.device_calls.rows(self.thread.process_id)
         rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
@@ -157,12 +179,14 @@ class _Rank:
         # A call that allocates or frees waits only if it drains the device.
         busy = TimeSet.of(pieces.begin_ns, pieces.end_ns)
         drained = busy.within(end + _CLOCKS_AGREE_NS, end + _CLOCKS_AGREE_NS + 1) == 0
-        waited &= drained | np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)
+        code = calls["call_code"][rows]
+        waited &= drained | np.isin(code, SYNCHRONISING_CALLS)
         begin, end, piece = begin[waited], end[waited], order[last[waited]]
         # A thread that launched meanwhile shows that the host went on until then.
         before = np.searchsorted(self.launches_ns, end, side="left") - 1
         latest = np.where(before >= 0, np.append(self.launches_ns, 0)[before], -1)
-        return np.maximum(begin, np.minimum(latest, end)), end, piece
+        for_all = code[waited] == DeviceCall.DEVICE_SYNCHRONIZE
+        return _DeviceWaits(begin, np.maximum(begin, np.minimum(latest, end)), end, piece, for_all)
 
     def add_streams(self) -> None:
         """Pieces in the order of their streams, after their launches, and after what other streams had to do first."""
@@ -265,13 +289,23 @@ class _Rank:
         self.parts.edge(transfers.node[row], nodes[leaves], EdgeKind.RELEASE, lag)
 
     def add_device_waits(self) -> None:
-        """After a call that waited for the device the host goes on when the work has ended."""
-        _, end, piece = self._device_waits
-        after = np.searchsorted(self.cells.begin, end, side="left")
+        """After a call that waited for the device the host goes on when the work has ended.
+
+        A call that waits for a whole device waits for the last of all its streams, whichever that is in a replay.
+        """
+        pieces, stood = self.pieces, self._device_waits
+        after = np.searchsorted(self.cells.begin, stood.end_ns, side="left")
         known = after < len(self.cells)
-        piece, after, end = piece[known], after[known], end[known]
-        lag = np.minimum(self.cells.begin[after], end) - self.pieces.end_ns[piece]
-        self.parts.edge(self.nodes[piece], self.cell_nodes[after], EdgeKind.SYNC, lag)
+        resumed = np.where(known, np.append(self.cell_nodes, -1)[after], -1)
+        lag = np.minimum(np.append(self.cells.begin, NEVER)[after], stood.end_ns) - pieces.end_ns[stood.piece]
+        self.parts.edge(self.nodes[stood.piece], resumed, EdgeKind.SYNC, lag)
+        streams = RowsBy(pieces.stream)
+        for stream in streams.values.tolist():
+            mine = streams.rows(stream)
+            last = np.searchsorted(_launched(pieces, mine), stood.called_ns, side="left") - 1
+            source = mine[np.maximum(last, 0)]
+            fits = stood.for_all & (last >= 0) & (pieces.end_ns[source] <= stood.end_ns)
+            self.parts.edge(np.where(fits, self.nodes[source], -1), resumed, EdgeKind.SYNC)
 
     def add_ends(self) -> None:
         """A moment that ends each step: all that was launched in it is done, and the host has come to its end."""

@@ -207,6 +207,24 @@ def test_work_of_another_stream_is_waited_for(tmp_path: Path) -> None:
     assert asked(graph, "h2d=x0.5").bottleneck == "host"
 
 
+def test_a_wait_for_a_whole_device_is_for_whatever_is_last(tmp_path: Path) -> None:
+    """A copy that ends before the kernel, until it takes twice as long."""
+    events: list[dict[str, Any]] = []
+    for n in range(3):
+        at, key = STEP * n, 10 * n + 1
+        events += [
+            step(n, at, STEP),
+            launch(key, at + 10, name="cudaMemcpyAsync"),
+            device("Memcpy HtoD (Pinned -> Device)", at + 20, 400, cat="gpu_memcpy", stream=9, correlation=key),
+            launch(key + 1, at + 16),
+            device("gemm<float>", at + 26, 500, correlation=key + 1),
+            launch(key + 2, at + 50, 481, name="cudaDeviceSynchronize"),
+        ]
+    graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
+    assert step_us(graph, "h2d=x0.5") == (1000, 1000)
+    assert step_us(graph, "h2d=x2") == (820 + 469, 820 + 469)  # what the host does behind the wait stays
+
+
 def test_a_faster_loop_that_makes_its_batches_itself(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     for n in range(3):
