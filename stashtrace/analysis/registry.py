@@ -41,6 +41,17 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late_ranks", "stashtrace.analysis.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     (
+        "critical_path",
+        "stashtrace.analysis.graph.path:critical_path",
+        "what the length of the run was made of, over all ranks",
+    ),
+    (
+        "critical_share",
+        "stashtrace.analysis.graph.path:critical_share",
+        "share of that path by rank, kind and function",
+    ),
+    ("slack", "stashtrace.analysis.graph.path:slack", "by how much each piece of work could end later"),
+    (
         "transfer_certainty",
         "stashtrace.analysis.transfer_certainty:transfer_certainty",
         "how much link time came after every rank had arrived",
@@ -72,6 +83,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Where does the time of a step go?",
         ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
+    ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
     ("Who waits for whom?", ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline")),
     ("What do the GPUs do?", ("breakdown", "idle", "kernels", "launches", "copies")),
     ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links",

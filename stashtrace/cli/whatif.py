@@ -34,8 +34,10 @@ def main(argv: Sequence[str]) -> int:
     """Replay and print."""
     arguments = parser().read(argv)
     from stashtrace.analysis.graph import build
+    from stashtrace.analysis.graph.path import CriticalPath
     from stashtrace.cli.loading import load_watched
     from stashtrace.replay import Change, single_changes, what_if
+    from stashtrace.report.critical import critical_lines, critical_sentence
 
     changes = [Change.parse(text) for text in arguments.changes]
     found = [str(existing_run(path)) for path in arguments.paths]
@@ -45,13 +47,21 @@ def main(argv: Sequence[str]) -> int:
     graph = build(trace)
     answers = [what_if(graph, changes)] if changes else single_changes(graph)
     base = what_if(graph, [])
+    path = CriticalPath.of(trace, graph)
     if arguments.format == "json":
-        whole = {"run": _row(base), "answers": [_row(answer) for answer in answers]}
+        critical = {
+            "sentence": critical_sentence(path),
+            "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
+            "shares": list(path.shares.rows()),
+        }
+        whole = {"run": _row(base), "answers": [_row(answer) for answer in answers], "critical_path": critical}
         sys.stdout.write(json.dumps(whole, indent=1) + "\n")
         return 0
     from stashtrace.report.whatif import whatif_lines
 
-    sys.stdout.write("\n".join(whatif_lines(base, answers, asked=bool(changes))) + "\n")
+    lines = whatif_lines(base, answers, asked=bool(changes))
+    lines += [] if changes else ["", *critical_lines(path)]
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 

@@ -1,8 +1,9 @@
 """The time line of a trace for the Perfetto UI: who writes what in which order, options, compression.
 
-Called through `registry.export`. One process per rank; below it the step track with its budget, phases, devices,
-communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters (perfetto_*.py, one file per
-layer). Ranks are written one after the other, so memory is that of the largest rank plus a megabyte of output.
+Called through `registry.export`. Above all ranks the critical path; then one process per rank, below it the step track
+with its budget, phases, devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints,
+counters (perfetto_*.py, one file per layer). Ranks are written one after the other, so memory is that of the largest
+rank plus a megabyte of output.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,6 +20,7 @@ from stashtrace import _native
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.exporters.perfetto_collectives import Places, collective_layer
 from stashtrace.exporters.perfetto_counters import counter_layer
+from stashtrace.exporters.perfetto_critical import critical_layer, critical_stretches
 from stashtrace.exporters.perfetto_devices import device_groups, device_layer, device_slices_count
 from stashtrace.exporters.perfetto_files import Bins, bins_for, file_layer
 from stashtrace.exporters.perfetto_layers import thread_layers
@@ -37,7 +39,8 @@ BUDGET_SLICES = 2_000_000
 GZIP_LEVEL = 2
 
 _COLLECTIVES_SEQUENCE = 1
-_FIRST_RANK_SEQUENCE = 2
+_CRITICAL_SEQUENCE = 2
+_FIRST_RANK_SEQUENCE = 3
 # Containers repeat pids, and a viewer would put threads of equal pids together without an error, so ranks are numbered
 # from 1 instead; 0 is the idle process.
 _FIRST_PID = 1
@@ -79,6 +82,9 @@ def export_perfetto(
         encoder = _native.perfetto.Encoder(write)
         _first_view(encoder, overlay, trace, chosen, window)
         tree = TrackTree(encoder)
+        stretches = critical_stretches(trace)
+        if stretches is not None:
+            encoder.slices(_CRITICAL_SEQUENCE, critical_layer(rows, tree, stretches, chosen))
         roots = {}
         for order, rank in enumerate(chosen):
             process = _process(tree, RankRows(rows, rank), order)

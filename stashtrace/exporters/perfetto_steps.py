@@ -26,7 +26,7 @@ from stashtrace.model.trace import Trace
 KINDS = [kind.name.lower() for kind in StallKind]
 # Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
 # for compute, red for straggler, orange and yellow for links, blue and violet for data, pink for checkpoints.
-_COLOURS = {
+COLOURS = {
     "compute": 200,
     "straggler": 326,
     "network": 202,
@@ -122,7 +122,7 @@ def _step_piece(mine: Table, parts: _Parts) -> Piece:
 
 def _part_piece(parts: _Parts) -> Piece:
     piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, Texts(KINDS))
-    piece.correlation = (parts.kind, Texts([f"{kind} #{_COLOURS[kind]}" for kind in KINDS]))
+    piece.correlation = (parts.kind, Texts([f"{kind} #{COLOURS[kind]}" for kind in KINDS]))
     piece.ints["late_rank"] = np.where(parts.cause_rank >= 0, parts.cause_rank, NO_VALUE)
     return piece
 

@@ -26,6 +26,9 @@ from stashtrace.model.device_schemas import DEVICE_TABLES
 from stashtrace.model.finding_results import BUDGETS as BUDGETS
 from stashtrace.model.finding_results import FINDING_EVIDENCE as FINDING_EVIDENCE
 from stashtrace.model.finding_results import FINDINGS as FINDINGS
+from stashtrace.model.graph_results import CRITICAL_PATH as CRITICAL_PATH
+from stashtrace.model.graph_results import CRITICAL_SHARE as CRITICAL_SHARE
+from stashtrace.model.graph_results import SLACK as SLACK
 from stashtrace.model.imported_schemas import IMPORTED_TABLES
 from stashtrace.model.io_results import IO_ADVICE as IO_ADVICE
 from stashtrace.model.io_results import IO_BANDWIDTH as IO_BANDWIDTH

@@ -52,6 +52,8 @@ UNITLESS = {
     "thinned",
     "staged",
     "partial",
+    "ambiguous",
+    "critical",
     "crosses_hosts",
     "op",
     "communicator",

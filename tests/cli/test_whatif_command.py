@@ -32,9 +32,19 @@ def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[1].startswith("the replay of the run as it was misses that by 0 %; ")
     assert lines[4].split() == ["change", "step", "saves", "then", "mostly"]
     assert "prep=x0.5" in lines[5]
-    saved = [float(line.split("%")[0].split()[-1]) for line in lines[5:]]
+    end = lines.index("", 5)
+    saved = [float(line.split("%")[0].split()[-1]) for line in lines[5:end]]
     assert saved == sorted(saved, reverse=True)
+    assert lines[end + 1].startswith("critical path: ")
+    assert "rank 2 prep" in lines[end + 1]
     assert max(map(len, lines)) < 80
+
+
+def test_the_critical_path_as_json_adds_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(answered(capsys, str(run), "--format", "json"))["critical_path"]
+    assert sum(row["share_ratio"] for row in told["shares"]) == pytest.approx(1)
+    assert sum(row["ambiguous_ratio"] for row in told["shares"]) == pytest.approx(told["ambiguous_ratio"])
+    assert told["sentence"].startswith("critical path: ")
 
 
 def test_several_changes_hold_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,44 +1,293 @@
-"""The critical path of a run: from the last node back along the edges that each one waited for last."""
+"""The critical path of a run: from its end back along what each piece of work waited for last; and slack beside it.
+
+rank 0      [ compute ]......wait......[ compute ]       the path turns to whoever came last
+rank 1      [ compute, late     ]~.    .->[ compute ]
+transfer                          '[ all_reduce ]
+path        [ rank 1            ][ all_reduce ][ rank 0 ]  without a hole: its parts add up to the run
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 
-from stashtrace.analysis.graph.model import NO_SLACK, Graph, Replayed
-from stashtrace.analysis.timeset import Int64
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import graph as native
+from stashtrace.analysis.graph.model import NO_SLACK, Graph, Int8, Int32, Replayed
+from stashtrace.analysis.timeset import NEVER, Int64, int64
+from stashtrace.errors import MissingDataError
+
+
+class Part(IntEnum):
+    """What a node holds the critical path with."""
+
+    GAP = 0  # before its work: what it waited for was done, and nothing says why it did not begin
+    WORK = 1
+    LAG = 2  # behind its work: an edge's fixed time
+
+
+@dataclass(frozen=True)
+class Course:
+    """A graph at fixed times. One more node stands behind all others: the end of the run, which waits for each rank's.
+
+    Attributes
+    ----------
+    graph : Graph
+    plan : Plan
+        Order of the nodes with the end.
+    source, target : int32 array
+        Of edges: those of the graph, then one from each rank's last node to the end.
+    lag_ns : int array
+        Of edges, as they were: an edge that the times contradict, as clock errors make, has what was left for it.
+    ready_ns : int array
+        Of nodes: when everything they wait for was done; their gap begins.
+    begin_ns, end_ns : int array
+        Of the nodes' work.
+    binding : int32 array
+        The edge that each node waited for last, -1 if it waited for none.
+    """
+
+    graph: Graph
+    plan: native.Plan
+    source: Int32
+    target: Int32
+    lag_ns: Int64
+    ready_ns: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    binding: Int32
+
+    @classmethod
+    def of(cls, graph: Graph, replayed: Replayed | None = None) -> Course:
+        """Times as measured, or those of a replay.
+
+        Raises
+        ------
+        MissingDataError
+            If no step of the graph ends.
+        """
+        if not len(graph.ends):
+            raise MissingDataError("no step of the run ends", hint="the critical path leads back from the last one")
+        if replayed is None:
+            begin, end = graph.begin_ns, graph.end_ns
+        else:
+            begin, end = replayed.begin_ns + graph.gap_ns, replayed.end_ns
+        finish = end[graph.ends] + graph.ends_lag_ns
+        order = np.lexsort((finish, graph.ends_rank))
+        last = order[np.append(graph.ends_rank[order][1:] != graph.ends_rank[order][:-1], True)]
+        stop = int(finish.max())
+        begin, end = np.append(begin, stop), np.append(end, stop)
+        source = np.concatenate([graph.source, graph.ends[last]]).astype(np.int32)
+        target = np.concatenate([graph.target, np.full(len(last), len(graph))]).astype(np.int32)
+        lag = np.concatenate([graph.lag_ns, graph.ends_lag_ns[last]])
+        lag = np.minimum(lag, begin[target] - end[source])
+        certainty: Int8 = np.concatenate([-graph.edge_kind, np.zeros(len(last))]).astype(np.int8)
+        plan = native.Plan(source, target, begin, certainty)
+        kept = np.ones(len(source), dtype=bool)
+        kept[plan.cut()] = False
+        ready = np.full(len(begin), -NEVER, dtype=np.int64)
+        np.maximum.at(ready, target[kept], (end[source] + lag)[kept])
+        ready = np.where(ready > -NEVER, ready, begin - np.append(graph.gap_ns, 0))
+        _, binding = plan.replay(ready, end - ready, lag)
+        return cls(graph, plan, source, target, int64(lag), int64(ready), int64(begin), int64(end), binding)
+
+    @property
+    def stop_ns(self) -> int:
+        """When the last step of the last rank ends."""
+        return int(self.end_ns[-1])
+
+    @cached_property
+    def path(self) -> Int64:
+        """Nodes that lead to the end, each the one that the next waited for last; first one first, without the end."""
+        before = np.where(self.binding >= 0, self.source[self.binding], -1)
+        parents = int64(before).data
+        found = []
+        node = parents[len(parents) - 1]
+        while node >= 0:
+            found.append(node)
+            node = parents[node]
+        return np.array(found[::-1], dtype=np.int64)
+
+    @cached_property
+    def slack_ns(self) -> Int64:
+        """By how much each node could end later and the run end no later; -1 where nothing that counts waits for it.
+
+        0 on the critical path, and on any other one that is as long.
+        """
+        last = np.array([len(self.graph)], dtype=np.int32)
+        found: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
+        return found[:-1]
+
+    @cached_property
+    def steps(self) -> tuple[Int64, Int64]:
+        """Numbers of the run's steps, and when the last rank had ended each."""
+        steps, at = np.unique(self.graph.ends_step, return_inverse=True)
+        until = np.full(len(steps), -NEVER, dtype=np.int64)
+        np.maximum.at(until, at, self.end_ns[self.graph.ends] + self.graph.ends_lag_ns)
+        return int64(steps), np.maximum.accumulate(until)
+
+    @cached_property
+    def counted_steps(self) -> Int64:
+        """Steps that shares are made of: no warm-up, and not the first, whose begin is not an end of another one."""
+        steps = self.steps[0]
+        counted = np.isin(steps, self.graph.ends_step[self.graph.ends_counted])
+        later = steps > steps[0]
+        chosen = counted & later if (counted & later).any() else later
+        return steps[chosen] if chosen.any() else steps
 
 
 def critical_nodes(graph: Graph, replayed: Replayed) -> Int64:
-    """Nodes of the path that ends with the last node, first one first.
+    """Nodes of the critical path of a replay, first one first.
 
     None of them could be shorter, or begin earlier, without the run being shorter, as far as the edges tell.
     """
-    if not len(graph):
-        return np.empty(0, dtype=np.int64)
-    node = int(replayed.end_ns.argmax())
-    binding, source = replayed.binding, graph.source
-    path = [node]
-    while binding[node] >= 0:
-        node = int(source[binding[node]])
-        path.append(node)
-    return np.array(path[::-1], dtype=np.int64)
+    return Course.of(graph, replayed).path
 
 
 def critical_time(graph: Graph, replayed: Replayed) -> tuple[Int64, Int64]:
-    """Nodes of the critical path, and how long each one holds it: to the begin of the next one's own time.
+    """Nodes of the critical path of a replay, and how long each one holds it.
 
-    The lags of edges belong to their source, gaps to the node behind them. The times add up to the length of the path.
+    Gaps belong to the node behind them, the lags of edges to the one before. The times add up to its length.
     """
-    path = critical_nodes(graph, replayed)
-    begin = replayed.begin_ns[path]
-    until = np.append(begin[1:], replayed.end_ns[path[-1:]])
-    return path, until - begin
+    course = Course.of(graph, replayed)
+    from_ns = _from_ns(course)
+    return course.path, np.diff(from_ns)
 
 
 def slack_ns(graph: Graph, replayed: Replayed) -> Int64:
-    """By how much each node could end later before the end of a step of any rank does; -1 where none waits for it."""
-    duration = replayed.end_ns - replayed.begin_ns
-    sinks = np.unique(graph.ends)
-    found: Int64 = graph.plan.slack(replayed.begin_ns, duration, graph.lag_ns, sinks, NO_SLACK)
-    return found
+    """``Course.slack_ns`` of a replay."""
+    return Course.of(graph, replayed).slack_ns
+
+
+def _from_ns(course: Course) -> Int64:
+    """When each node of the path begins to hold it, and the end of the run.
+
+    Where a node begins before the one it waited for has ended (a negative lag), the later one holds the path.
+    """
+    ready = np.append(course.ready_ns[course.path], course.stop_ns)
+    return np.minimum.accumulate(ready[::-1])[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The critical path in pieces: sorted, each begins where the one before ends, none is empty.
+
+    Attributes
+    ----------
+    begin_ns, end_ns : int array
+    node : int array
+        Whose time it is.
+    part : int array
+        :class:`Part`.
+    edge : int array
+        Of lags, the edge; else -1.
+    """
+
+    begin_ns: Int64
+    end_ns: Int64
+    node: Int64
+    part: Int64
+    edge: Int64
+
+    @classmethod
+    def of(cls, course: Course) -> Pieces:
+        """The whole path, from the begin of its first node to the end of the run."""
+        nodes, from_ns = course.path, _from_ns(course)
+        low, high = from_ns[:-1], from_ns[1:]
+        work = np.clip(course.begin_ns[nodes], low, high)
+        done = np.clip(course.end_ns[nodes], work, high)
+        edge = np.full((len(nodes), len(Part)), -1, dtype=np.int64)
+        edge[:, Part.LAG] = course.binding[np.append(nodes[1:], len(course.graph))]
+        begin, end = (np.stack(each, axis=1).ravel() for each in ((low, work, done), (work, done, high)))
+        kept = end > begin
+        part = np.tile(np.arange(len(Part), dtype=np.int64), len(nodes))
+        return cls(begin[kept], end[kept], np.repeat(nodes, len(Part))[kept], part[kept], edge.ravel()[kept])
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    @property
+    def held_ns(self) -> Int64:
+        """Length of each piece."""
+        return self.end_ns - self.begin_ns
+
+    def at(self, moments: Int64) -> Int64:
+        """Piece that holds the path at each moment; -1 before the first one, the last one behind the end."""
+        return int64(np.searchsorted(self.begin_ns, moments, side="right") - 1)
+
+    def cut(self, moments: Int64) -> tuple[Pieces, Int64]:
+        """The same path cut at these moments, and the former piece of each."""
+        if not len(self):
+            return self, np.empty(0, dtype=np.int64)
+        inside = moments[(moments > self.begin_ns[0]) & (moments < self.end_ns[-1])]
+        begin = np.unique(np.concatenate([self.begin_ns, inside]))
+        former = self.at(begin)
+        end = np.append(begin[1:], self.end_ns[-1])
+        return Pieces(begin, end, self.node[former], self.part[former], self.edge[former]), former
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Whose clock told the times of each node, and by how much two of them may disagree.
+
+    Attributes
+    ----------
+    clock : int array
+        One number for each clock; negative if several told them.
+    error_ns : int array
+        Half-width of the interval that holds the offset of that clock; of several, the widest.
+    reading_ns : int
+        By how much a reading of one clock may be off.
+    """
+
+    clock: Int64
+    error_ns: Int64
+    reading_ns: int
+
+    @property
+    def widest_ns(self) -> int:
+        """The most that two times may be apart without having an order."""
+        return 2 * max(int(self.error_ns.max(initial=0)), self.reading_ns)
+
+    def apart_ns(self, graph: Graph, a: Int64, b: Int64) -> Int64:
+        """By how much the order of pairs of nodes is in doubt; of one process not at all."""
+        one_clock = (self.clock[a] == self.clock[b]) & (self.clock[a] >= 0)
+        one_process = (graph.process_id[a] == graph.process_id[b]) & (graph.process_id[a] >= 0)
+        apart = np.where(one_clock, 2 * self.reading_ns, self.error_ns[a] + self.error_ns[b])
+        return int64(np.where(one_process, 0, apart))
+
+
+def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
+    """Work beside the path that may be what the run waited for: its slack is within the error of the clocks."""
+    graph, slack = course.graph, course.slack_ns
+    beside = np.ones(len(graph), dtype=bool)
+    beside[course.path] = False
+    beside &= (slack >= 0) & (slack <= clocks.widest_ns)
+    nodes = np.flatnonzero(beside & (graph.end_ns > graph.begin_ns))
+    begin, end = course.begin_ns[nodes], course.end_ns[nodes]
+    first = np.searchsorted(pieces.end_ns, begin, side="right")
+    count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)
+    which = np.repeat(np.arange(len(nodes)), count)
+    piece = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    node = nodes[which]
+    near = slack[node] <= clocks.apart_ns(graph, node, pieces.node[piece])
+    shared = np.minimum(end[which], pieces.end_ns[piece]) - np.maximum(begin[which], pieces.begin_ns[piece])
+    return Overlaps(piece[near], node[near], shared[near])
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaps:
+    """Pieces of the path, nodes beside it, and how long both lasted together."""
+
+    piece: Int64
+    node: Int64
+    shared_ns: Int64
+
+    def ambiguous(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
+        """Pieces beside which such work ran for at least half of their time."""
+        shared = np.bincount(self.piece, self.shared_ns, len(pieces))
+        return (shared > 0) & (2 * shared >= pieces.held_ns)

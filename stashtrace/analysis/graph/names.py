@@ -1,0 +1,267 @@
+"""What nodes did, by name: the function or phase of a thread, the operation of a transfer, the worker of a batch.
+
+Also whose clock told it. Used by ``path`` for the pieces of the critical path, which are few beside the nodes.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives import communicator_names
+from stashtrace.analysis.gap_layers import outer_phase_rows
+from stashtrace.analysis.graph.critical import Clocks, Part, Pieces
+from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
+from stashtrace.analysis.matching import blocks, contact_errors
+from stashtrace.analysis.step_threads import StepThread, step_threads
+from stashtrace.analysis.steps import step_at
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import CollectiveOp, Phase, SpanKind, StallKind
+
+#: More than a run has processes.
+_PROCESSES = 1 << 32
+#: Lags of these edges are time of the node that they lead from: a member of a collective that is done later than the
+#: first one, and a worker between two batches.
+_OF_SOURCE = (EdgeKind.RELEASE, EdgeKind.PROGRAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Pieces with what they are.
+
+    Attributes
+    ----------
+    pieces : Pieces
+    kind : int array
+        ``StallKind``; gaps, and lags that belong to no node, are ``OTHER``.
+    name : int array
+        Codes in ``texts``.
+    texts : sequence of str
+    """
+
+    pieces: Pieces
+    kind: Int64
+    name: Int64
+    texts: Sequence[str]
+
+
+def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
+    """Cut pieces where the functions of a thread begin and end, and name each.
+
+    Parameters
+    ----------
+    index : TraceIndex
+        Of the trace that the graph was built from.
+    graph : Graph
+    pieces : Pieces
+    """
+    labels = list(_labels(index, graph, pieces))
+    cuts = [points[_inside(graph, pieces, each, points)] for each in labels for points in (each.begin, each.end)]
+    pieces, _ = pieces.cut(np.concatenate([*cuts, int64([])]))
+    pool = _Pool()
+    edge_kind = np.append(graph.edge_kind, 0)[np.minimum(pieces.edge, len(graph.edge_kind))]
+    work = (pieces.part == Part.WORK) | ((pieces.part == Part.LAG) & np.isin(edge_kind, _OF_SOURCE))
+    kind = np.where(work, graph.kind[pieces.node], int(StallKind.OTHER))
+    name = np.full(len(pieces), pool.code(""), dtype=np.int64)
+    for value in np.unique(edge_kind[~work & (pieces.part == Part.LAG)]).tolist():
+        name[~work & (pieces.part == Part.LAG) & (edge_kind == value)] = pool.code(EdgeKind(value).name.lower())
+    owners = RowsBy(np.where(work, _owner(graph, pieces.node), -1))
+    for each in labels:
+        mine = owners.rows(each.owner)
+        begin = pieces.begin_ns[mine]
+        at = np.searchsorted(each.begin, begin, side="right") - 1
+        inside = (at >= 0) & (begin < np.append(each.end, 0)[at])
+        codes = np.array([pool.code(text) for text in each.texts], dtype=np.int64)
+        name[mine] = pool.code(each.otherwise)
+        name[mine[inside]] = codes[each.text[at[inside]]]
+    transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
+    name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
+    return Named(pieces, int64(kind), name, pool.texts)
+
+
+def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
+    """How long the process of each interval was blocked in storage within it; 0 for the process -1."""
+    found = np.zeros(len(process), dtype=np.int64)
+    for each in np.unique(process[process >= 0]).tolist():
+        mine, io, own = process == each, index.io, index.io_by_process.rows(each)
+        own = own[io.is_storage[own]]
+        found[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
+    return found
+
+
+def clocks_of(index: TraceIndex, graph: Graph) -> Clocks:
+    """Clocks of the nodes by ``alignment``; a transfer's are those of all ranks that took part."""
+    trace = index.trace
+    processes, alignment = trace.processes, trace.alignment
+    error_of = dict(zip(alignment["boot_code"].tolist(), contact_errors(trace).tolist(), strict=True))
+    reading = alignment["error_ns"][alignment["boot_code"] == alignment["reference_code"]]
+    clock = np.full(int(processes["process_id"].max(initial=-1)) + 2, -1, dtype=np.int64)  # the last: of no process
+    clock[processes["process_id"]] = processes["boot_code"]
+    error = int64([error_of.get(boot, 0) for boot in clock.tolist()])
+    of_node, error_of_node = clock[graph.process_id], error[graph.process_id]
+    transfers = np.flatnonzero((graph.resource == Resource.TRANSFER) & (graph.row >= 0))
+    if len(transfers):
+        order, block = blocks(trace.collectives)
+        count = int(block[-1]) + 1
+        low, high, worst = np.full(count, NEVER), np.full(count, -NEVER), np.zeros(count, dtype=np.int64)
+        owner = trace.collectives["process_id"][order]
+        np.minimum.at(low, block, clock[owner])
+        np.maximum.at(high, block, clock[owner])
+        np.maximum.at(worst, block, error[owner])
+        of_row = np.empty(len(order), dtype=np.int64)
+        of_row[order] = block
+        mine = of_row[graph.row[transfers]]
+        of_node[transfers] = np.where(low == high, low, -1)[mine]
+        error_of_node[transfers] = worst[mine]
+    return Clocks(of_node, error_of_node, int(reading.max(initial=0)))
+
+
+class _Pool:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def code(self, text: str) -> int:
+        return self._codes.setdefault(text, len(self._codes))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._codes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """Named, disjoint intervals of the nodes of one process on one resource.
+
+    Attributes
+    ----------
+    resource : Resource
+    process : int
+    begin, end, text : int array
+        Sorted; the third counts in ``texts``.
+    texts : sequence of str
+    otherwise : str
+        Name outside of them.
+    """
+
+    resource: Resource
+    process: int
+    begin: Int64
+    end: Int64
+    text: Int64
+    texts: Sequence[str]
+    otherwise: str = ""
+
+    @property
+    def owner(self) -> int:
+        return int(self.resource) * _PROCESSES + self.process
+
+
+def _owner(graph: Graph, nodes: Int64) -> Int64:
+    """One number for the resource and the process of each node; negative for those of no process."""
+    process = graph.process_id[nodes]
+    return int64(np.where(process >= 0, graph.resource[nodes] * _PROCESSES + process, -1))
+
+
+def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> npt.NDArray[np.bool_]:
+    """Which moments lie in work of these labels' own nodes."""
+    at = pieces.at(moments)
+    found: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
+    found &= (at >= 0) & (moments < pieces.end_ns[at])
+    return found
+
+
+def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels]:
+    """Of each thread and worker that is on the path."""
+    owners = np.unique(_owner(graph, pieces.node))
+    present = [divmod(owner, _PROCESSES) for owner in owners[owners >= 0].tolist()]
+    for thread in step_threads(index.origin):
+        if (Resource.STEP_THREAD, thread.process_id) in present:
+            yield _functions(index, thread)
+    processes = index.trace.processes
+    numbers = dict(zip(processes["process_id"].tolist(), processes["worker_id"].tolist(), strict=True))
+    for resource, process in present:
+        if resource == Resource.WORKER:
+            number = numbers.get(process, -1)
+            name, none = f"worker {number}" if number >= 0 else "worker", int64([])
+            yield _Labels(Resource.WORKER, process, none, none, none, [], name)
+
+
+def _functions(index: TraceIndex, thread: StepThread) -> _Labels:
+    """The innermost annotated function of a thread, else its phase, at each moment."""
+    trace = index.trace
+    spans = trace.spans.take(index.spans.rows(thread.track_id))
+    spans = spans.take((spans["kind_code"] == SpanKind.USER) & (spans["end_ns"] > spans["begin_ns"]))
+    order = np.lexsort((-spans["end_ns"], spans["begin_ns"]))
+    begin, end = spans["begin_ns"][order], spans["end_ns"][order]
+    depth = np.arange(len(order)) - np.searchsorted(np.sort(end), begin, side="right")
+    codes, word = np.unique(spans["name_code"][order], return_inverse=True)
+    rows = outer_phase_rows(index, thread)
+    phases = trace.phases["phase_code"][rows]
+    kinds, phase = np.unique(phases, return_inverse=True)
+    layers = [_disjoint(begin[depth == d], end[depth == d], word[depth == d]) for d in np.unique(depth)[::-1].tolist()]
+    layers.append(_disjoint(trace.phases["begin_ns"][rows], trace.phases["end_ns"][rows], len(codes) + phase))
+    painted_begin, painted_end, layer = intervals.paint([each[:2] for each in layers])
+    shown = []
+    for number, (own_begin, own_end, value) in enumerate(layers):  # what is painted joins neighbours
+        mine = layer == number
+        cut = intervals.join(painted_begin[mine], painted_end[mine], own_begin, own_end)
+        shown.append((cut[0], cut[1], value[cut[3]]))
+    begin, end, text = (np.concatenate(column) for column in zip(*shown, strict=True))
+    order = np.argsort(begin, kind="stable")
+    texts = [*map(trace.text, codes.tolist()), *(Phase(kind).name.lower() for kind in kinds.tolist())]
+    return _Labels(Resource.STEP_THREAD, thread.process_id, begin[order], end[order], text[order], texts)
+
+
+def _disjoint(begin: Int64, end: Int64, value: npt.NDArray[np.intp]) -> tuple[Int64, Int64, Int64]:
+    """Intervals by begin, each cut where the next begins; those that are then empty are left out."""
+    order = np.lexsort((end, begin))
+    begin, end, value = begin[order], end[order], value[order]
+    end = np.minimum(end, np.append(begin[1:], end[-1:]))
+    kept = end > begin
+    return int64(begin[kept]), int64(end[kept]), int64(value[kept])
+
+
+def _operations(index: TraceIndex, rows: Int64, code: Callable[[str], int]) -> Int64:
+    """Name of the operation of each of these rows of ``collectives``: which of its kind it is within its step."""
+    table = index.trace.collectives
+    if not len(rows) or not len(table):
+        return np.full(len(rows), code("transfer"), dtype=np.int64)
+    order, block = blocks(table)
+    first = order[np.flatnonzero(np.diff(block, prepend=-1))]  # of each operation: the group and number are one
+    step = step_at(index.steps, table["rank"][first], table["call_ns"][first])
+    key = np.stack([table["group_hash"][first].view(np.int64), table["op_code"][first], step], axis=1)
+    _, kind = np.unique(key, axis=0, return_inverse=True)
+    place = np.argsort(kind.reshape(-1), kind="stable")  # by kind, then number
+    starts = np.flatnonzero(np.diff(kind.reshape(-1)[place], prepend=-1))
+    nth = np.empty(len(first), dtype=np.int64)
+    nth[place] = np.arange(len(first)) - np.repeat(starts, np.diff(np.append(starts, len(first))))
+    nth[step < 0] = -1
+    of_row = np.empty(len(order), dtype=np.int64)
+    of_row[order] = block
+    mine = np.where(rows >= 0, of_row[rows], -1)
+    groups = np.unique(table["group_hash"])
+    group = np.searchsorted(groups, table["group_hash"][first])
+    wanted, which = np.unique(
+        np.stack([np.where(mine >= 0, x[mine], -1) for x in (table["op_code"][first], group, nth)], axis=1),
+        axis=0,
+        return_inverse=True,
+    )
+    names = communicator_names(index.trace, groups)
+    texts = [_operation(int(op), str(names[at]) if len(groups) > 1 else "", int(n)) for op, at, n in wanted.tolist()]
+    return np.array([code(text) for text in texts], dtype=np.int64)[which.reshape(-1)]
+
+
+def _operation(op: int, communicator: str, number: int) -> str:
+    if op < 0:
+        return "transfer"
+    known = {int(each): each.name.lower() for each in CollectiveOp}
+    parts = [known.get(op, "collective"), str(number) if number >= 0 else "", communicator]
+    return " ".join(filter(None, parts))

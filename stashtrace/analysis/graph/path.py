@@ -1,0 +1,272 @@
+"""critical_path, critical_share, slack: what the length of the run was made of, over all ranks.
+
+    graph -> Course (what waited for what last) -> Pieces (cut by names, then by steps) -> stretches -> shares
+
+A step here is the job's: from the moment that its last rank ended the step before to the moment that its last rank
+ended this one, so that the stretches of a step add up to it without a hole.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph.build import build
+from stashtrace.analysis.graph.critical import Course, Pieces, rivals
+from stashtrace.analysis.graph.model import Graph, Resource
+from stashtrace.analysis.graph.names import clocks_of, named, storage_ns
+from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import StallKind
+from stashtrace.model.schemas import CRITICAL_PATH, CRITICAL_SHARE, SLACK
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+_IDENTITY = ("rank", "resource", "kind", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The critical path of a run.
+
+    Attributes
+    ----------
+    stretches : Table
+        ``critical_path``.
+    counted_steps : int array
+        Steps that shares are made of.
+    """
+
+    stretches: Table
+    counted_steps: Int64
+
+    @classmethod
+    def of(cls, trace: Trace, graph: Graph) -> CriticalPath:
+        """Path of the graph that was built from this trace, at the measured times.
+
+        Raises
+        ------
+        MissingDataError
+            If no step of it ends.
+        """
+        course = Course.of(graph)
+        return cls(_stretches(TraceIndex(trace), course), course.counted_steps)
+
+    @property
+    def divided(self) -> Table:
+        """Stretches of batches as two rows each: what their makers were blocked in storage, and the rest."""
+        return _divided(self.stretches)
+
+    @property
+    def shares(self) -> Table:
+        """``critical_share``."""
+        return _shares(self.divided, self.counted_steps)
+
+
+def critical_path(trace: Trace) -> Table:
+    """Follow the run from its end back along what each piece of work waited for last.
+
+    Times are those of the time line. What could be shortened to make the run shorter is on this path, and nothing else
+    is; beside ``ambiguous`` stretches other work ran that may be on it instead, by what the clocks are off by.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps of which a graph can be built.
+
+    Columns
+    -------
+    order, step, rank, resource, kind, name, begin_ns, end_ns, held_ns, fetch_ns, ambiguous, rival_rank, rival_kind,
+    rival_slack_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no graph can be built; the message says why.
+    """
+    return CriticalPath.of(trace, build(trace)).stretches
+
+
+def critical_share(trace: Trace) -> Table:
+    """Sum the critical path by rank, kind and name, as shares of its counted steps.
+
+    A share is a ratio of times, so it can be compared between ranks and runs. Clocks enter where the path turns from
+    one rank to another one: there the one that came last is chosen, and where their error leaves that open the time
+    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its own clock says.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps of which a graph can be built.
+
+    Columns
+    -------
+    rank, resource, kind, name, share_ratio, spread_ratio, ambiguous_ratio, held_ns, path_steps_count, steps_count
+
+    Raises
+    ------
+    MissingDataError
+        If no graph can be built; the message says why.
+    """
+    return CriticalPath.of(trace, build(trace)).shares
+
+
+def slack(trace: Trace) -> Table:
+    """Say of each piece of work by how much it could end later and the last step of the run end no later.
+
+    Everything else is taken to be as it was. Several pieces of one chain share their slack: it can be used up once.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps of which a graph can be built.
+
+    Columns
+    -------
+    rank, step, resource, kind, process_id, begin_ns, end_ns, slack_ns, critical
+
+    Raises
+    ------
+    MissingDataError
+        If no graph can be built; the message says why.
+    """
+    graph = build(trace)
+    course = Course.of(graph)
+    critical = np.zeros(len(graph), dtype=np.int64)
+    critical[course.path] = 1
+    step = np.where(graph.step >= 0, graph.step, _step_at(course, graph.begin_ns))
+    columns: dict[str, npt.NDArray[Any]] = {
+        name: getattr(graph, name) for name in ("rank", "process_id", "begin_ns", "end_ns")
+    }
+    return Table(
+        SLACK,
+        {
+            **columns,
+            "step": step,
+            "resource": words(Resource, graph.resource),
+            "kind": words(StallKind, graph.kind),
+            "slack_ns": course.slack_ns,
+            "critical": critical,
+        },
+    )
+
+
+def words(kinds: type[IntEnum], values: Int64) -> npt.NDArray[np.str_]:
+    """Names of the values of an enum in lower case; empty for others."""
+    texts = np.zeros(max(kinds) + 2, dtype="U16")
+    for kind in kinds:
+        texts[kind] = kind.name.lower()
+    return texts[np.where((values >= 0) & (values <= max(kinds)), values, -1)]
+
+
+def _step_at(course: Course, moments: Int64) -> Int64:
+    """The job's step at each moment; behind the last one, the last."""
+    steps, until = course.steps
+    return steps[np.minimum(np.searchsorted(until, moments, side="right"), len(steps) - 1)]
+
+
+def _stretches(index: TraceIndex, course: Course) -> Table:
+    """Consecutive pieces of one step, rank, resource, kind and name as one row."""
+    graph = course.graph
+    whole = named(index, graph, Pieces.of(course))
+    pieces, former = whole.pieces.cut(course.steps[1])
+    kind, name = whole.kind[former], whole.name[former]
+    rank, resource = graph.rank[pieces.node], graph.resource[pieces.node]
+    step = _step_at(course, pieces.begin_ns)
+    beside = rivals(course, pieces, clocks_of(index, graph))
+    ambiguous = beside.ambiguous(pieces)
+    key = np.stack([step, rank, resource, kind, name, ambiguous], axis=1)
+    new = np.append(True, (key[1:] != key[:-1]).any(axis=1))[: len(pieces)]
+    first, row = np.flatnonzero(new), np.cumsum(new) - 1
+    begin, end = pieces.begin_ns[first], np.append(pieces.begin_ns[first[1:]], pieces.end_ns[-1:])
+    batch = (resource[first] == Resource.WORKER) & (kind[first] == StallKind.PREP)
+    fetch = storage_ns(index, np.where(batch, graph.process_id[pieces.node[first]], -1), begin, end)
+    kinds = np.where(2 * fetch > end - begin, int(StallKind.FETCH), kind[first])
+
+    count = len(first)
+    rival_rank, rival_slack = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    rival_kind = np.full(count, -1, dtype=np.int64)
+    mine = ambiguous[beside.piece]
+    node, shared, at = beside.node[mine], beside.shared_ns[mine], row[beside.piece[mine]]
+    if len(at):
+        who = np.stack([at, graph.rank[node], graph.kind[node]], axis=1)
+        distinct, which = np.unique(who, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        together = np.bincount(which, shared)
+        least = np.full(len(distinct), np.iinfo(np.int64).max)
+        np.minimum.at(least, which, course.slack_ns[node])
+        order = np.lexsort((-np.arange(len(distinct)), together, distinct[:, 0]))  # the longest beside it comes last
+        chosen = order[np.append(np.diff(distinct[order, 0]) != 0, True)]
+        rows = distinct[chosen, 0]
+        rival_rank[rows], rival_kind[rows] = distinct[chosen, 1], distinct[chosen, 2]
+        rival_slack[rows] = least[chosen]
+    texts = np.array(whole.texts or [""])
+    return Table(
+        CRITICAL_PATH,
+        {
+            "order": np.arange(count),
+            "step": step[first],
+            "rank": rank[first],
+            "resource": words(Resource, resource[first]),
+            "kind": words(StallKind, kinds),
+            "name": texts[name[first]],
+            "begin_ns": begin,
+            "end_ns": end,
+            "held_ns": end - begin,
+            "fetch_ns": fetch,
+            "ambiguous": ambiguous[first],
+            "rival_rank": rival_rank,
+            "rival_kind": words(StallKind, rival_kind),
+            "rival_slack_ns": rival_slack,
+        },
+    )
+
+
+def _divided(stretches: Table) -> Table:
+    fetched = np.flatnonzero(stretches["fetch_ns"] > 0)
+    read = stretches.take(fetched)
+    kind, rest = stretches["kind"].copy(), stretches["held_ns"] - stretches["fetch_ns"]
+    kind[fetched] = StallKind.PREP.name.lower()
+    fetch = np.full(len(read), StallKind.FETCH.name.lower())
+    parts = [stretches.replace(kind=kind, held_ns=rest), read.replace(kind=fetch, held_ns=read["fetch_ns"])]
+    whole = Table.concat(CRITICAL_PATH, parts)
+    return whole.take(whole["held_ns"] > 0)
+
+
+def _shares(divided: Table, counted: Int64) -> Table:
+    chosen = divided.take(np.isin(divided["step"], counted))
+    if not len(chosen):
+        return Table.empty(CRITICAL_SHARE)
+    codes = [np.unique(chosen[name], return_inverse=True)[1] for name in _IDENTITY]
+    _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
+    group = group.reshape(-1)
+    steps, step = np.unique(chosen["step"], return_inverse=True)
+    held = chosen["held_ns"].astype(np.float64)
+    part = held / np.bincount(step, held)[step]
+    # Of each group the part of each of its steps: a step may hold several of its stretches.
+    pairs, pair = np.unique(group.astype(np.int64) * len(steps) + step, return_inverse=True)
+    of_step, of_group = np.bincount(pair, part), pairs // len(steps)
+    count = len(first)
+    mean = np.bincount(of_group, of_step, count) / len(steps)
+    square = np.bincount(of_group, of_step**2, count) / len(steps)
+    ambiguous = np.bincount(group, part * chosen["ambiguous"], count) / len(steps)
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, group, chosen["held_ns"])
+    order = np.argsort(-mean, kind="stable")
+    return Table(
+        CRITICAL_SHARE,
+        {
+            **{name: chosen[name][first][order] for name in _IDENTITY},
+            "share_ratio": mean[order],
+            "spread_ratio": np.sqrt(np.maximum(square - mean**2, 0.0))[order],
+            "ambiguous_ratio": ambiguous[order],
+            "held_ns": sums[order],
+            "path_steps_count": np.bincount(of_group, minlength=count)[order],
+            "steps_count": np.full(count, len(steps)),
+        },
+    )

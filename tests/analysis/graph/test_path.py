@@ -1,0 +1,251 @@
+"""critical_path, critical_share and slack of traces whose path is known."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from analysis.graph.test_graph import LATE, LOADED
+from builders import MS, US, TraceBuilder, trace_from_text
+from importers.kineto_files import rank_of_two
+
+import stashtrace
+from stashtrace.analysis.registry import analyze
+from stashtrace.cli import main
+from stashtrace.errors import MissingDataError
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+STEPS = 12
+
+
+def late_text() -> Trace:
+    return trace_from_text(LATE.replace("|", ""))
+
+
+def job(late_ns: int = 0, *, hosts: tuple[str, ...] = ("a", "b"), error_ns: int = 0, ranks: int = 2) -> Trace:
+    """Steps of 10 ms: 4 ms forward, of rank 1 longer; a transfer up to 8 ms; the optimizer."""
+    build = TraceBuilder(hosts)
+    code = build.strings.code
+    for host in sorted(set(hosts)):
+        own = error_ns if host != "a" else 20
+        build.add(
+            "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-a"), method_code=code("collectives"),
+            error_ns=own, touch_error_ns=own,
+        )  # fmt: skip
+    for step in range(STEPS):
+        now = step * 10 * MS
+        enter = {rank: now + 4 * MS + (late_ns if rank == 1 else -rank * MS // 2) for rank in range(ranks)}
+        keys = build.collective({rank: (at, now + 8 * MS) for rank, at in enter.items()})
+        for rank, at in enter.items():
+            build.rank(rank).phase("forward", now, at).phase("optimizer", now + 8 * MS, now + 10 * MS)
+            build.rank(rank).collective_wait(keys[rank], at, now + 8 * MS)
+    return build.trace()
+
+
+def held_ms(table: Table, *keys: str) -> dict[tuple[object, ...], float]:
+    """Sum of held_ns by some columns."""
+    found: dict[tuple[object, ...], float] = {}
+    for row in table.rows():
+        key = tuple(row[name] for name in keys)
+        found[key] = found.get(key, 0.0) + row["held_ns"] / MS
+    return found
+
+
+def test_the_stretches_of_a_job_with_a_late_rank() -> None:
+    table = analyze(late_text(), "critical_path")
+    rows = [(r["step"], r["rank"], r["kind"], r["name"], r["held_ns"] // MS) for r in table.rows()]
+    one = [("forward", 1), ("backward", 4)]
+    expected: list[tuple[object, ...]] = []
+    for step in range(3):
+        expected += [(step, 1, "compute", name, length) for name, length in one]
+        expected += [(step, -1, "interconnect", "all_reduce 0", 2), (step, 1, "compute", "optimizer", 1)]
+    # Both ranks are done at one moment: which of the last two optimizers the run waited for nobody can tell.
+    expected[-1] = (2, int(table["rank"][-1]), "compute", "optimizer", 1)
+    assert rows == expected
+    assert table["ambiguous"].tolist() == [0] * (len(rows) - 1) + [1]
+    last = next(iter(table.take(np.array([len(table) - 1])).rows()))
+    assert (last["rival_rank"], last["rival_kind"], last["rival_slack_ns"]) == (1 - last["rank"], "compute", 0)
+    assert set(table["rival_rank"][:-1].tolist()) == {-1}
+
+
+@pytest.mark.parametrize("trace", [late_text(), trace_from_text(LOADED), job(1 * MS)], ids=["late", "loaded", "hosts"])
+def test_the_stretches_of_a_step_add_up_to_the_step(trace: Trace) -> None:
+    table, steps = analyze(trace, "critical_path"), analyze(trace, "steps")
+    ends = [int(steps["end_ns"][steps["step"] == step].max()) for step in np.unique(steps["step"]).tolist()]
+    lengths = [held * MS for held in held_ms(table, "step").values()]
+    assert lengths[1:] == np.diff(ends).tolist()
+    assert table["end_ns"][-1] == ends[-1]
+    assert (table["begin_ns"][1:] == table["end_ns"][:-1]).all()
+    assert (table["end_ns"] - table["begin_ns"] == table["held_ns"]).all()
+
+
+def test_shares_are_of_steps_and_sum_to_one() -> None:
+    table = analyze(job(1 * MS, error_ns=10 * US), "critical_share")
+    found = {(r["rank"], r["kind"], r["name"]): r for r in table.rows()}
+    assert found[1, "compute", "forward"]["share_ratio"] == pytest.approx(0.5)
+    assert found[-1, "network", "all_reduce 0"]["share_ratio"] == pytest.approx(0.3)
+    assert table["share_ratio"].sum() == pytest.approx(1)
+    assert (table["share_ratio"][:-1] >= table["share_ratio"][1:]).all()
+    forward = found[1, "compute", "forward"]
+    assert forward["spread_ratio"] == pytest.approx(0, abs=1e-9)
+    assert forward["path_steps_count"] == forward["steps_count"] == STEPS - 5  # without the warm-up
+    assert forward["held_ns"] == (STEPS - 5) * 5 * MS
+
+
+def test_the_spread_is_that_of_the_steps() -> None:
+    """Rank 0 is late in every other step, by as much as rank 1 in the others."""
+    build = TraceBuilder()
+    for step in range(STEPS):
+        now = step * 10 * MS
+        enter = {rank: now + (5 if (step + rank) % 2 else 3) * MS for rank in range(2)}
+        keys = build.collective({rank: (at, now + 8 * MS) for rank, at in enter.items()})
+        for rank, at in enter.items():
+            build.rank(rank).phase("forward", now, at).phase("optimizer", now + 8 * MS, now + 10 * MS)
+            build.rank(rank).collective_wait(keys[rank], at, now + 8 * MS)
+    table = analyze(build.trace(), "critical_share")
+    rows = {r["rank"]: r for r in table.rows() if r["name"] == "forward"}
+    counted = np.arange(5, STEPS)
+    for rank, row in rows.items():
+        part = np.where((counted + rank) % 2, 0.5, 0.0)
+        assert (row["share_ratio"], row["spread_ratio"]) == (pytest.approx(part.mean()), pytest.approx(part.std()))
+        assert row["path_steps_count"] == np.count_nonzero(part)
+
+
+@pytest.mark.parametrize(
+    ("late_us", "hosts", "error_us", "ambiguous"),
+    [
+        (100, ("a", "b"), 200, True),  # rank 1 came later by less than the clocks tell
+        (100, ("a", "b"), 50, False),
+        (-100, ("a", "b"), 200, True),  # then rank 0 is on the path, and rank 1 the rival
+        (100, ("a", "a"), 200, False),  # one clock
+        (100, ("b", "b"), 200, False),  # one clock whose offset to the others is not known better
+    ],
+)
+def test_a_tie_within_the_error_of_two_clocks_is_ambiguous(
+    late_us: int, hosts: tuple[str, ...], error_us: int, ambiguous: bool
+) -> None:
+    table = analyze(job(late_us * US, hosts=hosts, error_ns=error_us * US), "critical_path")
+    forward = table.take((table["name"] == "forward") & (table["step"] < STEPS - 1))
+    late, early = (1, 0) if late_us > 0 else (0, 1)
+    assert len(forward)
+    assert set(forward["rank"].tolist()) == {late}
+    assert set(forward["ambiguous"].tolist()) == {int(ambiguous)}
+    rivals = {(r["rival_rank"], r["rival_kind"], r["rival_slack_ns"]) for r in forward.rows()}
+    assert rivals == {(early, "compute", abs(late_us) * US) if ambiguous else (-1, "", -1)}
+    transfers = table.take(table["rank"] < 0)
+    assert not transfers["ambiguous"].any()  # nothing else ran then
+    share = analyze(job(late_us * US, hosts=hosts, error_ns=error_us * US), "critical_share")
+    doubt = {r["rank"]: r["ambiguous_ratio"] for r in share.rows() if r["name"] == "forward"}
+    assert (doubt[late] == pytest.approx(0.4, abs=0.02)) if ambiguous else (doubt[late] == 0)
+
+
+def test_of_several_rivals_the_one_beside_it_for_longest_is_named() -> None:
+    """Rank 2 entered half a millisecond before rank 0 would have: within the error too, but for less of the time."""
+    table = analyze(job(100 * US, hosts=("a", "b", "c"), error_ns=2 * MS, ranks=3), "critical_path")
+    forward = table.take((table["name"] == "forward") & (table["step"] < STEPS - 1))
+    assert set(forward["rival_rank"].tolist()) == {0}
+
+
+def test_functions_phases_and_operations_are_named() -> None:
+    build = TraceBuilder()
+    build.group([0, 1], name="data")
+    build.group([0, 1], group=7, name="tensor")
+    for step in range(3):
+        now = step * 20 * MS
+        for rank in range(2):
+            build.rank(rank).phase("forward", now, now + 4 * MS).phase("optimizer", now + 12 * MS, now + 20 * MS)
+        build.rank(1).annotate("outer", now + 1 * MS, now + 3 * MS).annotate("inner", now + 2 * MS, now + 3 * MS)
+        for nth, group in enumerate((7, 7, None)):
+            at = now + (4 + 2 * nth) * MS
+            call = {0: (at - MS // 2, at + 2 * MS), 1: (at, at + 2 * MS)}
+            keys = build.collective(call, **({"group": group} if group else {}))
+            for rank in range(2):
+                build.rank(rank).collective_wait(keys[rank], at, at + 2 * MS)
+    table = analyze(build.trace(), "critical_path")
+    inside = table.take(table["step"] == 1)
+    names = [(r["rank"], r["name"], r["held_ns"] // MS) for r in inside.rows()]
+    assert names[:7] == [
+        (1, "forward", 1),
+        (1, "outer", 1),
+        (1, "inner", 1),
+        (1, "forward", 1),
+        (-1, "all_reduce 0 tensor", 2),
+        (-1, "all_reduce 1 tensor", 2),
+        (-1, "all_reduce 0 data", 2),
+    ]
+
+
+def test_of_a_batch_storage_and_making_are_told_apart() -> None:
+    """A worker reads for 3 of the 4 ms that it makes a batch, each 2 ms step waits for one."""
+    text = LOADED + "rank 0 worker 0 io: bbb.bbb.bbb.bbb.bbb.bbb.\n"
+    trace = trace_from_text(text)
+    path = analyze(trace, "critical_path")
+    batches = path.take(path["resource"] == "worker")
+    assert set(batches["name"].tolist()) == {"worker 0"}
+    # Steps end at 6, 10, 14 and 18 ms, batches at 4, 8, 12 and 16: a step has halves of two.
+    assert (batches["held_ns"] // MS).tolist() == [6, 4, 4, 2]
+    assert (batches["fetch_ns"] // MS).tolist() == [5, 3, 3, 1]
+    assert batches["kind"].tolist() == ["fetch", "fetch", "fetch", "prep"]
+    share: dict[tuple[str, str], float] = {}
+    for row in analyze(trace, "critical_share").rows():
+        key = row["resource"], row["kind"]
+        share[key] = share.get(key, 0.0) + row["share_ratio"]
+    assert share == {
+        ("worker", "fetch"): pytest.approx((3 + 3 + 1) / 12),
+        ("worker", "prep"): pytest.approx((1 + 1 + 1) / 12),
+        ("step_thread", "compute"): pytest.approx(2 / 12),
+    }
+
+
+def test_slack_of_each_piece_of_work() -> None:
+    trace = late_text()
+    table = analyze(trace, "slack")
+    before_call = (table["rank"] == 0) & (table["begin_ns"] % (8 * MS) < 7 * MS)
+    work = table.take(before_call & (table["end_ns"] > table["begin_ns"]))
+    assert set(work["slack_ns"].tolist()) == {3 * MS}
+    path = analyze(trace, "critical_path")
+    critical = table.take(table["critical"] == 1)
+    assert set(critical["slack_ns"].tolist()) == {0}
+    assert (critical["end_ns"] - critical["begin_ns"]).sum() == path["held_ns"].sum()
+    transfers = table.take(table["resource"] == "transfer")
+    assert transfers["step"].tolist() == [0, 1, 2]
+    assert set(transfers["process_id"].tolist()) == {-1}
+
+
+def test_a_rank_made_slow_by_its_worker_is_the_path(tmp_path: Path) -> None:
+    """Rank 2 is 8 ms late because its batches come late: a step of the made-up job is one batch by two workers."""
+    out = tmp_path / "made"
+    assert main(["synth", str(out), "--ranks", "4", "--steps", "40", "--late-rank", "2", "--late", "8"]) == 0
+    truth = json.loads((out / "truth.json").read_text(encoding="utf-8"))
+    trace = stashtrace.load(out)
+    path, share = analyze(trace, "critical_path"), analyze(trace, "critical_share")
+    steps = held_ms(path, "step")
+    assert all(held == pytest.approx(truth["step_ns"] / MS) for held in list(steps.values())[1:])
+    inside = share.take((share["rank"] == 2) & (share["resource"] == "worker"))
+    assert inside["share_ratio"].sum() > 0.8
+    assert share["share_ratio"].sum() == pytest.approx(1)
+
+
+def test_a_rank_made_slow_on_its_own_thread_is_the_path_with_its_share(tmp_path: Path) -> None:
+    """Without workers that hold it up: the late rank's own step, but for the transfer, is all of the path."""
+    out = tmp_path / "made"
+    times = ["--wait", "0", "--forward", "20", "--backward", "40", "--transfer", "15", "--optimizer", "5"]
+    assert main(["synth", str(out), "--ranks", "3", "--steps", "40", "--late-rank", "1", "--late", "20", *times]) == 0
+    truth = json.loads((out / "truth.json").read_text(encoding="utf-8"))
+    shares = analyze(stashtrace.load(out), "critical_share")
+    transfer = shares.take(shares["resource"] == "transfer")["share_ratio"].sum()
+    mine = shares.take(shares["rank"] == 1)["share_ratio"].sum()
+    assert (truth["step_ns"], transfer) == (100 * MS, pytest.approx(0.15, abs=0.01))
+    assert mine == pytest.approx(0.85, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["critical_path", "critical_share", "slack"])
+def test_a_run_of_which_no_graph_can_be_built_says_why(name: str, tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError):
+        analyze(trace_from_text("rank 0 io : bb"), name)
+    with pytest.raises(MissingDataError, match="those of its device"):
+        analyze(stashtrace.load(rank_of_two(tmp_path / "rank0.json", 0)), name)

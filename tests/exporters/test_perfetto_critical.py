@@ -1,0 +1,107 @@
+"""The critical path on the time line, by the real trace processor: its slices are the rows, its arrows the turns."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import trace_processor
+from analysis.graph.test_path import job, late_text
+from builders import MS, trace_from_text
+from trace_processor import TraceProcessor
+
+from stashtrace.analysis.registry import analyze
+from stashtrace.exporters.registry import export
+from stashtrace.model.trace import Trace
+
+pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
+
+
+def exported(trace: Trace, path: Path, **options: object) -> TraceProcessor:
+    result = export(trace, "perfetto", path, **options)
+    processor = TraceProcessor.of(result.path)
+    assert processor.errors() == []
+    assert processor.one("select count() from slice") == result.rows_count
+    return processor
+
+
+def line(processor: TraceProcessor, track: str) -> list[tuple[str, int, int]]:
+    return processor.rows(
+        "select slice.name, ts, dur from slice join track on track_id = track.id "
+        f"where track.name = '{track}' order by ts"
+    )
+
+
+def arrows(processor: TraceProcessor) -> list[tuple[str, str, int]]:
+    """Tracks of both ends of each arrow of the overlay, and when the second begins."""
+    return processor.rows(
+        "select a.name, b.name, target.ts from flow join slice source on slice_out = source.id "
+        "join slice target on slice_in = target.id join track a on source.track_id = a.id "
+        "join track b on target.track_id = b.id where a.name glob '*critical*' order by target.ts"
+    )
+
+
+def test_the_strip_is_the_table_and_the_lines_divide_it(tmp_path: Path) -> None:
+    trace = late_text()
+    table = analyze(trace, "critical_path")
+    processor = exported(trace, tmp_path / "t.pftrace")
+    strip = line(processor, "critical path")
+    assert [row[1:] for row in strip] == list(zip(table["begin_ns"].tolist(), table["held_ns"].tolist(), strict=True))
+    assert [row[0] for row in strip[:4]] == [
+        "rank 1 forward (compute)", "rank 1 backward (compute)", "all_reduce 0", "rank 1 optimizer (compute)"
+    ]  # fmt: skip
+    lines = line(processor, "transfers · critical")
+    assert lines == [row for row in strip if row[0] == "all_reduce 0"]
+    for rank in (0, 1):
+        lines += line(processor, f"rank {rank:03d} · critical")
+    assert sorted(lines, key=lambda row: row[1]) == strip
+    assert processor.one("select count() from track where name = 'critical path' and parent_id is null") == 1
+
+
+def test_arrows_lead_to_where_the_path_goes_on(tmp_path: Path) -> None:
+    trace = late_text()
+    table = analyze(trace, "critical_path")
+    names = {-1: "transfers · critical", 0: "rank 000 · critical", 1: "rank 001 · critical"}
+    expected = [
+        (names[a], names[b], begin)
+        for a, b, begin in zip(
+            table["rank"][:-1].tolist(), table["rank"][1:].tolist(), table["begin_ns"][1:].tolist(), strict=True
+        )
+        if a != b
+    ]
+    assert len(expected) == 6
+    assert arrows(exported(trace, tmp_path / "t.pftrace")) == expected
+
+
+def test_an_ambiguous_stretch_names_its_rival(tmp_path: Path) -> None:
+    processor = exported(job(100_000, error_ns=200_000), tmp_path / "t.pftrace")
+    found = processor.rows(
+        "select distinct extract_arg(arg_set_id, 'debug.ambiguous'), extract_arg(arg_set_id, 'debug.rival_rank'), "
+        "extract_arg(arg_set_id, 'debug.rival_kind'), extract_arg(arg_set_id, 'debug.rival_slack_ns') from slice "
+        "where name = 'rank 1 forward (compute)'"
+    )
+    assert found == [(1, 0, "compute", 100_000)]
+
+
+def test_cut_by_rank_and_step(tmp_path: Path) -> None:
+    trace = late_text()
+    one = exported(trace, tmp_path / "ranks.pftrace", ranks=[0])
+    assert len(line(one, "critical path")) == len(analyze(trace, "critical_path"))
+    assert line(one, "rank 001 · critical") == []
+    assert {(a, b) for a, b, _ in arrows(one)} == {("transfers · critical", "rank 000 · critical")}
+    step = exported(trace, tmp_path / "steps.pftrace", steps=(1, 2))
+    assert [(begin, length) for _, begin, length in line(step, "critical path")] == [
+        (8 * MS, MS), (9 * MS, 4 * MS), (13 * MS, 2 * MS), (15 * MS, MS)
+    ]  # fmt: skip
+
+
+def test_without_a_graph_the_time_line_is_as_before_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="stashtrace"):
+        processor = exported(trace_from_text("rank 0 io : bb"), tmp_path / "t.pftrace")
+    assert processor.one("select count() from track where name glob '*critical*'") == 0
+    assert processor.one("select count() from slice") > 0
+    assert any("no critical path" in message for message in caplog.messages)
