@@ -7,13 +7,13 @@ from stashtrace.model.columns import INTERVAL as _INTERVAL
 from stashtrace.model.columns import schema as _schema
 
 _RANK = ("rank", "i8", "", "global rank; -1 for transfers, which are all members'")
-_RESOURCE = ("resource", "U16", "", "what it occupied: step_thread, worker, transfer, ...")
-_KIND = ("kind", "U16", "", "StallKind in lower case; other: what no edge explains, and fixed times between work")
+_RESOURCE = ("resource", "U16", "", "what it occupied: step_thread, worker, transfer, ...; empty of gaps and delays")
+_KIND = ("kind", "U16", "", "StallKind in lower case; other where the resource is empty")
 _NAME = (
     "name",
     "U16",
     "",
-    "innermost annotated function, else phase; operation and its number within the step; worker; of other: the edge",
+    "function or phase, blocking call, worker, operation and its number in the step; gap; else the edge",
 )
 CRITICAL_PATH = _schema(
     "critical_path",

@@ -22,7 +22,11 @@ _MOST_NAMES, _WORTH_NAMING = 3, 0.01
 #: A rank, or an operation, stands for its kind if it has this part of it; an order is usual in more than so many steps.
 _MAJORITY = 0.5
 _WIDTH = 79
-_WORDS = {"other": "unexplained"}
+#: A space at which no line ends.
+_KEPT = "\u00a0"
+#: Kinds in other words; the second is no kind: what occupies nothing.
+_WORDS = {"other": "asleep or blocked"}
+_UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Group:
     share_ratio : float
         Of the critical path over the counted steps.
     kind : str
-        StallKind in lower case.
+        StallKind in lower case, or ``unexplained``: gaps and delays.
     is_transfer : bool
     rank : int
         -1 for transfers, and for several ranks.
@@ -59,7 +63,7 @@ class Group:
 
     def rows(self, table: Table) -> npt.NDArray[np.bool_]:
         """Its rows of a table with rank, kind and name."""
-        chosen: npt.NDArray[np.bool_] = (table["kind"] == self.kind) & ((table["rank"] < 0) == self.is_transfer)
+        chosen: npt.NDArray[np.bool_] = (_kinds(table) == self.kind) & ((table["rank"] < 0) == self.is_transfer)
         if self.rank >= 0:
             chosen &= table["rank"] == self.rank
         return chosen & (table["name"] == self.name) if self.name else chosen
@@ -67,7 +71,8 @@ class Group:
 
 def critical_lines(path: CriticalPath) -> list[str]:
     """The sentence in lines for the terminal; none if no step of the run counts."""
-    return textwrap.wrap(critical_sentence(path), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    lines = textwrap.wrap(_sentence(path, kept=_KEPT), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return [line.replace(_KEPT, " ") for line in lines]
 
 
 def critical_sentence(path: CriticalPath) -> str:
@@ -76,6 +81,11 @@ def critical_sentence(path: CriticalPath) -> str:
     Empty if no step counts. An example:
     ``critical path: 41 % rank 3 prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
     """
+    return _sentence(path)
+
+
+def _sentence(path: CriticalPath, kept: str = " ") -> str:
+    """The sentence; ``kept`` stands between words that belong together."""
     shares = path.shares
     found = groups(shares)[:_MOST_NAMES]
     if not found:
@@ -83,11 +93,13 @@ def critical_sentence(path: CriticalPath) -> str:
     order = usual_order(path, found)
     named = found if order is None else [found[at] for at in order]
     joint = ", " if order is None else " -> "
-    text = "critical path: " + joint.join(f"{percent_text(each.share_ratio)} {each}" for each in named)
+    parts = [f"{percent_text(each.share_ratio)} {each}".replace(" ", kept) for each in named]
+    text = f"critical path: {joint.join(parts)}"
     doubt = float(shares["ambiguous_ratio"].sum())
     if doubt < _WORTH_NAMING:
         return text
-    return f"{text}; in {percent_text(doubt)} of it the clocks cannot tell it from {_rival(path)}"
+    rival = _rival(path).replace(" ", kept)
+    return f"{text}; in {percent_text(doubt).replace(' ', kept)} of it the clocks cannot tell it from {rival}"
 
 
 def groups(shares: Table) -> list[Group]:
@@ -97,7 +109,7 @@ def groups(shares: Table) -> list[Group]:
     ranks instead, and transfers of which no operation has half are one of all transfers of the kind.
     """
     found = []
-    for kind in np.unique(shares["kind"]).tolist():
+    for kind in np.unique(_kinds(shares)).tolist():
         for is_transfer in (False, True):
             mine = shares.take(Group(0.0, kind, is_transfer).rows(shares))
             if not len(mine):
@@ -131,6 +143,10 @@ def usual_order(path: CriticalPath, found: list[Group]) -> list[int] | None:
             seen[tuple(sorted(present, key=lambda at: begins[at][step]))] += 1
     order, count = max(seen.items(), key=lambda item: item[1], default=((), 0))
     return list(order) if count > _MAJORITY * len(path.counted_steps) else None
+
+
+def _kinds(table: Table) -> npt.NDArray[np.str_]:
+    return np.where(table["resource"] == "", _UNEXPLAINED, table["kind"])
 
 
 def _rival(path: CriticalPath) -> str:

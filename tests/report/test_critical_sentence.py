@@ -25,7 +25,7 @@ def path_of(steps: Sequence[Sequence[Stretch]]) -> CriticalPath:
         for stretch in stretches:
             rank, kind, name, length = stretch[:4]
             rival = stretch[4] if len(stretch) > 4 else (-1, "")
-            resource = "transfer" if rank < 0 else "step_thread"
+            resource = "transfer" if rank < 0 else "" if name == "gap" else "step_thread"
             doubt = int(len(stretch) > 4)
             rows.append((len(rows), step, rank, resource, kind, name, now, now + length, length, 0,
                          doubt, *rival, doubt - 1))  # fmt: skip
@@ -40,15 +40,16 @@ def test_largest_stretches_in_the_order_of_the_path() -> None:
         (3, "compute", "backward", 10),
         (-1, "network", "all_reduce 0", 22),
         (0, "compute", "optimizer", 5),
-        (0, "other", "", 16),
+        (0, "other", "gap", 9),
+        (0, "other", "sleep", 7),
     ]
     assert critical_sentence(path_of([step] * 4)) == (
-        "critical path: 41 % rank 3 prep -> 22 % all-reduce 0 -> 16 % rank 0 unexplained"
+        "critical path: 41 % rank 3 prep -> 16 % rank 3 compute -> 22 % all-reduce 0"
     )
     # Without an order that most steps have it is by size.
     turned = [*step[3:], *step[:3]]
     assert critical_sentence(path_of([step, step, turned, turned])) == (
-        "critical path: 41 % rank 3 prep, 22 % all-reduce 0, 16 % rank 0 unexplained"
+        "critical path: 41 % rank 3 prep, 22 % all-reduce 0, 16 % rank 3 compute"
     )
     assert " -> " in critical_sentence(path_of([step, step, step, turned]))
 
@@ -68,6 +69,13 @@ def test_ranks_that_take_turns_are_one() -> None:
     ]
     assert critical_sentence(path_of(steps)) == (
         "critical path: 90 % compute of 4 ranks in turn -> 10 % interconnect transfers"
+    )
+
+
+def test_a_sleep_is_told_from_what_nothing_explains() -> None:
+    step: list[Stretch] = [(0, "other", "gap", 70), (0, "other", "sleep", 30)]
+    assert (
+        critical_sentence(path_of([step])) == "critical path: 70 % rank 0 unexplained -> 30 % rank 0 asleep or blocked"
     )
 
 

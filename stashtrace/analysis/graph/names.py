@@ -17,13 +17,16 @@ from stashtrace.analysis.collectives import communicator_names
 from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.graph.critical import Clocks, Part, Pieces
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
+from stashtrace.analysis.late_names import BETWEEN_PHASES
 from stashtrace.analysis.matching import blocks, contact_errors
 from stashtrace.analysis.step_threads import StepThread, step_threads
 from stashtrace.analysis.steps import step_at
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import CollectiveOp, Phase, SpanKind, StallKind
+from stashtrace.model.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
 
+#: Name of the time for which work waited for nothing that is known.
+GAP = "gap"
 #: More than a run has processes.
 _PROCESSES = 1 << 32
 #: Lags of these edges are time of the node that they lead from: a member of a collective that is done later than the
@@ -38,14 +41,17 @@ class Named:
     Attributes
     ----------
     pieces : Pieces
+    occupies : bool array
+        Whether it is work of its node; gaps, and lags that are no node's, are not, and their kind is ``OTHER``.
     kind : int array
-        ``StallKind``; gaps, and lags that belong to no node, are ``OTHER``.
+        ``StallKind``.
     name : int array
         Codes in ``texts``.
     texts : sequence of str
     """
 
     pieces: Pieces
+    occupies: npt.NDArray[np.bool_]
     kind: Int64
     name: Int64
     texts: Sequence[str]
@@ -68,7 +74,7 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     edge_kind = np.append(graph.edge_kind, 0)[np.minimum(pieces.edge, len(graph.edge_kind))]
     work = (pieces.part == Part.WORK) | ((pieces.part == Part.LAG) & np.isin(edge_kind, _OF_SOURCE))
     kind = np.where(work, graph.kind[pieces.node], int(StallKind.OTHER))
-    name = np.full(len(pieces), pool.code(""), dtype=np.int64)
+    name = np.where(pieces.part == Part.GAP, pool.code(GAP), pool.code(""))
     for value in np.unique(edge_kind[~work & (pieces.part == Part.LAG)]).tolist():
         name[~work & (pieces.part == Part.LAG) & (edge_kind == value)] = pool.code(EdgeKind(value).name.lower())
     owners = RowsBy(np.where(work, _owner(graph, pieces.node), -1))
@@ -80,9 +86,16 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
         codes = np.array([pool.code(text) for text in each.texts], dtype=np.int64)
         name[mine] = pool.code(each.otherwise)
         name[mine[inside]] = codes[each.text[at[inside]]]
+        if each.resource == Resource.STEP_THREAD:
+            stood = mine[kind[mine] == StallKind.OTHER]
+            op = _blocking_calls(index, each.track, pieces.begin_ns[stood], pieces.end_ns[stood])
+            calls = np.array([pool.code(WaitOp(value).name.lower()) for value in WaitOp], dtype=np.int64)
+            name[stood[op >= 0]] = calls[op[op >= 0]]
+            bare = mine[~inside & (kind[mine] == StallKind.COMPUTE)]
+            name[bare] = pool.code(BETWEEN_PHASES)
     transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
     name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
-    return Named(pieces, int64(kind), name, pool.texts)
+    return Named(pieces, work, int64(kind), name, pool.texts)
 
 
 def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
@@ -149,6 +162,8 @@ class _Labels:
     texts : sequence of str
     otherwise : str
         Name outside of them.
+    track : int
+        Of a thread; -1 for workers.
     """
 
     resource: Resource
@@ -158,6 +173,7 @@ class _Labels:
     text: Int64
     texts: Sequence[str]
     otherwise: str = ""
+    track: int = -1
 
     @property
     def owner(self) -> int:
@@ -217,7 +233,23 @@ def _functions(index: TraceIndex, thread: StepThread) -> _Labels:
     begin, end, text = (np.concatenate(column) for column in zip(*shown, strict=True))
     order = np.argsort(begin, kind="stable")
     texts = [*map(trace.text, codes.tolist()), *(Phase(kind).name.lower() for kind in kinds.tolist())]
-    return _Labels(Resource.STEP_THREAD, thread.process_id, begin[order], end[order], text[order], texts)
+    return _Labels(
+        Resource.STEP_THREAD, thread.process_id, begin[order], end[order], text[order], texts, track=thread.track_id
+    )
+
+
+def _blocking_calls(index: TraceIndex, track: int, begin_ns: Int64, end_ns: Int64) -> Int64:
+    """Place in ``WaitOp`` of the call that a thread was blocked in for most of each interval, -1 if there is none."""
+    waits, rows = index.trace.waits, index.waits.rows(track)
+    rows = rows[np.isin(waits["wait_code"][rows], list(WaitOp))]
+    ops = np.searchsorted(np.array(list(WaitOp)), waits["wait_code"][rows])
+    begin, end, op = _disjoint(waits["begin_ns"][rows], waits["end_ns"][rows], ops)
+    cut = intervals.join(begin_ns, end_ns, begin, end)
+    spent = np.zeros((len(begin_ns), len(WaitOp)), dtype=np.int64)
+    np.add.at(spent, (cut[2], op[cut[3]]), cut[1] - cut[0])
+    most = spent.argmax(axis=1)
+    known = 2 * spent[np.arange(len(most)), most] >= end_ns - begin_ns
+    return np.where(known, most, -1)
 
 
 def _disjoint(begin: Int64, end: Int64, value: npt.NDArray[np.intp]) -> tuple[Int64, Int64, Int64]:

@@ -27,6 +27,8 @@ from stashtrace.model.schemas import CRITICAL_PATH, CRITICAL_SHARE, SLACK
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
+#: Resource of gaps and of lags that belong to no node.
+_NOTHING = -1
 _IDENTITY = ("rank", "resource", "kind", "name")
 
 
@@ -176,7 +178,8 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     whole = named(index, graph, Pieces.of(course))
     pieces, former = whole.pieces.cut(course.steps[1])
     kind, name = whole.kind[former], whole.name[former]
-    rank, resource = graph.rank[pieces.node], graph.resource[pieces.node]
+    rank = graph.rank[pieces.node]
+    resource = np.where(whole.occupies[former], graph.resource[pieces.node], _NOTHING)
     step = _step_at(course, pieces.begin_ns)
     beside = rivals(course, pieces, clocks_of(index, graph))
     ambiguous = beside.ambiguous(pieces)
@@ -253,7 +256,9 @@ def _shares(divided: Table, counted: Int64) -> Table:
     of_step, of_group = np.bincount(pair, part), pairs // len(steps)
     count = len(first)
     mean = np.bincount(of_group, of_step, count) / len(steps)
-    square = np.bincount(of_group, of_step**2, count) / len(steps)
+    # Where it is not on the path its part is 0.
+    present = np.bincount(of_group, minlength=count)
+    apart = np.bincount(of_group, (of_step - mean[of_group]) ** 2, count) + (len(steps) - present) * mean**2
     ambiguous = np.bincount(group, part * chosen["ambiguous"], count) / len(steps)
     sums = np.zeros(count, dtype=np.int64)
     np.add.at(sums, group, chosen["held_ns"])
@@ -263,10 +268,10 @@ def _shares(divided: Table, counted: Int64) -> Table:
         {
             **{name: chosen[name][first][order] for name in _IDENTITY},
             "share_ratio": mean[order],
-            "spread_ratio": np.sqrt(np.maximum(square - mean**2, 0.0))[order],
+            "spread_ratio": np.sqrt(apart / len(steps))[order],
             "ambiguous_ratio": ambiguous[order],
             "held_ns": sums[order],
-            "path_steps_count": np.bincount(of_group, minlength=count)[order],
+            "path_steps_count": present[order],
             "steps_count": np.full(count, len(steps)),
         },
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from analysis.graph.test_graph import LATE, LOADED
 from builders import MS, US, TraceBuilder, trace_from_text
 from importers.kineto_files import rank_of_two
+from report import scenes
 
 import stashtrace
 from stashtrace.analysis.registry import analyze
@@ -177,6 +179,53 @@ def test_functions_phases_and_operations_are_named() -> None:
         (-1, "all_reduce 1 tensor", 2),
         (-1, "all_reduce 0 data", 2),
     ]
+
+
+def test_a_blocking_call_is_named() -> None:
+    """Rank 1 sleeps 3 ms of its backward, in steps of 8 ms."""
+    text = """
+    rank 0 phase : FBBBBBBO|FBBBBBBO|FBBBBBBO
+    rank 0 cpu   : xxx....x|xxx....x|xxx....x
+    rank 0 coll  : ...0000....1111....2222
+    rank 0 block : ...0000....1111....2222
+    rank 1 phase : FBBBBBBO|FBBBBBBO|FBBBBBBO
+    rank 1 cpu   : xx...x.x|xx...x.x|xx...x.x
+    rank 1 wait  : ..sss.....sss.....sss
+    rank 1 coll  : ......0.......1.......2
+    rank 1 block : ......0.......1.......2
+    """
+    shares = analyze(trace_from_text(text.replace("|", "")), "critical_share")
+    slept = shares.take((shares["rank"] == 1) & (shares["kind"] == "other"))
+    assert [(r["resource"], r["name"]) for r in slept.rows()] == [("step_thread", "sleep")]
+    assert slept["share_ratio"].tolist() == [pytest.approx(3 / 8)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # A step: 0.1 ms to take the batch, forward 10, backward 20, all-reduce 2, optimizer 1 ms; and what was added.
+        (
+            {"sleep": {1: 20}},
+            {(1, "between phases"): 20, (1, "backward"): 20, (1, "forward"): 10, (-1, "all_reduce 0"): 2},
+        ),
+        ({"fetch": {2: 30}, "ranks": 4}, {(2, "worker 0"): 30, (2, "backward"): 20, (-1, "all_reduce 0"): 2}),
+        ({"prep": {0: 40}, "workers": 1}, {(0, "worker 0"): 40, (0, "backward"): 20, (-1, "all_reduce 0"): 2}),
+    ],
+    ids=["sleep", "fetch", "prep"],
+)
+def test_what_was_made_slow_has_its_share(options: dict[str, Any], expected: dict[tuple[int, str], float]) -> None:
+    step_ms = 33.1 + sum(sum(more.values()) for name, more in options.items() if name in ("sleep", "fetch", "prep"))
+    shares = analyze(scenes.job(**options)[1], "critical_share")
+    found: dict[tuple[int, str], float] = {}
+    for row in shares.rows():
+        found[row["rank"], row["name"]] = found.get((row["rank"], row["name"]), 0.0) + row["share_ratio"]
+    for key, held in expected.items():
+        assert found[key] == pytest.approx(held / step_ms, abs=0.004), key
+    assert sum(found.values()) == pytest.approx(1)
+    kind = next(iter(options))
+    if kind != "sleep":
+        own = shares.take(shares["resource"] == "worker")
+        assert own["kind"].tolist() == [kind]
 
 
 def test_of_a_batch_storage_and_making_are_told_apart() -> None:
