@@ -7,8 +7,8 @@ from stashtrace.model.columns import INTERVAL as _INTERVAL
 from stashtrace.model.columns import schema as _schema
 
 _RANK = ("rank", "i8", "", "global rank; -1 for transfers, which are all members'")
-_RESOURCE = ("resource", "U16", "", "what it occupied: step_thread, worker, transfer, ...; empty of gaps and delays")
-_KIND = ("kind", "U16", "", "StallKind in lower case; other where the resource is empty")
+_RESOURCE = ("resource", "U16", "", "what it occupied: step_thread, worker, transfer, ...; empty: nothing, as in gaps")
+_KIND = ("kind", "U16", "", "StallKind in lower case; of gaps and delays other, launch or sync")
 _NAME = (
     "name",
     "U16",

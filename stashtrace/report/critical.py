@@ -38,7 +38,7 @@ class Group:
     share_ratio : float
         Of the critical path over the counted steps.
     kind : str
-        StallKind in lower case, or ``unexplained``: gaps and delays.
+        StallKind in lower case, or ``unexplained``: gaps, and delays of no known kind.
     is_transfer : bool
     rank : int
         -1 for transfers, and for several ranks.
@@ -146,7 +146,7 @@ def usual_order(path: CriticalPath, found: list[Group]) -> list[int] | None:
 
 
 def _kinds(table: Table) -> npt.NDArray[np.str_]:
-    return np.where(table["resource"] == "", _UNEXPLAINED, table["kind"])
+    return np.where((table["resource"] == "") & (table["kind"] == "other"), _UNEXPLAINED, table["kind"])
 
 
 def _rival(path: CriticalPath) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
+from stashtrace.analysis.graph.clock_errors import Clocks
 from stashtrace.analysis.graph.model import NO_SLACK, Graph, Int8, Int32, Replayed
 from stashtrace.analysis.timeset import NEVER, Int64, int64
 from stashtrace.errors import MissingDataError
@@ -230,37 +231,6 @@ class Pieces:
         return Pieces(begin, end, self.node[former], self.part[former], self.edge[former]), former
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Whose clock told the times of each node, and by how much two of them may disagree.
-
-    Attributes
-    ----------
-    clock : int array
-        One number for each clock; negative if several told them.
-    error_ns : int array
-        Half-width of the interval that holds the offset of that clock; of several, the widest.
-    reading_ns : int
-        By how much a reading of one clock may be off.
-    """
-
-    clock: Int64
-    error_ns: Int64
-    reading_ns: int
-
-    @property
-    def widest_ns(self) -> int:
-        """The most that two times may be apart without having an order."""
-        return 2 * max(int(self.error_ns.max(initial=0)), self.reading_ns)
-
-    def apart_ns(self, graph: Graph, a: Int64, b: Int64) -> Int64:
-        """By how much the order of pairs of nodes is in doubt; of one process not at all."""
-        one_clock = (self.clock[a] == self.clock[b]) & (self.clock[a] >= 0)
-        one_process = (graph.process_id[a] == graph.process_id[b]) & (graph.process_id[a] >= 0)
-        apart = np.where(one_clock, 2 * self.reading_ns, self.error_ns[a] + self.error_ns[b])
-        return int64(np.where(one_process, 0, apart))
-
-
 def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     """Work beside the path that may be what the run waited for: its slack is within the error of the clocks."""
     graph, slack = course.graph, course.slack_ns
@@ -274,7 +244,7 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     which = np.repeat(np.arange(len(nodes)), count)
     piece = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
     node = nodes[which]
-    near = slack[node] <= clocks.apart_ns(graph, node, pieces.node[piece])
+    near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
     shared = np.minimum(end[which], pieces.end_ns[piece]) - np.maximum(begin[which], pieces.begin_ns[piece])
     return Overlaps(piece[near], node[near], shared[near])
 

@@ -1,6 +1,6 @@
 """What nodes did, by name: the function or phase of a thread, the operation of a transfer, the worker of a batch.
 
-Also whose clock told it. Used by ``path`` for the pieces of the critical path, which are few beside the nodes.
+Used by ``path`` for the pieces of the critical path, which are few beside the nodes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,23 +15,27 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives import communicator_names
 from stashtrace.analysis.gap_layers import outer_phase_rows
-from stashtrace.analysis.graph.critical import Clocks, Part, Pieces
+from stashtrace.analysis.graph.critical import Part, Pieces
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.late_names import BETWEEN_PHASES
-from stashtrace.analysis.matching import blocks, contact_errors
+from stashtrace.analysis.matching import blocks
 from stashtrace.analysis.step_threads import StepThread, step_threads
 from stashtrace.analysis.steps import step_at
-from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
 
 #: Name of the time for which work waited for nothing that is known.
 GAP = "gap"
+#: Name of the time between the begin of the first rank's first step and that of another rank's.
+LATER = "begins later"
 #: More than a run has processes.
 _PROCESSES = 1 << 32
 #: Lags of these edges are time of the node that they lead from: a member of a collective that is done later than the
 #: first one, and a worker between two batches.
 _OF_SOURCE = (EdgeKind.RELEASE, EdgeKind.PROGRAM)
+#: What is known of the lags of other edges; they occupy nothing.
+_DELAYS = {EdgeKind.LAUNCH: StallKind.LAUNCH, EdgeKind.SYNC: StallKind.SYNC}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Named:
     ----------
     pieces : Pieces
     occupies : bool array
-        Whether it is work of its node; gaps, and lags that are no node's, are not, and their kind is ``OTHER``.
+        Whether it is work of its node; gaps, and lags that are no node's, are not.
     kind : int array
         ``StallKind``.
     name : int array
@@ -73,10 +77,16 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     pool = _Pool()
     edge_kind = np.append(graph.edge_kind, 0)[np.minimum(pieces.edge, len(graph.edge_kind))]
     work = (pieces.part == Part.WORK) | ((pieces.part == Part.LAG) & np.isin(edge_kind, _OF_SOURCE))
+    later = np.isin(pieces.node, graph.ends_before[graph.ends_before >= 0])  # a rank that began after the first one
+    work &= ~later
     kind = np.where(work, graph.kind[pieces.node], int(StallKind.OTHER))
     name = np.where(pieces.part == Part.GAP, pool.code(GAP), pool.code(""))
-    for value in np.unique(edge_kind[~work & (pieces.part == Part.LAG)]).tolist():
-        name[~work & (pieces.part == Part.LAG) & (edge_kind == value)] = pool.code(EdgeKind(value).name.lower())
+    name[later] = pool.code(LATER)
+    delay = ~work & ~later & (pieces.part == Part.LAG)
+    for value in np.unique(edge_kind[delay]).tolist():
+        mine = delay & (edge_kind == value)
+        name[mine] = pool.code(EdgeKind(value).name.lower())
+        kind[mine] = _DELAYS.get(EdgeKind(value), StallKind.OTHER)
     owners = RowsBy(np.where(work, _owner(graph, pieces.node), -1))
     for each in labels:
         mine = owners.rows(each.owner)
@@ -86,7 +96,7 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
         codes = np.array([pool.code(text) for text in each.texts], dtype=np.int64)
         name[mine] = pool.code(each.otherwise)
         name[mine[inside]] = codes[each.text[at[inside]]]
-        if each.resource == Resource.STEP_THREAD:
+        if each.track >= 0:
             stood = mine[kind[mine] == StallKind.OTHER]
             op = _blocking_calls(index, each.track, pieces.begin_ns[stood], pieces.end_ns[stood])
             calls = np.array([pool.code(WaitOp(value).name.lower()) for value in WaitOp], dtype=np.int64)
@@ -95,6 +105,10 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
             name[bare] = pool.code(BETWEEN_PHASES)
     transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
     name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
+    rows = graph.row[pieces.node]
+    kernels = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.STREAM) & (rows >= 0))
+    codes, which = np.unique(index.trace.kernels["name_code"][rows[kernels]], return_inverse=True)
+    name[kernels] = np.array([pool.code(index.trace.text(code)) for code in codes.tolist()], dtype=np.int64)[which]
     return Named(pieces, work, int64(kind), name, pool.texts)
 
 
@@ -106,33 +120,6 @@ def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64
         own = own[io.is_storage[own]]
         found[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
     return found
-
-
-def clocks_of(index: TraceIndex, graph: Graph) -> Clocks:
-    """Clocks of the nodes by ``alignment``; a transfer's are those of all ranks that took part."""
-    trace = index.trace
-    processes, alignment = trace.processes, trace.alignment
-    error_of = dict(zip(alignment["boot_code"].tolist(), contact_errors(trace).tolist(), strict=True))
-    reading = alignment["error_ns"][alignment["boot_code"] == alignment["reference_code"]]
-    clock = np.full(int(processes["process_id"].max(initial=-1)) + 2, -1, dtype=np.int64)  # the last: of no process
-    clock[processes["process_id"]] = processes["boot_code"]
-    error = int64([error_of.get(boot, 0) for boot in clock.tolist()])
-    of_node, error_of_node = clock[graph.process_id], error[graph.process_id]
-    transfers = np.flatnonzero((graph.resource == Resource.TRANSFER) & (graph.row >= 0))
-    if len(transfers):
-        order, block = blocks(trace.collectives)
-        count = int(block[-1]) + 1
-        low, high, worst = np.full(count, NEVER), np.full(count, -NEVER), np.zeros(count, dtype=np.int64)
-        owner = trace.collectives["process_id"][order]
-        np.minimum.at(low, block, clock[owner])
-        np.maximum.at(high, block, clock[owner])
-        np.maximum.at(worst, block, error[owner])
-        of_row = np.empty(len(order), dtype=np.int64)
-        of_row[order] = block
-        mine = of_row[graph.row[transfers]]
-        of_node[transfers] = np.where(low == high, low, -1)[mine]
-        error_of_node[transfers] = worst[mine]
-    return Clocks(of_node, error_of_node, int(reading.max(initial=0)))
 
 
 class _Pool:
@@ -163,7 +150,7 @@ class _Labels:
     otherwise : str
         Name outside of them.
     track : int
-        Of a thread; -1 for workers.
+        Of a step thread; -1 for others.
     """
 
     resource: Resource
@@ -199,8 +186,9 @@ def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels
     owners = np.unique(_owner(graph, pieces.node))
     present = [divmod(owner, _PROCESSES) for owner in owners[owners >= 0].tolist()]
     for thread in step_threads(index.origin):
-        if (Resource.STEP_THREAD, thread.process_id) in present:
-            yield _functions(index, thread)
+        for resource in (Resource.STEP_THREAD, Resource.HOST):
+            if (resource, thread.process_id) in present:
+                yield _functions(index, thread, resource)
     processes = index.trace.processes
     numbers = dict(zip(processes["process_id"].tolist(), processes["worker_id"].tolist(), strict=True))
     for resource, process in present:
@@ -210,7 +198,7 @@ def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels
             yield _Labels(Resource.WORKER, process, none, none, none, [], name)
 
 
-def _functions(index: TraceIndex, thread: StepThread) -> _Labels:
+def _functions(index: TraceIndex, thread: StepThread, resource: Resource) -> _Labels:
     """The innermost annotated function of a thread, else its phase, at each moment."""
     trace = index.trace
     spans = trace.spans.take(index.spans.rows(thread.track_id))

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.build import build
+from stashtrace.analysis.graph.clock_errors import clocks_of
 from stashtrace.analysis.graph.critical import Course, Pieces, rivals
 from stashtrace.analysis.graph.model import Graph, Resource
-from stashtrace.analysis.graph.names import clocks_of, named, storage_ns
+from stashtrace.analysis.graph.names import named, storage_ns
 from stashtrace.analysis.timeset import Int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import StallKind

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.graph.critical import Clocks, Course, Part, Pieces, critical_time, rivals, slack_ns
+from stashtrace.analysis.graph.clock_errors import Clocks
+from stashtrace.analysis.graph.critical import Course, Part, Pieces, critical_time, rivals, slack_ns
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import StallKind
 
@@ -207,8 +208,10 @@ def test_a_path_as_long_as_the_clocks_can_tell_is_a_rival() -> None:
     course = Course.of(graph)
     pieces = Pieces.of(course)
 
+    none = np.zeros(len(graph), dtype=np.int64)
+
     def found(error_ns: int, clock: Sequence[int]) -> list[tuple[int, int]]:
-        clocks = Clocks(np.array(clock), np.full(len(graph), error_ns), 0)
+        clocks = Clocks(np.array(clock), np.full(len(graph), error_ns), none, graph.process_id, 0)
         overlaps = rivals(course, pieces, clocks)
         assert overlaps.ambiguous(pieces).tolist() == np.isin(pieces.node, pieces.node[overlaps.piece]).tolist()
         return list(zip(pieces.node[overlaps.piece].tolist(), overlaps.node.tolist(), strict=True))

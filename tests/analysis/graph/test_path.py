@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from analysis.graph.test_device_graph import job as device_job
+from analysis.graph.test_device_graph import step_events
 from analysis.graph.test_graph import LATE, LOADED
 from builders import MS, US, TraceBuilder, trace_from_text
-from importers.kineto_files import rank_of_two
+from importers.kineto_files import write
 from report import scenes
 
 import stashtrace
@@ -250,6 +252,32 @@ def test_of_a_batch_storage_and_making_are_told_apart() -> None:
     }
 
 
+def test_kernels_are_named_and_what_lies_between_host_and_device_is_a_delay(tmp_path: Path) -> None:
+    """Steps of 1 ms: of rank 1 a kernel of 600 us, of rank 0 one of 300; all-reduce 180 us, update 96 us."""
+    device_job(tmp_path, (300, 600))
+    shares = analyze(stashtrace.load(tmp_path), "critical_share")
+    found = {(r["rank"], r["resource"], r["kind"], r["name"]): r["share_ratio"] for r in shares.rows()}
+    assert found[1, "stream", "compute", "gemm<float>"] == pytest.approx(0.6)
+    assert found[-1, "transfer", "interconnect", "all_reduce 0"] == pytest.approx(0.18)
+    updates = [share for (_, _, _, name), share in found.items() if name == "sgd"]
+    assert sum(updates) == pytest.approx(0.096)
+    assert sum(found.values()) == pytest.approx(1)
+    delays = {(kind, name) for _, resource, kind, name in found if not resource}
+    assert ("launch", "launch") in delays
+    assert not any(name.startswith("gemm") for rank, _, _, name in found if rank == 0)
+
+
+def test_a_rank_that_begins_later_is_no_work(tmp_path: Path) -> None:
+    for rank, begin in enumerate((0.0, 90.0)):
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        events = step_events(0, 300.0, begin=begin)
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info, deviceProperties=[{"id": 0, "name": "H100"}])
+    path = analyze(stashtrace.load(tmp_path), "critical_path")
+    first = next(iter(path.rows()))
+    assert (first["rank"], first["resource"], first["kind"], first["name"]) == (1, "", "other", "begins later")
+    assert first["held_ns"] == 90 * US
+
+
 def test_slack_of_each_piece_of_work() -> None:
     trace = late_text()
     table = analyze(trace, "slack")
@@ -293,8 +321,6 @@ def test_a_rank_made_slow_on_its_own_thread_is_the_path_with_its_share(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["critical_path", "critical_share", "slack"])
-def test_a_run_of_which_no_graph_can_be_built_says_why(name: str, tmp_path: Path) -> None:
+def test_a_run_of_which_no_graph_can_be_built_says_why(name: str) -> None:
     with pytest.raises(MissingDataError):
         analyze(trace_from_text("rank 0 io : bb"), name)
-    with pytest.raises(MissingDataError, match="those of its device"):
-        analyze(stashtrace.load(rank_of_two(tmp_path / "rank0.json", 0)), name)
