@@ -26,8 +26,8 @@ _LOG = logging.getLogger("stashtrace.exporters")
 _NAME = "critical path"
 _ABOUT = (
     "What the length of the run was made of: from its end back along what each piece of work waited for last. Work "
-    "that is not on it could have taken longer. Where a stretch is ambiguous, other work may be what was waited for: "
-    "the clocks cannot tell."
+    "that is not on it could have taken longer. Where a stretch is ambiguous, another path is as long within the "
+    "clocks' error."
 )
 _TRANSFERS = "transfers · critical"
 #: Tracks of no process stand above those of all.

@@ -99,7 +99,8 @@ def _sentence(path: CriticalPath, kept: str = " ") -> str:
     if doubt < _WORTH_NAMING:
         return text
     rival = _rival(path).replace(" ", kept)
-    return f"{text}; in {percent_text(doubt).replace(' ', kept)} of it the clocks cannot tell it from {rival}"
+    share = percent_text(doubt).replace(" ", kept)
+    return f"{text}; for {share} of it another path is as long within the clocks' error: {rival}"
 
 
 def groups(shares: Table) -> list[Group]:
@@ -158,4 +159,4 @@ def _rival(path: CriticalPath) -> str:
         held[row["rival_rank"], row["rival_kind"]] += row["held_ns"]
     rank, kind = max(held, key=lambda key: (held[key], -key[0], key[1]))
     text = str(Group(0.0, kind, rank < 0, rank=rank))
-    return text if len(held) == 1 else f"other work, mostly {text}"
+    return text if len(held) == 1 else f"mostly {text}"

@@ -75,7 +75,7 @@ def critical_path(trace: Trace) -> Table:
     """Follow the run from its end back along what each piece of work waited for last.
 
     Times are those of the time line. What could be shortened to make the run shorter is on this path, and nothing else
-    is; beside ``ambiguous`` stretches other work ran that may be on it instead, by what the clocks are off by.
+    is. Beside ``ambiguous`` stretches ran work of another path that is as long within the error of the clocks.
 
     Parameters
     ----------
