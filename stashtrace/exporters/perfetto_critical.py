@@ -29,13 +29,19 @@ _ABOUT = (
     "that is not on it could have taken longer. Where a stretch is ambiguous, another path is as long within the "
     "clocks' error."
 )
+#: Tables whose rows become nodes, and how many may: the graph of so many takes about 1.5 GB.
+_NODES = ("kernels", "collectives", "phases", "batches", "device_calls")
+MOST_ROWS = 5_000_000
 _TRANSFERS = "transfers · critical"
 #: Tracks of no process stand above those of all.
 _NO_PARENT = 0
 
 
 def critical_stretches(trace: Trace) -> Table | None:
-    """Rows of ``critical_path``, None if no graph of the run can be built."""
+    """Rows of ``critical_path``, None if no graph of the run can be built, or only one too large for a time line."""
+    if sum(len(trace.table(name)) for name in _NODES) > MOST_ROWS:
+        _LOG.info("the time line has no critical path: it would be a graph of more than %d rows", MOST_ROWS)
+        return None
     try:
         found = analyze(trace, "critical_path")
     except MissingDataError as error:

@@ -13,6 +13,7 @@ from builders import MS, trace_from_text
 from trace_processor import TraceProcessor
 
 from stashtrace.analysis.registry import analyze
+from stashtrace.exporters import perfetto_critical
 from stashtrace.exporters.registry import export
 from stashtrace.model.trace import Trace
 
@@ -95,6 +96,17 @@ def test_cut_by_rank_and_step(tmp_path: Path) -> None:
     assert [(begin, length) for _, begin, length in line(step, "critical path")] == [
         (8 * MS, MS), (9 * MS, 4 * MS), (13 * MS, 2 * MS), (15 * MS, MS)
     ]  # fmt: skip
+
+
+def test_a_graph_too_large_for_a_time_line_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = late_text()
+    monkeypatch.setattr(perfetto_critical, "MOST_ROWS", len(trace.phases) + len(trace.collectives) - 1)
+    with caplog.at_level(logging.INFO, logger="stashtrace"):
+        processor = exported(trace, tmp_path / "t.pftrace")
+    assert processor.one("select count() from track where name glob '*critical*'") == 0
+    assert any("no critical path" in message for message in caplog.messages)
 
 
 def test_without_a_graph_the_time_line_is_as_before_and_says_why(

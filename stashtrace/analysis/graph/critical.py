@@ -225,7 +225,8 @@ class Pieces:
         if not len(self):
             return self, np.empty(0, dtype=np.int64)
         inside = moments[(moments > self.begin_ns[0]) & (moments < self.end_ns[-1])]
-        begin = np.unique(np.concatenate([self.begin_ns, inside]))
+        begin = np.sort(np.concatenate([self.begin_ns, inside]))  # np.unique takes ten times as long
+        begin = begin[np.append(True, begin[1:] != begin[:-1])]
         former = self.at(begin)
         end = np.append(begin[1:], self.end_ns[-1])
         return Pieces(begin, end, self.node[former], self.part[former], self.edge[former]), former
