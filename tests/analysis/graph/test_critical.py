@@ -220,3 +220,28 @@ def test_a_path_as_long_as_the_clocks_can_tell_is_a_rival() -> None:
     assert found(1, two) == [(1, 0), (3, 4)]
     assert found(0, two) == []
     assert found(1, one) == []
+
+
+def test_clocks_that_two_nodes_share_do_not_disagree() -> None:
+    """A thread and its device on host 0, another rank there; a rank on host 1 and its device; a transfer of both."""
+    clocks = Clocks(
+        host=np.array([0, 0, 0, 1, 1, -1]),
+        host_error_ns=np.array([20, 20, 20, 500, 500, 500]),
+        device_error_ns=np.array([0, 300, 0, 0, 400, 300]),
+        process_id=np.array([0, 0, 1, 2, 2, -1]),
+        reading_ns=20,
+    )
+    expected = {
+        (0, 0): 0,
+        (1, 1): 0,
+        (0, 1): 2 * 20 + 300,
+        (0, 2): 2 * 20,
+        (0, 3): 20 + 500,
+        (3, 4): 2 * 20 + 400,
+        (1, 4): 20 + 500 + 300 + 400,
+        (3, 5): 500 + 500 + 300,
+    }
+    first, second = (np.array(column) for column in zip(*expected, strict=True))
+    assert clocks.apart_ns(first, second).tolist() == list(expected.values())
+    assert clocks.apart_ns(second, first).tolist() == list(expected.values())
+    assert clocks.widest_ns >= max(expected.values())
