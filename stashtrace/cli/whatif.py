@@ -60,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.report.whatif import whatif_lines
 
     lines = whatif_lines(base, answers, asked=bool(changes))
-    lines += [] if changes else ["", *critical_lines(path)]
+    if not changes:
+        lines += ["", *critical_lines(path)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

@@ -29,13 +29,17 @@ from stashtrace.model.kinds import CollectiveOp, Phase, SpanKind, StallKind, Wai
 GAP = "gap"
 #: Name of the time between the begin of the first rank's first step and that of another rank's.
 LATER = "begins later"
+#: Name of the time between the last work of a step and the step's end.
+END = "end of step"
+#: Stands for the kind of edges to the end of the run.
+_TO_THE_END = -1
 #: More than a run has processes.
 _PROCESSES = 1 << 32
 #: Lags of these edges are time of the node that they lead from: a member of a collective that is done later than the
 #: first one, and a worker between two batches.
 _OF_SOURCE = (EdgeKind.RELEASE, EdgeKind.PROGRAM)
 #: What is known of the lags of other edges; they occupy nothing.
-_DELAYS = {EdgeKind.LAUNCH: StallKind.LAUNCH, EdgeKind.SYNC: StallKind.SYNC}
+_DELAYS = {int(EdgeKind.LAUNCH): StallKind.LAUNCH, int(EdgeKind.SYNC): StallKind.SYNC}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +79,21 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     cuts = [points[_inside(graph, pieces, each, points)] for each in labels for points in (each.begin, each.end)]
     pieces, _ = pieces.cut(np.concatenate([*cuts, int64([])]))
     pool = _Pool()
-    edge_kind = np.append(graph.edge_kind, 0)[np.minimum(pieces.edge, len(graph.edge_kind))]
-    work = (pieces.part == Part.WORK) | ((pieces.part == Part.LAG) & np.isin(edge_kind, _OF_SOURCE))
+    edge_kind = np.append(graph.edge_kind, _TO_THE_END)[np.minimum(pieces.edge, len(graph.edge_kind))]
     later = np.isin(pieces.node, graph.ends_before[graph.ends_before >= 0])  # a rank that began after the first one
-    work &= ~later
+    lag = (pieces.part == Part.LAG) & ~later
+    work = ((pieces.part == Part.WORK) & ~later) | (lag & np.isin(edge_kind, _OF_SOURCE))
     kind = np.where(work, graph.kind[pieces.node], int(StallKind.OTHER))
     name = np.where(pieces.part == Part.GAP, pool.code(GAP), pool.code(""))
     name[later] = pool.code(LATER)
-    delay = ~work & ~later & (pieces.part == Part.LAG)
-    for value in np.unique(edge_kind[delay]).tolist():
-        mine = delay & (edge_kind == value)
-        name[mine] = pool.code(EdgeKind(value).name.lower())
-        kind[mine] = _DELAYS.get(EdgeKind(value), StallKind.OTHER)
+    for value in np.unique(edge_kind[lag & ~work]).tolist():
+        mine = lag & ~work & (edge_kind == value)
+        name[mine] = pool.code(END if value == _TO_THE_END else EdgeKind(value).name.lower())
+        kind[mine] = _DELAYS.get(value, StallKind.OTHER)
     owners = RowsBy(np.where(work, _owner(graph, pieces.node), -1))
     for each in labels:
         mine = owners.rows(each.owner)
-        begin = pieces.begin_ns[mine]
-        at = np.searchsorted(each.begin, begin, side="right") - 1
-        inside = (at >= 0) & (begin < np.append(each.end, 0)[at])
-        codes = np.array([pool.code(text) for text in each.texts], dtype=np.int64)
-        name[mine] = pool.code(each.otherwise)
-        name[mine[inside]] = codes[each.text[at[inside]]]
-        if each.track >= 0:
-            stood = mine[kind[mine] == StallKind.OTHER]
-            op = _blocking_calls(index, each.track, pieces.begin_ns[stood], pieces.end_ns[stood])
-            calls = np.array([pool.code(WaitOp(value).name.lower()) for value in WaitOp], dtype=np.int64)
-            name[stood[op >= 0]] = calls[op[op >= 0]]
-            bare = mine[~inside & (kind[mine] == StallKind.COMPUTE)]
-            name[bare] = pool.code(BETWEEN_PHASES)
+        name[mine] = _label(index, each, pieces, mine, kind[mine], pool)
     transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
     name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
     rows = graph.row[pieces.node]
@@ -110,6 +101,24 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     codes, which = np.unique(index.trace.kernels["name_code"][rows[kernels]], return_inverse=True)
     name[kernels] = np.array([pool.code(index.trace.text(code)) for code in codes.tolist()], dtype=np.int64)[which]
     return Named(pieces, work, int64(kind), name, pool.texts)
+
+
+def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind: Int64, pool: _Pool) -> Int64:
+    """Names of the pieces of one owner: of blocked ones the call, else what is inside of which label."""
+    begin = pieces.begin_ns[mine]
+    at = np.searchsorted(labels.begin, begin, side="right") - 1
+    inside = (at >= 0) & (begin < np.append(labels.end, 0)[at])
+    codes = np.array([pool.code(text) for text in labels.texts], dtype=np.int64)
+    name = np.full(len(mine), pool.code(labels.otherwise), dtype=np.int64)
+    name[inside] = codes[labels.text[at[inside]]]
+    if labels.track < 0:
+        return name
+    name[~inside & (kind == StallKind.COMPUTE)] = pool.code(BETWEEN_PHASES)
+    stood = np.flatnonzero(kind == StallKind.OTHER)
+    op = _blocking_calls(index, labels.track, begin[stood], pieces.end_ns[mine[stood]])
+    calls = np.array([pool.code(call.name.lower()) for call in WaitOp], dtype=np.int64)
+    name[stood[op >= 0]] = calls[op[op >= 0]]
+    return name
 
 
 def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
