@@ -26,7 +26,7 @@ CRITICAL_PATH = _schema(
     _NAME,
     *_INTERVAL,
     ("held_ns", "i8", "ns", "time for which it holds the path; those of a step sum to the length of the step"),
-    ("fetch_ns", "i8", "ns", "of a batch: the part of it in which its maker was blocked in storage; else 0"),
+    ("fetch_ns", "i8", "ns", "of a batch: its maker was blocked in storage; above half of it the kind is fetch"),
     ("ambiguous", "i8", "", "1 if another path is as long within the error of the clocks"),
     ("rival_rank", "i8", "", "then: rank of that work, -1 if it is a transfer or there is none"),
     ("rival_kind", "U16", "", "then: its kind; empty if there is none"),
