@@ -35,8 +35,8 @@ def parser() -> Parser:
     )
     parser.add_argument(
         "--loaders",
-        metavar="HOW",
-        help="chakra: waits keeps waits for batches of workers as measured (default), nodes writes the batches",
+        choices=("waits", "nodes"),
+        help="chakra: waits for batches of workers as measured (default), or the batches as nodes",
     )
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser

@@ -19,6 +19,7 @@ pytest.importorskip("google.protobuf")
 
 from builders import MS, TraceBuilder, trace_from_text
 from chakra_traces import COLL, COMP, RECV, SEND, Traces, feeder_problems, simulate, step_ends_us
+from corpus import corpus
 from report.scenes import job
 
 import stashtrace
@@ -198,6 +199,28 @@ def test_our_importer_reads_what_was_written(tmp_path: Path, loaders: str) -> No
         pairs = [(n.id, need) for n in listed for need in n.needs]
         assert list(zip(own["node_id"].tolist(), own["needed_node_id"].tolist(), strict=True)) == pairs
     assert len(nodes) == sum(map(len, traces.nodes.values()))
+
+
+def test_eight_ranks_with_devices(tmp_path: Path) -> None:
+    """One recorded step of DLRM: streams are no CPU, hosts are, and the simulation ends when each rank did."""
+    trace = stashtrace.load([corpus(f"kineto/dlrm8_v100/rank{rank}.pt.trace.json.gz") for rank in range(8)])
+    assert isinstance(trace, Trace)
+    traces, result = written(trace, tmp_path)
+    assert feeder_problems(traces) == []
+    assert "8 ranks" in said(result)
+    assert "8 collectives, 1 communicator" in said(result)
+    table, graph = trace.collectives, build(trace)
+    ends = simulate(traces)
+    for rank in range(8):
+        mine = table.take(table["rank"] == rank).sort_by("sequence")
+        found = [(int(COLLECTIVE_OPS[n.attrs["comm_type"]]), n.attrs["comm_size"]) for n in traces.of_type(rank, COLL)]
+        assert found == list(zip(mine["op_code"].tolist(), mine["message_bytes"].tolist(), strict=True))
+        whole = (graph.end_ns[graph.rank == rank].max() - graph.begin_ns[graph.rank >= 0].min()) / 1000
+        assert max(ends[rank].values()) == pytest.approx(whole, abs=1)
+        devices = [n for n in traces.of_type(rank, COMP) if not n.attrs["is_cpu_op"]]
+        busy = (graph.rank == rank) & (graph.resource == Resource.STREAM)
+        spent = sum(n.duration_us - n.attrs.get("stashtrace_idle_ns", 0) / 1000 for n in devices)
+        assert spent == pytest.approx(graph.work_ns[busy].sum() / 1000, rel=0.01)
 
 
 # Collectives ------------------------------------------------------------------------------------
@@ -385,6 +408,20 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StashtraceError, match="holds no execution traces"):
         export(job()[1], "chakra", tmp_path / "file")
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(job(ranks=2)[1], tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "et").iterdir()}
+
+    def full(*_: object, **__: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Messages, "base", full)
+    with pytest.raises(StashtraceError, match="No space left on device"):
+        written(job(ranks=4)[1], tmp_path)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "et").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["et"]
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:

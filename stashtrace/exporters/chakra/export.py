@@ -17,7 +17,7 @@ from stashtrace.analysis.graph import Resource, build
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
-from stashtrace.exporters.chakra.messages import Messages, sized
+from stashtrace.exporters.chakra.messages import Messages, Value, sized
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
 from stashtrace.model.chakra_schema import (
@@ -33,7 +33,7 @@ from stashtrace.model.chakra_schema import (
 )
 from stashtrace.model.kinds import CollectiveOp, StallKind
 from stashtrace.model.trace import Trace
-from stashtrace.output_files import complete_file
+from stashtrace.whole_files import folder_beside
 
 #: What may be done about workers' batches: nodes of their own, or the waits for them as measured.
 LOADERS = ("waits", "nodes")
@@ -42,8 +42,6 @@ _COMM_TYPES = {op: kind for kind, op in reversed(COLLECTIVE_OPS.items())}
 _SIMULATED = frozenset(
     (CollectiveOp.ALL_REDUCE, CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL)
 )
-#: Resources that are no CPU, by name.
-_ON_DEVICES = frozenset({"STREAM"})
 _OF_A_FILE = re.compile(re.escape(FILE_STEM) + r"\.\d+\.et")
 
 
@@ -107,26 +105,26 @@ def _is_own(path: Path) -> bool:
 
 
 def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) -> int:
-    """Write all files; their bytes together."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Write all files beside the folder, then move them into it; their bytes together."""
     ranks, first = np.unique(work.rank, return_index=True)
     bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
-    kept, total = {GROUPS_FILE}, 0
     columns = _columns(work)
-    for rank, begin, end in bounds:
-        file = path / f"{FILE_STEM}.{rank}.et"
-        with complete_file(file) as partial, partial.open("wb") as out:
-            out.write(messages.head({"rank": rank, "ranks": len(ranks), "writer": f"stashtrace {__version__}"}))
-            out.writelines(_nodes(messages, work, talk, columns, begin, end))
-        kept.add(file.name)
-        total += file.stat().st_size
-    groups = {str(n): talk.groups[v].members.tolist() for v, n in talk.numbers.items() if n != ALL_RANKS}
-    with complete_file(path / GROUPS_FILE) as partial:
-        partial.write_text(json.dumps(groups, indent=1) + "\n", encoding="utf-8")
-    for entry in path.iterdir():  # an earlier export had more ranks
-        if _is_own(entry) and entry.name not in kept:
-            os.unlink(entry)
-    return total + (path / GROUPS_FILE).stat().st_size
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with folder_beside(path) as half:
+        for rank, begin, end in bounds:
+            with (half / f"{FILE_STEM}.{rank}.et").open("wb") as out:
+                out.write(messages.head({"rank": rank, "ranks": len(ranks), "writer": f"stashtrace {__version__}"}))
+                out.writelines(_nodes(messages, work, talk, columns, begin, end))
+        groups = {str(n): talk.groups[v].members.tolist() for v, n in talk.numbers.items() if n != ALL_RANKS}
+        (half / GROUPS_FILE).write_text(json.dumps(groups, indent=1) + "\n", encoding="utf-8")
+        made = {entry.name: entry.stat().st_size for entry in half.iterdir()}
+        path.mkdir(exist_ok=True)
+        for name in made:
+            os.replace(half / name, path / name)
+    for entry in path.iterdir():  # an earlier export may have had more ranks
+        if _is_own(entry) and entry.name not in made:
+            entry.unlink()
+    return sum(made.values())
 
 
 def _columns(work: RankWork) -> dict[str, list[int]]:
@@ -135,9 +133,8 @@ def _columns(work: RankWork) -> dict[str, list[int]]:
     duration = np.diff((np.cumsum(np.where(shared, 0, work.duration_ns)) + 500) // 1000, prepend=0)
     duration[shared] = np.maximum((work.duration_ns[shared] + 500) // 1000, 1)
     start = (work.begin_ns - int(work.begin_ns.min())) // 1000
-    on_host = ~np.isin(work.resource, [r for r in Resource if r.name in _ON_DEVICES])
     place = np.arange(len(work)) - np.searchsorted(work.rank, work.rank)
-    listed = {"id": place + 1, "start": start, "duration": duration, "on_host": on_host, "kind": work.kind}
+    listed = {"id": place + 1, "start": start, "duration": duration, "kind": work.kind}
     for name in ("row", "step", "idle_ns", "duration_ns", "resource", "needs_first"):
         listed[name] = getattr(work, name)
     return {name: values.tolist() for name, values in listed.items()}
@@ -147,23 +144,23 @@ def _nodes(
     messages: Messages, work: RankWork, talk: Communication, columns: Mapping[str, list[int]], begin: int, end: int
 ) -> Iterator[bytes]:
     """Messages of the nodes of one rank; ``begin`` and ``end`` are their places."""
-    said: dict[tuple[bool, int], bytes] = {}
-    needs = (work.needs[columns["needs_first"][begin] : columns["needs_first"][end]] - begin + 1).tolist()
+    said: dict[tuple[int, int, int], tuple[str, bytes]] = {}
     first = columns["needs_first"][begin]
+    needs = (work.needs[first : columns["needs_first"][end]] - begin + 1).tolist()
     for at in range(begin, end):
         row = columns["row"][at]
         if row >= 0:
             name, kind, values = _part(talk, row)
-            values[MEASURED_NS] = columns["duration_ns"][at]
-            attributes = messages.attributes(values)
+            attributes = messages.attributes(values | {MEASURED_NS: columns["duration_ns"][at]})
         else:
-            name, kind = _name(columns["kind"][at], columns["resource"][at]), NodeType.COMP_NODE
-            key = bool(columns["on_host"][at]), columns["step"][at]
+            key = columns["kind"][at], columns["resource"][at], columns["step"][at]
             if key not in said:
-                step = {STEP: key[1]} if key[1] >= 0 else {}
-                said[key] = messages.attributes({"is_cpu_op": key[0], **step})
-            idle = columns["idle_ns"][at]
-            attributes = said[key] + (messages.attributes({IDLE_NS: idle}) if idle else b"")
+                name, values = _work(*key)
+                said[key] = name, messages.attributes(values)
+            kind = NodeType.COMP_NODE
+            name, attributes = said[key]
+            if columns["idle_ns"][at]:
+                attributes += messages.attributes({IDLE_NS: columns["idle_ns"][at]})
         low, high = columns["needs_first"][at] - first, columns["needs_first"][at + 1] - first
         base = messages.base(
             columns["id"][at], name, kind, needs[low:high], columns["start"][at], columns["duration"][at]
@@ -171,18 +168,21 @@ def _nodes(
         yield sized(base + attributes)
 
 
-def _name(kind: int, resource: int) -> str:
-    """What a node of work is called: by where most of its time went, batches of workers as such."""
-    if kind == IDLE:
-        return "idle"
-    return "batch" if resource == Resource.WORKER else StallKind(kind).name.lower()
+def _work(kind: int, resource: int, step: int) -> tuple[str, dict[str, Value]]:
+    """Name and attributes of a node of work: by where most of its time went, batches of workers as such."""
+    values: dict[str, Value] = {"is_cpu_op": resource != Resource.STREAM}
+    if step >= 0:
+        values[STEP] = step
+    if resource == Resource.WORKER:
+        return "batch", values
+    return "idle" if kind == IDLE else StallKind(kind).name.lower(), values
 
 
-def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, bool | int | str | float]]:
+def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, Value]]:
     """Name, type and attributes of a rank's part of a collective; what is not known is left out."""
     table = talk.collectives
     op, value = CollectiveOp(int(table["op_code"][row])), int(table["group_hash"][row])
-    values: dict[str, bool | int | str | float] = {"is_cpu_op": False}
+    values: dict[str, Value] = {"is_cpu_op": False}
     size = int(talk.size_bytes[row])
     if op in MESSAGES:
         kind = NodeType.COMM_SEND_NODE if op is CollectiveOp.SEND else NodeType.COMM_RECV_NODE

@@ -11,8 +11,10 @@ from typing import Any
 from stashtrace.errors import StashtraceError
 from stashtrace.model.chakra_schema import ENUMS, MESSAGES, PACKAGE, SCHEMA_VERSION
 
+#: What an attribute can be.
+Value = bool | int | str
 #: Field of ``AttributeProto`` of each type of value; readers take these types for these attributes.
-_VALUE_FIELDS = {bool: "bool_val", int: "int64_val", str: "string_val", float: "double_val"}
+_VALUE_FIELDS = {bool: "bool_val", int: "int64_val", str: "string_val"}
 #: Attributes that feeders read as 32 bits.
 _NARROW = frozenset({"comm_src", "comm_dst", "comm_tag"})
 
@@ -49,13 +51,13 @@ class Messages:
         )
         return Messages(node, metadata)
 
-    def head(self, attributes: Mapping[str, bool | int | str | float]) -> bytes:
+    def head(self, attributes: Mapping[str, Value]) -> bytes:
         """The first message of a file, after its length."""
         message = self.metadata(version=SCHEMA_VERSION)
         _add_attributes(message, attributes)
         return sized(message.SerializeToString())
 
-    def attributes(self, values: Mapping[str, bool | int | str | float]) -> bytes:
+    def attributes(self, values: Mapping[str, Value]) -> bytes:
         """Attributes as a piece of a node; pieces of a message one after the other are the message."""
         message = self.node()
         _add_attributes(message, values)
@@ -88,7 +90,7 @@ def sized(message: bytes) -> bytes:
     return bytes(out) + message
 
 
-def _add_attributes(message: Any, values: Mapping[str, bool | int | str | float]) -> None:
+def _add_attributes(message: Any, values: Mapping[str, Value]) -> None:
     for name, value in values.items():
         field = "int32_val" if name in _NARROW else _VALUE_FIELDS[type(value)]
         message.attr.add(name=name, **{field: value})

@@ -5,19 +5,7 @@
     files    rank 0 [a b]-->[its part]-->[c]           who else takes part is for the simulator to bring together
              rank 1 [d]---->[its part]-->[e]
 
-A trace of Chakra knows no moments but durations, and no wait but for nodes of the same rank. Therefore:
-
-- A run of nodes of one thread becomes one node where this changes no dependency: each but the first waits for nothing
-  but the one before, and nothing but the one after waits for it.
-- What passed between the end of the last node that a node waits for and its begin is part of its duration: its
-  ``idle_ns``. Lags of edges and what no edge explains are in it. A part of a collective has no such time; a node of
-  idle time stands before it, unless it is shorter than half a microsecond, the unit of Chakra.
-- A node that began before an end that it waited for was noted is shorter by as much, so that it ends when it did.
-- A node that nothing in the files leads to begins as late as it did: after the rank's last work before it, or after
-  the first node of all files.
-- Where the target of an edge may begin before the source ends, it waits for an earlier node of the source's thread, if
-  the difference is more than clocks and records may make.
-- Edges between different ranks, other than those through a transfer, cannot be said; they are counted.
+:func:`rank_work` says by which rules.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -120,6 +108,20 @@ def rank_work(
     graph: Graph, collectives: Table, *, steps: tuple[int, int] | None = None, workers: bool = False
 ) -> RankWork:
     """Cut a graph by ranks.
+
+    A trace of Chakra knows no moments but durations, and no wait but for nodes of the same rank. Therefore:
+
+    - A run of nodes of one thread becomes one node where this changes no dependency: each but the first waits for
+      nothing but the one before, and nothing but the one after waits for it.
+    - What passed between the end of the last node that a node waits for and its begin is part of its duration: its
+      ``idle_ns``. Lags of edges and what no edge explains are in it. A part of a collective has no such time; a node of
+      idle time stands before it, unless it is shorter than half a microsecond, the unit of Chakra.
+    - A node that began before an end that it waited for was noted is shorter by as much, so that it ends when it did.
+    - A node that nothing in the files leads to begins as late as it did: after the rank's last work before it, or after
+      the first node of all files.
+    - Where the target of an edge may begin before the source ends, it waits for an earlier node of the source's thread,
+      if the difference is more than clocks and records may make.
+    - Edges between different ranks, other than those through a transfer, cannot be said; they are counted.
 
     Parameters
     ----------
