@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from trace_rows import TraceBuilder
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.exporters.chakra.export import columns_of
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.model.kinds import StallKind
 from stashtrace.model.table import Table
@@ -22,8 +25,17 @@ PROGRAM, MEMBER, RELEASE = EdgeKind.PROGRAM, EdgeKind.MEMBER, EdgeKind.RELEASE
 US = 1000
 
 
+def in_steps(count: int, length_ns: int) -> Graph:
+    """A rank whose thread does so many pieces of work, each a step, and a collective after each."""
+    nodes = [(0, (THREAD, TRANSFER)[at % 2], at, at + 1, at // 2) for at in range(2 * count)]
+    edges = [(at, at + 1, (MEMBER, RELEASE)[at % 2], 0) for at in range(2 * count - 1)]
+    made = graph(nodes, edges)
+    begin = made.begin_ns // US * length_ns
+    return replace(made, begin_ns=begin, end_ns=begin + length_ns)
+
+
 def graph(nodes: Sequence[Node], edges: Sequence[Edge]) -> Graph:
-    """Rows of transfers count from 0 in their order; each rank's last node of a thread ends its only step."""
+    """Rows of transfers are those of :func:`collectives`; each rank's last node of a thread ends its only step."""
     columns = [np.array([node[at] for node in nodes], dtype=np.int64) for at in range(4)]
     rank, resource, begin, end = columns[0], columns[1], columns[2] * US, columns[3] * US
     transfer = resource == TRANSFER
@@ -41,7 +53,7 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge]) -> Graph:
         gap_ns=np.zeros(len(nodes), dtype=np.int64),
         fetch_ns=np.zeros(len(nodes), dtype=np.int64),
         moved_bytes=none,
-        row=np.where(transfer, (np.cumsum(transfer) - 1) * 2, -1),
+        row=np.where(transfer, (np.cumsum(transfer) - 1) * len(ends), -1),
         source=np.array([e[0] for e in edges], dtype=np.int32),
         target=np.array([e[1] for e in edges], dtype=np.int32),
         edge_kind=np.array([int(e[2]) for e in edges], dtype=np.int8),
@@ -55,7 +67,7 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge]) -> Graph:
 
 
 def collectives(count: int) -> Table:
-    """So many of ranks 0 and 1: rows 2 n and 2 n + 1 are the n-th."""
+    """So many of ranks 0 and 1: rows 2 n and 2 n + 1 are the n-th; of a graph of one rank, take those of rank 0."""
     build = TraceBuilder()
     for number in range(count):
         build.collective({0: (number, number + 1), 1: (number, number + 1)})
@@ -127,17 +139,45 @@ def test_work_before_the_noted_end_of_a_collective_keeps_its_end() -> None:
     assert listed(found)[2] == (0, THREAD, 1, 0, [0, 1])
 
 
+def test_a_transfer_before_the_noted_end_of_what_enters_it_keeps_its_end() -> None:
+    nodes = [(0, THREAD, 0, 10), (1, THREAD, 0, 20), (0, TRANSFER, 17, 30)]
+    found = rank_work(graph(nodes, [(0, 2, MEMBER, 0), (1, 2, MEMBER, -3)]), collectives(1))
+    assert listed(found) == [
+        (0, THREAD, 10, 0, []), (0, TRANSFER, 10, 0, [0]), (1, THREAD, 20, 0, []), (1, TRANSFER, 10, 0, [0]),
+    ]  # fmt: skip
+
+
 def test_what_began_long_before_its_cause_ended_waits_for_an_earlier_cause() -> None:
     """The batch was asked for 100 us before the end of the node that is said to ask, so it waits for the one before."""
     nodes = [(0, THREAD, 0, 50, 0), (0, THREAD, 50, 250, 1), (0, WORKER, 150, 300), (0, THREAD, 300, 310, 2)]
     edges = [(0, 1, PROGRAM, 0), (1, 3, PROGRAM, 0), (1, 2, EdgeKind.PREFETCH, -100), (2, 3, EdgeKind.BATCH, 0)]
     found = rank_work(graph(nodes, edges), collectives(0), workers=True)
     assert (0, WORKER, 250, 100, [0]) in listed(found)
-    # A difference that clocks can make moves nothing.
+    # Two nodes back, if the one before had not ended by then either.
+    nodes = [(0, THREAD, 0, 50, 0), (0, THREAD, 50, 100, 1), (0, THREAD, 100, 160, 2), (0, THREAD, 160, 250, 3),
+             (0, WORKER, 120, 300)]  # fmt: skip
+    edges = [(0, 1, PROGRAM, 0), (1, 2, PROGRAM, 0), (2, 3, PROGRAM, 0), (3, 4, EdgeKind.PREFETCH, -130)]
+    found = rank_work(graph(nodes, edges), collectives(0), workers=True)
+    assert (0, WORKER, 200, 20, [1]) in listed(found)
+
+
+def test_a_difference_that_clocks_can_make_moves_nothing() -> None:
+    nodes = [(0, THREAD, 0, 50, 0), (0, THREAD, 50, 250, 1), (0, WORKER, 150, 300), (0, THREAD, 300, 310, 2)]
+    edges = [(0, 1, PROGRAM, 0), (1, 3, PROGRAM, 0), (1, 2, EdgeKind.PREFETCH, -5), (2, 3, EdgeKind.BATCH, 0)]
     nodes[2] = (0, WORKER, 245, 300)
-    edges[2] = (1, 2, EdgeKind.PREFETCH, -5)
     found = rank_work(graph(nodes, edges), collectives(0), workers=True)
     assert (0, WORKER, 50, 0, [1]) in listed(found)
+
+
+@pytest.mark.parametrize("length_ns", [400, 600, 1_400, 1_499])
+def test_microseconds_add_up(length_ns: int) -> None:
+    """Each piece is rounded to the one or the other microsecond, the sum of all before it to the nearest."""
+    work = rank_work(in_steps(20, length_ns), collectives(20).take(np.arange(0, 40, 2)))
+    found = np.array(columns_of(work)["duration"])
+    threads = np.flatnonzero(work.resource == THREAD)
+    wanted = np.arange(1, 21) * length_ns / 1000
+    assert np.abs(np.cumsum(found[threads]) - wanted).max() <= 0.5
+    assert set(found[work.resource == TRANSFER].tolist()) == {max(round(length_ns / 1000), 1)}
 
 
 def test_cycles_are_cut_and_counted() -> None:

@@ -108,7 +108,7 @@ def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) 
     """Write all files beside the folder, then move them into it; their bytes together."""
     ranks, first = np.unique(work.rank, return_index=True)
     bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
-    columns = _columns(work)
+    columns = columns_of(work)
     path.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(path) as half:
         for rank, begin, end in bounds:
@@ -127,7 +127,7 @@ def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) 
     return sum(made.values())
 
 
-def _columns(work: RankWork) -> dict[str, list[int]]:
+def columns_of(work: RankWork) -> dict[str, list[int]]:
     """Columns as lists. Times are in microseconds; those of work are rounded so that their sums are, too."""
     shared = work.row >= 0  # of a transfer each rank says the same
     duration = np.diff((np.cumsum(np.where(shared, 0, work.duration_ns)) + 500) // 1000, prepend=0)
