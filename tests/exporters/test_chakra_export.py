@@ -305,11 +305,34 @@ def test_messages_between_two_ranks(tmp_path: Path) -> None:
 
 def test_a_send_that_nobody_received_is_told(tmp_path: Path) -> None:
     build_, begins = talking()
-    group = build_.group([0, 1], name="pipe")
+    group = build_.group([0, 1], group=7, name="pipe")
     build_.collective({0: (begins[0] + MS, begins[0] + 2 * MS)}, op=CollectiveOp.SEND, group=group, peer_rank=1)
     _, result = written(build_.trace(), tmp_path)
     told = ("1 send or receive without the other side", "1 collective that did not end, or whose sides do not match")
     assert any(text in said(result) for text in told)
+
+
+@pytest.mark.parametrize(
+    ("peers", "told", "known"),
+    [
+        ((1, 2), "2 sends and receives without the other side", {"comm_src", "comm_dst"}),
+        ((-1, -1), "2 sends and receives of which the other rank is unknown", {"comm_src"}),
+    ],
+)
+def test_messages_whose_sides_disagree_are_told(
+    tmp_path: Path, peers: tuple[int, int], told: str, known: set[str]
+) -> None:
+    build_, begins = talking()
+    group = build_.group([0, 1, 2], group=7, name="pipe")
+    for rank, op, peer in ((0, CollectiveOp.SEND, peers[0]), (1, CollectiveOp.RECEIVE, peers[1])):
+        build_.collective({rank: (begins[0] + MS, begins[0] + 2 * MS)}, op=op, group=group, peer_rank=peer, sequence=0)
+    traces, result = written(build_.trace(), tmp_path)
+    assert [note for note in result.notes if "sends and receives" in note] == [
+        note for note in result.notes if note.startswith(told)
+    ]
+    assert told in said(result)
+    (send,) = traces.of_type(0, SEND)
+    assert {"comm_src", "comm_dst"} & set(send.attrs) == known
 
 
 # What is not known ------------------------------------------------------------------------------

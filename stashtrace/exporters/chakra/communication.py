@@ -113,7 +113,7 @@ def _group_name(trace: Trace, value: int) -> str:
 
 
 def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> tuple[Int64, Int64, Int64, int]:
-    """Ends and number of each message, by row of ``collectives``; and how many have no other side among the rows.
+    """Ends and number of each message, by row of ``collectives``; and how many, of known ends, lack the other side.
 
     The n-th send from a rank to another belongs to its n-th receive there, so both have the number n.
     """
@@ -137,7 +137,7 @@ def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> t
     new[1:] |= side[1:] != side[:-1]
     starts = np.flatnonzero(new)
     tag[listed] = np.arange(len(order)) - starts[np.cumsum(new) - 1]
-    keys = np.stack([source[rows], target[rows], tag[rows]], axis=1)
-    _, many = np.unique(keys, axis=0, return_counts=True)
+    known = rows[(source[rows] >= 0) & (target[rows] >= 0)]
+    _, many = np.unique(np.stack([source[known], target[known], tag[known]]), axis=1, return_counts=True)
     alone = int((many == 1).sum())
     return source, target, tag, alone
