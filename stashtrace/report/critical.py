@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.graph.names import LATER
 from stashtrace.units import percent_text
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _WIDTH = 79
 #: A space at which no line ends.
 _KEPT = "\u00a0"
 #: Kinds in other words; the second is no kind: what occupies nothing.
+_UNEXPLAINED, _LATER = "unexplained", "began later than the first rank"
 _WORDS = {"other": "asleep or blocked"}
-_UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Group:
     share_ratio : float
         Of the critical path over the counted steps.
     kind : str
-        StallKind in lower case, or ``unexplained``: gaps, and delays of no known kind.
+        StallKind in lower case; or ``unexplained``: gaps, and delays of no known kind; or that the rank began later.
     is_transfer : bool
     rank : int
         -1 for transfers, and for several ranks.
@@ -147,7 +148,8 @@ def usual_order(path: CriticalPath, found: list[Group]) -> list[int] | None:
 
 
 def _kinds(table: Table) -> npt.NDArray[np.str_]:
-    return np.where((table["resource"] == "") & (table["kind"] == "other"), _UNEXPLAINED, table["kind"])
+    unexplained = np.where(table["name"] == LATER, _LATER, _UNEXPLAINED)
+    return np.where((table["resource"] == "") & (table["kind"] == "other"), unexplained, table["kind"])
 
 
 def _rival(path: CriticalPath) -> str:
