@@ -26,7 +26,7 @@ from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import OutOfBoundsError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
-from stashtrace.model.facts import HOST_NOT_RECORDED
+from stashtrace.model.facts import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
 from stashtrace.model.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 
 Int64 = npt.NDArray[np.int64]
@@ -193,6 +193,8 @@ class _Job:
                 if len(own) and name in streams:
                     self._add_operations(own, name, process, thread, streams[name])
             context.say(HOST_NOT_RECORDED, "operations of the device alone", process)
+            context.say(PIPELINE_STAGE, str(self._stage[rows[0]]), process)
+            context.say(DATA_PARALLEL_RANK, str(self._dp[rows[0]]), process)
             self._add_device(
                 process, {streams[name]: name in _COMPUTE for name, own in used.items() if name in streams and len(own)}
             )

@@ -5,5 +5,6 @@ from __future__ import annotations
 
 from stashtrace.analysis.graph.build import build
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Replayed, Resource
+from stashtrace.analysis.graph.pipeline import PipelineGraph
 
-__all__ = ["EdgeKind", "Graph", "Replayed", "Resource", "build"]
+__all__ = ["EdgeKind", "Graph", "PipelineGraph", "Replayed", "Resource", "build"]

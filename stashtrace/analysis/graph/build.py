@@ -12,6 +12,7 @@ import numpy as np
 from stashtrace.analysis.graph import device, events, host
 from stashtrace.analysis.graph.model import Graph
 from stashtrace.analysis.graph.parts import Parts
+from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
 from stashtrace.analysis.graph.transfers import transfers
 from stashtrace.analysis.methods import device_windows
 from stashtrace.analysis.step_threads import StepThread
@@ -36,6 +37,8 @@ def build(trace: Trace) -> Graph:
         If no rank has steps.
     """
     index = TraceIndex(trace)
+    if is_pipeline(trace):
+        return build_pipeline(index)
     parts = Parts()
     ranks = [(thread, own) for thread, own in ranks_and_steps(index.origin, index.steps) if len(own)]
     if not ranks:

@@ -34,6 +34,9 @@ class Resource(IntEnum):
     STREAM = 3  # of a device
     HOST = 4  # threads that launch work on a device
     DEVICE = 5  # that events timed: its compute streams, taken as one
+    COMPUTE_STREAM = 8  # of a rank whose operations were recorded, not its kernels
+    COMMUNICATION_STREAM = 9  # sends, receives and collectives of such a rank that do not hold up its compute stream
+    MEETING = 10  # the moment at which the last member of a collective, or of all ranks, has arrived
 
 
 class EdgeKind(IntEnum):
