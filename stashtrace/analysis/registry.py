@@ -40,6 +40,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late", "stashtrace.analysis.late:late", "the costliest waits in collectives, who was late, and why"),
     ("late_ranks", "stashtrace.analysis.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.pipeline:pipeline", "bubbles of pipeline stages, per step"),
+    ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
     (
         "critical_path",
         "stashtrace.analysis.graph.path:critical_path",
@@ -84,7 +85,8 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
     ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
-    ("Who waits for whom?", ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline")),
+    ("Who waits for whom?", ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline",
+                              "slowdown")),
     ("What do the GPUs do?", ("breakdown", "idle", "kernels", "launches", "copies")),
     ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links",
                                      "operators")),

@@ -23,6 +23,7 @@ SUMMARY = "summary"
 BY = ("step", "rank", "step_kind", "run")
 KEEP = ("keep", "drop")
 PER = ("file", "directory", "run")
+CENTERS = ("mean", "median")
 
 
 def parser() -> Parser:
@@ -48,6 +49,9 @@ def parser() -> Parser:
     )
     parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: counts (default), or is left out")
     parser.add_argument("--top", metavar="N", type=int, help="rows of late, the costliest first (default 100)")
+    parser.add_argument(
+        "--center", choices=CENTERS, help="slowdown: work shared evenly (mean, the default), or slow ranks left out"
+    )
     parser.add_argument("--workers", metavar="N", type=int, help="threads or processes for the ranks of a store")
     parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
     _add_file_options(parser)
@@ -122,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
-    known = ("by", "orphans", "last_step", "calibration", "top", *FILE_OPTIONS)
+    known = ("by", "orphans", "last_step", "calibration", "top", "center", *FILE_OPTIONS)
     chosen = {name: getattr(arguments, name) for name in known}
     options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     sources: list[str | list[str]] = list(paths)

@@ -36,8 +36,9 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.graph import build
     from stashtrace.analysis.graph.path import CriticalPath
     from stashtrace.cli.loading import load_watched
-    from stashtrace.replay import Change, single_changes, what_if
+    from stashtrace.replay import Change, single_changes, slowdown_of, what_if
     from stashtrace.report.critical import critical_lines, critical_sentence
+    from stashtrace.report.whatif import WORTH_SHARING, relied_on, slowdown_lines, whatif_lines
 
     changes = [Change.parse(text) for text in arguments.changes]
     found = [str(existing_run(path)) for path in arguments.paths]
@@ -48,18 +49,22 @@ def main(argv: Sequence[str]) -> int:
     answers = [what_if(graph, changes)] if changes else single_changes(graph)
     base = what_if(graph, [])
     path = CriticalPath.of(trace, graph)
+    alike = None if changes else slowdown_of(graph, least_ratio=WORTH_SHARING)
     if arguments.format == "json":
         critical = {
             "sentence": critical_sentence(path),
             "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
             "shares": list(path.shares.rows()),
         }
-        whole = {"run": _row(base), "answers": [_row(answer) for answer in answers], "critical_path": critical}
+        whole: dict[str, Any] = {"run": _row(base), "answers": [_row(answer) for answer in answers]}
+        whole["critical_path"] = critical
+        if alike is not None:
+            whole["slowdown"] = list(alike.rows())
         sys.stdout.write(json.dumps(whole, indent=1) + "\n")
         return 0
-    from stashtrace.report.whatif import whatif_lines
-
     lines = whatif_lines(base, answers, asked=bool(changes))
+    if alike is not None and relied_on(base):
+        lines += slowdown_lines(alike)
     if not changes:
         lines += ["", *critical_lines(path)]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -80,3 +80,21 @@ PIPELINE = schema(
     ("bubble_ratio", "f8", "", "bubble_ns by step_ns, -1 if unknown"),
     ("from_rank", "i8", "", "the rank whose data was waited for longest, -1 if none"),
 )
+SLOWDOWN = schema(
+    "slowdown",
+    "How much faster steps of the job would be if all ranks were alike, and what each cause contributes",
+    ("cause", "U16", "", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),
+    ("name", "U16", "", "rank, ranks, stage, data-parallel number, operation or StallKind; empty for all and gap"),
+    ("step_ns", "i8", "ns", "mean step of the job by the replay without gaps; the same in each row"),
+    ("ideal_step_ns", "i8", "ns", "the same with all ranks alike; the same in each row"),
+    ("only_step_ns", "i8", "ns", "if all were alike but for this cause"),
+    ("fixed_step_ns", "i8", "ns", "if this cause alone were like its peers"),
+    ("slowdown_ratio", "f8", "", "only_step_ns by ideal_step_ns: how much slower this cause alone makes the job"),
+    (
+        "recovered_ratio",
+        "f8",
+        "",
+        "(step_ns - fixed_step_ns) by (step_ns - ideal_step_ns); -1 if nothing is lost, and for gap",
+    ),
+    ("excess_ns", "i8", "ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all"),
+)

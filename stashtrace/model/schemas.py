@@ -41,6 +41,7 @@ from stashtrace.model.io_results import IO_TIMES as IO_TIMES
 from stashtrace.model.late_results import LATE as LATE
 from stashtrace.model.late_results import LATE_RANKS as LATE_RANKS
 from stashtrace.model.late_results import PIPELINE as PIPELINE
+from stashtrace.model.late_results import SLOWDOWN as SLOWDOWN
 from stashtrace.model.results import CACHE_FORECAST as CACHE_FORECAST
 from stashtrace.model.results import COLLECTIVE_TIMES as COLLECTIVE_TIMES
 from stashtrace.model.results import DIFF as DIFF

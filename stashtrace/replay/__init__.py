@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from stashtrace.replay.changes import Change
+from stashtrace.replay.slowdown import Ideal, slowdown_of
 from stashtrace.replay.whatif import Answer, single_changes, what_if
 
-__all__ = ["Answer", "Change", "single_changes", "what_if"]
+__all__ = ["Answer", "Change", "Ideal", "single_changes", "slowdown_of", "what_if"]

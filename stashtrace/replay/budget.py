@@ -29,7 +29,7 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
         Steps that count.
     """
     found = dict.fromkeys(GROUPS, 0.0)
-    on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE))
+    on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE, Resource.COMPUTE_STREAM))
     threads = np.flatnonzero(on_thread & np.isin(graph.step, steps))
     _add_threads(graph, replayed, threads, found)
     on_devices = np.unique(graph.rank[graph.resource == Resource.STREAM]).tolist()

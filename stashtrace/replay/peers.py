@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,6 +48,27 @@ def without_late_devices(graph: Graph, work: Floats) -> Floats:
     left = spent - np.minimum(excess, late)
     before, after = spent[layer, row, column], left[layer, row, column]
     out[chosen] = work[chosen] * np.divide(after, before, out=np.ones_like(before), where=before > 0)
+    return out
+
+
+def without_late_operations(graph: PipelineGraph, work: Floats) -> Floats:
+    """Lengths of nodes if in no step a rank took longer for an operation than the others of its stage in the median."""
+    out: Floats = work.copy()
+    rows = np.flatnonzero((graph.operation >= 0) & (graph.resource == Resource.COMPUTE_STREAM))
+    ranks, row = np.unique(graph.rank[rows], return_inverse=True)
+    stage = np.array([graph.stage_of.get(rank, -1) for rank in ranks.tolist()], dtype=np.int64)
+    cells, cell = np.unique(np.stack([graph.operation[rows], graph.step[rows]]), axis=1, return_inverse=True)
+    cell = cell.ravel()
+    spent = np.full((len(ranks), cells.shape[1]), np.nan)
+    spent[row, cell] = 0.0
+    np.add.at(spent, (row, cell), work[rows])
+    usual = np.full_like(spent, np.nan)
+    for number in np.unique(stage).tolist():
+        members = np.flatnonzero(stage == number)
+        if len(members) > 1:
+            usual[members] = of_others(spent[members])
+    scale = np.divide(np.fmin(spent, usual), spent, out=np.ones_like(spent), where=spent > 0)
+    out[rows] *= scale[row, cell]
     return out
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
+from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import StallKind
 from stashtrace.models.robust_line import least_absolute
 from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import Change
-from stashtrace.replay.peers import of_others, without_late_devices
+from stashtrace.replay.peers import of_others, without_late_devices, without_late_operations
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,7 +34,10 @@ _WORTH_NAMING = 0.03
 _HOSTS = (Resource.STEP_THREAD, Resource.HOST)
 #: Work that is multiplied as it is: where it runs, and its kind.
 _WORK = {
-    "compute": ((Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE), StallKind.COMPUTE),
+    "compute": (
+        (Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM),
+        StallKind.COMPUTE,
+    ),
     "launch": ((Resource.HOST,), StallKind.LAUNCH),
     "h2d": ((Resource.STREAM,), StallKind.H2D),
 }
@@ -90,8 +93,15 @@ def what_if(graph: Graph, changes: Iterable[Change]) -> Answer:
     graph : Graph
     changes : iterable of Change
         Applied in their order.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has two steps, or a change is one of something that the recording says nothing of.
     """
     changes = tuple(changes)
+    for change in changes:
+        _require_known(graph, change)
     measured = graph.measured_step_ns
     counted = (measured >= 0) & graph.ends_counted
     counted = counted if counted.any() else measured >= 0
@@ -132,12 +142,32 @@ def _gap_ratio(graph: Graph, replayed: Replayed, counted: npt.NDArray[np.bool_])
 def single_changes(graph: Graph) -> list[Answer]:
     """What single changes would save, the largest first; of those that touch something that the run has."""
     kinds = set(graph.kind.tolist())
-    asked = ["compute=x0.5", "launch=x0.5", "h2d=x0.5", "prep=x0.5", "fetch=0", "straggler=0"]
+    asked = ["compute=x0.5", "straggler=0"]
+    if not isinstance(graph, PipelineGraph):
+        asked += ["launch=x0.5", "h2d=x0.5", "prep=x0.5", "fetch=0"]
     for link, kind in _LINKS.items():
         asked += [f"{link}.bandwidth=x2", f"{link}.latency=x0.5"] if kind in kinds else []
     answers = [what_if(graph, [Change.parse(text)]) for text in asked]
     worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
+
+
+def _require_known(graph: Graph, change: Change) -> None:
+    """Refuse what a recording of operations alone says nothing of."""
+    if not isinstance(graph, PipelineGraph):
+        return
+    if change.quantity not in ("compute", "straggler") and "." not in change.quantity:
+        raise MissingDataError(
+            f"{change}: the recording has the operations of the devices alone, nothing of their hosts",
+            hint="compute, straggler and the links of its transfers can be changed",
+        )
+    link = change.quantity.partition(".")[0]
+    if link in _LINKS and not (graph.kind == _LINKS[link]).any():
+        known = [name for name, kind in _LINKS.items() if (graph.kind == kind).any()]
+        raise MissingDataError(
+            f"{change}: no transfer of this run is known to have gone over the {link}",
+            hint=f"its transfers count as {' and '.join(known)}" if known else "it has no transfers",
+        )
 
 
 def _changed(graph: Graph, changes: Sequence[Change], *, latency: float) -> Int64:
@@ -151,6 +181,8 @@ def _changed(graph: Graph, changes: Sequence[Change], *, latency: float) -> Int6
             carries = np.isin(graph.resource, (Resource.TRANSFER, Resource.STREAM))
             chosen = carries & (graph.kind == _LINKS[link]) & (graph.work_ns > 0)
             work = np.where(chosen, _transfers(graph, chosen, work, change.factor, what, latency), work)
+        elif change.quantity == "straggler" and isinstance(graph, PipelineGraph):
+            work = without_late_operations(graph, work)
         elif change.quantity == "straggler":
             work = without_late_devices(graph, _alike(graph, work))
             fetch = _batches_alike(graph, fetch)

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
+    from stashtrace.model.table import Table
     from stashtrace.replay import Answer
 
 #: A replay that misses by more, or explains less, says nothing about changes.
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
+#: A run that is slower by less has nothing to share.
+WORTH_SHARING = 1.03
+#: Causes that are named alone, the smallest first; they are behind so much of what is lost.
+_SINGLE, _MUCH, _NEARLY = ("rank", "stage", "replica"), 0.3, 0.95
 _NAMES = {
     "compute": "computes",
     "data": "waits for batches",
@@ -23,6 +28,11 @@ _NAMES = {
     "host": "waits for the host",
     "other": "asleep or blocked",
 }
+
+
+def relied_on(run: Answer) -> bool:
+    """Whether the replay of the run as it was is good enough for answers."""
+    return run.error_ratio <= MOST_ERROR_RATIO and run.gap_ratio <= MOST_GAP_RATIO
 
 
 def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list[str]:
@@ -42,7 +52,7 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
         f"the replay of the run as it was misses that by {error}; {gap} of it follows",
         "from no recorded cause and is kept as it was",
     ]
-    if run.error_ratio > MOST_ERROR_RATIO or run.gap_ratio > MOST_GAP_RATIO:
+    if not relied_on(run):
         lines.append("that is too much for the answers below to be relied on")
     if not answers:
         return [*lines, "", "no single change of what is known would make it shorter"]
@@ -54,6 +64,35 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
         cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
         lines.append("  " + "  ".join(cells))
     return lines + (_budget(run, answers[0]) if asked else [])
+
+
+def slowdown_lines(table: Table) -> list[str]:
+    """What it costs that ranks are not alike, and which rank, stage or replica alone is behind it.
+
+    Parameters
+    ----------
+    table : Table
+        Of the ``slowdown`` analysis, with the mean as its center.
+    """
+    rows = list(table.rows())
+    whole = next(row for row in rows if row["cause"] == "all")
+    if whole["slowdown_ratio"] < WORTH_SHARING:
+        return []
+    lines = [
+        "",
+        f"with all ranks alike, their work shared evenly, a step would take {duration_text(whole['ideal_step_ns'])}:",
+        f"as it was, the run is {whole['slowdown_ratio']:.2f} times slower",
+    ]
+    single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
+    if not single:
+        return [*lines, f"no rank, stage or replica alone is behind {percent_text(_MUCH)} of it or more"]
+    most = max(row["recovered_ratio"] for row in single)
+    # The smallest cause that is behind nearly as much as the largest one.
+    cause = min(
+        (row for row in single if row["recovered_ratio"] >= _NEARLY * most), key=lambda row: _SINGLE.index(row["cause"])
+    )
+    part = percent_text(min(cause["recovered_ratio"], 1.0))
+    return [*lines, f"{cause['cause']} {cause['name']} alone is behind {part} of it"]
 
 
 def _cells(answer: Answer) -> tuple[str, str, str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from importers.kineto_files import rank_of_two
+from pipeline_files import two_stages, write
 
 from stashtrace.cli import main
 
@@ -76,3 +77,61 @@ def test_an_imported_trace_with_kernels_is_answered(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert "misses that by 0 %" in said
     assert "launch=x0.5" in said
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two stages of four replicas; rank 1 computes for twice as long: a step takes 10 s, of ranks alike 7.75 s."""
+    return str(write(tmp_path_factory.mktemp("pipeline") / "trace-X.parquet", two_stages({(1, 0): 2.0})))
+
+
+def test_what_it_costs_that_ranks_are_not_alike(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answered(capsys, pipeline).splitlines()
+    assert lines[-3:] == [
+        "with all ranks alike, their work shared evenly, a step would take 7.75 s:",
+        "as it was, the run is 1.29 times slower",
+        "rank 1 alone is behind 100 % of it",
+    ]
+    assert "alike" not in answered(capsys, pipeline, "--set", "compute=x0.5")
+    rows = json.loads(answered(capsys, pipeline, "--format", "json"))["slowdown"]
+    assert (rows[0]["cause"], rows[0]["slowdown_ratio"]) == ("all", pytest.approx(10 / 7.75, rel=1e-5))
+    assert len(rows) > 10
+    # The workers of the made-up run set the pace of all ranks.
+    assert "alike" not in answered(capsys, str(run))
+    rows = json.loads(answered(capsys, str(run), "--format", "json"))["slowdown"]
+    assert [row["cause"] for row in rows] == ["all", "gap"]
+
+
+@pytest.mark.parametrize(
+    ("change", "step_ms"),
+    [
+        ("straggler=0", 7000),
+        ("compute=x0.5", 5375),
+        ("interconnect.latency=x2", 10375),
+        ("interconnect.bandwidth=x2", 9812.5),
+    ],
+)
+def test_changes_of_a_pipeline(pipeline: str, change: str, step_ms: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a step 0.25 s are messages and 0.5 s a reduction; at most 0.125 s of each is latency."""
+    answer = json.loads(answered(capsys, pipeline, "--set", change, "--format", "json"))["answers"][0]
+    assert answer["error_ratio"] < 1e-3
+    assert sum(answer["budget_ns"].values()) == pytest.approx(answer["high_ns"], rel=1e-3)
+    assert answer["high_ns"] / 1e6 == pytest.approx(step_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("prep=x0.5", "nothing of their hosts"),
+        ("fetch=0", "nothing of their hosts"),
+        ("launch=x0.5", "nothing of their hosts"),
+        ("network.bandwidth=x2", "over the network"),
+    ],
+)
+def test_what_a_pipeline_says_nothing_of(
+    pipeline: str, change: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["whatif", pipeline, "--set", change]) == 4
+    said = capsys.readouterr().err
+    assert what in said
+    assert "interconnect" in said or "links" in said

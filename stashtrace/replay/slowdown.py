@@ -1,0 +1,316 @@
+"""slowdown: how much faster a job would be if all ranks were alike, and what each cause contributes to that.
+
+    ideal ---- only this cause as it was ---------------------- as it was
+    ideal --------------------- all but this cause as it was -- as it was
+
+The job is replayed with all work as it was, with all work ideal, and for each cause twice: with its work alone as it
+was among ideal work (its slow-down), and with its work alone ideal (what it would recover). Time that no edge explains
+is left out of all of these replays. After "Understanding Stragglers in Large Model Training Using What-if Analysis".
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph import Graph, PipelineGraph, Replayed, Resource, build
+from stashtrace.analysis.timeset import Int64, int64
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import StallKind
+from stashtrace.model.schemas import SLOWDOWN
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+from stashtrace.replay.ideal import Center, ideal_work_ns
+from stashtrace.units import ranks_text
+
+Bools = npt.NDArray[np.bool_]
+
+#: Of each kind of cause at most so many are replayed, those whose work exceeds that of their peers most.
+_MOST_CAUSES = 64
+#: The slowest ranks together are this part of all, as in the study.
+_SLOWEST_RATIO = 0.03
+#: Both sides of a message are one cause.
+_SIDES = ("-send", "-recv")
+#: A job that loses less has no causes for it.
+_LOST_RATIO = 1e-3
+#: Columns of a row.
+_SLOWDOWN, _RECOVERED = SLOWDOWN.names.index("slowdown_ratio"), SLOWDOWN.names.index("recovered_ratio")
+
+
+def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
+    """Replay the job with all ranks alike, and with one rank, stage, replica or operation at a time.
+
+    Work is compared with its peers: in a pipeline all operations of the same name, else what all members of a
+    collective do of one kind before they enter it. All alike means that each takes the mean of its peers (transfers the
+    median): the same work, shared evenly. The first row, ``all``, has the slow-down of the job. Of each kind of cause
+    at most 64 are listed, those that exceed their peers most.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+    center : {"mean", "median"}
+        ``median``: each piece of work takes the median of its peers, so that a slow rank is left out.
+
+    Columns
+    -------
+    cause, name, step_ns, ideal_step_ns, only_step_ns, fixed_step_ns, slowdown_ratio, recovered_ratio, excess_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has two steps, or :func:`~stashtrace.analysis.graph.build` has no graph for the run.
+    UsageError
+        For an unknown center.
+    """
+    return slowdown_of(build(trace), center)
+
+
+def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0.0) -> Table:
+    """The same of a graph; of a job that is slowed down by less than ``least_ratio`` without causes."""
+    whole = Ideal(graph, center)
+    rows = _rows(whole, causes(whole) if whole.slowdown_ratio >= least_ratio else [])
+    rounds = [column.dtype == "i8" for column in SLOWDOWN.columns]
+    return Table.from_rows(
+        SLOWDOWN, [[round(v) if whole else v for v, whole in zip(row, rounds, strict=True)] for row in rows]
+    )
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """A graph beside the one in which all ranks are alike.
+
+    Attributes
+    ----------
+    graph : Graph
+    center : {"mean", "median"}
+        See :func:`~stashtrace.replay.ideal.ideal_work_ns`.
+    """
+
+    graph: Graph
+    center: Center = "mean"
+
+    @cached_property
+    def ideal_work_ns(self) -> Int64:
+        """Length of each node if all ranks were alike."""
+        return ideal_work_ns(self.graph, self.center)
+
+    @cached_property
+    def _steps(self) -> _JobSteps:
+        return _JobSteps.of(self.graph)
+
+    @property
+    def steps(self) -> Int64:
+        """Numbers of the steps that count, in their order."""
+        return self._steps.number[self._steps.counted]
+
+    def steps_ns(self, work_ns: Int64, *, gaps: bool = False) -> Int64:
+        """Length of each step of the job (``steps``) with these lengths of nodes, with or without the gaps between."""
+        graph = self.graph
+        # The replay adds each node's gap to its length.
+        return self._steps.lengths(graph, graph.replay(work_ns if gaps else work_ns - graph.gap_ns))
+
+    @cached_property
+    def measured_ns(self) -> Int64:
+        """Length of each step of the job as measured."""
+        graph = self.graph
+        binding = np.full(len(graph), -1, dtype=np.int32)
+        return self._steps.lengths(graph, Replayed(graph.begin_ns, graph.end_ns, binding))
+
+    @cached_property
+    def replayed_ns(self) -> Int64:
+        """The same by a replay of the unchanged graph; what it misses ``measured_ns`` by is its error."""
+        return self.steps_ns(self.graph.work_ns, gaps=True)
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Mean step with all work as it was, without gaps."""
+        return float(self.steps_ns(self.graph.work_ns).mean())
+
+    @cached_property
+    def ideal_step_ns(self) -> float:
+        """Mean step with all ranks alike, without gaps."""
+        return float(self.steps_ns(self.ideal_work_ns).mean())
+
+    @property
+    def slowdown_ratio(self) -> float:
+        """S of the study: how many times longer the steps of the job are than with all ranks alike."""
+        return self.step_ns / max(self.ideal_step_ns, 1.0)
+
+    def only_step_ns(self, chosen: Bools) -> float:
+        """Mean step if all were alike but for the chosen nodes."""
+        return float(self.steps_ns(np.where(chosen, self.graph.work_ns, self.ideal_work_ns)).mean())
+
+    def fixed_step_ns(self, chosen: Bools) -> float:
+        """Mean step if only the chosen nodes were like their peers."""
+        return float(self.steps_ns(np.where(chosen, self.ideal_work_ns, self.graph.work_ns)).mean())
+
+    def recovered_ratio(self, fixed_step_ns: float) -> float:
+        """Part of the lost time that such a step has won back; -1 if nothing is lost."""
+        lost = self.step_ns - self.ideal_step_ns
+        return (self.step_ns - fixed_step_ns) / lost if lost > _LOST_RATIO * self.step_ns else -1.0
+
+    def excess_ns(self, chosen: Bools) -> float:
+        """Work of the chosen nodes beyond that of their peers, of a step."""
+        return float((self.graph.work_ns - self.ideal_work_ns)[chosen].sum()) / max(len(self.steps), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobSteps:
+    """Steps of the job: from the last rank's end of the one before to the last rank's end.
+
+    Attributes
+    ----------
+    number : int array
+        In order; ``counted`` says which have a length and are no warm-up.
+    of_end : int array
+        Step of each row of ``graph.ends``, an index.
+    idle_ns : int array
+        Time before each step that belongs to none.
+    alone : bool
+        It is the only one: it begins when the first rank begins it.
+    """
+
+    number: Int64
+    counted: Bools
+    of_end: Int64
+    idle_ns: Int64
+    alone: bool
+
+    @classmethod
+    def of(cls, graph: Graph) -> _JobSteps:
+        number, of_end = np.unique(graph.ends_step, return_inverse=True)
+        count = len(number)
+        ended = _last_ends(graph.end_ns[graph.ends] + graph.ends_lag_ns, of_end, count)
+        order = np.argsort(ended, kind="stable")
+        place = np.empty(count, dtype=np.int64)
+        place[order] = np.arange(count)
+        of_end, ended = place[of_end], ended[order]
+        counted = np.zeros(count, dtype=bool)
+        counted[of_end[graph.ends_counted]] = True
+        idle = np.zeros(count, dtype=np.int64)
+        known = len(graph.ends_begin_ns) > 0
+        if known:
+            began = np.full(count, np.iinfo(np.int64).max)
+            np.minimum.at(began, of_end, graph.ends_begin_ns)
+            idle[1:] = np.maximum(began[1:] - ended[:-1], 0)
+        alone = known and count == 1
+        if count and not alone:
+            counted[0] = False
+            if not counted.any():
+                counted[1:] = True
+        if not counted.any():
+            raise MissingDataError(
+                "no rank has two steps",
+                hint="record two steps or more: the length of a step is that between the ends of two",
+            )
+        return cls(number[order], counted, of_end, idle, alone)
+
+    def lengths(self, graph: Graph, replayed: Replayed) -> Int64:
+        """Of the counted steps."""
+        ended = _last_ends(replayed.end_ns[graph.ends] + graph.ends_lag_ns, self.of_end, len(self.number))
+        if self.alone:
+            began = graph.ends_begin_ns
+            if len(graph.ends_before):
+                began = np.where(graph.ends_before >= 0, replayed.end_ns[graph.ends_before], began)
+            return int64(ended - began.min())
+        found: Int64 = (np.diff(ended, prepend=0) - self.idle_ns)[self.counted]
+        return found
+
+
+def _last_ends(ends: Int64, of_end: Int64, count: int) -> Int64:
+    found = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(found, of_end, ends)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Nodes that may be why a job is slow: ``kind`` and ``name`` as in the table."""
+
+    kind: str
+    name: str
+    chosen: Bools
+
+
+def _rows(whole: Ideal, asked: Sequence[Cause]) -> list[tuple[Any, ...]]:
+    """Rows of the ``slowdown`` table: the job, and these causes, those that recover most first."""
+    graph = whole.graph
+    everything = np.ones(len(graph), dtype=bool)
+    rows = [_row(whole, Cause("all", "", everything), whole.step_ns, whole.ideal_step_ns)]
+    with_gaps = float(whole.steps_ns(whole.ideal_work_ns, gaps=True).mean())
+    gaps = float(graph.gap_ns.sum()) / max(len(whole.steps), 1)
+    only = with_gaps / max(whole.ideal_step_ns, 1.0)
+    rows.append(("gap", "", whole.step_ns, whole.ideal_step_ns, with_gaps, whole.step_ns, only, -1.0, gaps))
+    found = [_row(whole, cause, whole.only_step_ns(cause.chosen), whole.fixed_step_ns(cause.chosen)) for cause in asked]
+    by_rank = [row for row in found if row[0] == "rank"]
+    if len(by_rank) > 1:
+        count = math.ceil(_SLOWEST_RATIO * len(np.unique(graph.rank[graph.rank >= 0])))
+        slowest = sorted(by_rank, key=lambda row: -row[_SLOWDOWN])[:count]
+        together = ranks_together(graph, sorted(int(row[1]) for row in slowest))
+        found.append(_row(whole, together, whole.only_step_ns(together.chosen), whole.fixed_step_ns(together.chosen)))
+    return rows + sorted(found, key=lambda row: (-row[_RECOVERED], -row[_SLOWDOWN]))
+
+
+def _row(whole: Ideal, cause: Cause, only_ns: float, fixed_ns: float) -> tuple[Any, ...]:
+    slower, won = only_ns / max(whole.ideal_step_ns, 1.0), whole.recovered_ratio(fixed_ns)
+    times = (whole.step_ns, whole.ideal_step_ns, only_ns, fixed_ns)
+    return cause.kind, cause.name, *times, slower, won, whole.excess_ns(cause.chosen)
+
+
+def ranks_together(graph: Graph, ranks: Sequence[int]) -> Cause:
+    """All work of some ranks as one cause."""
+    return Cause("slowest_ranks", ranks_text(list(ranks)), np.isin(graph.rank, ranks))
+
+
+def causes(whole: Ideal) -> list[Cause]:
+    """Ranks, stages, replicas and operations; of each kind those that exceed their peers most."""
+    graph = whole.graph
+    ranks = _distinct(graph.rank[graph.rank >= 0])
+    found = _largest(whole, (("rank", str(rank), graph.rank == rank) for rank in ranks))
+    places = (("stage", graph.stage_of), ("replica", graph.replica_of)) if isinstance(graph, PipelineGraph) else ()
+    for kind, number_of in places:
+        numbers = sorted(set(number_of.values()))
+        members = [[rank for rank, own in number_of.items() if own == number] for number in numbers]
+        found += _largest(
+            whole, ((kind, str(n), np.isin(graph.rank, own)) for n, own in zip(numbers, members, strict=True))
+        )
+    return found + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
+
+
+def _largest(whole: Ideal, candidates: Iterable[tuple[str, str, Bools]]) -> list[Cause]:
+    found = [Cause(*candidate) for candidate in candidates]
+    if len(found) > _MOST_CAUSES:
+        found = sorted(found, key=lambda cause: -whole.excess_ns(cause.chosen))[:_MOST_CAUSES]
+    return found
+
+
+def _operations(graph: Graph) -> Iterator[tuple[str, Bools]]:
+    """Nodes of each operation, both sides of a message together; without names, of each kind of time."""
+    if not isinstance(graph, PipelineGraph):
+        works = graph.resource != Resource.MEETING
+        for kind in _distinct(graph.kind[works & (graph.kind >= 0)]):
+            yield StallKind(kind).name.lower(), works & (graph.kind == kind)
+        return
+    names = np.array([_both_sides(name) for name in graph.operations])
+    for name in sorted(set(names.tolist())):
+        yield name, np.isin(graph.operation, np.flatnonzero(names == name))
+
+
+def _both_sides(name: str) -> str:
+    for side in _SIDES:
+        if name.endswith(side):
+            return f"{name.removesuffix(side)}{''.join(_SIDES)}"
+    return name
+
+
+def _distinct(values: Int64) -> list[int]:
+    found: list[int] = np.unique(values).tolist()
+    return found
