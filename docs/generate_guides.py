@@ -56,11 +56,20 @@ def recommend() -> None:
     write_published(Path())
 
 
+def slowdown() -> None:
+    """Two replicas of a pipeline of two stages, in which rank 1 computes for twice as long."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from pipeline_files import two_stages, write
+
+    write(Path("trace-made-up.parquet"), two_stages({(1, 0): 2.0}, replicas=2))
+
+
 #: Page -> what makes the files that its commands read.
 PAGES: dict[Path, Callable[[], None]] = {
     ROOT / "docs/guides/gpu-traces.md": gpu_traces,
     ROOT / "docs/guides/late-ranks.md": late_ranks,
     ROOT / "docs/guides/recommend.md": recommend,
+    ROOT / "docs/guides/slowdown.md": slowdown,
 }
 
 
