@@ -75,7 +75,8 @@ def _threads(graph: Graph, work: Floats, center: Center) -> None:
     alone = before < 0
     first_step = int(graph.step.min())
     before[alone] = len(members) + graph.step[rows[alone]] - first_step
-    members = np.append(members, np.full(int(before.max()) + 1 - len(members), ranks)).astype(np.int64)
+    after = max(int(before.max()) + 1 - len(members), 0)
+    members = np.append(members, np.full(after, ranks)).astype(np.int64)
     unit_keys = np.stack([before, graph.resource[rows], graph.kind[rows], graph.rank[rows]])
     units, unit = np.unique(unit_keys, axis=1, return_inverse=True)
     unit = unit.ravel()

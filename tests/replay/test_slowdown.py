@@ -169,6 +169,17 @@ def test_workers_that_are_not_alike() -> None:
     assert row_of(table, "rank", "0")["recovered_ratio"] == pytest.approx(0, abs=0.02)
 
 
+def test_a_run_that_ends_in_a_collective() -> None:
+    """No work has a transfer behind it that others did not have too, and none is left after the last one."""
+    lines = []
+    for rank, works in ((0, "xx.."), (1, "xxx.")):
+        flight = "".join(("..##" if rank == 0 else "...#").replace("#", str(step)) for step in range(4))
+        lines += [f"rank {rank} phase : {'FBBO' * 3}FBBB", f"rank {rank} cpu : {works * 4}"]
+        lines += [f"rank {rank} coll : {flight}", f"rank {rank} block : {flight}"]
+    row = row_of(stashtrace.analyze(trace_from_text("\n".join(lines)), "slowdown"), "all")
+    assert (row["step_ns"] / MS, row["ideal_step_ns"] / MS) == pytest.approx((4, 3.5), rel=0.05)
+
+
 # The published jobs ------------------------------------------------------------------------------
 
 
