@@ -88,6 +88,8 @@ def _add_device(graph: Graph, replayed: Replayed, rank: int, steps: Int64, found
     ]
     length = graph.step_ns(replayed)
     ends = (graph.ends_rank == rank) & np.isin(graph.ends_step, steps) & (length > 0)
+    if not ends.any():
+        return
     until = (replayed.end_ns[graph.ends] + graph.ends_lag_ns)[ends]
     since = until - length[ends]
     spent = intervals.attribute([times for _, times in layers], since, until)

@@ -73,10 +73,9 @@ def _threads(graph: Graph, work: Floats, center: Center) -> None:
     # After the last one a rank's peers are all ranks in the same step.
     ranks = len(np.unique(graph.rank[rows]))
     alone = before < 0
-    first_step = int(graph.step.min())
-    before[alone] = len(members) + graph.step[rows[alone]] - first_step
-    after = max(int(before.max()) + 1 - len(members), 0)
-    members = np.append(members, np.full(after, ranks)).astype(np.int64)
+    steps, step = np.unique(graph.step[rows[alone]], return_inverse=True)
+    before[alone] = len(members) + step
+    members = np.append(members, np.full(len(steps), ranks)).astype(np.int64)
     unit_keys = np.stack([before, graph.resource[rows], graph.kind[rows], graph.rank[rows]])
     units, unit = np.unique(unit_keys, axis=1, return_inverse=True)
     unit = unit.ravel()

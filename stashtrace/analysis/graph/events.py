@@ -48,6 +48,8 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     ran = life - waits
     working = joined[ran.within(joined - 1, joined) > 0]
     cells = Cells.of(ran, begin, end, np.concatenate([working, steps["end_ns"]]), working)
+    if not len(cells):  # by damaged times it did nothing but wait
+        return
     at = np.searchsorted(begin, cells.begin, side="right") - 1
     inside = (at >= 0) & (cells.begin < np.append(end, -1)[at])
     paced = np.append(np.array([x.kind == StallKind.COMPUTE and bool(x.doubts) for x in layers])[layer], False)

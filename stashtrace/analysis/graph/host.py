@@ -52,6 +52,8 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
         *(index.trace.phases[n][phases] for n in ("begin_ns", "end_ns")),
     ]
     cells = Cells.of(life - waits, begin, end, np.concatenate(edges), calls)
+    if not len(cells):  # by damaged times it did nothing but wait
+        return
     at = np.searchsorted(begin, cells.begin, side="right") - 1
     inside = (at >= 0) & (cells.begin < np.append(end, -1)[at])
     kind = np.where(inside, np.append(kinds, -1)[at], StallKind.OTHER)

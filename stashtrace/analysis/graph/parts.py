@@ -11,6 +11,7 @@ import numpy as np
 from stashtrace.analysis.graph.model import EdgeKind, Graph
 from stashtrace.analysis.steps import counted_steps
 from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
+from stashtrace.errors import MissingDataError
 from stashtrace.model.table import Table
 
 _NODE_COLUMNS = (
@@ -59,7 +60,15 @@ class Parts:
         self.ends.append(tuple(column[nodes >= 0] for column in columns))
 
     def graph(self) -> Graph:
-        """Everything as columns; what no edge explains is a gap before its node."""
+        """Everything as columns; what no edge explains is a gap before its node.
+
+        Raises
+        ------
+        MissingDataError
+            If no step of any rank ends with a node.
+        """
+        if not self.ends:
+            raise MissingDataError("no step of a rank holds work", hint="see `stashtrace analyze steps`")
         columns = {name: np.concatenate(made) if made else int64([]) for name, made in self.nodes.items()}
         source, target, lag = (
             np.concatenate([edge[i] for edge in self.edges]) if self.edges else int64([]) for i in (0, 1, 3)
@@ -102,6 +111,8 @@ class Cells:
 
         Moments at which no cell ends, from the begin of the set to its end or to ``until_ns``, are cells too.
         """
+        if not len(time.begin):  # damaged times: nothing is left of the thread's life
+            return cls(time.begin, time.end)
         cuts = np.unique(np.concatenate([begin, end, points, time.begin[:1], time.end[-1:]]))
         cut_begin, cut_end, _ = time.pieces(cuts[:-1], cuts[1:])
         moments = np.unique(moments)

@@ -333,7 +333,7 @@ def _rank(work: _Work, rank: int, steps: _Steps, meetings: _Meetings, parts: Par
     if overlapped:
         early = np.flatnonzero(receives)
         parts.edge(steps.node[step[early]], node[early], EdgeKind.RELEASE)
-    _exchange(work.names, rank, operation, step, node, leg, parts, overlapped)
+    _exchange(work.names, rank, steps, operation, step, node, leg, parts, overlapped)
     _let_go(work.names, chain, operation, step, end, leg, np.flatnonzero(~item & ~talks), parts)
     return chain
 
@@ -401,6 +401,7 @@ def _post(chain: _Chain, steps: _Steps, begin: Int64, step: Int64, node: Int64, 
 def _exchange(
     names: tuple[str, ...],
     rank: int,
+    steps: _Steps,
     operation: Int64,
     step: Int64,
     node: Int64,
@@ -417,10 +418,13 @@ def _exchange(
         for messages, what in ((receives, "receives"), (sends, "sends")):
             if not len(messages):
                 continue
-            if step[messages].tolist() != step[computes].tolist():
+            count = len(steps.number)
+            moved, made = (np.bincount(step[rows], minlength=count) for rows in (messages, computes))
+            if (moved != made).any():
+                wrong = int(np.flatnonzero(moved != made)[0])
                 raise MissingDataError(
-                    f"rank {rank} {what} {len(messages)} {direction} messages for {len(computes)} micro-batches:"
-                    " nobody knows which belongs to which",
+                    f"in step {steps.number[wrong]} rank {rank} {what} {moved[wrong]} {direction} messages for"
+                    f" {made[wrong]} micro-batches: nobody knows which belongs to which",
                     hint="a pipeline with interleaved stages, or rows that are missing, cannot be replayed",
                 )
             if what == "receives":
