@@ -137,6 +137,7 @@ def main() -> int:
     options = parser.parse_args()
     jobs = [compared(options.folder, name) for name in ("AR", "SE")]
     command = "python benchmarks/bench_slowdown.py DIR"
+    commit = harness.versions("numpy")["commit"]
     figures = {
         job["job"]: job | {"figures": {name: {"ours": a, "published": b} for name, a, b in job["figures"]}}
         for job in jobs
@@ -151,7 +152,7 @@ def main() -> int:
         "simulator, in which messages overlap whatever a rank computes; the last two rows of each table are ours with",
         "that taken over.",
         "",
-        f"`{command}`, commit {harness.versions('numpy')['commit']}.",
+        f"`{command}`, commit {commit}.",
         "",
         *(line for job in jobs for line in lines_of(job)),
     ]
