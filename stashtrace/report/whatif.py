@@ -78,9 +78,11 @@ def slowdown_lines(table: Table) -> list[str]:
     whole = next(row for row in rows if row["cause"] == "all")
     if whole["slowdown_ratio"] < WORTH_SHARING:
         return []
+    now, then = (duration_text(whole[name]) for name in ("step_ns", "ideal_step_ns"))
     lines = [
         "",
-        f"with all ranks alike, their work shared evenly, a step would take {duration_text(whole['ideal_step_ns'])}:",
+        f"for all ranks together a step takes {now};",
+        f"with all ranks alike, their work shared evenly, it would take {then}:",
         f"as it was, the run is {whole['slowdown_ratio']:.2f} times slower",
     ]
     single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]

@@ -88,8 +88,9 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_it_costs_that_ranks_are_not_alike(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answered(capsys, pipeline).splitlines()
     first = next(row for row, line in enumerate(lines) if line.startswith("with all ranks alike"))
-    assert lines[first : first + 3] == [
-        "with all ranks alike, their work shared evenly, a step would take 7.75 s:",
+    assert lines[first - 1 : first + 3] == [
+        "for all ranks together a step takes 10.0 s;",
+        "with all ranks alike, their work shared evenly, it would take 7.75 s:",
         "as it was, the run is 1.29 times slower",
         "rank 1 alone is behind 100 % of it",
     ]
