@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.ddp_facts import DdpFacts
 from stashtrace.analysis.gradient_messages import Messages, gradient_messages
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps import counted_steps, steps
@@ -21,7 +23,16 @@ from stashtrace.errors import MissingDataError
 from stashtrace.model.trace import Trace
 from stashtrace.models.alpha_beta import Fit, fit_alpha_beta
 from stashtrace.models.calibration import Points
-from stashtrace.models.layers import best_merge, divides, merged, ready_by_sizes, rebucketed, schedule
+from stashtrace.models.layers import (
+    best_merge,
+    bucket_ends,
+    merge_caps,
+    merged,
+    ready_at,
+    ready_by_sizes,
+    rounded_cap,
+    schedule,
+)
 from stashtrace.models.linear_fit import r_squared
 from stashtrace.models.robust_line import Floats
 
@@ -31,7 +42,13 @@ BUCKETS_MIB = (1, 4, 25, 100)
 _QUEUED_NS = 20_000
 #: Passes that a forecast of buckets is made of: a median needs no more.
 _MOST_PASSES = 200
+#: Those that the best of many buckets is looked for in.
+_FEW_PASSES = 20
 _FEWEST_SIZES = 3
+#: Caps that are tried where they would divide the messages of the run.
+_DIVIDING_MIB = tuple(float(2**power) for power in range(-2, 8))
+#: Other buckets are better if they leave so much less exposed.
+_WORTH_IT = 0.02
 #: A cost of bytes is one if it is so many of its standard errors.
 _SURE = 2.0
 
@@ -123,6 +140,9 @@ class CommunicationModel:
     passes : Passes
     buckets : tuple of BucketForecast
         Empty too where bytes seem to cost nothing: large buckets would be free.
+    best : BucketForecast or None
+        The ``bucket_cap_mb`` that exposes least; None where ``buckets`` is empty, or no other is better than those of
+        the run.
     step_ns, attributed_ns, late_ns : float
         Medians over ranks and steps: the step, its network and interconnect stalls, its straggler stall. NaN if the
         run has no steps.
@@ -133,6 +153,7 @@ class CommunicationModel:
     links: tuple[LinkFit, ...]
     passes: Passes
     buckets: tuple[BucketForecast, ...]
+    best: BucketForecast | None
     step_ns: float
     attributed_ns: float
     late_ns: float
@@ -156,7 +177,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
     """
     messages = gradient_messages(trace)
     counts = messages.step >= 0 if messages.has_steps and (messages.step >= 0).any() else np.ones(len(messages), bool)
-    links, of = _links(messages, np.flatnonzero(counts))
+    links, of = links_of(messages, np.flatnonzero(counts))
     if needs_fit and not any(link.fit for link in links):
         most = max(links, key=lambda link: len(link.points.sizes_bytes))
         sizes = len(most.points.sizes_bytes)
@@ -177,20 +198,39 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
     elif messages.on_device.any():
         notes.append("a device was seen to begin messages, not when their gradients were ready; behind a busy link that"
                      " is interpolated by bytes")  # fmt: skip
-    free = [links[at] for at in sorted({p.link for p in typical if p.link >= 0}) if not _tells_bytes(links[at])]
+    free = [links[at] for at in sorted({p.link for p in typical if p.link >= 0}) if not tells_bytes(links[at])]
     notes += [
         f"{link.op} of {link.communicator}: what a byte costs cannot be told from the scatter, so other buckets are not"
         " forecast; larger messages or more steps tell it"
         for link in free
     ]
-    buckets = () if free else _buckets(typical, links)
+    buckets = () if free else _buckets(typical, links, messages.ddp)
     if typical and not (buckets or free):
         notes.append(f"other buckets are not forecast: {_why_no_buckets(typical)}")
     step_ns, attributed, late = _attributed(trace)
-    return CommunicationModel(links, passes, buckets, step_ns, attributed, late, tuple(notes))
+    best = _best(typical, links, messages.ddp) if buckets else None
+    return CommunicationModel(links, passes, buckets, best, step_ns, attributed, late, tuple(notes))
 
 
-def _links(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
+def ranked_buckets(messages: Messages) -> list[BucketForecast]:
+    """Sizes of buckets by what their backward passes leave exposed, the least first; none where that cannot be said.
+
+    Parameters
+    ----------
+    messages : Messages
+        Of a run.
+    """
+    counts = messages.step >= 0
+    if not counts.any():
+        return []
+    links, of = links_of(messages, np.flatnonzero(counts))
+    typical = _passes(messages, links, of)[1]
+    if any(not tells_bytes(links[one.link]) for one in typical if one.link >= 0):
+        return []
+    return _ranked(typical, links, messages.ddp)
+
+
+def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
     """Operations, by bytes sent, fitted to these messages; and that of each message, -1 if it has none."""
     kind = _kinds(messages)
     found = []
@@ -300,7 +340,7 @@ def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Pa
     return Passes(*whole, *columns[4:]), typical
 
 
-def _tells_bytes(link: LinkFit) -> bool:
+def tells_bytes(link: LinkFit) -> bool:
     """Whether bytes cost something: where they seem free, one message of everything would be, too."""
     assert link.fit is not None
     piece = link.fit.pieces[0]
@@ -334,22 +374,49 @@ def _why_no_buckets(typical: Sequence[_Pass]) -> str:
     return "messages of a backward pass are of several operations or communicators, or of one without a fit"
 
 
-def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit]) -> tuple[BucketForecast, ...]:
+def _usable(typical: Sequence[_Pass], most: int) -> list[_Pass]:
     usable = [one for one in typical if one.link >= 0 and not one.blocking.any()]
-    usable = usable[:: max(len(usable) // _MOST_PASSES, 1)]
+    return usable[:: max(len(usable) // most, 1)]
+
+
+def _best(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> BucketForecast | None:
+    ranked = _ranked(typical, links, ddp)
+    if not ranked:
+        return None
+    now = _forecast(_usable(typical, _FEW_PASSES), links, 0.0, ddp)
+    return ranked[0] if ranked[0].exposed_ns < (1 - _WORTH_IT) * now.exposed_ns else None
+
+
+def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> list[BucketForecast]:
+    """All caps that group the gradients in different ways, the best first; unknown gradients are divided evenly."""
+    usable = _usable(typical, _FEW_PASSES)
+    if not usable:
+        return []
+    middle = sorted(usable, key=lambda one: int(one.bytes.sum()))[len(usable) // 2].bytes
+    whole = ddp.gradients_bytes if ddp.gradients_bytes.sum() == middle.sum() else middle
+    caps = {rounded_cap(cap, whole) for cap in merge_caps(whole).tolist()}
+    dividing = {mib for mib in _DIVIDING_MIB if bucket_ends(middle, mib * 2**20, **_known(ddp))[1]}
+    found = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
+    return sorted(found, key=lambda one: (one.exposed_ns, one.messages_count))
+
+
+def _known(ddp: DdpFacts) -> dict[str, Any]:
+    """What :func:`bucket_ends` is told of a run."""
+    recorded = None if ddp.bucket_mib is None else ddp.bucket_mib * 2**20
+    return {"gradients_bytes": ddp.gradients_bytes, "recorded_bytes": recorded}
+
+
+def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> tuple[BucketForecast, ...]:
+    usable = _usable(typical, _MOST_PASSES)
     if not usable:
         return ()
     total = float(np.median([one.bytes.sum() for one in usable]))
-    out = [_forecast(usable, links, 0.0, False)]
-    for mib in BUCKETS_MIB:
-        if mib * 2**20 < total:
-            split = np.mean([divides(one.bytes, mib * 2**20) for one in usable]) > 0.5
-            out.append(_forecast(usable, links, float(mib), bool(split)))
-    return (*out, _forecast(usable, links, -1.0, False), _forecast(usable, links, -2.0, False))
+    sizes = [0.0, *(float(mib) for mib in BUCKETS_MIB if mib * 2**20 < total), -1.0, -2.0]
+    return tuple(_forecast(usable, links, mib, ddp) for mib in sizes)
 
 
-def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, split: bool) -> BucketForecast:
-    counts, exposed = [], []
+def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp: DdpFacts) -> BucketForecast:
+    counts, exposed, divided = [], [], []
     for one in usable:
         fit = links[one.link].fit
         assert fit is not None
@@ -361,9 +428,12 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, spl
             starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
             ready, sizes = merged(ready, sizes, starts)
         elif mib > 0:
-            ready, sizes = rebucketed(ready, sizes, mib * 2**20)
+            ends, anywhere = bucket_ends(sizes, mib * 2**20, **_known(ddp))
+            ready, sizes = ready_at(ready, sizes, ends), np.diff(np.append(0.0, ends))
+            divided.append(anywhere)
         counts.append(len(sizes))
         exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)
+    split = bool(divided) and float(np.mean(divided)) > 0.5
     return BucketForecast(mib, float(np.median(counts)), float(np.median(exposed)), split)
 
 

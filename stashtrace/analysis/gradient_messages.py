@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives import communicator_names
+from stashtrace.analysis.ddp_facts import DdpFacts, ddp_facts
 from stashtrace.analysis.late_instances import HUNG, PARTIAL, Instances, instances
 from stashtrace.analysis.link_estimates import backends_of_rows
 from stashtrace.analysis.matching import group_table
@@ -54,12 +55,18 @@ class Messages:
         Lowest member; its step, -1 outside the steps that count; its backward pass, -1 outside of any.
     backward_begin_ns : int64 array
         When that pass began on the host, -1 outside of any.
+    within : bool array
+        It was called before that pass had returned, as the buckets of DistributedDataParallel are.
+    group_hash, sequence : int64 array
+        Communicator and number, as in ``collectives``.
     blocking : bool array
         The caller waited for it before it went on to the next.
     on_device : bool array
         Times are those of devices.
     has_steps : bool
         Whether the run has steps.
+    ddp : DdpFacts
+        What its DistributedDataParallel says of buckets and gradients.
     """
 
     communicator: npt.NDArray[np.str_]
@@ -75,9 +82,13 @@ class Messages:
     step: Int64
     backward: Int64
     backward_begin_ns: Int64
+    within: npt.NDArray[np.bool_]
+    group_hash: Int64
+    sequence: Int64
     blocking: npt.NDArray[np.bool_]
     on_device: npt.NDArray[np.bool_]
     has_steps: bool
+    ddp: DdpFacts
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -122,7 +133,7 @@ def gradient_messages(trace: Trace) -> Messages:
         origin = int(ready[own].min())
         parallel = PARALLEL.get(str(backend[own[0]]), 1)
         link[own] = link_times(ready[own] - origin, end[own] - origin, parallel=parallel)
-    step, backward, backward_begin, has_steps = _places(index, loops, table, rows)
+    step, backward, backward_begin, within, has_steps = _places(index, loops, table, rows)
     return Messages(
         communicator=communicator_names(index.trace, table["group_hash"][rows]),
         op=np.array([op.name.lower() for op in CollectiveOp])[table["op_code"][rows]],
@@ -137,19 +148,27 @@ def gradient_messages(trace: Trace) -> Messages:
         step=step,
         backward=backward,
         backward_begin_ns=backward_begin,
+        within=within,
+        group_hash=table["group_hash"][rows],
+        sequence=table["sequence"][rows],
         blocking=_blocking(index, found, kept),
         on_device=index.timed_on_device[rows],
         has_steps=has_steps,
+        ddp=ddp_facts(trace),
     )
 
 
-def _places(index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64) -> tuple[Int64, Int64, Int64, bool]:
-    """Step, backward pass and its begin of each message, by when its lowest rank called it; if there are steps."""
+def _places(
+    index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64
+) -> tuple[Int64, Int64, Int64, npt.NDArray[np.bool_], bool]:
+    """Step, backward pass and its begin of each message, by when its lowest rank called it, and whether that was inside
+    the pass; if there are steps."""
     step, backward, began = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
+    within = np.zeros(len(rows), dtype=bool)
     try:
         known = counted_steps(host_steps(index.origin))
     except MissingDataError:
-        return step, backward, began, False
+        return step, backward, began, within, False
     steps_of, rows_of = RowsBy(known["rank"]), RowsBy(table["rank"][rows])
     for rank in rows_of.values.tolist():
         own, mine = rows_of.rows(rank), steps_of.rows(rank)
@@ -167,7 +186,8 @@ def _places(index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int6
             # One that began in an earlier step is another step's.
             in_pass &= begin[np.maximum(last, 0)] >= known["begin_ns"][mine][np.maximum(at, 0)]
             backward[own[in_pass]], began[own[in_pass]] = last[in_pass], begin[last[in_pass]]
-    return step, backward, began, True
+            within[own[in_pass]] = call[in_pass] < loops[rank].end_ns[last[in_pass]]
+    return step, backward, began, within, True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,29 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.errors import DataLossWarning
+from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
 
 if TYPE_CHECKING:
-    from stashtrace.replay import Answer
+    from stashtrace.analysis.graph import Graph
+    from stashtrace.model.trace import Trace
+    from stashtrace.replay import Answer, Buckets, Change
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
 launch, h2d, prep, fetch, straggler, network.bandwidth, network.latency,
-interconnect.bandwidth or interconnect.latency; VALUE is xN, or 0 for a time."""
+interconnect.bandwidth or interconnect.latency; VALUE is xN, or 0 for a time.
+bucket_mb=N is the bucket_cap_mb of DistributedDataParallel. With --apply the
+command after -- is run again with that size, or with the one that is predicted
+to be best, and measured beside the prediction; its script needs no edit."""
 
 
 def parser() -> Parser:
@@ -27,29 +35,45 @@ def parser() -> Parser:
     parser.add_argument("--set", dest="changes", metavar="QUANTITY=VALUE", action="append", default=[],
                         help="as in network.bandwidth=x2; may be repeated, all hold together")  # fmt: skip
     parser.add_argument("--format", choices=("table", "json"), default="table", help="aligned text (default) or JSON")
+    parser.usage = (
+        "stashtrace whatif [options] PATH [PATH ...]\n"
+        "       stashtrace whatif [options] RUN --apply -- COMMAND [ARGUMENT ...]"
+    )
+    parser.add_argument("--apply", action="store_true", help="run COMMAND with the other buckets, and measure")
+    parser.add_out("DIR", "of --apply: directory of that run (default: PATH-bucket-N)")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Replay and print."""
-    arguments = parser().read(argv)
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    arguments, command = parser().read(words[:at]), words[at + 1 :]
     from stashtrace.analysis.graph import build
     from stashtrace.analysis.graph.path import CriticalPath
     from stashtrace.cli.loading import load_watched
-    from stashtrace.replay import Change, single_changes, slowdown_of, what_if
+    from stashtrace.replay import Change, slowdown_of, what_if
     from stashtrace.report.critical import critical_lines, critical_sentence
-    from stashtrace.report.whatif import WORTH_SHARING, relied_on, slowdown_lines, whatif_lines
+    from stashtrace.report.whatif import WORTH_SHARING, applied_lines, relied_on, slowdown_lines, whatif_lines
 
     changes = [Change.parse(text) for text in arguments.changes]
+    if arguments.apply or command or arguments.out:
+        _check_apply(arguments, changes, command)
     found = [str(existing_run(path)) for path in arguments.paths]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)
         trace = load_watched(found if len(found) > 1 else found[0])
     graph = build(trace)
-    answers = [what_if(graph, changes)] if changes else single_changes(graph)
+    answers = _answers(trace, graph, changes, best_buckets=arguments.apply)
     base = what_if(graph, [])
+    measured = None
+    if arguments.apply:
+        from stashtrace.cli.applying import measured_with_buckets
+
+        change = answers[0].changes[-1]
+        measured = measured_with_buckets(command, change.factor, _second_run(arguments, change))
     path = CriticalPath.of(trace, graph)
-    alike = None if changes else slowdown_of(graph, least_ratio=WORTH_SHARING)
+    alike = None if changes or arguments.apply else slowdown_of(graph, least_ratio=WORTH_SHARING)
     if arguments.format == "json":
         critical = {
             "sentence": critical_sentence(path),
@@ -60,15 +84,67 @@ def main(argv: Sequence[str]) -> int:
         whole["critical_path"] = critical
         if alike is not None:
             whole["slowdown"] = list(alike.rows())
+        if measured is not None:
+            whole["applied"] = {"measured_ns": measured, "error_ratio": answers[0].missed_ratio(measured)}
         sys.stdout.write(json.dumps(whole, indent=1) + "\n")
         return 0
-    lines = whatif_lines(base, answers, asked=bool(changes))
-    if alike is not None and relied_on(base):
-        lines += slowdown_lines(alike)
-    if not changes:
+    lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply)
+    if measured is not None:
+        lines += applied_lines(base, answers[0], measured)
+    elif not changes:
+        if alike is not None and relied_on(base):
+            lines += slowdown_lines(alike)
         lines += ["", *critical_lines(path)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buckets: bool) -> list[Answer]:
+    """The answer to the question; without one the best size of buckets, or a ranking of single changes."""
+    from stashtrace.replay import BUCKET, gradient_buckets, single_changes, what_if
+
+    if changes:
+        asked = any(change.quantity == BUCKET for change in changes)
+        return [what_if(graph, changes, buckets=gradient_buckets(trace, graph) if asked else None)]
+    if best_buckets:
+        return [_best(graph, gradient_buckets(trace, graph))]
+    buckets = None
+    with contextlib.suppress(MissingDataError):  # a job without such buckets: nothing to rank
+        buckets = gradient_buckets(trace, graph)
+    return single_changes(graph, buckets=buckets)
+
+
+def _check_apply(arguments: argparse.Namespace, changes: Sequence[Change], command: Sequence[str]) -> None:
+    """Raise unless what is to be applied can be."""
+    from stashtrace.replay import BUCKET
+
+    example = "`stashtrace whatif RUN --apply -- torchrun --nproc-per-node 2 train.py`"
+    if not arguments.apply:
+        raise UsageError("a command and --out belong to --apply", hint=example)
+    if not command:
+        raise UsageError("--apply needs the command of the job after --", hint=example)
+    other = [str(change) for change in changes if change.quantity != BUCKET]
+    if other:
+        raise UsageError(f"{other[0]} cannot be applied to a job", hint=f"--apply takes {BUCKET}=N alone")
+    if len(arguments.paths) > 1:
+        raise UsageError("--apply takes one run", hint=example)
+
+
+def _best(graph: Graph, buckets: Buckets) -> Answer:
+    from stashtrace.replay import BUCKET, best_buckets
+
+    answer = best_buckets(graph, buckets)
+    if answer is None:
+        raise MissingDataError(
+            "no other size of buckets is predicted to be better than those of the run",
+            hint=f"try one all the same: --set {BUCKET}=25",
+        )
+    return answer
+
+
+def _second_run(arguments: argparse.Namespace, change: Change) -> str:
+    path = Path(arguments.paths[0]).resolve()
+    return str(arguments.out or path.with_name(f"{path.name}-bucket-{change.factor:g}"))
 
 
 def _row(answer: Answer) -> dict[str, Any]:

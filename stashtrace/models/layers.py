@@ -12,6 +12,7 @@ through ``analysis.gradient_messages``. Pure; times are lengths since the begin 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,10 @@ Floats = npt.NDArray[np.float64]
 
 #: Messages of a pass that are smaller than its buckets: torch's first bucket, and the last one.
 _EVER_SMALLER = 2
+#: A cap of so much of the run's own is the same one, written with fewer digits.
+_SAME = 0.999
+#: Caps that are tried: of more, an even choice by their ratios.
+_MOST_CAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +198,76 @@ def divides(sizes_bytes: Any, bucket_bytes: float) -> bool:
     return bool((sizes > bucket_bytes).any()) and int((sizes < bucket_bytes).sum()) <= _EVER_SMALLER
 
 
-def rebucketed(ready_ns: Any, sizes_bytes: Any, bucket_bytes: float) -> tuple[Floats, Floats]:
-    """Ready times and sizes, were the gradients sent in buckets of another size.
+def bucket_ends(
+    sizes_bytes: Any, bucket_bytes: float, *, gradients_bytes: Any = (), recorded_bytes: float | None = None
+) -> tuple[Floats, bool]:
+    """Where buckets of another size would end in the stream of gradients, in bytes since its begin.
 
-    Larger buckets than those of the run are made of whole messages. Smaller ones take gradients to have come at an even
-    rate between the ready times of two messages, since nothing says in which order the inside of a message was made.
+    Buckets close with the gradient that fills them, if the gradients are known and the messages are made of them.
+    Else larger buckets than those of the run are made of whole messages, and smaller ones divide them anywhere.
+
+    Parameters
+    ----------
+    sizes_bytes : sequence of float
+        Messages of a backward pass.
+    bucket_bytes : float
+    gradients_bytes : sequence of float, optional
+        In the order in which they are made.
+    recorded_bytes : float, optional
+        Buckets of the run; by default a guess from the messages (:func:`divides`).
+
+    Returns
+    -------
+    ends_bytes : float array
+    anywhere : bool
+        Messages were divided, and nothing says where.
+
+    Examples
+    --------
+    >>> ends, anywhere = bucket_ends([100, 100], 50)
+    >>> ends.tolist(), anywhere
+    ([50.0, 100.0, 150.0, 200.0], True)
+    >>> bucket_ends([100, 100], 50, gradients_bytes=[60, 40, 10, 90])[0].tolist()
+    [60.0, 110.0, 200.0]
+    """
+    sizes, gradients = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(gradients_bytes, dtype=np.float64)
+    if not bucket_bytes > 0:
+        raise UsageError(f"{bucket_bytes} is no size of a bucket", hint="for example 25M")
+    sent, made = np.cumsum(sizes), np.cumsum(gradients)
+    if len(made) and len(sent) and made[-1] == sent[-1] and np.isin(sent, made).all():
+        return np.append(made[bucket_starts(gradients, bucket_bytes)[1:] - 1], made[-1]), False
+    whole = bucket_bytes >= recorded_bytes * _SAME if recorded_bytes is not None else not divides(sizes, bucket_bytes)
+    if whole:
+        return np.append(sent[bucket_starts(sizes, bucket_bytes)[1:] - 1], sent[-1:]), False
+    total = float(sizes.sum())
+    return np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total), True
+
+
+def ready_at(ready_ns: Any, sizes_bytes: Any, ends_bytes: Any) -> Floats:
+    """When the gradients up to a byte of the stream were made, at an even rate between the ready times of messages.
+
+    Nothing says in which order the inside of a message was made, nor when.
+
+    Examples
+    --------
+    >>> ready_at([10, 20], [100, 100], [50, 100, 150]).tolist()
+    [5.0, 10.0, 15.0]
+    """
+    ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
+    sent = np.append(0.0, np.cumsum(sizes))
+    found: Floats = np.interp(ends_bytes, sent, np.append(0.0, np.maximum.accumulate(ready)))
+    return found
+
+
+def rebucketed(
+    ready_ns: Any,
+    sizes_bytes: Any,
+    bucket_bytes: float,
+    *,
+    gradients_bytes: Any = (),
+    recorded_bytes: float | None = None,
+) -> tuple[Floats, Floats]:
+    """Ready times and sizes, were the gradients sent in buckets of another size: :func:`bucket_ends`, :func:`ready_at`.
 
     Examples
     --------
@@ -205,15 +275,8 @@ def rebucketed(ready_ns: Any, sizes_bytes: Any, bucket_bytes: float) -> tuple[Fl
     >>> ready.tolist(), sizes.tolist()
     ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0])
     """
-    ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
-    if not bucket_bytes > 0:
-        raise UsageError(f"{bucket_bytes} is no size of a bucket", hint="for example 25M")
-    if not divides(sizes, bucket_bytes):
-        return merged(ready, sizes, bucket_starts(sizes, bucket_bytes))
-    total = float(sizes.sum())
-    ends = np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total)
-    made = np.interp(ends, np.append(0.0, np.cumsum(sizes)), np.append(0.0, np.maximum.accumulate(ready)))
-    return made, np.diff(np.append(0.0, ends))
+    ends, _ = bucket_ends(sizes_bytes, bucket_bytes, gradients_bytes=gradients_bytes, recorded_bytes=recorded_bytes)
+    return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends))
 
 
 def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
@@ -245,6 +308,49 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
         at = int(first[at])
         starts.append(at)
     return np.array(starts[::-1], dtype=np.int64)
+
+
+def merge_caps(sizes_bytes: Any) -> Floats:
+    """Sizes of buckets that merge these messages in different ways, ascending; one merges them all.
+
+    A bucket closes once it holds the cap, so that it matters only between which sums of neighbours the cap lies.
+
+    Examples
+    --------
+    >>> merge_caps([4, 4, 8]).tolist()
+    [4.0, 8.0, 12.0, 16.0]
+    """
+    ends = np.append(0.0, np.cumsum(np.asarray(sizes_bytes, dtype=np.float64)))
+    first, last = np.triu_indices(len(ends), k=1)
+    sums = np.unique(ends[last] - ends[first])
+    sums = sums[sums > 0]
+    if len(sums) > _MOST_CAPS:
+        wanted = np.geomspace(sums[0], sums[-1], _MOST_CAPS)
+        sums = sums[np.unique(np.minimum(np.searchsorted(sums, wanted), len(sums) - 1))]
+    found: Floats = sums
+    return found
+
+
+def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
+    """The roundest number of MiB that merges messages as ``cap_bytes`` does.
+
+    Examples
+    --------
+    >>> mib = 2**20
+    >>> rounded_cap(8.5 * mib, [4.1 * mib, 4.4 * mib, 9.7 * mib])
+    5.0
+    """
+    ends = np.append(0.0, np.cumsum(np.asarray(sizes_bytes, dtype=np.float64)))
+    first, last = np.triu_indices(len(ends), k=1)
+    sums = ends[last] - ends[first]
+    smaller = sums[sums < cap_bytes * (1 - 1e-9)]
+    low, high = float(smaller.max(initial=0.0)) / 2**20, cap_bytes / 2**20
+    for digits in range(-3, 12):
+        unit = 10.0**-digits
+        number = round(math.floor(low / unit + 1) * unit, max(digits, 0))
+        if low < number <= high:
+            return number
+    return high
 
 
 def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:

@@ -39,6 +39,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch.distributed.elastic.multiprocessing.errors": (
         ("torch_distributed", "stashtrace.probes.child_ends:install_elastic"),
     ),
+    "torch.nn.parallel.distributed": (("core", "stashtrace.probes.torch_ddp:install"),),
     "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.child_ends:install_spawn"),),
     "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.mpi:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),

@@ -3,8 +3,20 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.replay.changes import Change
+from stashtrace.replay.buckets import Buckets, gradient_buckets
+from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.slowdown import Ideal, slowdown_of
-from stashtrace.replay.whatif import Answer, single_changes, what_if
+from stashtrace.replay.whatif import Answer, best_buckets, single_changes, what_if
 
-__all__ = ["Answer", "Change", "Ideal", "single_changes", "slowdown_of", "what_if"]
+__all__ = [
+    "BUCKET",
+    "Answer",
+    "Buckets",
+    "Change",
+    "Ideal",
+    "best_buckets",
+    "gradient_buckets",
+    "single_changes",
+    "slowdown_of",
+    "what_if",
+]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
-from stashtrace.analysis.timeset import Int64, TimeSet
+from stashtrace.analysis.timeset import NEVER, Int64, TimeSet
 from stashtrace.model.kinds import StallKind
 
 _COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for kind in kinds}
@@ -57,10 +57,19 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, found: dict[str
     data = kind == EdgeKind.BATCH
     found["data"] += float(waited[data].sum())
     link = kind == EdgeKind.RELEASE
-    late = np.clip(replayed.begin_ns[source] - replayed.end_ns[before[waits]], 0, waited)
+    late = np.clip(_arrived(graph, replayed)[source] - replayed.end_ns[before[waits]], 0, waited)
     found["late"] += float(late[link].sum())
     found["link"] += float((waited - late)[link].sum())
     found["other"] += float(waited[~data & ~link].sum())
+
+
+def _arrived(graph: Graph, replayed: Replayed) -> Int64:
+    """When the last member of each transfer had come; behind others in its queue it may begin later."""
+    member = graph.edge_kind == EdgeKind.MEMBER
+    found = np.full(len(graph), -NEVER, dtype=np.int64)
+    came = replayed.end_ns[graph.source[member]] + graph.lag_ns[member]
+    np.maximum.at(found, graph.target[member], came)
+    return np.where(found > -NEVER, found, replayed.begin_ns)
 
 
 def _add_device(graph: Graph, replayed: Replayed, rank: int, steps: Int64, found: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Changes that a what-if question makes: ``network.bandwidth=x2``, ``straggler=0``, ``prep=x0.5``."""
+"""Changes that a what-if question makes: ``network.bandwidth=x2``, ``straggler=0``, ``bucket_mb=100``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -13,7 +13,12 @@ from stashtrace.errors import UsageError
 TIMES = ("compute", "launch", "h2d", "prep", "fetch", "straggler")
 #: What a link does; bandwidth and latency are multiplied as named.
 LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
-_HINT = f"quantities: {', '.join((*TIMES, *LINKS))}; values: xN (N times as much), and 0 for times"
+#: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
+BUCKET = "bucket_mb"
+_HINT = (
+    f"quantities: {', '.join((*TIMES, *LINKS))}; values: xN (N times as much), and 0 for times;"
+    f" {BUCKET}=N (bucket_cap_mb)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +28,9 @@ class Change:
     Attributes
     ----------
     quantity : str
-        One of ``TIMES`` and ``LINKS``.
+        One of ``TIMES`` and ``LINKS``, or ``BUCKET``.
     factor : float
-        The quantity is multiplied by it; 0 takes a time away.
+        The quantity is multiplied by it; 0 takes a time away. Of ``BUCKET`` the size itself.
     """
 
     quantity: str
@@ -41,6 +46,8 @@ class Change:
             For an unknown quantity, or a value that it cannot have.
         """
         quantity, equals, value = (part.strip() for part in text.partition("="))
+        if equals and quantity == BUCKET:
+            return cls(quantity, _size_mib(value))
         if not equals or quantity not in (*TIMES, *LINKS):
             raise UsageError(f"cannot change {quantity or text!r}", hint=_HINT)
         if value == "0" and quantity in TIMES:
@@ -54,4 +61,17 @@ class Change:
         return cls(quantity, factor)
 
     def __str__(self) -> str:
+        if self.quantity == BUCKET:
+            return f"{BUCKET}={self.factor:g}"
         return f"{self.quantity}={'0' if self.factor == 0 else f'x{self.factor:g}'}"
+
+
+def _size_mib(text: str) -> float:
+    """A size of buckets in MiB."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not (size > 0 and math.isfinite(size)):
+        raise UsageError(f"{BUCKET} cannot be {text or 'nothing'}", hint=f"a size in MiB, as in {BUCKET}=100")
+    return size

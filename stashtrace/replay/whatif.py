@@ -7,6 +7,7 @@ where the run moved messages of several sizes.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +18,13 @@ from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, 
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import StallKind
-from stashtrace.models.robust_line import least_absolute
+from stashtrace.replay.buckets import Buckets, message_line, regrouped
 from stashtrace.replay.budget import step_budget
-from stashtrace.replay.changes import Change
+from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.peers import of_others, without_late_devices, without_late_operations
 
 Floats = npt.NDArray[np.float64]
 
-#: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
-_SPREAD = 4.0
 #: A single change that saves less is not listed.
 _WORTH_SAVING = 0.005
 #: Stalls below this part of the step are no bottleneck.
@@ -79,25 +78,33 @@ class Answer:
         worst = max(stalls, key=stalls.__getitem__, default="compute")
         return worst if stalls.get(worst, 0.0) > _WORTH_NAMING * self.high_ns else "compute"
 
+    def missed_ratio(self, measured_ns: float) -> float:
+        """By how much the prediction misses what was measured; below 0: too short, 0 inside of the interval."""
+        nearest = min(max(measured_ns, self.low_ns), self.high_ns)
+        return nearest / max(measured_ns, 1.0) - 1
+
     @property
     def error_ratio(self) -> float:
         """By how much the replay of the unchanged run misses the measured step time."""
         return abs(self.replayed_ns - self.measured_ns) / max(self.measured_ns, 1.0)
 
 
-def what_if(graph: Graph, changes: Iterable[Change]) -> Answer:
+def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None = None) -> Answer:
     """Answer one question; several changes hold together.
 
     Parameters
     ----------
     graph : Graph
     changes : iterable of Change
-        Applied in their order.
+        Applied in their order, but ``bucket_mb`` first.
+    buckets : Buckets, optional
+        Of the graph; needed for ``bucket_mb``.
 
     Raises
     ------
     MissingDataError
-        If no rank has two steps, or a change is one of something that the recording says nothing of.
+        If no rank has two steps, a change is one of something that the recording says nothing of, or nothing is known
+        of the buckets that are to change.
     """
     changes = tuple(changes)
     for change in changes:
@@ -108,8 +115,14 @@ def what_if(graph: Graph, changes: Iterable[Change]) -> Answer:
     if not counted.any():
         raise MissingDataError("no rank has two steps", hint="the length of a step is that between the ends of two")
     unchanged = graph.replay()
-    runs = [graph.replay(work_ns=_changed(graph, changes, latency=latency)) for latency in (0.0, 1.0)]
-    times = [float(graph.step_ns(run)[counted].mean()) for run in runs]
+    # Buckets are nodes of their own, so that each end of the interval is a graph of its own.
+    graphs = [_with_buckets(graph, changes, buckets, latency=latency) for latency in (False, True)]
+    runs = [
+        other.replay(work_ns=_changed(other, changes, latency=latency))
+        for other, latency in zip(graphs, (0.0, 1.0), strict=True)
+    ]
+    times = [float(other.step_ns(run)[counted].mean()) for other, run in zip(graphs, runs, strict=True)]
+    longest = times.index(max(times))
     steps = np.unique(graph.ends_step[counted])
     return Answer(
         changes,
@@ -119,7 +132,7 @@ def what_if(graph: Graph, changes: Iterable[Change]) -> Answer:
         max(times),
         _gap_ratio(graph, unchanged, counted),
         step_budget(graph, unchanged, steps),
-        step_budget(graph, runs[times.index(max(times))], steps),
+        step_budget(graphs[longest], runs[longest], steps),
     )
 
 
@@ -139,7 +152,7 @@ def _gap_ratio(graph: Graph, replayed: Replayed, counted: npt.NDArray[np.bool_])
     return float(gaps[graph.ends[last]].sum()) / max(float((end[last] - since).sum()), 1.0)
 
 
-def single_changes(graph: Graph) -> list[Answer]:
+def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
     """What single changes would save, the largest first; of those that touch something that the run has."""
     kinds = set(graph.kind.tolist())
     asked = ["compute=x0.5", "straggler=0"]
@@ -148,6 +161,8 @@ def single_changes(graph: Graph) -> list[Answer]:
     for link, kind in _LINKS.items():
         asked += [f"{link}.bandwidth=x2", f"{link}.latency=x0.5"] if kind in kinds else []
     answers = [what_if(graph, [Change.parse(text)]) for text in asked]
+    best = best_buckets(graph, buckets) if buckets is not None else None
+    answers += [best] if best is not None else []
     worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
@@ -170,11 +185,37 @@ def _require_known(graph: Graph, change: Change) -> None:
         )
 
 
+def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
+    """The size of buckets whose steps are shortest by the replay; None if none is better than those of the run.
+
+    Where the run leaves open how long its messages would take, the middle of the interval counts.
+    """
+    answers = []
+    for size in buckets.candidates_mib:
+        with contextlib.suppress(MissingDataError):  # it would divide messages that nobody knows the inside of
+            answers.append(what_if(graph, [Change(BUCKET, size)], buckets=buckets))
+    best = min(answers, key=lambda a: a.low_ns + a.high_ns, default=None)
+    worth = best is not None and best.low_ns + best.high_ns <= 2 * (1 - _WORTH_SAVING) * best.replayed_ns
+    return best if worth else None
+
+
+def _with_buckets(graph: Graph, changes: Sequence[Change], buckets: Buckets | None, *, latency: bool) -> Graph:
+    """The graph with the last size of buckets that was asked for."""
+    sizes = [change.factor for change in changes if change.quantity == BUCKET]
+    if not sizes:
+        return graph
+    if buckets is None:
+        raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
+    return regrouped(graph, buckets, sizes[-1], latency=latency)
+
+
 def _changed(graph: Graph, changes: Sequence[Change], *, latency: float) -> Int64:
     """Lengths of all nodes; ``latency``: where it is not known, this part of the most it can be."""
     work = graph.work_ns.astype(np.float64)
     fetch = np.minimum(graph.fetch_ns, graph.work_ns).astype(np.float64)
     for change in changes:
+        if change.quantity == BUCKET:
+            continue
         link, _, what = change.quantity.partition(".")
         before = work
         if what:
@@ -238,17 +279,14 @@ def _transfers(
     fixed = np.zeros(len(work))
     if not len(mine):
         return work
-    sized = sizes > 0
-    if sized.any() and sizes[sized].max() >= _SPREAD * sizes[sized].min():
-        alpha = least_absolute(sizes[sized], mine[sized], np.maximum(mine[sized], 1.0))[0]
-        fixed[chosen] = min(max(alpha, 0.0), float(mine.min()))
-    else:
-        fixed[chosen] = latency * float(mine.min())
+    shortest = float(mine.min())
+    line = message_line(sizes, mine)
+    fixed[chosen] = min(max(line[0], 0.0), shortest) if line is not None else latency * shortest
     if len(graph.doubtful) and latency > 0:  # what a transfer takes longer than another of its size may be a wait
-        shortest = np.full(len(np.unique(sizes)), np.inf)
+        of_each = np.full(len(np.unique(sizes)), np.inf)
         of_size = np.unique(sizes, return_inverse=True)[1]
-        np.minimum.at(shortest, of_size, mine)
-        fixed[chosen] += np.where(graph.doubtful[chosen], latency * (mine - shortest[of_size]), 0.0)
+        np.minimum.at(of_each, of_size, mine)
+        fixed[chosen] += np.where(graph.doubtful[chosen], latency * (mine - of_each[of_size]), 0.0)
     fixed = np.minimum(fixed, work)
     found: Floats = fixed + (work - fixed) / factor if what == "bandwidth" else factor * fixed + (work - fixed)
     return found

@@ -30,7 +30,7 @@ def model_lines(model: CommunicationModel) -> list[str]:
             lines += ["", f"{link.op} of {link.communicator}, by size:", *_residual_lines(link)]
     lines += ["", *_exposed_lines(model)]
     if model.buckets:
-        lines += ["", *_bucket_lines(model.buckets)]
+        lines += ["", *_bucket_lines(model.buckets), *_best_lines(model)]
     if model.notes:
         lines += ["", "not known, or doubtful:", *(line for note in model.notes for line in wrapped(note))]
     return lines
@@ -52,6 +52,7 @@ def model_json(model: CommunicationModel) -> dict[str, Any]:
         "fits": [_fit_json(link) for link in model.links],
         "exposed": exposed,
         "buckets": [_bucket_json(bucket) for bucket in model.buckets],
+        "best_bucket": None if model.best is None else _bucket_json(model.best),
         "step_ns": model.step_ns,
         "attributed_ns": model.attributed_ns,
         "late_ns": model.late_ns,
@@ -204,6 +205,18 @@ def _bucket_lines(buckets: tuple[BucketForecast, ...]) -> list[str]:
     if any(b.split for b in buckets):
         lines.append("  * messages had to be divided, which takes gradients to come at an even rate")
     return lines
+
+
+def _best_lines(model: CommunicationModel) -> list[str]:
+    """What to give DistributedDataParallel."""
+    best = model.best
+    if best is None:
+        return ["  no bucket_cap_mb is predicted to expose less than the buckets of the run"]
+    how = f"{best.messages_count:g} messages, {duration_text(best.exposed_ns)} exposed" + (" *" if best.split else "")
+    return [
+        f"  predicted best: bucket_cap_mb={best.bucket_mib:g} ({how})",
+        f"  `stashtrace whatif RUN --set bucket_mb={best.bucket_mib:g}` says what that is worth in a step",
+    ]
 
 
 def _bucket_name(bucket: BucketForecast) -> str:

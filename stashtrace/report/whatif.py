@@ -115,3 +115,34 @@ def _budget(run: Answer, answer: Answer) -> list[str]:
         if max(before, after) >= 0.005 * run.measured_ns:
             lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(12))
     return lines
+
+
+def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
+    """A prediction beside the job that was run with it.
+
+    Parameters
+    ----------
+    run : Answer
+        Without a change.
+    answer : Answer
+        The prediction.
+    measured_ns : float
+        Mean step of the job with the change.
+    """
+    predicted = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    rows = [
+        ("as recorded", duration_text(run.measured_ns), ""),
+        ("predicted", predicted, _range(*(_saved(run, ns) for ns in (answer.high_ns, answer.low_ns)))),
+        ("measured", duration_text(measured_ns), _saved(run, measured_ns)),
+    ]
+    lines = ["", f"{', '.join(map(str, answer.changes))} in a second run of the job:"]
+    width = max(len(row[1]) for row in rows)
+    lines += [f"  {name:<13}{step:>{width}}" + (f"  saves {saved}" if saved else "") for name, step, saved in rows]
+    missed = answer.missed_ratio(measured_ns)
+    if missed:
+        lines.append(f"  the prediction is {percent_text(abs(missed))} too {'short' if missed < 0 else 'long'}")
+    return lines
+
+
+def _saved(run: Answer, ns: float) -> str:
+    return percent_text(1 - ns / run.measured_ns)

@@ -96,8 +96,9 @@ def test_a_rank_whose_worker_is_slow_is_late_as_well() -> None:
     assert answer.high_ns == pytest.approx(2 * MS, rel=0.15)  # the first batches are made before anybody trains
 
 
-def test_messages_of_several_sizes_tell_latency_from_bandwidth() -> None:
-    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB."""
+@pytest.mark.parametrize("moments", [0, 3])
+def test_messages_of_several_sizes_tell_latency_from_bandwidth(moments: int) -> None:
+    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB; what takes no time tells nothing."""
     build_ = TraceBuilder()
     now = 0
     for _ in range(6):
@@ -107,6 +108,8 @@ def test_messages_of_several_sizes_tell_latency_from_bandwidth() -> None:
             keys = build_.collective(dict.fromkeys(range(2), (now + begin * MS, now + end * MS)), message_bytes=size)
             for rank in range(2):
                 build_.rank(rank).collective_wait(keys[rank], now + begin * MS, now + end * MS)
+        for _ in range(moments):
+            build_.collective(dict.fromkeys(range(2), (now + 12 * MS, now + 12 * MS)), message_bytes=8)
         now += 13 * MS
     graph = build(build_.trace())
     answer = what_if(graph, [Change.parse("interconnect.bandwidth=x2")])
