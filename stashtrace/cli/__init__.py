@@ -34,6 +34,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("stage", "stashtrace.cli.stage:main", "Copy files to a faster disk and measure what that brings"),
     ("recommend", "stashtrace.cli.recommend:main", "Say which instances to rent for a job, by time and by money"),
     ("model", "stashtrace.cli.model:main", "Fit what communication costs, to a run or a sweep of networks"),
+    ("layers", "stashtrace.cli.layers:main", "Replay iterations layer by layer, for any number of ranks"),
     ("synth", "stashtrace.cli.synth:main", "Make up a run of many ranks whose stalls are known"),
     ("calibrate", "stashtrace.cli.calibrate:main", "Measure what the links of this machine can do"),
     ("doctor", "stashtrace.cli.doctor:main", "Say what can be measured on this machine, and why"),

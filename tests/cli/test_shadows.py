@@ -36,6 +36,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "stage": (("stage", "{run}", "--to", "{tmp}/fast"),),
     "recommend": (("recommend", "{tmp}/nothing"),),
     "model": (("model", "{run}"),),
+    "layers": (("layers", "{run}"),),
     "synth": (("synth", "--out", "{tmp}/synth"),),
     "calibrate": (("calibrate", "--sizes", "nonsense"),),
     "doctor": (("doctor",),),

@@ -1,0 +1,99 @@
+"""Layers of a recorded run: the messages of its backward passes, each with the computation that made its gradients.
+
+A run does not know its layers, but when each message was ready and how long the link worked for it. What lies between
+two messages is one "layer" here: as many layers of the network as send their gradients together. Forward time is
+divided as backward time is.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from stashtrace.analysis.gradient_messages import Messages, gradient_messages
+from stashtrace.analysis.steps import counted_steps, steps
+from stashtrace.analysis.timeset import Int64
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import Phase, PhaseFlag
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+from stashtrace.replay.ssgd.workload import Workload
+
+
+def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
+    """One workload per backward pass of the lowest rank, and the number of ranks that its messages join.
+
+    All-reduces that are sent in a backward pass are its gradients; other operations count as computation.
+    What a step does beside forward and backward counts as its update, so that the replay of what was recorded is as
+    long as the step was.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps, phases and messages that are sent in backward passes.
+
+    Raises
+    ------
+    MissingDataError
+        If there are none, or callers wait for each message.
+    """
+    messages = gradient_messages(trace)
+    rows = np.flatnonzero((messages.backward >= 0) & messages.within & (messages.op == "all_reduce"))
+    if not len(rows):
+        raise MissingDataError(
+            "no gradients were all-reduced inside a backward pass that counts",
+            hint="layers come from gradients that are sent while others are made, as DistributedDataParallel does",
+        )
+    rows = rows[messages.rank[rows] == messages.rank[rows].min()]
+    if messages.blocking[rows].any():
+        raise MissingDataError(
+            "callers wait for messages inside backward", hint="layer-wise tasks need messages that nobody waits for"
+        )
+    rank = int(messages.rank[rows[0]])
+    rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows]))]
+    passes = np.split(rows, np.flatnonzero(np.diff(messages.backward[rows])) + 1)
+    # Passes of other sizes are those of steps before the buckets were rebuilt, or of another model.
+    sizes = [tuple(messages.bytes[own].tolist()) for own in passes]
+    usual = Counter(sizes).most_common(1)[0][0]
+    known = steps(trace)
+    known = counted_steps(known).take(counted_steps(known)["rank"] == rank)
+    forwards = _forwards(trace, rank)
+    found = [
+        _workload(messages, own, known, forwards) for own, size in zip(passes, sizes, strict=True) if size == usual
+    ]
+    return found, int(messages.ranks_count[rows[0]])
+
+
+def _forwards(trace: Trace, rank: int) -> Table:
+    """Forward passes of a rank that train, in order."""
+    processes = trace.processes
+    mine = processes["process_id"][(processes["rank"] == rank) & (processes["worker_id"] < 0)]
+    phases = trace.phases
+    chosen = (phases["phase_code"] == Phase.FORWARD) & np.isin(phases["process_id"], mine)
+    return phases.take(chosen & ((phases["phase_flags"] & (PhaseFlag.NESTED | PhaseFlag.NO_GRAD)) == 0)).sort_by(
+        "begin_ns"
+    )
+
+
+def _workload(messages: Messages, own: Int64, known: Table, forwards: Table) -> Workload:
+    """Of one backward pass; the layers of its messages in the order of the forward pass."""
+    begin = int(messages.backward_begin_ns[own[0]])
+    ready = np.maximum.accumulate(np.maximum(messages.ready_ns[own] - begin, 0)).astype(np.float64)
+    backward = np.diff(np.append(0.0, ready))
+    step = int(np.flatnonzero(known["step"] == messages.step[own[0]])[0])
+    first, last = int(known["begin_ns"][step]), int(known["end_ns"][step])
+    inside = (forwards["begin_ns"] >= first) & (forwards["end_ns"] <= begin)
+    forward = float((forwards["end_ns"][inside] - forwards["begin_ns"][inside]).sum())
+    done = max(int(messages.end_ns[own].max()), begin + int(ready[-1]))
+    share = backward / backward.sum() if backward.sum() > 0 else np.full(len(own), 1 / len(own))
+    names = tuple(f"message {number}" for number in range(len(own)))
+    return Workload(
+        names[::-1],
+        (forward * share)[::-1],
+        backward[::-1],
+        messages.link_ns[own][::-1],
+        messages.bytes[own][::-1].astype(np.float64),
+        update_ns=max(last - first - forward - (done - begin), 0.0),
+    )

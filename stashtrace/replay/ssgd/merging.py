@@ -1,0 +1,99 @@
+"""Merged-gradient wait-free back-propagation: which layers' gradients to send together.
+
+S. Shi, X. Chu, B. Li, MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms (INFOCOM 2019).
+The paper's rule goes through the layers once; the dynamic programme of ``models.layers.best_merge`` finds the best of
+all merges. On layers of real networks both end together; where many small waits add up, the programme ends earlier.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stashtrace.models.layers import best_merge, bucket_starts, merge_caps, merged, rounded_cap, schedule
+from stashtrace.replay.ssgd.workload import Floats, Workload
+
+Int64 = np.typing.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Messages of a backward pass made of the gradients of neighbouring layers.
+
+    Attributes
+    ----------
+    starts : int array
+        First of ``Workload.sends`` of each message.
+    last_layers : int array
+        Layer of each message whose gradients are made last, counted from 0 in the forward order.
+    ready_ns, sizes_bytes, time_ns : float array
+        Of each message.
+    end_ns : float
+        End of the last message, since the begin of the backward pass.
+    """
+
+    starts: Int64
+    last_layers: Int64
+    ready_ns: Floats
+    sizes_bytes: Floats
+    time_ns: Floats
+    end_ns: float
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def merge_of(workload: Workload, starts: Any, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """Messages that begin at these of ``Workload.sends``, each of which takes ``alpha + bytes * beta``."""
+    first = np.asarray(starts, dtype=np.int64)
+    ready, sizes = merged(workload.ready_ns, workload.sizes_bytes, first)
+    times = alpha_ns + beta_ns_per_byte * sizes
+    last = workload.sends[np.append(first[1:], len(workload.sends)) - 1]
+    end = float(schedule(ready, times).end_ns[-1]) if len(ready) else 0.0
+    return Merge(first, last, ready, sizes, times, end)
+
+
+def layer_by_layer(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """A message for each layer with gradients: wait-free back-propagation as it was proposed."""
+    return merge_of(workload, np.arange(len(workload.sends)), alpha_ns, beta_ns_per_byte)
+
+
+def in_one(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """One message with all gradients, as SyncEASGD sends."""
+    return merge_of(workload, [0], alpha_ns, beta_ns_per_byte)
+
+
+def best(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """The merge whose last message ends first, of all there are."""
+    starts = best_merge(workload.ready_ns, workload.sizes_bytes, alpha_ns, beta_ns_per_byte)
+    return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
+
+
+def by_rule(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """The paper's rule: a message waits for the next layer's gradients if they come before it would have arrived, and
+    it could not have begun yet, or waits less than a start-up costs.
+    """
+    ready, sizes = workload.ready_ns.tolist(), workload.sizes_bytes.tolist()
+    starts, size, free = [0], sizes[0], 0.0
+    for number, following in enumerate(ready[1:]):
+        begin = max(ready[number], free)
+        end = begin + alpha_ns + beta_ns_per_byte * size
+        if following < end and following - begin < alpha_ns:
+            size += sizes[number + 1]
+            continue
+        free = end
+        starts.append(number + 1)
+        size = sizes[number + 1]
+    return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
+
+
+def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tuple[float, Merge]:
+    """The ``bucket_cap_mb`` of DistributedDataParallel whose last bucket ends first, in MiB, and its buckets."""
+    sizes = workload.sizes_bytes
+    caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
+    tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]
+    found, cap = min(tried, key=lambda one: (one[0].end_ns, len(one[0])))
+    return cap, found

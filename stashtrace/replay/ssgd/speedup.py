@@ -1,0 +1,117 @@
+"""Iterations and speed-ups over numbers of workers, with the cost of a ring.
+
+A ring of N workers sends a message in 2 (N - 1) hops, and 2 (N - 1) / N of its bytes over each link.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.errors import UsageError
+from stashtrace.replay.ssgd.merging import Merge, best, layer_by_layer
+from stashtrace.replay.ssgd.tasks import replay
+from stashtrace.replay.ssgd.variants import Variant
+from stashtrace.replay.ssgd.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What a hop between neighbours of the ring costs.
+
+    Attributes
+    ----------
+    latency_ns : float
+    ns_per_byte : float
+        Reciprocal bandwidth of one link.
+
+    Examples
+    --------
+    >>> ring = Ring.of_messages(600.0, 1.5, workers=4)
+    >>> ring.latency_ns, ring.ns_per_byte, ring.message_line(8)
+    (100.0, 1.0, (1400.0, 1.75))
+    """
+
+    latency_ns: float
+    ns_per_byte: float
+
+    @classmethod
+    def of_messages(cls, alpha_ns: float, beta_ns_per_byte: float, *, workers: int) -> Ring:
+        """From what a message costs in a ring of so many workers.
+
+        Raises
+        ------
+        UsageError
+            For less than two workers.
+        """
+        if workers < 2:
+            raise UsageError(f"{workers} worker sends no messages", hint="say how many workers were measured")
+        return cls(alpha_ns / (2 * (workers - 1)), beta_ns_per_byte * workers / (2 * (workers - 1)))
+
+    def message_line(self, workers: int) -> tuple[float, float]:
+        """Return alpha (ns) and beta (ns per byte) of an all-reduce of so many workers."""
+        return 2 * (workers - 1) * self.latency_ns, 2 * (workers - 1) / workers * self.ns_per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """One number of workers.
+
+    Attributes
+    ----------
+    workers : int
+    iteration_ns : float
+    speedup : float
+        Samples in a time, by those of one worker that overlaps the same tasks.
+    messages_count : int
+    """
+
+    workers: int
+    iteration_ns: float
+    speedup: float
+    messages_count: int
+
+    @property
+    def efficiency_ratio(self) -> float:
+        """Speed-up by number of workers."""
+        return self.speedup / self.workers
+
+
+def speedups(
+    workload: Workload, variant: Variant, ring: Ring, workers: Iterable[int], *, merging: bool = False
+) -> list[Speedup]:
+    """Replay iterations of several numbers of workers, each with the same batch.
+
+    Parameters
+    ----------
+    workload : Workload
+    variant : Variant
+    ring : Ring
+    workers : iterable of int
+    merging : bool
+        Gradients are sent in the best merge for each number of workers; otherwise layer by layer.
+    """
+    alone = replay(workload, variant, workers=1).iteration_ns
+    found = []
+    for count in workers:
+        if count < 1:
+            raise UsageError(f"{count} workers train nothing", hint="for example 1,2,4,8")
+        messages = messages_of(workload, *ring.message_line(count), merging=merging) if count > 1 else None
+        took = iteration_of(workload, variant, count, messages)
+        found.append(Speedup(count, took, count * alone / took, 0 if messages is None else len(messages)))
+    return found
+
+
+def messages_of(workload: Workload, alpha_ns: float, beta_ns_per_byte: float, *, merging: bool) -> Merge:
+    """The messages of a backward pass: layer by layer, or in the best merge."""
+    return (best if merging else layer_by_layer)(workload, alpha_ns, beta_ns_per_byte)
+
+
+def iteration_of(workload: Workload, variant: Variant, workers: int, messages: Merge | None) -> float:
+    """Replay iterations with these messages; ns of the last one."""
+    last = np.array([], dtype=np.int64) if messages is None else messages.last_layers
+    times = np.array([]) if messages is None else messages.time_ns
+    return float(replay(workload, variant, workers=workers, last_layers=last, message_ns=times).iteration_ns)

@@ -1,0 +1,172 @@
+"""Everything that ``stashtrace layers`` says of one workload: iterations by variant and ranks, and the best merge."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.models.alpha_beta import fit_alpha_beta
+from stashtrace.replay.buckets import message_line
+from stashtrace.replay.ssgd.layer_file import typical
+from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer
+from stashtrace.replay.ssgd.speedup import Ring, Speedup, speedups
+from stashtrace.replay.ssgd.tasks import replay
+from stashtrace.replay.ssgd.variants import PRESETS, VARIANTS, WAIT_FREE, Variant
+from stashtrace.replay.ssgd.workload import Workload
+
+_FEWEST_SIZES = 3
+#: A cost of bytes is one if it is so many of its standard errors.
+_SURE = 2.0
+#: Iterations that a median is made of.
+_MOST_ITERATIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant over all numbers of ranks.
+
+    ``alone_ns`` is its iteration on one rank; ``merged``: gradients go in the best merge.
+    """
+
+    variant: Variant
+    merged: bool
+    alone_ns: float
+    found: tuple[Speedup, ...]
+
+    @property
+    def name(self) -> str:
+        """Name for tables."""
+        return f"{self.variant.name}, merged" if self.merged else self.variant.name
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """See the module.
+
+    Attributes
+    ----------
+    workload : Workload
+    ring : Ring
+    fitted_ranks : int
+        Ranks whose measured communication the ring was fitted to; 0 if it was given.
+    ranks : tuple of int
+    chosen : int
+        The number of ranks that merges are for.
+    rows : tuple of Row
+    measured_ns, measured_exposed_ns : float or None
+        Iteration with messages as they were measured, wait-free, and what they add to it; None if they were not.
+        Medians over the iterations.
+    layerwise, merged : Merge
+        A message per layer, and the best merge, of ``chosen`` ranks.
+    cap_mib : float
+        The ``bucket_cap_mb`` that is predicted to be best, with its buckets in ``capped``.
+    """
+
+    workload: Workload
+    ring: Ring
+    fitted_ranks: int
+    ranks: tuple[int, ...]
+    chosen: int
+    rows: tuple[Row, ...]
+    measured_ns: float | None
+    measured_exposed_ns: float | None
+    layerwise: Merge
+    merged: Merge
+    cap_mib: float
+    capped: Merge
+
+    def exposed_ns(self, merge: Merge) -> float:
+        """What messages add to an iteration: from the end of backward to that of the last message."""
+        return max(merge.end_ns - float(self.workload.backward_ns.sum()), 0.0)
+
+
+def study(
+    iterations: Sequence[Workload], ranks: Sequence[int], *, ring: Ring | None = None, measured_ranks: int = 0
+) -> Study:
+    """Replay all variants over these numbers of ranks.
+
+    Parameters
+    ----------
+    iterations : sequence of Workload
+        Of the same layers; medians are replayed.
+    ranks : sequence of int
+    ring : Ring, optional
+        Cost of a hop; by default from the measured communication of the layers.
+    measured_ranks : int
+        Ranks that this was measured on; 0 if that is not known.
+
+    Raises
+    ------
+    MissingDataError
+        If no layer has gradients, or nothing says what a message costs.
+    UsageError
+        If no number of ranks has a message to send.
+    """
+    workload = typical(iterations)
+    if not len(workload.sends):
+        raise MissingDataError("no layer has gradients", hint="the last column of a row is their size in bytes")
+    fitted = 0
+    if ring is None:
+        ring, fitted = _fitted_ring(workload, measured_ranks), measured_ranks
+    counts = tuple(sorted({*ranks, *([measured_ranks] if measured_ranks else [])}))
+    if not counts or counts[-1] < 2:
+        raise UsageError("one rank has nothing to merge", hint="for example --ranks 2,4,8")
+    chosen = measured_ranks or counts[-1]
+    cost = ring.message_line(chosen)
+    ways = [(variant, False) for variant in VARIANTS] + [(WAIT_FREE, True)] + [(preset, False) for preset in PRESETS]
+    rows = [
+        Row(
+            variant,
+            merged,
+            float(replay(workload, variant, workers=1).iteration_ns),
+            tuple(speedups(workload, variant, ring, counts, merging=merged)),
+        )
+        for variant, merged in ways
+    ]
+    cap, capped = best_cap(workload, *cost)
+    measured = _as_measured(iterations, measured_ranks) if measured_ranks else (None, None)
+    return Study(
+        workload, ring, fitted, counts, chosen, tuple(rows), *measured,
+        layer_by_layer(workload, *cost), best(workload, *cost), cap, capped,
+    )  # fmt: skip
+
+
+def _as_measured(iterations: Sequence[Workload], workers: int) -> tuple[float | None, float | None]:
+    """Iteration with the times of messages as they were, and what of it is exposed."""
+    found = []
+    for one in iterations[:: max(len(iterations) // _MOST_ITERATIONS, 1)]:
+        if one.measured_ns is None:
+            return None, None
+        took = replay(one, WAIT_FREE, workers=workers, last_layers=one.sends, message_ns=one.measured_ns).iteration_ns
+        found.append((took, took - replay(one, WAIT_FREE, workers=1).iteration_ns))
+    whole, exposed = np.median(np.array(found, dtype=np.float64), axis=0).tolist()
+    return whole, exposed
+
+
+def _fitted_ring(workload: Workload, measured_ranks: int) -> Ring:
+    times = workload.measured_ns
+    if times is None:
+        raise MissingDataError(
+            "nothing says what a message costs: no communication was measured",
+            hint="give the cost of a hop of the ring: --latency 45 --bandwidth 1.1G",
+        )
+    if not measured_ranks:
+        raise MissingDataError(
+            "communication was measured on a number of ranks that nothing says", hint="for example --measured-ranks 8"
+        )
+    sizes, place = np.unique(workload.sizes_bytes, return_inverse=True)
+    middle = np.array([np.median(times[place == number]) for number in range(len(sizes))])
+    hint = "give the cost of a hop of the ring: --latency 45 --bandwidth 1.1G"
+    if len(sizes) < _FEWEST_SIZES or not (middle > 0).all():
+        line = message_line(sizes[middle > 0], middle[middle > 0])
+        if line is None:
+            raise MissingDataError("messages are too much alike in size to tell latency from bandwidth", hint=hint)
+        return Ring.of_messages(*line, workers=measured_ranks)
+    piece = fit_alpha_beta(sizes, middle, max_pieces=1).pieces[0]
+    if not piece.beta_ns_per_byte > _SURE * piece.beta_error_ns_per_byte:
+        raise MissingDataError("what a byte costs cannot be told from the scatter of the messages", hint=hint)
+    return Ring.of_messages(max(piece.alpha_ns, 0.0), piece.beta_ns_per_byte, workers=measured_ranks)

@@ -1,0 +1,72 @@
+"""Which tasks of an iteration overlap: the variants of the paper, and what its four frameworks do.
+
+S. Shi, Q. Wang, X. Chu, B. Li, A DAG model of synchronous stochastic gradient descent in distributed deep learning
+(arXiv 1805.03812). The presets say which tasks each framework overlapped in the versions of that study (2018); they are
+given from memory of the paper, not from a second reading, and say nothing of the frameworks' later versions.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stashtrace.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What may run beside the computation of an iteration.
+
+    Attributes
+    ----------
+    name : str
+    prefetches : bool
+        The next batch is read meanwhile.
+    copies_ahead : bool
+        It is also copied to the device meanwhile.
+    layer_wise : bool
+        Gradients of a layer are aggregated while those before it are still being made (wait-free back-propagation);
+        otherwise after the backward pass.
+    """
+
+    name: str
+    prefetches: bool
+    copies_ahead: bool
+    layer_wise: bool
+
+    def __post_init__(self) -> None:
+        if self.copies_ahead and not self.prefetches:
+            raise UsageError(f"{self.name}: a batch that is not read ahead cannot be copied ahead")
+
+    @property
+    def overlaps(self) -> str:
+        """What overlaps with computation, in words."""
+        parts = ["reading"] * self.prefetches + ["copies"] * self.copies_ahead + ["communication"] * self.layer_wise
+        return ", ".join(parts) or "nothing"
+
+
+NAIVE = Variant("naive", prefetches=False, copies_ahead=False, layer_wise=False)
+PREFETCH = Variant("prefetch", prefetches=True, copies_ahead=True, layer_wise=False)
+WAIT_FREE = Variant("wfbp", prefetches=True, copies_ahead=True, layer_wise=True)
+VARIANTS = (NAIVE, PREFETCH, WAIT_FREE)
+PRESETS = (
+    Variant("caffe-mpi", prefetches=True, copies_ahead=True, layer_wise=True),
+    Variant("cntk", prefetches=True, copies_ahead=False, layer_wise=False),
+    Variant("mxnet", prefetches=True, copies_ahead=False, layer_wise=True),
+    Variant("tensorflow", prefetches=True, copies_ahead=False, layer_wise=True),
+)
+
+
+def named(name: str) -> Variant:
+    """Return the variant or preset of a name.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    for variant in (*VARIANTS, *PRESETS):
+        if variant.name == name:
+            return variant
+    known = ", ".join(variant.name for variant in (*VARIANTS, *PRESETS))
+    raise UsageError(f"no variant of S-SGD is named {name!r}", hint=f"choose from: {known}")

@@ -1,0 +1,95 @@
+"""Layers of a recorded run: its messages, and that their replay is as long as its steps were."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import MS, TraceBuilder
+from replay.ddp_runs import BACKWARD_NS, FORWARD_NS, MIB, SIZES, STEPS, UPDATE_NS, ddp_run, step_ns, transfer_ns
+
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveOp, Phase
+from stashtrace.replay.ssgd.from_run import layers_of_run
+from stashtrace.replay.ssgd.study import study
+from stashtrace.replay.ssgd.variants import WAIT_FREE
+
+
+def test_a_message_is_a_layer_with_the_computation_before_it() -> None:
+    iterations, ranks = layers_of_run(ddp_run(1).trace())
+    assert ranks == 2
+    assert len(iterations) == STEPS - 5  # the first steps are warm-up
+    one = iterations[0]
+    assert one.gradient_bytes.tolist() == list(SIZES)[::-1]
+    assert one.backward_ns.tolist() == list(BACKWARD_NS)[::-1]
+    assert one.communication_ns.tolist() == [transfer_ns(size) for size in SIZES[::-1]]
+    assert one.forward_ns.sum() == pytest.approx(FORWARD_NS)
+    assert one.update_ns == UPDATE_NS
+
+
+@pytest.mark.parametrize("cap", [0.25, 1, 2])
+def test_its_replay_is_as_long_as_its_steps(cap: float) -> None:
+    iterations, ranks = layers_of_run(ddp_run(cap * MIB).trace())
+    found = study(iterations, [1], measured_ranks=ranks)
+    assert found.measured_ns == pytest.approx(step_ns(cap * MIB), abs=20)
+    assert found.measured_exposed_ns == pytest.approx(
+        step_ns(cap * MIB) - FORWARD_NS - sum(BACKWARD_NS) - UPDATE_NS, abs=20
+    )
+    fitted = next(row for row in found.rows if row.variant is WAIT_FREE and not row.merged)
+    assert fitted.found[-1].iteration_ns == pytest.approx(step_ns(cap * MIB), rel=1e-4)
+    assert found.ring.message_line(2) == pytest.approx((400_000, 1.0), rel=1e-6)
+
+
+def test_the_best_of_one_size_is_that_of_the_run_itself() -> None:
+    """Start-ups of 3 ms, and every cap from 1/8 MiB to all in one tried by the arithmetic of the job."""
+    iterations, ranks = layers_of_run(ddp_run(1, latency_ns=3 * MS).trace())
+    found = study(iterations, [2], measured_ranks=ranks)
+    every = [step_ns(eighths / 8 * MIB, latency_ns=3 * MS) for eighths in range(1, 80)]
+    assert step_ns(found.cap_mib * MIB, latency_ns=3 * MS) == min(every)
+    assert found.exposed_ns(found.merged) <= found.exposed_ns(found.capped) < found.exposed_ns(found.layerwise)
+    assert found.exposed_ns(found.capped) == pytest.approx(
+        min(every) - FORWARD_NS - sum(BACKWARD_NS) - UPDATE_NS, abs=20
+    )
+
+
+def test_runs_without_such_messages_are_refused() -> None:
+    alone = TraceBuilder()
+    alone.rank(0).phase("forward", 0, MS).phase("optimizer", MS, 2 * MS)
+    with pytest.raises(MissingDataError, match="no collective was recorded"):
+        layers_of_run(alone.trace())
+    waited = ddp_run(MIB)
+    for row in waited.rows["collectives"]:
+        process = waited.rank(row["rank"])
+        process.collective_wait(row["collective_key"], row["call_ns"] + 1, row["call_ns"] + 2)
+    with pytest.raises(MissingDataError, match="callers wait"):
+        layers_of_run(waited.trace())
+    late = ddp_run(MIB)
+    for row in late.rows["phases"]:
+        if row["phase_code"] == Phase.BACKWARD:
+            row["end_ns"] = row["begin_ns"] + 1
+    with pytest.raises(MissingDataError, match="inside a backward pass"):
+        layers_of_run(late.trace())
+
+
+def test_other_operations_are_no_gradients() -> None:
+    """The fifth message is an all-to-all: what was computed before it belongs to the sixth."""
+    run = ddp_run(1)
+    for row in run.rows["collectives"]:
+        if row["message_bytes"] == SIZES[4]:
+            row["op_code"] = int(CollectiveOp.ALL_TO_ALL)
+    iterations, _ = layers_of_run(run.trace())
+    one = iterations[0]
+    assert SIZES[4] not in one.gradient_bytes.tolist()
+    assert len(one) == len(SIZES) - 1
+    assert one.backward_ns.sum() == sum(BACKWARD_NS)
+
+
+def test_messages_that_do_not_tell_their_cost_are_refused() -> None:
+    iterations, ranks = layers_of_run(ddp_run(100 * MIB).trace())
+    with pytest.raises(MissingDataError, match="too much alike"):
+        study(iterations, [2], measured_ranks=ranks)
+    iterations, ranks = layers_of_run(ddp_run(1).trace())
+    for number, one in enumerate(iterations):
+        one.communication_ns[:] = 1e6 + 1e5 * ((np.arange(len(one)) * 7 + number) % 5)
+    with pytest.raises(MissingDataError, match="cannot be told from the scatter"):
+        study(iterations, [2], measured_ranks=ranks)

@@ -1,0 +1,133 @@
+"""Merging gradients: the measured GoogLeNet with its known ends, the rule of the paper, and cases by hand."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from replay.ssgd.mg_wfbp_logs import COSTS, column, googlenet
+
+from stashtrace.models.layers import schedule
+from stashtrace.replay.ssgd import Workload
+from stashtrace.replay.ssgd.merging import best, best_cap, by_rule, in_one, layer_by_layer
+
+MS = 1e6
+MIB = 2**20
+#: Milliseconds since the begin of backward, of the independent evaluation that these logs are published with here:
+#: sum of backward, end with measured messages, with fitted ones, all in one, best merge, and its messages.
+ENDS_MS = {
+    "2": (200.3, 200.7, 200.5, 289.3, 200.5, 47),
+    "4": (206.8, 262.0, 207.1, 317.5, 207.1, 37),
+    "8": (205.3, 311.2, 233.7, 393.8, 206.2, 8),
+    "8o": (202.3, 319.9, 233.7, 390.7, 203.1, 8),
+}
+
+
+def network(backward: list[float], sizes: list[float]) -> Workload:
+    """Layers in the order of the backward pass."""
+    count = len(backward)
+    names = tuple(f"layer {number}" for number in range(count))
+    return Workload(names, np.zeros(count), np.array(backward[::-1]), np.full(count, np.nan), np.array(sizes[::-1]))
+
+
+def test_the_logs_are_whole() -> None:
+    """Sums of the logs, taken before they were written down here."""
+    assert column("parameters").sum() == 13_379_136
+    sums = {"2": (200.3, 154.0), "4": (206.8, 261.5), "8": (205.3, 310.7), "8o": (202.3, 319.4)}
+    for log, expected in sums.items():
+        assert [column(f"{name}_{log}_us").sum() / 1e3 for name in ("backward", "comm")] == pytest.approx(
+            expected, abs=0.05
+        )
+    assert [column(f"merged_{log}_us").sum() / 1e3 for log in ("8", "8o")] == pytest.approx((297.6, 277.2), abs=0.05)
+
+
+@pytest.mark.parametrize("log", ENDS_MS)
+def test_googlenet_ends_where_it_is_known_to(log: str) -> None:
+    net, cost = googlenet(log), COSTS[log]
+    assert net.measured_ns is not None
+    backward, measured, fitted, single, merged, count = ENDS_MS[log]
+    assert net.ready_ns[-1] / MS == pytest.approx(backward, abs=0.05)
+    assert schedule(net.ready_ns, net.measured_ns).end_ns[-1] / MS == pytest.approx(measured, abs=0.051)
+    assert layer_by_layer(net, *cost).end_ns / MS == pytest.approx(fitted, abs=0.051)
+    assert in_one(net, *cost).end_ns / MS == pytest.approx(single, abs=0.051)
+    found = best(net, *cost)
+    assert found.end_ns / MS == pytest.approx(merged, abs=0.051)
+    assert len(found) == count
+
+
+@pytest.mark.parametrize(("log", "end_ms"), [("8", 298.1), ("8o", 277.6)])
+def test_merged_messages_as_measured_end_where_they_are_known_to(log: str, end_ms: float) -> None:
+    net = googlenet(log, communication="merged")
+    assert net.measured_ns is not None
+    assert schedule(net.ready_ns, net.measured_ns).end_ns[-1] / MS == pytest.approx(end_ms, abs=0.051)
+
+
+@pytest.mark.parametrize("log", COSTS)
+def test_the_rule_of_the_paper_is_as_good_as_trying_everything(log: str) -> None:
+    """To a tenth of a millisecond, on layers in the order in which they are made."""
+    net, cost = googlenet(log), COSTS[log]
+    assert by_rule(net, *cost).end_ns / MS == pytest.approx(best(net, *cost).end_ns / MS, abs=0.1)
+    assert by_rule(net, *cost).end_ns >= best(net, *cost).end_ns
+
+
+def test_one_cap_for_all_buckets_is_between_the_best_merge_and_none() -> None:
+    for log, cost in COSTS.items():
+        net = googlenet(log)
+        cap, buckets = best_cap(net, *cost)
+        assert best(net, *cost).end_ns <= buckets.end_ns <= layer_by_layer(net, *cost).end_ns
+        sizes = buckets.sizes_bytes
+        assert (sizes[:-1] >= cap * MIB).all()
+
+
+def test_three_layers_by_hand() -> None:
+    """A start-up is 4, a byte 1. Layers ready at 10, 12 and 30, of 5 bytes each.
+
+    Alone: 10-19, 19-28, 30-39. The first two together: 12-26, the third 30-39. All: 30-49.
+    """
+    net = network([10, 2, 18], [5, 5, 5])
+    assert layer_by_layer(net, 4, 1).end_ns == 39
+    assert in_one(net, 4, 1).end_ns == 49
+    assert by_rule(net, 4, 1).starts.tolist() == [0, 2]
+    assert by_rule(net, 4, 1).time_ns.tolist() == [14, 9]
+    assert by_rule(net, 4, 1).last_layers.tolist() == [1, 0]
+    assert best(net, 4, 1).end_ns == by_rule(net, 4, 1).end_ns == 39
+
+
+def test_a_busy_link_makes_merging_free() -> None:
+    """The first message is in the way until 54: what is ready meanwhile goes as one, 54-68 in place of 54-76."""
+    net = network([10, 2, 2, 2], [40, 5, 1, 4])
+    assert layer_by_layer(net, 4, 1).end_ns == 54 + 9 + 5 + 8
+    assert best(net, 4, 1).starts.tolist() == [0, 1]
+    assert best(net, 4, 1).end_ns == 54 + 4 + 10
+
+
+def test_the_rule_of_the_paper_can_wait_too_often() -> None:
+    """The same layers: each is worth 2 of waiting, which is less than a start-up of 4; three of them are not."""
+    net = network([10, 2, 2, 2], [40, 5, 1, 4])
+    assert by_rule(net, 4, 1).starts.tolist() == [0]
+    assert by_rule(net, 4, 1).end_ns == 16 + 4 + 50
+
+
+def test_layers_without_parameters_send_nothing() -> None:
+    net = network([10, 7, 5], [5, 0, 3])
+    assert net.sends.tolist() == [2, 0]
+    assert net.ready_ns.tolist() == [10, 22]
+    assert layer_by_layer(net, 1, 1).end_ns == 26
+
+
+realistic = st.lists(st.tuples(st.floats(0.1, 20), st.floats(0.01, 9)), min_size=1, max_size=40)
+
+
+@given(realistic, st.floats(0, 5), st.floats(0.01, 3))
+def test_the_best_merge_is_never_later_than_the_rule(
+    rows: list[tuple[float, float]], alpha: float, beta: float
+) -> None:
+    net = network([gap for gap, _ in rows], [size for _, size in rows])
+    exact, rule = best(net, alpha, beta), by_rule(net, alpha, beta)
+    assert exact.end_ns <= rule.end_ns * (1 + 1e-12)
+    assert exact.end_ns >= net.ready_ns[-1] + alpha
+    assert exact.end_ns <= layer_by_layer(net, alpha, beta).end_ns * (1 + 1e-12)
+    for merge in (exact, rule):
+        assert merge.sizes_bytes.sum() == pytest.approx(sum(size for _, size in rows))
