@@ -94,10 +94,11 @@ def traces(draw: st.DrawFn) -> Trace:
 
 @given(traces())
 @relaxed(300)
-def test_kinds_sum_to_the_wall_time(trace: Trace) -> None:
+def test_kinds_sum_to_the_wall_time_and_their_intervals_tile_it(trace: Trace) -> None:
     rows = budget(trace)
     assume(rows)
     check_sums(trace, rows)
+    check_intervals(trace, rows)
     # So does the time outside the steps: the life of a rank, at least as long as its steps.
     lives: dict[int, tuple[int, int]] = {}
     inside: dict[int, int] = {}
@@ -111,14 +112,6 @@ def test_kinds_sum_to_the_wall_time(trace: Trace) -> None:
         outside = [r for r in rows if (r["rank"], r["step"]) == (rank, -1)]
         assert sum(r["stall_ns"] for r in outside) == high - low - inside[rank]
         assert all(r["high_ns"] <= high - low - inside[rank] for r in outside)
-
-
-@given(traces())
-@relaxed(300)
-def test_intervals_tile_and_agree_with_the_sums(trace: Trace) -> None:
-    rows = budget(trace)
-    assume(rows)
-    check_intervals(trace, rows)
 
 
 @given(traces(), st.integers(0, 1000))

@@ -61,9 +61,10 @@ SCRIPT = """
             gc.collect()
 
         part("alone", lambda: listed(DataLoader(Squares(), batch_size=4)))
-        for context in ("fork", "spawn", "forkserver"):
-            part(context, lambda: listed(DataLoader(Squares(), batch_size=4, num_workers=2, collate_fn=slow_collate,
-                                                    multiprocessing_context=context)))
+        # Each worker but a forked one imports torch.
+        for context, workers in {"fork": 2, "spawn": 2, "forkserver": 1}.items():
+            part(context, lambda: listed(DataLoader(Squares(), batch_size=4, num_workers=workers,
+                                                    collate_fn=slow_collate, multiprocessing_context=context)))
         def epochs():
             loader = DataLoader(Squares(), batch_size=4, num_workers=2, persistent_workers=True, shuffle=True)
             return [listed(loader) for _ in range(3)]
@@ -208,10 +209,10 @@ def test_without_workers_the_main_process_makes_the_batch_inside_its_wait(run: T
     assert fetches["cpu_ns"][1] < slow / 2, "asleep, so not on the CPU"
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: str) -> None:
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 2), ("forkserver", 1)])
+def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: str, workers: int) -> None:
     rows = part(run, context)
-    assert_joined(rows, 3, 2)
+    assert_joined(rows, 3, workers)
     collate = of(rows, BatchPhase.COLLATE)
     assert (collate["end_ns"] - collate["begin_ns"]).min() >= 5_000_000
     fetch = of(rows, BatchPhase.FETCH)

@@ -96,13 +96,14 @@ SCRIPT = """
                 results[name] = function()
             gc.collect()
 
-        def lengths(**options):
+        def lengths(epochs=3, **options):
             loader = DataLoader(Numbers(), batch_size=4, collate_fn=collate, **options)
-            return [len(loader), [count(loader) for _ in range(3)]]
+            return [len(loader), [count(loader) for _ in range(epochs)]]
         part("alone", lambda: lengths())
         part("shuffled", lambda: lengths(shuffle=True, drop_last=True))
-        for context in ("fork", "spawn"):
-            part(context, lambda: lengths(num_workers=2, multiprocessing_context=context))
+        part("fork", lambda: lengths(num_workers=2, multiprocessing_context="fork"))
+        # Each worker imports torch, in each epoch of the real one.
+        part("spawn", lambda: lengths(epochs=2, num_workers=1, multiprocessing_context="spawn"))
         part("persistent", lambda: lengths(num_workers=2, persistent_workers=True))
         if "in_order" in DataLoader.__init__.__annotations__:
             part("unordered", lambda: lengths(num_workers=2, in_order=False))

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: What programs of tests are linked with, so that no second recorder is built for them.
+SHIPPED = ROOT / "stashtrace" / "libstashtrace.so"
 #: Libraries that must be loaded before ours, by kind of build.
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",), "coverage": ()}
 #: Findings end a process with another status. Programs of tests leave memory to the system: leaks are no findings.
@@ -49,7 +51,9 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
     sanitize = kind if kind in ("address", "thread") else ""
     configure = [
         cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DCMAKE_MAKE_PROGRAM={ninja}",
-        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON", f"-DSTASHTRACE_SANITIZE={sanitize}",
+        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON",
+        f"-DSTASHTRACE_PRECOMPILE={'OFF' if kind == 'coverage' else 'ON'}",
+        f"-DSTASHTRACE_SANITIZE={sanitize}", f"-DSTASHTRACE_SHIPPED={SHIPPED if SHIPPED.exists() else ''}",
     ]  # fmt: skip
     if sanitize:  # half the time of -O2, and lines as they are written
         configure += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
@@ -65,7 +69,9 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
 
 
 def _call(command: Sequence[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # Without this ccache keeps nothing that was compiled with precompiled headers.
+    environment = os.environ | {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise BuildError(done.stdout[-4000:])
 
