@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from collectors.recorded import NATIVE, Recording, plain_environment, record
+from device import build
 
 from stashtrace.launch.environment import LIBRARY_PATH, LOOKUP_LIBRARY
 from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall, StreamFlag
@@ -34,19 +35,29 @@ def machine() -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder = Path(tempfile.mkdtemp(prefix="stashtrace-cuda-"))
+    common = [compiler, "-std=c++20", "-O1", "-w", "-fPIC", "-I", ROOT / "csrc", "-I", FAKES, "-pthread"]
+    if "STASHTRACE_TEST_LIBRARY" in os.environ:  # a sanitizer's run: its compiler makes the doubles too
+        _compile_doubles(common, folder)
+    else:
+        for name in ("cuda/libcuda.so.1", "cudart/libcudart.so.13"):
+            (folder / Path(name).name).symlink_to(build() / "fakes" / name)
+    subprocess.run(
+        [*common, "-o", folder / "scenes", NATIVE / "cuda_scenes.cpp", folder / "libcudart.so.13", "-ldl"], check=True
+    )
+    return folder
+
+
+def _compile_doubles(common: Sequence[str | Path], folder: Path) -> None:
     runtime = sorted(FAKES.glob("fake_cudart*.cpp"))
     driver = [path for path in sorted(FAKES.glob("fake_cuda*.cpp")) if path not in runtime]
-    common = [compiler, "-std=c++20", "-O1", "-w", "-fPIC", "-I", ROOT / "csrc", "-I", FAKES, "-pthread"]
     version = f"-Wl,--version-script={FAKES / 'cudart_13.map'}"
     for name, sources, extra in (
         ("libcuda.so.1", driver, []),
         ("libcudart.so.13", runtime, ["-DFAKE_CUDART_MAJOR=13", version]),
     ):
-        subprocess.run([*common, "-shared", f"-Wl,-soname,{name}", *extra, "-o", folder / name, *sources], check=True)
-    subprocess.run(
-        [*common, "-o", folder / "scenes", NATIVE / "cuda_scenes.cpp", folder / "libcudart.so.13", "-ldl"], check=True
-    )
-    return folder
+        subprocess.run(
+            [*common, "-O0", "-shared", f"-Wl,-soname,{name}", *extra, "-o", folder / name, *sources], check=True
+        )
 
 
 def play(
