@@ -27,10 +27,11 @@ demo: $(VENV)/.built $(torch_stamp)
 	$(bin)/stashtrace run --out $(DEMO_DIR) -- \
 	  $(bin)/torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
-# A worker takes whole files, so that what a file sets up once is set up once. Tests wait for a third of their time, so
-# there is one worker more than cores. One that hangs ends the run, by name.
+# A worker takes whole files, so that what a file sets up once is set up once; those with slow tests first, where xdist
+# would take those with most tests (tests/conftest.py). Tests wait for a third of their time, so there is one worker more
+# than cores. One that hangs ends the run, by name.
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
-	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile --max-worker-restart 0 \
+	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
 	  -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true -m "not truth and not trust" tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.

@@ -58,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"STASHTRACE_MUST_RUN: {sorted(unknown)} is not among {sorted(_MUST_RUN)}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first: workers take whole files, and a long one that begins last is waited for."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def _refuse_skip(report: Any) -> None:
     """Make a skipped report a failed one if its reason is among those that must not occur here."""
     if not report.skipped or hasattr(report, "wasxfail"):

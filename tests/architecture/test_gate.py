@@ -16,7 +16,7 @@ GATE = {
 }
 
 
-@pytest.mark.parametrize("name", GATE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "types")) for name in GATE])
 def test_gate(name: str) -> None:
     done = subprocess.run([sys.executable, "-m", *GATE[name]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(GATE[name])}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
