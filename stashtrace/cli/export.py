@@ -24,7 +24,7 @@ def parser() -> Parser:
         "exporter", metavar="FORMAT", choices=[n for n, _, _ in EXPORTERS], help="one of the formats below"
     )
     parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
-    parser.add_out("FILE", "file or, of a store, folder to write", required=True)
+    parser.add_out("FILE", "file or, of store and chakra, folder to write", required=True)
     parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
     parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")
     parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
@@ -32,6 +32,11 @@ def parser() -> Parser:
         "--table",
         metavar="NAME",
         help="a table of the trace or an analysis (csv, arrow: stalls; parquet: all tables, into a store)",
+    )
+    parser.add_argument(
+        "--loaders",
+        choices=("waits", "nodes"),
+        help="chakra: waits for batches of workers as measured (default), or the batches as nodes",
     )
     parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
     return parser
@@ -53,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
         "steps": arguments.steps,
         "window_ns": arguments.window,
         "table": arguments.table,
+        "loaders": arguments.loaders,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     screen = Screen()

@@ -33,6 +33,11 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
         "stashtrace.exporters.table_files:export_arrow",
         "one table or analysis as an Arrow file (needs pyarrow)",
     ),
+    (
+        "chakra",
+        "stashtrace.exporters.chakra.export:export_chakra",
+        "execution traces by rank for ASTRA-sim and its like (needs protobuf)",
+    ),
 )
 
 
@@ -43,11 +48,11 @@ class Exported:
     Attributes
     ----------
     path : Path
-        The file.
+        The file, or the folder.
     file_bytes : int
         Its size.
     rows_count : int
-        Slices of a time line, rows of a table.
+        Slices of a time line, rows of a table, nodes of execution traces.
     notes : tuple of str
         What a person should know about it: cuts, aggregation.
     """
@@ -75,9 +80,9 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
     trace : Trace
         From :func:`stashtrace.load`.
     name : str
-        Exporter: ``perfetto``, ``csv``, ``parquet``, ``store``, ``arrow``.
+        Exporter: ``perfetto``, ``csv``, ``parquet``, ``store``, ``arrow``, ``chakra``.
     path : str or Path
-        File to write; replaced only when the export succeeded.
+        File to write, of a store and of execution traces the folder; replaced only when the export succeeded.
     **options
         Of that exporter, see its own documentation.
 

@@ -4,7 +4,8 @@
 
 Each node becomes a row of ``execution_nodes``: its place in the tree, the bytes of its tensors, and for
 ``record_param_comms`` the collective, its group and number. ``record_function_id`` is the "Record function id" of a
-newer Kineto trace of the same process. The page ``docs/importers/chakra.md`` says what cannot be known.
+newer Kineto trace of the same process. Chakra's data dependencies become rows of ``execution_dependencies``. The page
+``docs/importers/chakra.md`` says what cannot be known.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,6 +27,7 @@ from stashtrace.importers.chakra_protobuf import looks_like_protobuf, nodes_of
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
+from stashtrace.model.chakra_schema import SEQUENCE
 from stashtrace.model.kinds import Severity
 
 #: What an analysis of times says of such a file.
@@ -172,7 +174,7 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
     comm = _communication(inputs, attrs) if node["name"] == "record_param_comms" else _Communication()
     given = attrs.get("comm_bytes")
     if isinstance(given, int) and "comm_name" in attrs:  # protobuf: the size alone, and the kind as a name
-        comm = _Communication(str(attrs["comm_name"]), -1, str(attrs.get("pg_name", "")))
+        comm = _Communication(str(attrs["comm_name"]), _number(attrs.get(SEQUENCE)), str(attrs.get("pg_name", "")))
     return {
         "node_id": _number(node["id"]),
         "parent_node_id": _number(node.get("ctrl_deps", node.get("parent"))),
@@ -187,6 +189,7 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
         "collective_sequence": comm.sequence,
         "group": comm.group,
         "group_size": comm.group_size,
+        "needed_node_ids": [_number(need) for need in node.get("data_deps", ())],
     }
 
 
@@ -235,7 +238,16 @@ def _communication(values: Sequence[Any], attrs: Mapping[str, Any]) -> _Communic
 
 
 def _add(rows: list[dict[str, Any]], process_id: int, context: ImportContext) -> None:
+    needed = [row.pop("needed_node_ids") for row in rows]
     columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     columns["name_code"] = context.codes(columns.pop("name").tolist())
     columns["group_code"] = context.codes(columns.pop("group").tolist())
     context.add("execution_nodes", process_id=process_id, **columns)
+    counts = np.array([len(ids) for ids in needed], dtype=np.int64)
+    if counts.any():
+        context.add(
+            "execution_dependencies",
+            process_id=process_id,
+            node_id=np.repeat(columns["node_id"], counts),
+            needed_node_id=np.array([node_id for ids in needed for node_id in ids], dtype=np.int64),
+        )

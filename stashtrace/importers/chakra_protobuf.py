@@ -12,24 +12,39 @@ from typing import Any, BinaryIO
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.source import Source
+from stashtrace.model.chakra_schema import COLLECTIVE_OPS, MESSAGES, NodeType
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-#: Fields of Node, of an attribute, and of the attribute's values that are of use.
-_ID, _NAME, _TYPE, _CTRL_DEPS, _DURATION, _ATTRIBUTE = 1, 2, 3, 4, 7, 10
-_INTEGERS, _TEXT = (7, 9, 11, 13, 27), 29
-_COMMUNICATION = {5: "send", 6: "recv", 7: ""}
-_COLLECTIVES = (
-    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
-    "reduce_scatter", "barrier",
-)  # fmt: skip
+_NODE, _ATTRIBUTE = MESSAGES["Node"], MESSAGES["AttributeProto"]
+_ID, _NAME, _TYPE, _CTRL_DEPS, _DATA_DEPS, _DURATION, _ATTRIBUTES = (
+    _NODE[name].number for name in ("id", "name", "type", "ctrl_deps", "data_deps", "duration_micros", "attr")
+)
+_ATTRIBUTE_NAME, _TEXT = (_ATTRIBUTE[name].number for name in ("name", "string_val"))
+_INTEGERS = tuple(
+    _ATTRIBUTE[name].number for name in ("int32_val", "int64_val", "uint32_val", "uint64_val", "bool_val")
+)
+_COMMUNICATION = {NodeType.COMM_SEND_NODE: "send", NodeType.COMM_RECV_NODE: "recv", NodeType.COMM_COLL_NODE: ""}
+_COLLECTIVES = {int(kind): op.name.lower() for kind, op in COLLECTIVE_OPS.items()}
+#: The first message says a version, or the attributes of the trace that a converter read, or both.
+_FIRST_FIELDS = tuple(field.number << 3 | _LENGTH for field in MESSAGES["GlobalMetadata"].values())
 #: No node is larger; a length beyond it is damage.
 _LARGEST_BYTES = 64 << 20
 _MASK = (1 << 64) - 1
 
 
 def looks_like_protobuf(head: bytes) -> bool:
-    """Whether a file begins with GlobalMetadata: a short message whose first field is a version."""
-    return re.match(rb"[\x03-\x7f]\x0a[\x01-\x20][0-9]+\.[0-9.]+", head, re.DOTALL) is not None
+    """Whether a file begins with GlobalMetadata: a version such as 0.0.4, or an attribute with a name."""
+    try:
+        length, at = _varint(head, 0)
+        key, at = _varint(head, at)
+        size, at = _varint(head, at)
+    except ValueError:
+        return False
+    if key not in _FIRST_FIELDS or not 0 < size <= length <= _LARGEST_BYTES:
+        return False
+    if key == _FIRST_FIELDS[0]:
+        return re.fullmatch(rb"[0-9]+\.[0-9.]+", head[at : at + size]) is not None
+    return re.match(rb"\x0a[\x01-\x7f][A-Za-z_]", head[at : at + 3]) is not None
 
 
 def nodes_of(source: Source) -> Iterator[Mapping[str, Any]]:
@@ -102,6 +117,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 def _node(message: bytes) -> dict[str, Any]:
     node: dict[str, Any] = {"id": 0, "name": ""}
     attrs: dict[str, Any] = {}
+    needs: list[int] = []
     kind = 0
     for number, value in _fields(message):
         if number == _ID:
@@ -112,24 +128,37 @@ def _node(message: bytes) -> dict[str, Any]:
             kind = value
         elif number == _CTRL_DEPS and "ctrl_deps" not in node:
             node["ctrl_deps"] = _varint(value, 0)[0] if isinstance(value, bytes) else value
+        elif number == _DATA_DEPS:
+            needs += _numbers(value)
         elif number == _DURATION:
             node["duration_ns"] = value * 1000
-        elif number == _ATTRIBUTE and isinstance(value, bytes):
+        elif number == _ATTRIBUTES and isinstance(value, bytes):
             attrs.update(_attribute(value))
     if kind in _COMMUNICATION:
         which = attrs.get("comm_type", -1)
-        known = _COLLECTIVES[which] if isinstance(which, int) and 0 <= which < len(_COLLECTIVES) else node["name"]
-        attrs["comm_name"] = _COMMUNICATION[kind] or known
+        attrs["comm_name"] = _COMMUNICATION[NodeType(kind)] or _COLLECTIVES.get(which, node["name"])
         attrs["comm_bytes"] = attrs.get("comm_size", 0)
+    node["data_deps"] = needs
     node["attrs"] = [{"name": name, "value": value} for name, value in attrs.items()]
     return node
+
+
+def _numbers(value: int | bytes) -> list[int]:
+    """Numbers of a repeated field: one, or packed."""
+    if isinstance(value, int):
+        return [value]
+    found, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        found.append(number)
+    return found
 
 
 def _attribute(message: bytes) -> dict[str, Any]:
     name = ""
     value: int | str | None = None
     for number, field in _fields(message):
-        if number == 1 and isinstance(field, bytes):
+        if number == _ATTRIBUTE_NAME and isinstance(field, bytes):
             name = field.decode(errors="replace")
         elif number in _INTEGERS and isinstance(field, int):
             value = field - (1 << 64) if field >= 1 << 63 else field

@@ -45,8 +45,17 @@ EXECUTION_NODES = schema(
     ("group_size", "i8", "", "ranks of the group, -1 if unknown"),
 )
 
+EXECUTION_DEPENDENCIES = schema(
+    "execution_dependencies",
+    "What nodes of Chakra's execution traces wait for: the data dependencies",
+    ("process_id", "i8", "", "processes.process_id"),
+    ("rank", "i8", "", "global rank, -1 if unknown"),
+    ("node_id", "i8", "", "execution_nodes.node_id of the one that waits"),
+    ("needed_node_id", "i8", "", "execution_nodes.node_id of the one that it waits for"),
+)
+
 #: Part of ``schemas.TABLES``.
-IMPORTED_TABLES = (IO_TOTALS, EXECUTION_NODES)
+IMPORTED_TABLES = (IO_TOTALS, EXECUTION_NODES, EXECUTION_DEPENDENCIES)
 
 OPERATORS = schema(
     "operators",

@@ -50,7 +50,7 @@ ROOMS = {
 GROUND_ONLY = {"launch"}
 # The guest runs inside the user's process: standard library, the recorder, itself.
 GUEST = "probes"
-HEAVY = {"torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "perfetto", "viztracer", "wasmtime"}
+HEAVY = {"torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "perfetto", "viztracer", "wasmtime", "google"}
 
 
 def package_of(dotted: str) -> str | None:

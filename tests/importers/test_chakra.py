@@ -171,6 +171,29 @@ def test_protobuf(tmp_path: Path) -> None:
     assert rows["rank"].tolist() == [3, 3, 3]
 
 
+def test_data_dependencies_are_kept(tmp_path: Path) -> None:
+    """Packed, as writers of proto3 do, and one by one."""
+    (tmp_path / "workload.3.et").write_bytes(
+        sized(text(1, "0.0.4"))
+        + sized(integer(1, 7) + text(2, "a"))
+        + sized(integer(1, 8) + text(2, "b") + text(5, varint(7) + varint(300)))
+        + sized(integer(1, 300) + text(2, "c") + integer(5, 7) + integer(5, 8))
+    )
+    rows = load(tmp_path / "workload.3.et").execution_dependencies
+    assert rows["node_id"].tolist() == [8, 8, 300, 300]
+    assert rows["needed_node_id"].tolist() == [7, 300, 7, 8]
+    assert rows["rank"].tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("version", ["", "0.0.4"])
+def test_a_first_message_with_attributes(tmp_path: Path, version: str) -> None:
+    """Converters write the facts of the trace that they read, longer than 127 bytes, with or without a version."""
+    facts = text(2, text(1, "schema") + text(29, "1.0.2-chakra.0.0.4")) + text(2, text(1, "time") + text(29, "x" * 150))
+    head = (text(1, version) if version else b"") + facts
+    (tmp_path / "workload.0.et").write_bytes(sized(head) + sized(integer(1, 7) + text(2, "a")))
+    assert load(tmp_path / "workload.0.et").execution_nodes["node_id"].tolist() == [7]
+
+
 FIRST_NODE_END = len(sized(text(1, "0.0.4"))) + 1 + protobuf()[len(sized(text(1, "0.0.4")))]
 
 
@@ -193,6 +216,15 @@ def test_sniff() -> None:
     assert not chakra.sniff(b'{"schemaVersion": 1, "traceEvents": [', Path("a.json"))
     assert not chakra.sniff(b"", Path("a.et"))
     assert not chakra.sniff(protobuf(), Path("a.bin"))
+    for damaged in (
+        b"\xff" * 20,
+        b"\x07\x0a\x05",
+        b"\x07\x0a\x7f0.0.4",
+        b"\x07\x1a\x050.0.4",
+        b"\x07\x0a\x05hello",
+        b"\x00",
+    ):
+        assert not chakra.sniff(damaged, Path("a.et"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""What the parts of collectives say beside their times: communicators and their numbers, payloads, ends of messages."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.matching import Group, group_table
+from stashtrace.analysis.timeset import Int64
+from stashtrace.exporters.chakra.work import RankWork
+from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+#: Number of the communicator of all ranks, which simulators know without a list of its members.
+ALL_RANKS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What the parts of collectives say beside their times; columns are beside the rows of ``collectives``.
+
+    Attributes
+    ----------
+    collectives : Table
+        Sorted as ``TraceIndex`` does.
+    groups : dict of int to Group
+        Communicators that are used, by their hash.
+    numbers : dict of int to int
+        Their numbers; ``ALL_RANKS`` is that of the first one that all ranks are in.
+    names : dict of int to str
+        What the job calls them.
+    size_bytes : int array
+        Payload of each rank's input, -1 if unknown.
+    source, target, tag : int array
+        Of sends and receives: global ranks, -1 if unknown, and the number of the message between the two.
+    absent : list of int
+        Ranks that a communicator names, below the highest one, of which there is no file.
+    incomplete_count : int
+        Collectives in which a member has no part.
+    unpaired_count : int
+        Sends and receives whose other side is not in the files.
+    """
+
+    collectives: Table
+    groups: dict[int, Group]
+    numbers: dict[int, int]
+    names: dict[int, str]
+    size_bytes: Int64
+    source: Int64
+    target: Int64
+    tag: Int64
+    absent: list[int]
+    incomplete_count: int
+    unpaired_count: int
+
+
+def communication(trace: Trace, collectives: Table, work: RankWork) -> Communication:
+    """Gather it for the parts that are written."""
+    part = np.flatnonzero(work.row >= 0)
+    rows, transfer = work.row[part], work.transfer[part]
+    hashes, op = collectives["group_hash"][rows], collectives["op_code"][rows]
+    known = group_table(trace)
+    order = np.argsort(work.begin_ns[part], kind="stable")
+    used = list(dict.fromkeys(hashes[order].tolist()))
+    groups = {value: known[value] for value in used}
+    ranks = np.unique(work.rank)
+    everyone = np.unique(np.concatenate([ranks, *(g.members for g in groups.values())]))
+    absent = np.setdiff1d(np.arange(int(everyone.max()) + 1), ranks).tolist()
+
+    numbers: dict[int, int] = {}
+    for value in used:
+        whole = np.array_equal(np.unique(groups[value].members), everyone)
+        first = whole and ALL_RANKS not in numbers.values()
+        numbers[value] = ALL_RANKS if first else max(numbers.values(), default=ALL_RANKS) + 1
+
+    size = collectives["message_bytes"].copy()
+    # What one member does not know of its input, another one knows where all bring the same.
+    alike = np.isin(op, (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST))
+    most = np.full(int(transfer.max(initial=-1)) + 1, -1, dtype=np.int64)
+    np.maximum.at(most, transfer[alike], size[rows[alike]])
+    unknown = alike & (size[rows] < 0)
+    size[rows[unknown]] = most[transfer[unknown]]
+
+    paired = np.isin(op, MESSAGES)
+    members = {value: len(group.members) for value, group in groups.items()}
+    _, first_of, present = np.unique(transfer[~paired], return_index=True, return_counts=True)
+    wanted = np.array([members[value] for value in hashes[~paired][first_of].tolist()], dtype=np.int64)
+    source, target, tag, unpaired = _messages(collectives, rows[paired], groups)
+    names = {value: _group_name(trace, value) for value in used}
+    return Communication(
+        collectives,
+        groups,
+        numbers,
+        names,
+        size,
+        source,
+        target,
+        tag,
+        absent,
+        int((present < wanted).sum()),
+        unpaired,
+    )
+
+
+def _group_name(trace: Trace, value: int) -> str:
+    rows = np.flatnonzero(trace.groups["group_hash"] == np.uint64(value))
+    return max((trace.text(code) for code in trace.groups["name_code"][rows].tolist()), key=len, default="")
+
+
+def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> tuple[Int64, Int64, Int64, int]:
+    """Ends and number of each message, by row of ``collectives``; and how many, of known ends, lack the other side.
+
+    The n-th send from a rank to another belongs to its n-th receive there, so both have the number n.
+    """
+    count = len(collectives)
+    source, target, tag = (np.full(count, -1, dtype=np.int64) for _ in range(3))
+    if not len(rows):
+        return source, target, tag, 0
+    peer = collectives["peer_rank"][rows]
+    for value, group in groups.items():
+        mine = np.flatnonzero(collectives["group_hash"][rows] == np.uint64(value))
+        place = peer[mine]
+        within = (place >= 0) & (place < len(group.members))
+        peer[mine] = np.where(within, group.members[np.where(within, place, 0)], -1)
+    sends = collectives["op_code"][rows] == CollectiveOp.SEND
+    own = collectives["rank"][rows]
+    source[rows], target[rows] = np.where(sends, own, peer), np.where(sends, peer, own)
+    order = np.lexsort((collectives["call_ns"][rows], sends, target[rows], source[rows]))
+    listed, side = rows[order], sends[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (source[listed][1:] != source[listed][:-1]) | (target[listed][1:] != target[listed][:-1])
+    new[1:] |= side[1:] != side[:-1]
+    starts = np.flatnonzero(new)
+    tag[listed] = np.arange(len(order)) - starts[np.cumsum(new) - 1]
+    known = rows[(source[rows] >= 0) & (target[rows] >= 0)]
+    _, many = np.unique(np.stack([source[known], target[known], tag[known]]), axis=1, return_counts=True)
+    alone = int((many == 1).sum())
+    return source, target, tag, alone

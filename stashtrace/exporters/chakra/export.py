@@ -1,0 +1,251 @@
+"""Writes the execution traces of a run: one file per rank and the members of communicators; says what is left out."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace import __version__
+from stashtrace.analysis.graph import Resource, build
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
+from stashtrace.exporters.chakra.messages import Messages, Value, sized
+from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
+from stashtrace.exporters.registry import Exported
+from stashtrace.model.chakra_schema import (
+    COLLECTIVE_OPS,
+    FILE_STEM,
+    GROUP_NAME,
+    GROUPS_FILE,
+    IDLE_NS,
+    MEASURED_NS,
+    SEQUENCE,
+    STEP,
+    NodeType,
+)
+from stashtrace.model.kinds import CollectiveOp, StallKind
+from stashtrace.model.trace import Trace
+from stashtrace.whole_files import folder_beside
+
+#: What may be done about workers' batches: nodes of their own, or the waits for them as measured.
+LOADERS = ("waits", "nodes")
+#: Collectives of Chakra by ours, and those that ASTRA-sim simulates.
+_COMM_TYPES = {op: kind for kind, op in reversed(COLLECTIVE_OPS.items())}
+_SIMULATED = frozenset(
+    (CollectiveOp.ALL_REDUCE, CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL)
+)
+_OF_A_FILE = re.compile(re.escape(FILE_STEM) + r"\.\d+\.et")
+
+
+def export_chakra(
+    trace: Trace, path: Path, *, steps: tuple[int, int] | None = None, loaders: str = "waits"
+) -> Exported:
+    """Write one Chakra execution trace per rank, for simulators of networks such as ASTRA-sim.
+
+    The folder gets ``workload.RANK.et`` of each rank and ``comm_groups.json``, the members of communicators that are
+    not all ranks. What becomes what is on the page ``docs/guides/chakra.md``; ``work`` says how the graph is cut.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of which the graph can be built.
+    path : Path
+        Folder to make; traces that an earlier export left in it are replaced, a folder with other files is refused.
+    steps : (int, int), optional
+        Only steps with ``first <= step < last``.
+    loaders : {"waits", "nodes"}
+        ``waits`` keeps what was waited for batches of workers as it was measured. ``nodes`` writes each batch as work
+        on a CPU, which simulators that run one CPU node of a rank at a time put one after the other.
+
+    Raises
+    ------
+    StashtraceError
+        If the package protobuf is missing, or the folder holds something else or cannot be written.
+    MissingDataError
+        If no graph can be built of the run, or none of the steps asked for is in it.
+    """
+    if loaders not in LOADERS:
+        raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")
+    messages = Messages.load()
+    _refuse_others(path)
+    graph = build(trace)
+    collectives = TraceIndex(trace).trace.collectives
+    work = rank_work(graph, collectives, steps=steps, workers=loaders == "nodes")
+    if not len(work):
+        raise MissingDataError("none of these steps is in the run", hint="`stashtrace analyze steps` lists them")
+    if int(work.rank.min()) < 0:
+        raise MissingDataError("nobody says which rank recorded what", hint="traces are written rank by rank")
+    talk = communication(trace, collectives, work)
+    try:
+        written = _write(path, messages, work, talk)
+    except OSError as error:
+        raise StashtraceError(f"cannot write {path}: {error.strerror}", hint="choose another folder with -o") from error
+    return Exported(path, written, len(work), tuple(_notes(work, talk)))
+
+
+def _refuse_others(path: Path) -> None:
+    """Raise StashtraceError if a folder of that name holds what no export of traces has left."""
+    if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
+        raise StashtraceError(f"{path} is there and holds no execution traces", hint="choose another folder with -o")
+
+
+def _is_own(path: Path) -> bool:
+    return path.name == GROUPS_FILE or _OF_A_FILE.fullmatch(path.name) is not None
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) -> int:
+    """Write all files beside the folder, then move them into it; their bytes together."""
+    ranks, first = np.unique(work.rank, return_index=True)
+    bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
+    columns = columns_of(work)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with folder_beside(path) as half:
+        for rank, begin, end in bounds:
+            with (half / f"{FILE_STEM}.{rank}.et").open("wb") as out:
+                out.write(messages.head({"rank": rank, "ranks": len(ranks), "writer": f"stashtrace {__version__}"}))
+                out.writelines(_nodes(messages, work, talk, columns, begin, end))
+        groups = {str(n): talk.groups[v].members.tolist() for v, n in talk.numbers.items() if n != ALL_RANKS}
+        (half / GROUPS_FILE).write_text(json.dumps(groups, indent=1) + "\n", encoding="utf-8")
+        made = {entry.name: entry.stat().st_size for entry in half.iterdir()}
+        path.mkdir(exist_ok=True)
+        for name in made:
+            os.replace(half / name, path / name)
+    for entry in path.iterdir():  # an earlier export may have had more ranks
+        if _is_own(entry) and entry.name not in made:
+            entry.unlink()
+    return sum(made.values())
+
+
+def columns_of(work: RankWork) -> dict[str, list[int]]:
+    """Columns as lists. Times are in microseconds; those of work are rounded so that their sums are, too."""
+    shared = work.row >= 0  # of a transfer each rank says the same
+    duration = np.diff((np.cumsum(np.where(shared, 0, work.duration_ns)) + 500) // 1000, prepend=0)
+    duration[shared] = np.maximum((work.duration_ns[shared] + 500) // 1000, 1)
+    start = (work.begin_ns - int(work.begin_ns.min())) // 1000
+    place = np.arange(len(work)) - np.searchsorted(work.rank, work.rank)
+    listed = {"id": place + 1, "start": start, "duration": duration, "kind": work.kind}
+    for name in ("row", "step", "idle_ns", "duration_ns", "resource", "needs_first"):
+        listed[name] = getattr(work, name)
+    return {name: values.tolist() for name, values in listed.items()}
+
+
+def _nodes(
+    messages: Messages, work: RankWork, talk: Communication, columns: Mapping[str, list[int]], begin: int, end: int
+) -> Iterator[bytes]:
+    """Messages of the nodes of one rank; ``begin`` and ``end`` are their places."""
+    said: dict[tuple[int, int, int], tuple[str, bytes]] = {}
+    first = columns["needs_first"][begin]
+    needs = (work.needs[first : columns["needs_first"][end]] - begin + 1).tolist()
+    for at in range(begin, end):
+        row = columns["row"][at]
+        if row >= 0:
+            name, kind, values = _part(talk, row)
+            attributes = messages.attributes(values | {MEASURED_NS: columns["duration_ns"][at]})
+        else:
+            key = columns["kind"][at], columns["resource"][at], columns["step"][at]
+            if key not in said:
+                name, values = _work(*key)
+                said[key] = name, messages.attributes(values)
+            kind = NodeType.COMP_NODE
+            name, attributes = said[key]
+            if columns["idle_ns"][at]:
+                attributes += messages.attributes({IDLE_NS: columns["idle_ns"][at]})
+        low, high = columns["needs_first"][at] - first, columns["needs_first"][at + 1] - first
+        base = messages.base(
+            columns["id"][at], name, kind, needs[low:high], columns["start"][at], columns["duration"][at]
+        )
+        yield sized(base + attributes)
+
+
+def _work(kind: int, resource: int, step: int) -> tuple[str, dict[str, Value]]:
+    """Name and attributes of a node of work: by where most of its time went, batches of workers as such."""
+    values: dict[str, Value] = {"is_cpu_op": resource != Resource.STREAM}
+    if step >= 0:
+        values[STEP] = step
+    if resource == Resource.WORKER:
+        return "batch", values
+    return "idle" if kind == IDLE else StallKind(kind).name.lower(), values
+
+
+def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, Value]]:
+    """Name, type and attributes of a rank's part of a collective; what is not known is left out."""
+    table = talk.collectives
+    op, value = CollectiveOp(int(table["op_code"][row])), int(table["group_hash"][row])
+    values: dict[str, Value] = {"is_cpu_op": False}
+    size = int(talk.size_bytes[row])
+    if op in MESSAGES:
+        kind = NodeType.COMM_SEND_NODE if op is CollectiveOp.SEND else NodeType.COMM_RECV_NODE
+        ends = {"comm_src": talk.source[row], "comm_dst": talk.target[row], "comm_tag": talk.tag[row]}
+        values |= {name: int(end) for name, end in ends.items() if end >= 0}
+    else:
+        kind = NodeType.COMM_COLL_NODE
+        values |= {"comm_type": int(_COMM_TYPES[op])} if op in _COMM_TYPES else {}
+        values["pg_name"] = str(talk.numbers[value])
+    if size >= 0:
+        values["comm_size"] = size
+    values[SEQUENCE] = int(table["sequence"][row])
+    if talk.names[value]:
+        values[GROUP_NAME] = talk.names[value]
+    return op.name.lower(), kind, values
+
+
+# What the files do not say ----------------------------------------------------------------------
+
+
+def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
+    """One sentence for each thing that a person should know before a simulation."""
+    dropped = work.dropped
+    rows, transfers = work.row[work.row >= 0], work.transfer[work.row >= 0]
+    op, size = talk.collectives["op_code"][rows], talk.size_bytes[rows]
+    _, once = np.unique(transfers, return_index=True)
+    yield ", ".join(
+        (
+            _many(len(np.unique(work.rank)), "rank", "ranks"),
+            _many(len(work), "node", "nodes"),
+            _many(len(once), "collective", "collectives"),
+            _many(len(talk.groups), "communicator", "communicators"),
+        )
+    )
+    if talk.absent:
+        listed = ", ".join(map(str, talk.absent[:8])) + (", ..." if len(talk.absent) > 8 else "")
+        yield f"no file of {_many(len(talk.absent), 'rank', 'ranks')}, which a simulator needs: {listed}"
+    collectives, messages = ("collective", "collectives"), ("send or receive", "sends and receives")
+    batches, dependencies = ("batch", "batches"), ("dependency", "dependencies")
+    unknown = len(np.unique(transfers[size < 0]))
+    unnamed = int((op[once] == CollectiveOp.OTHER).sum())
+    peers = int((np.isin(op, MESSAGES) & ((talk.source[rows] < 0) | (talk.target[rows] < 0))).sum())
+    written = int((work.resource == Resource.WORKER).sum())
+    for count, names, rest in (
+        (unknown, collectives, "of unknown payload got no comm_size: ASTRA-sim stops there"),
+        (unnamed, collectives, "of unknown kind got no comm_type: ASTRA-sim stops there"),
+        (peers, messages, "of which the other rank is unknown: ASTRA-sim stops there"),
+        (talk.incomplete_count, collectives, "without the part of a member, for which simulators wait without end"),
+        (talk.unpaired_count, messages, "without the other side, for which simulators wait without end"),
+        (dropped.outside_count, collectives, "before the first step or after the last one left out"),
+        (dropped.unended_count, collectives, "that did not end, or whose sides do not match, left out"),
+        (dropped.batches_count, batches, "of workers left out, the waits for them kept as measured"),
+        (written, batches, "of workers written: ASTRA-sim runs one CPU node of a rank at a time"),
+        (dropped.cycle_edges_count, dependencies, "left out: by the clocks of the run they form cycles"),
+        (dropped.foreign_edges_count, dependencies, "between ranks left out, other than collectives"),
+    ):
+        if count:
+            yield f"{_many(count, *names)} {rest}"
+    others = Counter(op[once][~np.isin(op[once], (*_SIMULATED, *MESSAGES, CollectiveOp.OTHER))].tolist())
+    for code, count in sorted(others.items()):
+        does = "replays as measured" if code == CollectiveOp.BROADCAST else "does not simulate"
+        yield f"ASTRA-sim {does}: {count} {CollectiveOp(code).name.lower()}"
+
+
+def _many(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
