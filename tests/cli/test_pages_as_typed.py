@@ -58,3 +58,12 @@ def test_guide_on_many_ranks(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="stores are Parquet files")
     pytest.importorskip("dask", reason="ranks are shared out by Dask")
     check(run, "guides/many-ranks.md", tmp_path)
+
+
+def test_guide_on_simulators(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf", reason="traces of Chakra are messages of protobuf")
+    check(run, "guides/chakra.md", tmp_path)
+
+
+def test_guide_on_overlap(run: Run, tmp_path: Path) -> None:
+    check(run, "guides/overlap.md", tmp_path)
