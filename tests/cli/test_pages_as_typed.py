@@ -60,10 +60,5 @@ def test_guide_on_many_ranks(run: Run, tmp_path: Path) -> None:
     check(run, "guides/many-ranks.md", tmp_path)
 
 
-def test_guide_on_simulators(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("google.protobuf", reason="traces of Chakra are messages of protobuf")
-    check(run, "guides/chakra.md", tmp_path)
-
-
 def test_guide_on_overlap(run: Run, tmp_path: Path) -> None:
     check(run, "guides/overlap.md", tmp_path)
