@@ -57,6 +57,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.transfer_certainty:transfer_certainty",
         "how much link time came after every rank had arrived",
     ),
+    (
+        "overlap_advice",
+        "stashtrace.replay.advice:overlap_advice",
+        "what overlapping or splitting collectives saves",
+    ),
     ("links", "stashtrace.analysis.links:links", "which way collectives went: NVLink, PCIe or a network"),
     ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),
@@ -89,7 +94,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
                               "slowdown")),
     ("What do the GPUs do?", ("breakdown", "idle", "kernels", "launches", "copies")),
     ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links",
-                                     "operators")),
+                                     "operators", "overlap_advice")),
     (
         "How are files read, and what would help?",
         ("io", "io_directories", "io_patterns", "io_sizes", "io_bandwidth", "io_advice", "io_staging", "io_cache",

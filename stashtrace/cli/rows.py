@@ -37,7 +37,7 @@ _FIRST_TO_GO = (
     "expected_ns", "excess_ns", "group_kind", "sequence", "cause_process_id", "named_ns", "opens_count",
     "writes_count", "write_bytes", "request_bytes", "requests_count", "bound_ns", "tier_ns", "sum_gain_ns",
     "access1_count", "located_reads_count", "shuffled_lru_hit_ratio", "cause_worker_id", "communicator",
-    "waiting_ranks", "orphans_count", "memset_ns", "work_count",
+    "waiting_ranks", "orphans_count", "memset_ns", "work_count", "contention_ratio", "elements_count",
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
     from stashtrace.model.trace import Trace
     from stashtrace.replay import Answer, Buckets, Change
+    from stashtrace.replay.advice import Advice
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
 launch, h2d, prep, fetch, straggler, network.bandwidth, network.latency,
@@ -54,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.cli.loading import load_watched
     from stashtrace.replay import Change, slowdown_of, what_if
     from stashtrace.report.critical import critical_lines, critical_sentence
+    from stashtrace.report.overlap_advice import advice_lines, advice_row
     from stashtrace.report.whatif import WORTH_SHARING, applied_lines, relied_on, slowdown_lines, whatif_lines
 
     changes = [Change.parse(text) for text in arguments.changes]
@@ -74,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
         measured = measured_with_buckets(command, change.factor, _second_run(arguments, change))
     path = CriticalPath.of(trace, graph)
     alike = None if changes or arguments.apply else slowdown_of(graph, least_ratio=WORTH_SHARING)
+    advice = [] if changes or arguments.apply else _advice(trace, graph)
     if arguments.format == "json":
         critical = {
             "sentence": critical_sentence(path),
@@ -86,6 +89,8 @@ def main(argv: Sequence[str]) -> int:
             whole["slowdown"] = list(alike.rows())
         if measured is not None:
             whole["applied"] = {"measured_ns": measured, "error_ratio": answers[0].missed_ratio(measured)}
+        elif not changes:
+            whole["advice"] = [advice_row(item) for item in advice]
         sys.stdout.write(json.dumps(whole, indent=1) + "\n")
         return 0
     lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply)
@@ -95,6 +100,8 @@ def main(argv: Sequence[str]) -> int:
         if alike is not None and relied_on(base):
             lines += slowdown_lines(alike)
         lines += ["", *critical_lines(path)]
+    if relied_on(base):
+        lines += advice_lines(advice)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -145,6 +152,15 @@ def _best(graph: Graph, buckets: Buckets) -> Answer:
 def _second_run(arguments: argparse.Namespace, change: Change) -> str:
     path = Path(arguments.paths[0]).resolve()
     return str(arguments.out or path.with_name(f"{path.name}-bucket-{change.factor:g}"))
+
+
+def _advice(trace: Trace, graph: Graph) -> list[Advice]:
+    """What overlapping, fusing or splitting collectives would save by the replay; nothing for a run without them."""
+    from stashtrace.replay.advice import ReplayedAdvice, named_advice, overlap_advice
+
+    if not len(trace.collectives):
+        return []
+    return named_advice(overlap_advice(trace), ReplayedAdvice(graph, trace).limited)
 
 
 def _row(answer: Answer) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from stashtrace.model.results import KILLED as KILLED
 from stashtrace.model.results import LAST_RANKS as LAST_RANKS
 from stashtrace.model.results import LINK_EFFICIENCY as LINK_EFFICIENCY
 from stashtrace.model.results import LOADER_RATES as LOADER_RATES
+from stashtrace.model.results import OVERLAP_ADVICE as OVERLAP_ADVICE
 from stashtrace.model.results import STALL_INTERVALS as STALL_INTERVALS
 from stashtrace.model.results import STALL_TOTALS as STALL_TOTALS
 from stashtrace.model.results import STALL_TOTALS_BY_STEP_KIND as STALL_TOTALS_BY_STEP_KIND

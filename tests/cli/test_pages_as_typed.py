@@ -63,3 +63,7 @@ def test_guide_on_many_ranks(run: Run, tmp_path: Path) -> None:
 def test_guide_on_simulators(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf", reason="traces of Chakra are messages of protobuf")
     check(run, "guides/chakra.md", tmp_path)
+
+
+def test_guide_on_overlap(run: Run, tmp_path: Path) -> None:
+    check(run, "guides/overlap.md", tmp_path)

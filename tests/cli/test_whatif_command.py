@@ -137,3 +137,31 @@ def test_what_a_pipeline_says_nothing_of(
     said = capsys.readouterr().err
     assert what in said
     assert "interconnect" in said or "links" in said
+
+
+def made_up(out: Path, *options: str) -> str:
+    """A run of 4 ranks: forward 30 ms, backward 50 ms, an all-reduce of 10 ms, an update of 20 ms."""
+    words = ["synth", str(out), "--ranks", "4", "--steps", "30", "--optimizer", "20", *options]
+    assert main(words) == 0
+    return str(out)
+
+
+def test_advice_stands_behind_the_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_up(tmp_path / "run", "--workers", "0")
+    found = json.loads(answered(capsys, run, "--format", "json"))["advice"]
+    saved = {item["transformation"]: (item["saving_low_ns"], item["saving_high_ns"]) for item in found}
+    assert saved["split_reorder"] == pytest.approx((15e6, 15e6), rel=0.01)  # 3 of 4 parts of the update
+    assert saved["fuse"] == pytest.approx((0, 20e6), rel=0.01)
+    assert saved["overlap"] == pytest.approx((0, 10e6 * (1 - 1 / 8)), rel=0.01)
+    assert {item["moved_bytes"] for item in found} == {26_214_400}
+    lines = answered(capsys, run).splitlines()
+    assert sum(line.startswith("advice: ") for line in lines) == 3
+    assert max(map(len, lines)) < 80
+    assert "advice" not in answered(capsys, run, "--set", "prep=x0.5")
+
+
+def test_what_does_not_set_the_pace_is_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Workers that are just fast enough leave nothing to save, however exposed a transfer is."""
+    run = made_up(tmp_path / "run", "--wait", "1")
+    assert json.loads(answered(capsys, run, "--format", "json"))["advice"] == []
+    assert "advice" not in answered(capsys, run)

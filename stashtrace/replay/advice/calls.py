@@ -1,0 +1,325 @@
+"""The collectives of the counted steps beside the computation around them; read by the patterns.
+
+host     [ forward ][ backward   (call)        ](call)[ optimizer (call) ]
+position             backward                   after_backward    update
+device    ~~~~~~~~~~~~~~####[ kernel of the collective ]####
+                            |exposed|                           nothing computes beside it
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.batch_layers import batch_waits
+from stashtrace.analysis.collective_layers import blocked_on_collectives
+from stashtrace.analysis.matching import Group, group_table
+from stashtrace.analysis.step_threads import StepThread, step_threads
+from stashtrace.analysis.steps import counted_steps, host_steps, step_at
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
+from stashtrace.model.table import Table
+from stashtrace.model.trace import Trace
+
+Bools = npt.NDArray[np.bool_]
+#: Where in a step a collective was called, by the phases of its process.
+POSITIONS = ("forward", "backward", "after_backward", "update", "after_update", "elsewhere")
+FORWARD, BACKWARD, AFTER_BACKWARD, UPDATE, AFTER_UPDATE, ELSEWHERE = range(len(POSITIONS))
+_COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
+_SKIPPED = (CollectiveOp.OTHER, CollectiveOp.BARRIER)
+#: Of an element where no kernel names its type: of 16 bit ones there are twice as many.
+ELEMENT_BYTES = 4
+_WORDS = re.compile(r"[a-z0-9]+")
+#: Types as NCCL and RCCL name them in their kernels.
+_TYPES = {
+    **dict.fromkeys(("f64", "double", "i64", "u64"), 8),
+    **dict.fromkeys(("f32", "float", "i32", "u32"), 4),
+    **dict.fromkeys(("f16", "half", "bf16", "bfloat16"), 2),
+    **dict.fromkeys(("i8", "u8", "f8e4m3", "f8e5m2"), 1),
+}
+#: How a rank's computation was seen: its device's kernels, its step thread, or neither.
+DEVICE, HOST, UNSEEN = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """Computation of one rank.
+
+    Attributes
+    ----------
+    rank, process_id : int
+    seen : int
+        ``DEVICE``, ``HOST`` or ``UNSEEN``: it has a device, and no kernel was recorded.
+    steps_count : int
+        Counted steps.
+    step : int64 array
+        Their numbers, ascending.
+    forward, backward, update : TimeSet
+        Phases, on the host's clock.
+    computing : TimeSet
+        When its device computed, or its step thread was not blocked on a collective nor on a batch.
+    kernels : int64 array
+        Rows of ``trace.kernels`` that compute, by begin; none on hosts.
+    """
+
+    rank: int
+    process_id: int
+    seen: int
+    step: Int64
+    forward: TimeSet
+    backward: TimeSet
+    update: TimeSet
+    computing: TimeSet
+    kernels: Int64
+
+    @property
+    def steps_count(self) -> int:
+        """Counted steps."""
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """One entry per rank and collective, by rank, then begin.
+
+    Attributes
+    ----------
+    row : int64 array
+        Of ``index.trace.collectives``.
+    rank, step, process_id, op, message_bytes, position : int64 array
+    group_hash : uint64 array
+    enter_ns, begin_ns, end_ns : int64 array
+        This rank entered; every rank had, and the group's collective before it was done; it was done.
+    exposed_ns : int64 array
+        Of the time from begin to end, that in which the rank did not compute; -1 if unknown.
+    partial : bool array
+        A member's row is missing, so waiting for it cannot be told from the transfer.
+    element_bytes : int64 array
+        Size of an element by the name of the kernel; 4 where no kernel tells.
+    """
+
+    row: Int64
+    rank: Int64
+    step: Int64
+    process_id: Int64
+    group_hash: npt.NDArray[np.uint64]
+    op: Int64
+    message_bytes: Int64
+    position: Int64
+    enter_ns: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    exposed_ns: Int64
+    partial: Bools
+    element_bytes: Int64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def transfer_ns(self) -> Int64:
+        """From the last rank's entry to the end."""
+        return self.end_ns - self.begin_ns
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything that the patterns look at.
+
+    Attributes
+    ----------
+    trace : Trace
+        With its collectives in the order of ``Calls.row``.
+    calls : Calls
+    ranks : dict of int to RankWork
+    groups : dict of int to Group
+    step_ns : float
+        Mean length of a counted step.
+    """
+
+    trace: Trace
+    calls: Calls
+    ranks: dict[int, RankWork]
+    groups: dict[int, Group]
+    step_ns: float
+
+    def size(self, group_hash: int) -> int:
+        """Ranks of a group, -1 if nobody says."""
+        return self.groups[group_hash].size
+
+
+def scene(trace: Trace) -> Scene:
+    """Collectives of the counted steps, where they stand in their step, and what they leave exposed.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has a step, or no collective was recorded.
+    """
+    if not len(trace.collectives):
+        raise MissingDataError(
+            "no collective was recorded", hint="record a run of two or more ranks, with the collector torch_distributed"
+        )
+    index = TraceIndex(trace)
+    steps = counted_steps(host_steps(index.origin))
+    ranks: dict[int, RankWork] = {}
+    blocked: dict[int, tuple[Int64, Int64, Int64]] = {}
+    for thread in step_threads(index.origin):
+        own = np.unique(steps["step"][steps["rank"] == thread.rank])
+        ranks[thread.rank], blocked[thread.rank] = _rank_work(index, thread, own)
+    calls = _calls(index, steps, ranks, blocked)
+    lengths = counted_steps(index.steps)
+    mean = float((lengths["end_ns"] - lengths["begin_ns"]).mean()) if len(lengths) else 0.0
+    return Scene(index.trace, calls, ranks, group_table(index.trace), mean)
+
+
+def _rank_work(index: TraceIndex, thread: StepThread, own: Int64) -> tuple[RankWork, tuple[Int64, Int64, Int64]]:
+    """Computation of a rank, and the pieces in which its thread was blocked on a collective: begin, end, row."""
+    trace = index.trace
+    phases, mine = trace.phases, trace.phases["process_id"] == thread.process_id
+    mine &= (phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0
+
+    def of(phase: Phase) -> TimeSet:
+        rows = mine & (phases["phase_code"] == phase)
+        return TimeSet.of(phases["begin_ns"][rows], phases["end_ns"][rows])
+
+    kernels = index.kernels.rows(thread.process_id)
+    kernels = kernels[np.isin(trace.kernels["work_code"][kernels], _COMPUTE)]
+    kernels = int64(kernels[np.argsort(trace.kernels["begin_ns"][kernels], kind="stable")])
+    nothing = int64([])
+    blocked = (nothing, nothing, nothing)
+    if len(kernels):
+        seen = DEVICE
+        computing = TimeSet.of(trace.kernels["begin_ns"][kernels], trace.kernels["end_ns"][kernels])
+    elif (trace.devices["process_id"] == thread.process_id).any():
+        seen, computing = UNSEEN, TimeSet.empty()
+    else:
+        loads = batch_waits(index, thread).time
+        pieces = blocked_on_collectives(index, thread, loads)
+        seen, blocked = HOST, (pieces.begin, pieces.end, pieces.row)
+        computing = TimeSet.of([thread.begin_ns], [thread.end_ns]) - pieces.time - loads
+    work = RankWork(
+        thread.rank, thread.process_id, seen, own, of(Phase.FORWARD), of(Phase.BACKWARD), of(Phase.OPTIMIZER),
+        computing, kernels,
+    )  # fmt: skip
+    return work, blocked
+
+
+def _calls(
+    index: TraceIndex, steps: Table, ranks: dict[int, RankWork], blocked: dict[int, tuple[Int64, Int64, Int64]]
+) -> Calls:
+    table, matched, enter = index.trace.collectives, index.in_flight, index.entered_ns
+    step = step_at(steps.sort_by("rank", "begin_ns"), table["rank"], table["call_ns"])
+    ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.end_ns >= enter)
+    rows = np.flatnonzero(ended & (step >= 0) & ~np.isin(table["op_code"], _SKIPPED))
+    rows = rows[np.isin(table["rank"][rows], list(ranks))]
+    last, end = np.maximum(matched.last_enter_ns, enter)[rows], matched.end_ns[rows]
+    begin = _after_earlier(table["process_id"][rows], table["group_hash"][rows], np.minimum(last, end), end)
+    order = np.lexsort((begin, table["rank"][rows]))
+    rows, begin, end = rows[order], begin[order], end[order]
+    position = np.full(len(rows), ELSEWHERE, dtype=np.int64)
+    exposed = np.full(len(rows), -1, dtype=np.int64)
+    by_rank = RowsBy(table["rank"][rows])
+    for rank in by_rank.values.tolist():
+        own, work = by_rank.rows(rank), ranks[rank]
+        mine = rows[own]
+        flagged = (table["collective_flags"][mine] & CollectiveFlag.IN_BACKWARD) != 0
+        position[own] = _positions(work, table["call_ns"][mine], flagged)
+        if work.seen == DEVICE:
+            exposed[own] = end[own] - begin[own] - work.computing.within(begin[own], end[own])
+        elif work.seen == HOST:
+            exposed[own] = _blocked_on(blocked[rank], mine, begin[own], len(table))
+    return Calls(
+        int64(rows), table["rank"][rows], step[rows], table["process_id"][rows], table["group_hash"][rows],
+        table["op_code"][rows].astype(np.int64), table["message_bytes"][rows], position, enter[rows], int64(begin),
+        int64(end), exposed, matched.partial[rows], _element_bytes(index, rows),
+    )  # fmt: skip
+
+
+def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
+    """Size of an element of each row, from the kernel that ran it: the one that began when it did."""
+    found = np.full(len(rows), ELEMENT_BYTES, dtype=np.int64)
+    kernels, began = index.trace.kernels, index.on_devices.begin_ns[rows]
+    talks = np.flatnonzero(kernels["work_code"] == DeviceWork.COMMUNICATION)
+    if not len(talks):
+        return found
+    codes, of = np.unique(kernels["name_code"][talks], return_inverse=True)
+    sizes = int64([element_bytes_of(index.trace.text(code)) for code in codes.tolist()])[of]
+    by_process, own = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
+    for process in own.values.tolist():
+        mine, ran = own.rows(process), by_process.rows(process)
+        if not len(ran):
+            continue
+        order = ran[np.argsort(kernels["begin_ns"][talks[ran]], kind="stable")]
+        begin = kernels["begin_ns"][talks[order]]
+        at = np.minimum(np.searchsorted(begin, began[mine]), len(order) - 1)
+        hit = (begin[at] == began[mine]) & (sizes[order[at]] > 0)
+        found[mine[hit]] = sizes[order[at[hit]]]
+    return found
+
+
+def element_bytes_of(kernel_name: str) -> int:
+    """Size of the elements that a communication kernel names, 0 if it names none.
+
+    Examples
+    --------
+    >>> element_bytes_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)")
+    2
+    >>> element_bytes_of("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)")
+    4
+    >>> element_bytes_of("ncclDevKernel_SendRecv(ncclDevComm*)")
+    0
+    """
+    words = _WORDS.findall(kernel_name.partition("(")[0].lower())
+    return next((_TYPES[word] for word in words if word in _TYPES), 0)
+
+
+def _after_earlier(process: Int64, group: npt.NDArray[np.uint64], begin: Int64, end: Int64) -> Int64:
+    """Begins, but none before the end of what the same group of the same process had in flight earlier."""
+    order = np.lexsort((end, begin, group, process))
+    out = begin.copy()
+    keys, place = np.unique(np.stack([process.astype(np.uint64), group], axis=1), axis=0, return_inverse=True)
+    bounds = np.searchsorted(place.reshape(-1)[order], np.arange(len(keys) + 1))
+    for first, after in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = order[first:after]
+        done = np.concatenate([[-NEVER], np.maximum.accumulate(end[own])[:-1]])
+        out[own] = np.minimum(np.maximum(begin[own], done), end[own])
+    return int64(out)
+
+
+def _positions(work: RankWork, call: Int64, flagged: Bools) -> Int64:
+    """Where each call stands: inside a phase, else behind the backward or the update that began last."""
+    inside = {
+        phase: time.within(call, call + 1) > 0
+        for phase, time in ((FORWARD, work.forward), (BACKWARD, work.backward), (UPDATE, work.update))
+    }
+    begun = np.stack([_last_begin(time, call) for time in (work.forward, work.backward, work.update)])
+    latest = np.where(begun.max(axis=0) >= 0, begun.argmax(axis=0), -1)
+    found = np.where(latest == 1, AFTER_BACKWARD, np.where(latest == 2, AFTER_UPDATE, ELSEWHERE))
+    # Activation checkpointing runs forwards in backward, and a closure runs both in the update.
+    for phase, chosen in ((UPDATE, inside[UPDATE]), (FORWARD, inside[FORWARD]), (BACKWARD, inside[BACKWARD] | flagged)):
+        found = np.where(chosen, phase, found)
+    return int64(found)
+
+
+def _last_begin(time: TimeSet, call: Int64) -> Int64:
+    at = np.searchsorted(time.begin, call, side="right") - 1
+    return np.where(at >= 0, np.append(time.begin, -1)[at], -1)
+
+
+def _blocked_on(pieces: tuple[Int64, Int64, Int64], rows: Int64, begin: Int64, count: int) -> Int64:
+    """Time that the step thread was blocked on each of these rows, from its begin on."""
+    at = np.full(count + 1, -1, dtype=np.int64)
+    at[rows] = np.arange(len(rows))
+    of = at[pieces[2]]
+    known = of >= 0
+    found = np.zeros(len(rows), dtype=np.int64)
+    since = np.maximum(pieces[0][known], begin[of[known]])
+    np.add.at(found, of[known], np.maximum(pieces[1][known] - since, 0))
+    return found

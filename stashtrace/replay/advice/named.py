@@ -1,0 +1,118 @@
+"""Which rows of ``overlap_advice`` are worth a sentence: rows of one remedy together, the largest three."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stashtrace.model.table import Table
+
+#: Share of the step that a remedy must be able to save, and how many are named.
+WORTH_NAMING_RATIO = 0.02
+MOST_NAMED = 3
+#: What nobody can switch on today is left to the table.
+_NO_SWITCH = ("fused_collective",)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One remedy for the collectives of one communicator.
+
+    Attributes
+    ----------
+    transformation, switch, communicator, op, work : str
+    ranks_count : int
+    message_bytes : tuple of int
+        Sizes of the messages.
+    moved_bytes, work_ns, gap_ns, transfer_ns, exposed_ns, saving_low_ns, saving_high_ns : float
+        Sums a step over the kinds that it is for; ``gap_ns`` is -1 where gaps were not seen.
+    share_ratio : float
+        Most that it saves, of the step.
+    chunks_count : int
+        Overlap: most chunks of any of the kinds.
+    is_bound : bool
+        Nothing less is excluded.
+    limits : tuple of str
+        Codes, of any of the kinds.
+    """
+
+    transformation: str
+    switch: str
+    communicator: str
+    op: str
+    work: str
+    ranks_count: int
+    message_bytes: tuple[int, ...]
+    moved_bytes: float
+    work_ns: float
+    gap_ns: float
+    transfer_ns: float
+    exposed_ns: float
+    saving_low_ns: float
+    saving_high_ns: float
+    share_ratio: float
+    chunks_count: int
+    is_bound: bool
+    limits: tuple[str, ...]
+
+
+def named_advice(table: Table, limited: Callable[[Advice], Advice] | None = None) -> list[Advice]:
+    """Remedies that may save 2 % of the step and cost nothing at worst, the largest first, three at most.
+
+    Communicators of one job do the same beside each other, so of several with one remedy the largest is named.
+
+    Parameters
+    ----------
+    table : Table
+        From ``overlap_advice``.
+    limited : callable, optional
+        Takes advice and gives it back, saving no more than it may: ``ReplayedAdvice.limited``.
+    """
+    together: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    for row in table.rows():
+        if row["validity"] != "none" and row["switch"] not in _NO_SWITCH:
+            key = (str(row["transformation"]), str(row["switch"]), str(row["op"]), str(row["communicator"]))
+            together.setdefault(key, []).append(row)
+    best: dict[tuple[str, str, str], Advice] = {}
+    for key, rows in together.items():
+        found = _joined(rows)
+        known = best.get(key[:3])
+        if known is None or found.saving_high_ns > known.saving_high_ns:
+            best[key[:3]] = found
+    worth = [a for a in best.values() if _is_worth(a)]
+    if limited is not None:
+        worth = [a for a in map(limited, worth) if _is_worth(a)]
+    return sorted(worth, key=lambda a: -a.saving_high_ns)[:MOST_NAMED]
+
+
+def _is_worth(advice: Advice) -> bool:
+    return advice.share_ratio >= WORTH_NAMING_RATIO and advice.saving_low_ns >= 0
+
+
+def _joined(rows: list[dict[str, Any]]) -> Advice:
+    def total(name: str) -> float:
+        return float(sum(row[name] for row in rows))
+
+    first = rows[0]
+    return Advice(
+        transformation=first["transformation"],
+        switch=first["switch"],
+        communicator=first["communicator"],
+        op=first["op"],
+        work=first["work"],
+        ranks_count=first["ranks_count"],
+        message_bytes=tuple(sorted({row["message_bytes"] for row in rows})),
+        moved_bytes=float(sum(row["message_bytes"] * row["calls_count"] for row in rows)),
+        work_ns=total("work_ns"),
+        gap_ns=total("gap_ns") if all(row["gap_ns"] >= 0 for row in rows) else -1.0,
+        transfer_ns=total("transfer_ns"),
+        exposed_ns=total("exposed_ns"),
+        saving_low_ns=total("saving_low_ns"),
+        saving_high_ns=total("saving_high_ns"),
+        share_ratio=total("share_ratio"),
+        chunks_count=max(row["chunks_count"] for row in rows),
+        is_bound=any(row["validity"] == "bound" for row in rows),
+        limits=tuple(dict.fromkeys(code for row in rows for code in row["limits"].split(",") if code)),
+    )

@@ -1,0 +1,503 @@
+"""Where one of the four transformations would fit, and what it would save: one row per kind and transformation.
+
+Every pattern returns rows with a range a step, how far the figures hold (``validity``), why not further (``limits``),
+and what does it in today's stack (``switch``). Codes are explained in ``docs/guides/overlap.md``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from stashtrace.analysis.link_estimates import backends_of_rows
+from stashtrace.analysis.matching import INSIDE
+from stashtrace.analysis.timeset import Int64, int64
+from stashtrace.model.kinds import CollectiveOp
+from stashtrace.models.alpha_beta import bus_bytes
+from stashtrace.models.calibration import Calibration
+from stashtrace.models.robust_line import Floats
+from stashtrace.replay.advice.calls import (
+    AFTER_BACKWARD,
+    AFTER_UPDATE,
+    BACKWARD,
+    DEVICE,
+    FORWARD,
+    UNSEEN,
+    UPDATE,
+    Scene,
+)
+from stashtrace.replay.advice.kinds import (
+    Kind,
+    Update,
+    by_rank,
+    contention_ratio,
+    kinds_of,
+    spread,
+    typical,
+    updates,
+)
+from stashtrace.replay.advice.predict import (
+    FEWEST_ELEMENTS,
+    FUSE_ERROR_RATIO,
+    FUSE_HOLDS_ELEMENTS,
+    chunks_of,
+    gather_cost_ns,
+    overlapped_ns,
+    sliced_send_ns,
+    split_saving_ns,
+)
+
+SPLIT, FUSE, OVERLAP, SLICE = "split_reorder", "fuse", "overlap", "sliced_p2p"
+#: A message of up to this many bytes is all latency.
+_SMALL_BYTES = 1 << 16
+#: Parameters that are gathered in an update, by the bytes of the gradients, from which on it is a sharded one.
+_SHARDED_FROM = 0.1
+#: Kernels shorter than this on average do not become N times shorter on slices.
+_SHORT_NS = 10_000
+#: Update kernels a step, or share of gaps, from which on an update is not fused yet.
+_MANY_KERNELS, _GAPS_FROM = 16, 0.1
+#: Exposed time below this share of the step is not worth a row.
+_EXPOSED_FROM = 0.001
+#: A producer ends so soon before its collective begins, and so many of a kind's calls have one.
+_BEHIND_NS, _PRODUCED_FROM = 50_000, 0.5
+_GEMM = re.compile(r"gemm|cublas|cutlass|nvjet|xmma|_mm_|\bmatmul|Cijk_", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of ``overlap_advice``; times a step."""
+
+    transformation: str
+    kind: Kind
+    group_size: int
+    calls_count: float
+    work: str
+    work_ns: float
+    gap_ns: float
+    transfer_ns: float
+    exposed_ns: float
+    chunks_count: int
+    contention_ratio: float
+    saving_low_ns: float
+    saving_high_ns: float
+    validity: str
+    limits: tuple[str, ...]
+    switch: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Sums a step of one kind by rank."""
+
+    calls: dict[int, float]
+    transfer: dict[int, float]
+    exposed: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """A scene with what several patterns need of it."""
+
+    scene: Scene
+    kinds: list[Kind]
+    updates: dict[int, Update]
+    contention: float
+    calibration: Calibration | None = None
+
+    @classmethod
+    def of(cls, scene: Scene, calibration: Calibration | None = None) -> Patterns:
+        """Group the calls and look at the updates."""
+        return cls(scene, kinds_of(scene), updates(scene), contention_ratio(scene), calibration)
+
+    @cached_property
+    def _sums(self) -> dict[int, _Measured]:
+        """Of each kind, by its number."""
+        calls, found = self.scene.calls, {}
+        for kind in self.kinds:
+            own = kind.entries
+            parts = (np.ones(len(own)), calls.transfer_ns[own], calls.exposed_ns[own])
+            found[kind.number] = _Measured(*(by_rank(self.scene, own, part) for part in parts))
+        return found
+
+    def rows(self) -> list[Row]:
+        """Rows of all patterns, what may save most first; those without a figure last."""
+        found = [*self._of_updates(), *self._overlaps(), *self._sliced_sends()]
+        return sorted(found, key=lambda r: (r.validity == "none", -r.saving_high_ns, r.transformation))
+
+    # Split + reorder, fuse ------------------------------------------------------------------------
+
+    def _of_updates(self) -> Iterator[Row]:
+        gradients = [kind for kind in self._gradients if kind.op == CollectiveOp.ALL_REDUCE]
+        whole: dict[int, float] = {}
+        for kind in gradients:
+            for rank, count in self._sums[kind.number].calls.items():
+                whole[rank] = whole.get(rank, 0.0) + count * max(kind.message_bytes, 0)
+        for kind in gradients:
+            measured, size = self._sums[kind.number], self.scene.size(kind.group_hash)
+            ranks = [rank for rank in measured.calls if rank in self.updates or self._unseen(rank)]
+            if size < 2 or not ranks:
+                continue
+            share = {
+                rank: measured.calls[rank] * kind.message_bytes / whole[rank] if whole[rank] > 0 else 0.0
+                for rank in ranks
+            }
+            yield from self._split_and_fuse(kind, size, measured, share)
+
+    def _split_and_fuse(self, kind: Kind, size: int, measured: _Measured, share: dict[int, float]) -> Iterator[Row]:
+        own = {rank: self.updates[rank] for rank in share if rank in self.updates}
+        work = {rank: share[rank] * update.work_ns for rank, update in own.items()}
+        gap = {rank: share[rank] * max(update.gap_ns, 0.0) for rank, update in own.items()}
+        on_device = any(self.scene.ranks[rank].seen == DEVICE for rank in own)
+        fatal = self._obstacles(kind, list(share))
+        limits = ["other_parameters"] if self._moves_other_parameters(list(share)) else []
+        base = Row(
+            SPLIT, kind, size, typical(measured.calls), "update", typical(work), typical(gap) if on_device else -1.0,
+            typical(measured.transfer), typical(measured.exposed), 0, -1.0, 0.0, 0.0, "none", (), "sharded_optimizer",
+        )  # fmt: skip
+        if fatal:
+            yield replace(base, limits=tuple(fatal))
+            yield replace(base, transformation=FUSE, limits=tuple(fatal), switch="fused_optimizer")
+            return
+        yield self._split(base, work, measured, own, [*limits])
+        yield self._fuse(base, work, gap, measured, own, [*limits])
+
+    def _split(
+        self, base: Row, work: dict[int, float], measured: _Measured, own: dict[int, Update], limits: list[str]
+    ) -> Row:
+        halves = self._halves_ratio(base.kind, base.group_size)
+        latency = max(self._latency_ns(base.kind.group_hash), 0.0) if halves is None else 0.0
+        least, most = (1.0, 1.0) if halves is None else halves
+        gather, high, low = {}, {}, {}
+        for rank, ns in work.items():
+            transfer, saved = measured.transfer[rank], float(split_saving_ns(ns, base.group_size))
+            gather[rank] = float(gather_cost_ns(transfer, max(measured.exposed[rank], 0.0)))
+            high[rank] = saved - (least - 1.0) * transfer
+            low[rank] = saved - (most - 1.0) * transfer - gather[rank] - measured.calls[rank] * latency
+        exposed = any(gather.values())
+        limits += ["halves_unmeasured"] * (halves is None) + ["gather_exposed"] * exposed
+        limits += ["peers_unseen"] * (exposed and self._peers_unseen(base.kind))
+        short = any(u.kernels_count > 0 and u.work_ns < _SHORT_NS * u.kernels_count for u in own.values())
+        limits += ["short_kernels"] * short
+        bound = short or "other_parameters" in limits
+        lowest = spread(low)[0]
+        return replace(
+            base, saving_low_ns=min(lowest, 0.0) if bound else lowest, saving_high_ns=spread(high)[1],
+            validity="bound" if bound else "estimate", limits=tuple(limits),
+        )  # fmt: skip
+
+    def _halves_ratio(self, kind: Kind, size: int) -> tuple[float, float] | None:
+        """Reduce-scatter and all-gather by all-reduce, least and most within a standard error, as calibrated here."""
+        trace = self.scene.trace
+        row = int(self.scene.calls.row[kind.entries[0]])
+        if self.calibration is None or self.scene.groups[kind.group_hash].link != INSIDE:
+            return None
+        backend = str(backends_of_rows(trace)[row]) or None
+        sizes = {
+            "reduce_scatter": kind.message_bytes, "all_gather": kind.message_bytes / size,
+            "all_reduce": kind.message_bytes,
+        }  # fmt: skip
+        answers = [self.calibration.expected(op, [n], ranks=size, backend=backend) for op, n in sizes.items()]
+        if any(answer is None or answer.extrapolated.any() for answer in answers):
+            return None
+        time, error = (np.array([getattr(answer, name)[0] for answer in answers]) for name in ("time_ns", "error_ns"))
+        halves, doubt = time[:2].sum(), float(np.hypot(*error[:2]))
+        whole = max(float(time[2]), 1.0)
+        off = float(np.hypot(doubt / max(halves, 1.0), error[2] / whole))
+        # An all-reduce can be made of its halves, so together they take less by errors alone.
+        return max(float(halves / whole * (1 - off)), 1.0), max(float(halves / whole * (1 + off)), 1.0)
+
+    def _fuse(
+        self, base: Row, work: dict[int, float], gap: dict[int, float], measured: _Measured,
+        own: dict[int, Update], limits: list[str],
+    ) -> Row:  # fmt: skip
+        high = {rank: work[rank] + gap[rank] for rank in work}
+        error = {rank: FUSE_ERROR_RATIO * (measured.transfer[rank] + high[rank]) for rank in work}
+        hosts = all(update.kernels_count < 0 for update in own.values())
+        if hosts:
+            limits.append("not_a_gpu")
+        elif base.kind.elements_count < FUSE_HOLDS_ELEMENTS:
+            limits.append("size_between")
+        holds = not limits
+        many = any(
+            update.kernels_count > _MANY_KERNELS or update.gap_ns > _GAPS_FROM * update.work_ns
+            for update in own.values()
+        )
+        return replace(
+            base, transformation=FUSE, saving_high_ns=spread(high)[1],
+            saving_low_ns=max(min(high[r] - error[r] for r in high), 0.0) if holds else 0.0,
+            validity="estimate" if holds else "bound", limits=tuple(limits),
+            switch="fused_optimizer" if hosts or many else "fused_collective",
+        )  # fmt: skip
+
+    # Overlap --------------------------------------------------------------------------------------
+
+    def _overlaps(self) -> Iterator[Row]:
+        gradients = {kind.number for kind in self._gradients}
+        for kind in self.kinds:
+            measured, size = self._sums[kind.number], self.scene.size(kind.group_hash)
+            if size < 2 or typical(measured.exposed) < _EXPOSED_FROM * self.scene.step_ns:
+                continue
+            if kind.number in gradients:
+                inside = kind.position == BACKWARD
+                sharded = kind.op == CollectiveOp.REDUCE_SCATTER
+                switch = ("fsdp_smaller_units" if sharded else "smaller_buckets") if inside else "ddp_overlap"
+                yield self._overlap(kind, size, measured, self._backward_before(kind), "backward", switch)
+            elif kind.op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER) and kind.position in (
+                FORWARD,
+                BACKWARD,
+            ):
+                producer = self._gemm_before(kind)
+                if producer is not None:
+                    yield self._overlap(kind, size, measured, producer, "gemm", "async_tensor_parallel")
+
+    def _overlap(self, kind: Kind, size: int, measured: _Measured, producer: Floats, work: str, switch: str) -> Row:
+        calls, entries = self.scene.calls, kind.entries
+        produced = by_rank(self.scene, entries, producer)
+        base = Row(
+            OVERLAP, kind, size, typical(measured.calls), work, typical(produced), -1.0, typical(measured.transfer),
+            typical(measured.exposed), 0, self.contention, 0.0, 0.0, "none", (), switch,
+        )  # fmt: skip
+        fatal = [code for code in self._obstacles(kind, list(measured.calls)) if code != "sharded"]
+        chunks = int(chunks_of(kind.elements_count))
+        if not fatal and chunks < 2:
+            fatal = ["too_small"]
+        if fatal:
+            return replace(base, limits=tuple(fatal))
+        transfer = calls.transfer_ns[entries].astype(np.float64)
+        exposed = np.maximum(calls.exposed_ns[entries], 0).astype(np.float64)
+
+        def saved(contention: float, latency: float) -> dict[int, float]:
+            then = overlapped_ns(producer, transfer, chunks, contention) + (chunks - 1) * latency
+            return by_rank(self.scene, entries, np.clip(producer + transfer - then, 0.0, exposed))
+
+        limits = []
+        latency = self._latency_ns(kind.group_hash)
+        if self._peers_unseen(kind):
+            limits.append("peers_unseen")
+        if latency < 0:
+            limits.append("latency_unknown")
+        if self.contention < 0:
+            limits.append("contention_unknown")
+        bound = "peers_unseen" in limits or "contention_unknown" in limits
+        return replace(
+            base, chunks_count=chunks, saving_high_ns=spread(saved(1.0, 0.0))[1],
+            saving_low_ns=0.0 if bound else spread(saved(self.contention, max(latency, 0.0)))[0],
+            validity="bound" if bound else "estimate", limits=tuple(limits),
+        )  # fmt: skip
+
+    def _backward_before(self, kind: Kind) -> Floats:
+        """Computation that each call of a kind could have run beside.
+
+        In backward that since its begin, or since the gradients' collective before was done, which had the link until
+        then. Behind backward, the part of all of it that the call's transfer is of all such transfers of the step.
+        """
+        calls, found = self.scene.calls, np.zeros(len(kind.entries))
+        alike = np.zeros(len(calls), dtype=bool)
+        for other in self._gradients:
+            alike[other.entries] = other.position == kind.position
+        for rank, work in self.scene.ranks.items():
+            own = np.flatnonzero(alike & (calls.rank == rank))
+            if not len(own):
+                continue
+            order = own[np.lexsort((calls.enter_ns[own], calls.step[own]))]
+            enter = calls.enter_ns[order]
+            began = np.minimum(self._backward_begins(rank, enter), enter)
+            new = np.ones(len(order), dtype=bool)
+            new[1:] = calls.step[order][1:] != calls.step[order][:-1]
+            if kind.position == BACKWARD:
+                free = np.concatenate([[0], np.maximum.accumulate(calls.end_ns[order])[:-1]])
+                since = np.where(new, began, np.maximum(began, free))
+                made = work.computing.within(np.minimum(since, enter), enter).astype(np.float64)
+            else:
+                starts = np.flatnonzero(new)
+                of = np.cumsum(new) - 1
+                all_of = np.add.reduceat(calls.transfer_ns[order], starts)[of]
+                whole = work.computing.within(began[starts], enter[starts])[of]
+                made = whole * calls.transfer_ns[order] / np.maximum(all_of, 1)
+            at = np.full(len(calls), -1, dtype=np.int64)
+            at[order] = np.arange(len(order))
+            mine = calls.rank[kind.entries] == rank
+            found[mine] = made[at[kind.entries[mine]]]
+        return found
+
+    def _backward_begins(self, rank: int, enter: Int64) -> Int64:
+        """Begin of the backward before each moment: on the device, that of the first kernel launched in it."""
+        work, kernels = self.scene.ranks[rank], self.scene.trace.kernels
+        begins = work.backward.begin
+        if work.seen == DEVICE and len(begins):
+            launch, begin = kernels["launch_ns"][work.kernels], kernels["begin_ns"][work.kernels]
+            at = np.searchsorted(begins, launch, side="right") - 1
+            known = (launch >= 0) & (at >= 0)
+            first = np.full(len(begins), np.iinfo(np.int64).max)
+            np.minimum.at(first, at[known], begin[known])
+            begins = np.minimum.accumulate(first[::-1])[::-1]  # one that launched nothing: the next one's
+        at = np.searchsorted(begins, enter, side="right") - 1
+        return np.where(at >= 0, np.append(begins, 0)[at], enter)
+
+    def _gemm_before(self, kind: Kind) -> Floats | None:
+        """Length of the matrix product that ended right before each call; None where most calls have none."""
+        calls, kernels, entries = self.scene.calls, self.scene.trace.kernels, kind.entries
+        found = np.zeros(len(entries))
+        for rank, work in self.scene.ranks.items():
+            mine = np.flatnonzero(calls.rank[entries] == rank)
+            if work.seen != DEVICE or not len(mine):
+                continue
+            end = kernels["end_ns"][work.kernels]
+            order = np.argsort(end, kind="stable")
+            enter = calls.enter_ns[entries[mine]]
+            at = np.searchsorted(end[order], enter, side="right") - 1
+            last = work.kernels[order[np.maximum(at, 0)]]
+            codes = np.unique(kernels["name_code"][last])
+            products = [code for code in codes.tolist() if _GEMM.search(self.scene.trace.text(code))]
+            hit = (at >= 0) & (enter - kernels["end_ns"][last] <= _BEHIND_NS)
+            hit &= np.isin(kernels["name_code"][last], products)
+            found[mine[hit]] = (kernels["end_ns"] - kernels["begin_ns"])[last[hit]]
+        return found if len(found) and (found > 0).mean() >= _PRODUCED_FROM else None
+
+    # Sliced sends ---------------------------------------------------------------------------------
+
+    def _sliced_sends(self) -> Iterator[Row]:
+        sends = [kind for kind in self.kinds if kind.op == CollectiveOp.SEND]
+        for size_bytes in sorted({kind.message_bytes for kind in sends}):
+            alike = [kind for kind in sends if kind.message_bytes == size_bytes]
+            entries = np.sort(np.concatenate([kind.entries for kind in alike]))
+            for group, reduces in self._tensor_groups():
+                found = self._sliced(alike[0], entries, group, reduces)
+                if found is not None:
+                    yield found
+
+    def _tensor_groups(self) -> Iterator[tuple[int, list[Kind]]]:
+        """Groups that all-reduce in forward: their members then hold the same activations."""
+        by_group: dict[int, list[Kind]] = {}
+        for kind in self.kinds:
+            if kind.op == CollectiveOp.ALL_REDUCE and kind.position == FORWARD:
+                by_group.setdefault(kind.group_hash, []).append(kind)
+        for group, reduces in by_group.items():
+            if self.scene.size(group) >= 2:
+                yield group, reduces
+
+    def _sliced(self, kind: Kind, entries: Int64, group: int, reduces: list[Kind]) -> Row | None:
+        calls = self.scene.calls
+        members = self.scene.groups[group].members
+        size = self.scene.size(group)
+        entries = int64(entries[np.isin(calls.rank[entries], members)])
+        counts = by_rank(self.scene, entries, np.ones(len(entries)))
+        # Not all members of the group send as much: they hold parts, or other stages.
+        if len(counts) < size or len(set(counts.values())) > 1 or self._gathers(group, kind.message_bytes):
+            return None
+        transfer = by_rank(self.scene, entries, calls.transfer_ns[entries])
+        exposed = by_rank(self.scene, entries, np.maximum(calls.exposed_ns[entries], 0))
+        gather = self._gather_ns(size, reduces, kind.message_bytes)
+        base = Row(
+            SLICE, kind, size, typical(counts), "send", 0.0, -1.0, typical(transfer), typical(exposed), 0, -1.0, 0.0,
+            0.0, "none", (), "sliced_p2p",
+        )  # fmt: skip
+        fatal = self._obstacles(kind, list(counts))
+        fatal = [code for code in fatal if code != "sharded"] + (["gather_unknown"] if gather < 0 else [])
+        if fatal:
+            return replace(base, limits=tuple(fatal))
+        high = {
+            rank: float(
+                np.clip(
+                    transfer[rank] - sliced_send_ns(transfer[rank], size, counts[rank] * gather), 0.0, exposed[rank]
+                )
+            )
+            for rank in counts
+        }
+        limits = ["identity_unseen"] + (["peers_unseen"] if self._partial(entries) else [])
+        return replace(
+            base, work_ns=typical(counts) * gather, saving_high_ns=spread(high)[1], validity="bound",
+            limits=tuple(limits),
+        )  # fmt: skip
+
+    def _gathers(self, group: int, message_bytes: int) -> bool:
+        """A group that gathers messages of what is sent has them sliced already."""
+        return any(
+            kind.op == CollectiveOp.ALL_GATHER and kind.group_hash == group and kind.message_bytes == message_bytes
+            for kind in self.kinds
+        )
+
+    def _gather_ns(self, size: int, reduces: list[Kind], message_bytes: int) -> float:
+        """Time that a group takes to gather a message, at the bandwidth of its large all-reduces; -1 if it has none."""
+        calls, rates = self.scene.calls, []
+        for kind in reduces:
+            took = calls.transfer_ns[kind.entries]
+            if kind.elements_count >= FEWEST_ELEMENTS and (took > 0).any():
+                rates.append(bus_bytes("all_reduce", size, kind.message_bytes) / float(np.median(took[took > 0])))
+        return bus_bytes("all_gather", size, message_bytes / size) / float(np.median(rates)) if rates else -1.0
+
+    # What they share ------------------------------------------------------------------------------
+
+    @cached_property
+    def _gradients(self) -> list[Kind]:
+        """Collectives that reduce gradients: called in backward or behind it, and not in forward as activations are."""
+        forward = {(k.group_hash, k.op, k.message_bytes) for k in self.kinds if k.position == FORWARD}
+        ops = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
+        return [
+            kind
+            for kind in self.kinds
+            if kind.op in ops
+            and kind.position in (BACKWARD, AFTER_BACKWARD)
+            and (kind.group_hash, kind.op, kind.message_bytes) not in forward
+        ]
+
+    def _obstacles(self, kind: Kind, ranks: list[int]) -> list[str]:
+        """Why nothing can be predicted of a kind."""
+        found = []
+        if kind.message_bytes <= 0:
+            found.append("no_payload")
+        elif kind.elements_count < FEWEST_ELEMENTS:
+            found.append("too_small")
+        if any(self._unseen(rank) for rank in ranks):
+            found.append("no_kernels")
+        if not self._sharded.isdisjoint(ranks):
+            found.append("sharded")
+        return found
+
+    def _unseen(self, rank: int) -> bool:
+        return self.scene.ranks[rank].seen == UNSEEN
+
+    @cached_property
+    def _sharded(self) -> set[int]:
+        """Ranks whose gradients are scattered, or whose parameters are gathered in the update or behind it."""
+        gradients = {kind.number for kind in self._gradients}
+        scattered: set[int] = set()
+        reduced: dict[int, float] = {}
+        gathered: dict[int, float] = {}
+        for kind in self.kinds:
+            behind = kind.position in (UPDATE, AFTER_UPDATE)
+            whole = self.scene.size(kind.group_hash) if kind.op == CollectiveOp.ALL_GATHER else 1
+            for rank, count in self._sums[kind.number].calls.items():
+                moved = count * max(kind.message_bytes, 0)
+                if kind.number in gradients and kind.op == CollectiveOp.ALL_REDUCE:
+                    reduced[rank] = reduced.get(rank, 0.0) + moved
+                elif kind.number in gradients and moved >= FEWEST_ELEMENTS * kind.element_bytes:
+                    scattered.add(rank)
+                elif behind and kind.op in (CollectiveOp.ALL_GATHER, CollectiveOp.BROADCAST):
+                    gathered[rank] = gathered.get(rank, 0.0) + max(whole, 1) * moved
+        many = {r for r, moved in gathered.items() if moved > 0 and moved >= _SHARDED_FROM * reduced.get(r, 0.0)}
+        return scattered | many
+
+    def _moves_other_parameters(self, ranks: list[int]) -> bool:
+        """Embedding tables and experts are exchanged by all-to-all, and updated without being all-reduced."""
+        chosen = self.scene.calls.op == CollectiveOp.ALL_TO_ALL
+        return bool(np.isin(self.scene.calls.rank[chosen], ranks).any())
+
+    def _partial(self, entries: Int64) -> bool:
+        return bool(self.scene.calls.partial[entries].any())
+
+    def _peers_unseen(self, kind: Kind) -> bool:
+        recorded = np.unique(self.scene.calls.rank[kind.entries])
+        return self._partial(kind.entries) or len(recorded) < self.scene.size(kind.group_hash)
+
+    def _latency_ns(self, group_hash: int) -> float:
+        """Time of the group's smallest messages, -1 if it sent no small one."""
+        calls = self.scene.calls
+        small = (calls.group_hash == group_hash) & (calls.message_bytes > 0) & (calls.message_bytes <= _SMALL_BYTES)
+        small &= calls.op == CollectiveOp.ALL_REDUCE
+        return float(np.median(calls.transfer_ns[small])) if small.any() else -1.0

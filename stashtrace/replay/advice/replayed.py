@@ -1,0 +1,100 @@
+"""What advice can save by the replay: time that nothing waits for saves nothing, however much of it there is."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph import Graph, Resource
+from stashtrace.analysis.timeset import Int64, TimeSet
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import CollectiveOp, Phase, PhaseFlag
+from stashtrace.model.trace import Trace
+from stashtrace.replay.advice.named import Advice
+
+Bools = npt.NDArray[np.bool_]
+#: A replay that saves less than this part of what the row says is worth a word.
+_MUCH_LESS = 0.95
+_THREADS = (Resource.STEP_THREAD, Resource.HOST)
+
+
+class ReplayedAdvice:
+    """A graph, and which of its nodes a remedy could make shorter.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of this trace.
+    trace : Trace
+    """
+
+    def __init__(self, graph: Graph, trace: Trace) -> None:
+        self._graph = graph
+        # In the order that rows of transfers are numbered in.
+        self._collectives = TraceIndex(trace).trace.collectives
+        self._in_update = _in_update(graph, trace)
+        measured = graph.measured_step_ns
+        counted = (measured >= 0) & graph.ends_counted
+        self._counted = counted if counted.any() else measured >= 0
+        self._step_ns = self._mean_step(None)
+
+    def limited(self, advice: Advice) -> Advice:
+        """The same advice, saving no more than the replay does if the remedy does all that it could.
+
+        Overlapped and sliced messages take no time then; a sharded update takes one N-th, on the host as well; a fused
+        one none. Where that is much less, ``limits`` has ``pace``.
+        """
+        if advice.transformation in ("overlap", "sliced_p2p"):
+            chosen, factor = self._transfers(advice), 0.0
+        else:
+            chosen = self._in_update
+            factor = 1 / advice.ranks_count if advice.transformation == "split_reorder" else 0.0
+        work = self._graph.work_ns
+        shorter = np.where(chosen, np.rint(work * factor), work).astype(np.int64)
+        most = max(self._step_ns - self._mean_step(shorter), 0.0)
+        if most >= advice.saving_high_ns:
+            return advice
+        return replace(
+            advice,
+            saving_high_ns=most,
+            saving_low_ns=min(advice.saving_low_ns, most),
+            share_ratio=advice.share_ratio * most / advice.saving_high_ns,
+            limits=(*advice.limits, "pace") if most < _MUCH_LESS * advice.saving_high_ns else advice.limits,
+        )
+
+    def _transfers(self, advice: Advice) -> Bools:
+        """Transfers of the advice's operation and sizes, of all communicators: they do the same beside each other."""
+        table = self._collectives
+        rows = np.isin(table["message_bytes"], advice.message_bytes)
+        rows &= table["op_code"] == CollectiveOp[advice.op.upper()]
+        found = np.zeros(len(self._graph), dtype=bool)
+        moves = np.flatnonzero((self._graph.resource == Resource.TRANSFER) & (self._graph.row >= 0))
+        found[moves] = rows[self._graph.row[moves]]
+        return found
+
+    def _mean_step(self, work_ns: Int64 | None) -> float:
+        graph = self._graph
+        if not self._counted.any():
+            return 0.0
+        return float(graph.step_ns(graph.replay(work_ns=work_ns))[self._counted].mean())
+
+
+def _in_update(graph: Graph, trace: Trace) -> Bools:
+    """Nodes of threads inside optimizer phases, and work on devices that was launched in them."""
+    found = np.zeros(len(graph), dtype=bool)
+    phases, kernels = trace.phases, trace.kernels
+    updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
+    ran = (graph.resource == Resource.STREAM) & (graph.row >= 0)
+    for process in np.unique(phases["process_id"][updates]).tolist():
+        own = updates & (phases["process_id"] == process)
+        time = TimeSet.of(phases["begin_ns"][own], phases["end_ns"][own])
+        mine = graph.process_id == process
+        threads = np.flatnonzero(mine & np.isin(graph.resource, _THREADS))
+        found[threads] = time.within(graph.begin_ns[threads], graph.begin_ns[threads] + 1) > 0
+        device = np.flatnonzero(mine & ran)
+        launch = kernels["launch_ns"][graph.row[device]]
+        found[device] = (launch >= 0) & (time.within(launch, launch + 1) > 0)
+    return found

@@ -1,0 +1,120 @@
+"""Advice about overlapping, fusing and splitting collectives in words; no sentence says more than its row."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stashtrace.units import bytes_text, duration_text, percent_text
+
+if TYPE_CHECKING:
+    from stashtrace.replay.advice.named import Advice
+
+_WIDTH = 78
+_OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters", "send": "sends"}
+#: The most of any rank differs from the median rank by more: then it is said whose the others are.
+_UNEVEN_RATIO = 1.05
+#: What each limit means in a sentence; those of rows without a figure stand in no sentence.
+LIMITS = {
+    "halves_unmeasured": "if a reduce-scatter and an all-gather together take as long as the all-reduce",
+    "gather_exposed": "the all-gather behind the update may show",
+    "peers_unseen": "not all ranks were recorded, so waits for them count as transfer",
+    "other_parameters": "the update may hold parameters that are not all-reduced",
+    "short_kernels": "its kernels are so short that slices may take as long",
+    "not_a_gpu": "if it is not fused already, which cannot be seen",
+    "size_between": "",  # the sentence gives an upper limit in any case
+    "contention_unknown": "how much both would slow each other down was not seen",
+    "latency_unknown": "what more messages cost was not seen",
+    "pace": "with more gone, something else sets the pace",
+    "identity_unseen": "if they do send the same, which a trace does not show",
+}
+#: What does it in today's stack.
+SWITCHES = {
+    "sharded_optimizer": "fully_shard, DeepSpeed's ZeRO stage 1, Megatron's distributed optimizer",
+    "fused_optimizer": "fused=True or foreach=True of torch's optimizers, torch.compile",
+    "fused_collective": "nothing today",
+    "smaller_buckets": "a smaller bucket_cap_mb of DistributedDataParallel, which divides no tensor",
+    "ddp_overlap": "DistributedDataParallel, which sends buckets during backward",
+    "fsdp_smaller_units": "fully_shard on smaller modules",
+    "async_tensor_parallel": "async tensor parallel: torch's _micro_pipeline_tp, Megatron's --tp-comm-overlap",
+    "sliced_p2p": "Megatron's sequence parallel, or its scatter-gather of pipeline tensors",
+}
+
+
+def advice_lines(advice: Sequence[Advice]) -> list[str]:
+    """Lines for the terminal, below an empty one; none if there is nothing to say."""
+    lines = [""] if advice else []
+    for item in advice:
+        text = advice_text(item)
+        lines += textwrap.wrap(
+            f"advice: {text}", _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    return lines
+
+
+def advice_text(item: Advice) -> str:
+    """One sentence: what was seen, what would change, what that saves, under which conditions, and the switch."""
+    conditions = "".join(f"; {LIMITS[code]}" for code in item.limits if LIMITS[code])
+    return f"{_SEEN[item.transformation](item)} {_saved(item)}{conditions}. Switch: {SWITCHES[item.switch]}"
+
+
+def advice_row(item: Advice) -> dict[str, Any]:
+    """The same for JSON."""
+    names = [name for name in item.__dataclass_fields__ if name not in ("is_bound", "limits")]
+    row = {name: getattr(item, name) for name in names}
+    return row | {"validity": "bound" if item.is_bound else "estimate", "limits": list(item.limits),
+                  "text": advice_text(item)}  # fmt: skip
+
+
+def _saved(item: Advice) -> str:
+    high, share = duration_text(item.saving_high_ns), percent_text(item.share_ratio)
+    low = duration_text(item.saving_low_ns)
+    if item.transformation == "fuse":  # of no kernel of torch's the own time is nothing
+        return f"less than {high} a step ({share})"
+    if item.is_bound:
+        least = f"at least {low} and " if item.saving_low_ns > 0 else ""
+        return f"{least}up to {high} a step ({share})"
+    return f"{high} a step ({share})" if low == high else f"{low} to {high} a step (up to {share})"
+
+
+def _messages(item: Advice) -> str:
+    return f"{_OPS.get(item.op, item.op)} of {bytes_text(item.moved_bytes)} a step"
+
+
+def _split(item: Advice) -> str:
+    return (
+        f"on the recorded ranks the whole update behind {_messages(item)} takes {duration_text(item.work_ns)}; a"
+        f" reduce-scatter, the update of one of {item.ranks_count} slices and an all-gather instead would save"
+    )
+
+
+def _fuse(item: Advice) -> str:
+    gaps = f" and leaves gaps of {duration_text(item.gap_ns)} between its kernels" if item.gap_ns > 0 else ""
+    uneven = item.saving_high_ns > _UNEVEN_RATIO * (item.work_ns + max(item.gap_ns, 0.0))
+    whose = " on the median rank" if uneven else ""
+    return (
+        f"the update behind {_messages(item)} takes {duration_text(item.work_ns)}{gaps}{whose}; as one kernel, or a"
+        " few, it would save"
+    )
+
+
+def _overlap(item: Advice) -> str:
+    what = {"backward": "the backward before them", "gemm": "the matrix products before them"}[item.work]
+    exposed, transfer = duration_text(item.exposed_ns), duration_text(item.transfer_ns)
+    part = f"the {transfer}" if exposed == transfer else f"{exposed} of the {transfer}"
+    return (
+        f"nothing is computed for {part} that {_messages(item)} take; in {item.chunks_count} chunks beside {what} they"
+        " would save"
+    )
+
+
+def _slice(item: Advice) -> str:
+    return (
+        f"{item.ranks_count} ranks of a group that all-reduces its activations each make {_messages(item)}; a slice"
+        " from each, gathered where it arrives, would save"
+    )
+
+
+_SEEN = {"split_reorder": _split, "fuse": _fuse, "overlap": _overlap, "sliced_p2p": _slice}

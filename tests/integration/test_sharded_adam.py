@@ -1,0 +1,80 @@
+"""The example that shards its optimizer: it ends with the parameters of the one that does not."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import stashtrace
+
+torch = pytest.importorskip("torch", reason="the example trains with torch")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+example = importlib.import_module("sharded_adam")
+
+
+def launched(ranks: int, *arguments: str, tracer: Sequence[str] = ()) -> None:
+    """Run the example."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    job = [*tracer, *launcher, str(ROOT / "examples" / "sharded_adam.py"), *arguments]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def trained(folder: Path, ranks: int, *arguments: str) -> list[torch.Tensor]:
+    """Final parameters of each rank after ten steps of a network of 5,933, which neither two nor three divide."""
+    launched(ranks, "--width", "33", "--hidden", "50", "--steps", "10", "--save", str(folder), *arguments)
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(ranks)]
+
+
+def first_parameters() -> torch.Tensor:
+    """Parameters of the same network before training."""
+    torch.manual_seed(0)
+    return torch.cat([parameter.data.flatten() for parameter in example.build_model(33, 50).parameters()])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_sharded_update_ends_where_the_whole_one_does(tmp_path: Path, ranks: int) -> None:
+    whole = trained(tmp_path / "whole", ranks, "--optimizer", "replicated")
+    shared = trained(tmp_path / "shared", ranks, "--optimizer", "sharded")
+    for mine, other in zip(whole, shared, strict=True):
+        assert torch.equal(mine, whole[0])
+        assert torch.equal(other, shared[0])  # every rank has gathered what every owner computed
+        # Sums of more than two gradients depend on their order.
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+    assert len(whole[0]) == 5934  # padded by one
+    # Ten steps of Adam at 0.001 move a weight by about 0.01.
+    moved = (shared[0][:-1] - first_parameters()).abs()
+    assert 0.003 < float(moved.median()) < 0.02
+
+
+def test_a_recording_of_the_whole_update_shows_what_slices_save(tmp_path: Path) -> None:
+    """2.1 M parameters: their all-reduce and update are the lap that the script calls optimizer, but for a division."""
+    tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(tmp_path / "run"), "--"]
+    launched(2, "--hidden", "768", "--steps", "20", "--truth", str(tmp_path / "truth"), tracer=tracer)
+    table = stashtrace.analyze(stashtrace.load(tmp_path / "run"), "overlap_advice")
+    (split,) = (row for row in table.rows() if row["transformation"] == "split_reorder")
+    weights = 768 * (2 * 1024 + 768) + 2 * 768 + 1024
+    assert (split["message_bytes"], split["elements_count"]) == (4 * weights, weights)
+    assert (split["op"], split["position"], split["ranks_count"]) == ("all_reduce", "after_backward", 2)
+    assert (split["calls_count"], split["validity"]) == (1.0, "estimate")
+    laps = [
+        statistics.median(
+            {name: end - begin for name, begin, end in json.loads(line)["laps"]}["optimizer"]
+            for line in (tmp_path / "truth" / f"rank-{rank}.jsonl").read_text().splitlines()[5:]
+        )
+        for rank in range(2)
+    ]
+    assert 0 < split["work_ns"] < max(laps)
+    assert split["work_ns"] + split["transfer_ns"] < 1.2 * max(laps)
+    assert split["saving_high_ns"] >= 0.5 * split["work_ns"] >= split["saving_low_ns"] - 1
