@@ -36,7 +36,7 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     (
         "chakra",
         "stashtrace.exporters.chakra.export:export_chakra",
-        "execution traces by rank, for ASTRA-sim and others (with protobuf)",
+        "execution traces by rank, for ASTRA-sim (needs protobuf)",
     ),
 )
 
