@@ -70,6 +70,15 @@ class graph:
         def replay(
             self, release_ns: npt.NDArray[np.int64], duration_ns: npt.NDArray[np.int64], lag_ns: npt.NDArray[np.int64]
         ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
+        def replay_shared(
+            self,
+            release_ns: npt.NDArray[np.int64],
+            duration_ns: npt.NDArray[np.int64],
+            lag_ns: npt.NDArray[np.int64],
+            busy_ns: npt.NDArray[np.int64],
+            host: npt.NDArray[np.int32],
+            cpus: npt.NDArray[np.float64],
+        ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
         def slack(
             self,
             begin_ns: npt.NDArray[np.int64],

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/binders.h"
 #include "kernels/graph.h"
+#include "kernels/shared_replay.h"
 
 namespace py = pybind11;
 namespace graph = stashtrace::graph;
@@ -66,6 +68,25 @@ class Plan {
     return {to_array(std::move(found.begin_ns)), to_array(std::move(found.binding))};
   }
 
+  std::tuple<Array<std::int64_t>, Array<std::int64_t>, Array<std::int32_t>> replay_shared(
+      const Array<std::int64_t>& release_ns, const Array<std::int64_t>& duration_ns, const Array<std::int64_t>& lag_ns,
+      const Array<std::int64_t>& busy_ns, const Array<std::int32_t>& host, const Array<double>& cpus) const {
+    const graph::Edges given = edges(lag_ns);
+    const graph::Times released = column(release_ns, nodes_), duration = column(duration_ns, nodes_);
+    const graph::Sharing sharing{column(busy_ns, nodes_), column(host, nodes_),
+                                 column(cpus, static_cast<std::size_t>(cpus.size()))};
+    for (const std::int32_t id : sharing.host)
+      if (id < -1 || id >= static_cast<std::int32_t>(sharing.cpus.size())) throw std::invalid_argument("no such host");
+    for (const double count : sharing.cpus)
+      if (!(count > 0)) throw std::invalid_argument("a host without CPUs");
+    graph::SharedReplay found;
+    {
+      const py::gil_scoped_release release;
+      found = graph::replay_shared(order_, given, released, duration, sharing);
+    }
+    return {to_array(std::move(found.begin_ns)), to_array(std::move(found.end_ns)), to_array(std::move(found.binding))};
+  }
+
   Array<std::int64_t> slack(const Array<std::int64_t>& begin_ns, const Array<std::int64_t>& duration_ns,
                             const Array<std::int64_t>& lag_ns, const Array<std::int32_t>& sinks, std::int64_t none) const {
     const graph::Edges given = edges(lag_ns);
@@ -105,6 +126,9 @@ void bind_graph(py::module_& module) {
       .def("order", &Plan::order, "Nodes, sources before targets.")
       .def("replay", &Plan::replay, arg("release_ns"), arg("duration_ns"), arg("lag_ns"),
            "(begin_ns, binding): when each node begins, and the edge that it waited for last, -1 if none.")
+      .def("replay_shared", &Plan::replay_shared, arg("release_ns"), arg("duration_ns"), arg("lag_ns"), arg("busy_ns"),
+           arg("host"), arg("cpus"),
+           "(begin_ns, end_ns, binding) where the last busy_ns of each duration share the CPUs of a host, -1 for none.")
       .def("slack", &Plan::slack, arg("begin_ns"), arg("duration_ns"), arg("lag_ns"), arg("sinks"), arg("none"),
            "By how much each node can end later before a sink does.");
 }

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "kernels/graph.h"
+#include "kernels/shared_replay.h"
 
 namespace {
 
@@ -90,6 +91,53 @@ void slack_is_what_a_node_has_to_spare() {
   }
 }
 
+// With a CPU for each node nobody waits for one; with fewer, a host is never done before its CPUs can have worked it off.
+void cpus_are_shared() {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 200; ++round) {
+    const Drawn given = drawn(random, 1 + random() % 40, random() % 80, false);
+    const graph::Order order = graph::order(given.edges(), given.begin, given.certainty);
+    const graph::Replay alone = graph::replay(order, given.edges(), given.release, given.duration);
+    std::vector<std::int64_t> busy;
+    std::vector<std::int32_t> host;
+    for (const std::int64_t duration : given.duration) {
+      busy.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(duration + 1)));
+      host.push_back(static_cast<std::int32_t>(random() % 3) - 1);
+    }
+    const std::vector<double> plenty = {64, 64}, few = {1, 1.5};
+    const auto replay = [&](const std::vector<double>& cpus) {
+      return graph::replay_shared(order, given.edges(), given.release, given.duration, {busy, host, cpus});
+    };
+    const graph::SharedReplay free = replay(plenty), crowded = replay(few);
+    CHECK(free.begin_ns == alone.begin_ns);
+    std::vector<double> work(2, 0.0), first(2, 1e18), last(2, 0.0);
+    for (std::size_t n = 0; n < given.nodes; ++n) {
+      CHECK_EQUAL(free.end_ns[n], alone.begin_ns[n] + given.duration[n]);
+      CHECK(crowded.end_ns[n] - crowded.begin_ns[n] >= given.duration[n] - 1);
+      if (host[n] < 0 || busy[n] == 0) continue;
+      const auto h = static_cast<std::size_t>(host[n]);
+      work[h] += static_cast<double>(busy[n]);
+      first[h] = std::min(first[h], static_cast<double>(crowded.begin_ns[n]));
+      last[h] = std::max(last[h], static_cast<double>(crowded.end_ns[n]));
+    }
+    for (std::size_t h = 0; h < 2; ++h)
+      if (work[h] > 0) CHECK(work[h] / few[h] <= last[h] - first[h] + 1);
+  }
+}
+
+// Two nodes of 10 on one CPU, one of them after a wait of 4: 4 alone, then half each. The first has 6 left and is done at
+// 16, the other one has 4 left then and is done at 20.
+void two_on_one_cpu() {
+  const std::vector<std::int32_t> none, host = {0, 0};
+  const std::vector<std::int64_t> no_lag, release = {0, 0}, duration = {10, 14}, busy = {10, 10};
+  const std::vector<double> cpus = {1};
+  const graph::Edges edges{2, none, none, no_lag};
+  const graph::Order order = graph::order(edges, release, {});
+  const graph::SharedReplay found = graph::replay_shared(order, edges, release, duration, {busy, host, cpus});
+  CHECK((found.end_ns == std::vector<std::int64_t>{16, 20}));
+  CHECK((found.binding == std::vector<std::int32_t>{-1, -1}));
+}
+
 void numbers_of_damaged_files() {
   constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
   constexpr std::int64_t kHighest = std::numeric_limits<std::int64_t>::max();
@@ -105,6 +153,10 @@ void numbers_of_damaged_files() {
     const graph::Replay replayed = graph::replay(order, given.edges(), given.release, given.duration);
     const std::vector<std::int32_t> sinks = {2};
     CHECK_EQUAL(graph::slack(order, given.edges(), replayed, given.duration, sinks, -1).size(), given.nodes);
+    const std::vector<std::int32_t> host = {0, 0, -1};
+    const std::vector<double> cpus = {0.5};
+    const auto shared = graph::replay_shared(order, given.edges(), given.release, given.duration, {given.begin, host, cpus});
+    CHECK_EQUAL(shared.end_ns.size(), given.nodes);
   }
 }
 
@@ -114,6 +166,8 @@ int main() {
   sources_come_first(false);
   sources_come_first(true);
   slack_is_what_a_node_has_to_spare();
+  cpus_are_shared();
+  two_on_one_cpu();
   numbers_of_damaged_files();
   return result();
 }
