@@ -10,7 +10,7 @@ from typing import Any
 from stashtrace.probes import recorder
 from stashtrace.probes.recorder import now_ticks
 
-#: Metadata key of an iterator: this and 16 digits of its ``loader_id``; the same in ``experiments/job_samples``.
+#: Metadata key of an iterator: this and 16 digits of its ``loader_id``; the same in ``analysis/loader_samples``.
 FACT = "dataloader "
 #: Iterators of a process that say something of themselves: a job that makes one for each step would fill its strings.
 _MOST_FACTS = 64

@@ -100,7 +100,7 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
     own_cost_ratio, own_cost_most_ratio = _own_cost(trace)
     steps = tables.get("steps")
     window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if steps is not None and len(steps) else None
-    return Trust(measured, inferred, invisible, own_cost_ratio, own_cost_most_ratio, _host_cpus(trace, window))
+    return Trust(measured, inferred, invisible, own_cost_ratio, own_cost_most_ratio, host_cpus(trace, window))
 
 
 def trust_claims(trace: Trace, known: Trust, lost_count: int) -> list[Claim]:
@@ -246,7 +246,7 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
     return told
 
 
-def _host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
+def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
     """Host -> its CPUs in the counted steps, by the longest look that a process of the job had at them."""
     parts = ("user", "system", "idle", "iowait", "steal")
     grown = {part: _growth(trace, f"host_{part}_ns_total", window) for part in parts}

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,15 +12,47 @@ from stashtrace.analysis.batch_layers import BatchWaits
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import Int64, TimeSet
+from stashtrace.analysis.timeset import NEVER, Int64, TimeSet
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import BatchPhase, StallKind
 from stashtrace.model.table import Table
 
 #: A worker that was idle for longer before a batch had not been asked for it.
 _IDLE_NS = 50_000
+#: A maker that held a batch back lets go of it so soon after its next one.
+_HELD_NS = 1_000_000
+#: A worker that reads an index that is there is idle for less; who waits for one is so in this part of its batches.
+_WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
+#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+_PREFETCH = 2
 #: The next index goes out at most so long before the loop has its batch: pinning and unpickling lie between.
 _ASKED_NS = 5_000_000
+
+
+def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool_]) -> Int64:
+    """When the thread had each batch: made, and after that no longer blocked, but at work to unpack it.
+
+    A maker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
+    work of the taker. Where nobody knows how long the taker ran, all the time after the making counts as work.
+    """
+    had = loads.end - loads.ran_ns
+    blocked = had - np.maximum(loads.made_ns, loads.begin)
+    late = handed & (loads.ran_ns > 0) & (blocked > _IDLE_NS)
+    awaited = loads.begin <= loads.made_ns
+    after = had - _next_made_ns(index, loads.made_by, loads.made_ns)
+    held = (blocked > _HELD_NS) & (after >= 0) & (after <= _HELD_NS)
+    return np.where(late & (awaited | held), had, loads.made_ns)
+
+
+def _next_made_ns(index: TraceIndex, process: Int64, made_ns: Int64) -> Int64:
+    """When the same process had made its next batch, ``NEVER`` if it made none."""
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    found = np.full(len(process), NEVER, dtype=np.int64)
+    for maker in np.unique(process[process >= 0]).tolist():
+        mine = process == maker
+        ends = np.sort(fetches["end_ns"][index.fetches_by_process.rows(maker)])
+        found[mine] = np.append(ends, NEVER)[np.searchsorted(ends, made_ns[mine], side="right")]
+    return found
 
 
 def add_batches(
@@ -27,7 +61,7 @@ def add_batches(
     cells: Cells,
     nodes: Int64,
     loads: BatchWaits,
-    handed: npt.NDArray[np.bool_],
+    had_ns: Int64,
     life: TimeSet,
     parts: Parts,
 ) -> None:
@@ -59,17 +93,74 @@ def add_batches(
         row=order,
     )
     idle = _idle_before(index, process, before, begin, same)
-    # Between two passes nobody recorded what a worker waits for.
-    idle = np.where(same & (begin - before - idle > _ASKED_NS), begin - before, idle)
-    parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
-
     waits = index.batches_of_phase(BatchPhase.WAIT)
     mine = index.batch_waits.rows(thread.track_id)
     mine = mine[waits["batch_index"][mine] >= 0]
+    loaders = []
+    asked_ns = np.full(len(order), NEVER, dtype=np.int64)
     for loader in np.unique(fetches["loader_id"][order]).tolist():
-        of_loader = np.flatnonzero(fetches["loader_id"][order] == loader)
-        takes = mine[waits["loader_id"][mine] == loader]
-        _taken(cells, nodes, batches, order, of_loader, fetches, waits.take(takes), idle, parts)
+        chosen = np.flatnonzero(fetches["loader_id"][order] == loader)
+        takes = waits.take(mine[waits["loader_id"][mine] == loader]).sort_by("begin_ns")
+        if not len(takes):
+            continue
+        at = np.searchsorted(loads.begin, takes["begin_ns"])
+        known = np.append(loads.begin, -1)[at] == takes["begin_ns"]
+        had = np.where(known, np.append(had_ns, NEVER)[at], NEVER)
+        one = _Loader.of(chosen, fetches.take(order[chosen]), takes, idle[chosen], had)
+        loaders.append(one)
+        asked_ns[chosen] = np.where(one.asked >= 0, takes["end_ns"][one.asked], NEVER)
+    # Who was asked before it was free did not wait for that: an index that is there takes its time to be read as well.
+    idle = np.where(asked_ns < before, 0, idle)
+    # Between two passes nobody recorded what a worker waits for.
+    idle = np.where(same & (begin - before - idle > _ASKED_NS), begin - before, idle)
+    parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
+    for one in loaders:
+        _taken(cells, nodes, batches[one.rows], one, parts)
+        _asked(cells, nodes, batches[one.rows], one, idle[one.rows], parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Batches that the workers of one iterator made, and the waits of the thread that took them.
+
+    Attributes
+    ----------
+    rows
+        Which of the rank's batches these are.
+    number, begin, end
+        Of each batch.
+    takes, had
+        Waits in order, and when each of them had its batch.
+    made
+        Of each take the batch it got: the last one of its number that had begun by then; -1 if unknown.
+    asked
+        Of each batch the take after which its maker was asked for it, -1 if there is none.
+    """
+
+    rows: Int64
+    number: Int64
+    begin: Int64
+    end: Int64
+    takes: Table
+    had: Int64
+    made: Int64
+    asked: Int64
+
+    @classmethod
+    def of(cls, rows: Int64, fetches: Table, takes: Table, idle: Int64, had: Int64) -> _Loader:
+        number, begin, end = (fetches[name] for name in ("batch_index", "begin_ns", "end_ns"))
+        made = _latest(takes["batch_index"], takes["end_ns"], number, begin)
+        # A batch is asked for when the one so many before it arrives. No maker is ever ahead by more than that.
+        arrived = np.maximum(takes["begin_ns"], np.where(made >= 0, end[made], takes["begin_ns"]))
+        highest = np.maximum.accumulate(takes["batch_index"])
+        before = np.searchsorted(np.maximum.accumulate(arrived), begin, side="right")
+        ahead = number - np.where(before > 0, highest[np.maximum(before - 1, 0)], int(number.min()) - 1)
+        distance = max(int(ahead.max()), 1)
+        if np.mean(idle > np.maximum(_WAITED_NS, (end - begin) // 10)) < _OFTEN_RATIO:
+            # Who never waits may be as far ahead as it is allowed to be, or not.
+            distance = max(distance, len(np.unique(fetches["process_id"])) * _PREFETCH)
+        asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
+        return cls(rows, number, begin, end, takes, had, made, asked)
 
 
 def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: npt.NDArray[np.bool_]) -> Int64:
@@ -87,50 +178,29 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
     return found
 
 
-def _taken(
-    cells: Cells,
-    nodes: Int64,
-    batches: Int64,
-    order: Int64,
-    of_loader: Int64,
-    fetches: Table,
-    takes: Table,
-    idle: Int64,
-    parts: Parts,
-) -> None:
-    """Edges between the batches of a loader and the thread that takes them."""
-    if not len(takes):
-        return
-    takes = takes.sort_by("begin_ns")
-    number = fetches["batch_index"][order[of_loader]]
-    begin, end = fetches["begin_ns"][order[of_loader]], fetches["end_ns"][order[of_loader]]
-    # The making that a take waits for: the last one of its number that had begun by then.
-    made = _latest(takes["batch_index"], takes["end_ns"], number, begin)
-    known = made >= 0
-    first = np.searchsorted(cells.begin, np.maximum(takes["begin_ns"], np.append(end, 0)[made]), side="left")
+def _taken(cells: Cells, nodes: Int64, batches: Int64, loader: _Loader, parts: Parts) -> None:
+    """The thread goes on with a batch when that is made."""
+    made, known = loader.made, loader.made >= 0
+    had = np.where(loader.had < NEVER, np.maximum(loader.had, loader.end[made]), loader.end[made])
+    first = np.searchsorted(cells.begin, np.maximum(loader.takes["begin_ns"], had), side="left")
     known &= first < len(cells)
-    source = np.where(known, batches[of_loader[made]], -1)
+    source = np.where(known, batches[made], -1)
     target = np.where(known, nodes[np.minimum(first, len(cells) - 1)], -1)
-    parts.edge(source, target, EdgeKind.BATCH)
+    parts.edge(source, target, EdgeKind.BATCH, had - loader.end[made])
 
-    # A batch is asked for when the one so many before it has been taken.
-    waiting = idle[of_loader] > _IDLE_NS
-    taken_before = np.searchsorted(np.sort(takes["end_ns"]), begin, side="right")
-    latest = takes["batch_index"][np.maximum(taken_before - 1, 0)]
-    ahead = (number - latest)[waiting & (taken_before > 0)]
-    if not len(ahead):
-        return
-    distance = max(int(np.median(ahead)), 1)
-    asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
+
+def _asked(cells: Cells, nodes: Int64, batches: Int64, loader: _Loader, idle: Int64, parts: Parts) -> None:
+    """A worker begins a batch when it was asked for it."""
+    waiting, begin, asked = idle > _IDLE_NS, loader.begin, loader.asked
     # A pass begins when the thread makes its iterator: what it did last before then is as good as a take.
-    moment = np.where(asked >= 0, takes["end_ns"][asked], begin)
+    moment = np.where(asked >= 0, loader.takes["end_ns"][asked], begin)
     moment = np.where(waiting & (begin - moment > _ASKED_NS), begin, moment)
     last = np.searchsorted(cells.end, moment, side="right") - 1
     right = (last >= 0) & (waiting | (asked >= 0))
     # The index goes out before the taken batch is handed to the loop: the lag may be negative.
     lag = np.where(waiting, begin - cells.end[np.maximum(last, 0)], 0)
     source = np.where(right, nodes[np.maximum(last, 0)], -1)
-    parts.edge(source, batches[of_loader], EdgeKind.PREFETCH, lag)
+    parts.edge(source, batches, EdgeKind.PREFETCH, lag)
 
 
 def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int64:

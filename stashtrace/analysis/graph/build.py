@@ -7,9 +7,12 @@ and transfers are nodes of their own. No loop runs over events, only over ranks,
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from stashtrace.analysis.graph import device, events, host
+from stashtrace.analysis.graph.facts import facts_of
 from stashtrace.analysis.graph.model import Graph
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
@@ -53,7 +56,9 @@ def build(trace: Trace) -> Graph:
             events.add_rank(index, thread, own, shared, parts)
         else:
             host.add_rank(index, thread, own, shared, parts)
-    return parts.graph()
+    graph = parts.graph()
+    placed = [(thread, own) for (thread, _), (own, _) in zip(ranks, whole, strict=True)]
+    return replace(graph, facts=facts_of(index, placed, graph))
 
 
 def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Table, bool]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.batch_layers import batch_layers, batch_waits
-from stashtrace.analysis.graph.batches import add_batches
+from stashtrace.analysis.graph.batches import add_batches, arrived_ns
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.graph.transfers import Transfers
@@ -144,10 +144,11 @@ class _Rank:
         handed = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
         stood = self._device_waits
         waits = TimeSet.of(stood.begin_ns, stood.end_ns)
-        waits = waits | TimeSet.of(loads.begin[handed], np.minimum(loads.made_ns, loads.end)[handed])
+        had = arrived_ns(index, loads, handed)
+        waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
         layers = batch_layers(index, thread, loads)
         painted_begin, painted_end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-        points = np.concatenate([moments, loads.begin, loads.end, stood.end_ns])
+        points = np.concatenate([moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns])
         # The host comes to the end of the last step also where it waited for its device until then.
         cells = Cells.of(life - waits, painted_begin, painted_end, points, moments, until_ns=until_ns)
         at = np.searchsorted(painted_begin, cells.begin, side="right") - 1
@@ -162,7 +163,7 @@ class _Rank:
             **common,
         )
         parts.edge(np.append(self.before, nodes[:-1]), nodes, EdgeKind.PROGRAM)
-        add_batches(index, thread, cells, nodes, loads, handed, life, parts)
+        add_batches(index, thread, cells, nodes, loads, had, life, parts)
         self.cells, self.cell_nodes = cells, nodes
 
     @cached_property

@@ -9,7 +9,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.batch_layers import batch_waits
 from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives
 from stashtrace.analysis.gap_layers import outer_phase_rows
-from stashtrace.analysis.graph.batches import add_batches
+from stashtrace.analysis.graph.batches import add_batches, arrived_ns
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.graph.transfers import Transfers
@@ -39,7 +39,8 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     in_collectives = TimeSet.of(begin[np.isin(kinds, _IN_COLLECTIVES)], end[np.isin(kinds, _IN_COLLECTIVES)])
     known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
     waits = in_collectives & TimeSet.of(blocked.begin[known], blocked.end[known])
-    waits = waits | TimeSet.of(loads.begin[handed], np.minimum(loads.made_ns, loads.end)[handed])
+    had = arrived_ns(index, loads, handed)
+    waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
 
     rows = index.collectives.rows(thread.process_id)
     calls = index.entered_ns[rows]
@@ -49,6 +50,7 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
         steps["end_ns"],
         loads.begin,
         loads.end,
+        np.clip(had, loads.begin, loads.end),
         *(index.trace.phases[n][phases] for n in ("begin_ns", "end_ns")),
     ]
     cells = Cells.of(life - waits, begin, end, np.concatenate(edges), calls)
@@ -71,7 +73,7 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     parts.edge(nodes[:-1], nodes[1:], EdgeKind.PROGRAM)
     _enter(cells, nodes, calls, transfers.node[rows], parts)
     _release(index, thread, cells, nodes, blocked, transfers, parts)
-    add_batches(index, thread, cells, nodes, loads, handed, life, parts)
+    add_batches(index, thread, cells, nodes, loads, had, life, parts)
     last = np.searchsorted(cells.end, steps["end_ns"], side="right") - 1
     ended = np.where(last >= 0, nodes[last], -1)
     parts.end_steps(ended, thread.rank, steps, steps["end_ns"] - cells.end[last])

@@ -11,12 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.timeset import Int64
+
+if TYPE_CHECKING:
+    from stashtrace.analysis.graph.facts import Facts
 
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
@@ -100,6 +104,8 @@ class Graph:
         When these steps began, as measured; empty if nobody knows.
     ends_before : int array
         Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
+    facts : Facts or None
+        What the nodes are part of; None if nobody gathered it.
     """
 
     rank: Int64
@@ -125,6 +131,7 @@ class Graph:
     doubtful: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
     ends_begin_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ends_before: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    facts: Facts | None = None
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -133,6 +140,21 @@ class Graph:
     def work_ns(self) -> Int64:
         """Measured length of each node."""
         return self.end_ns - self.begin_ns
+
+    @property
+    def is_thread(self) -> npt.NDArray[np.bool_]:
+        """Which nodes are work of step threads."""
+        return np.asarray(self.resource == Resource.STEP_THREAD)
+
+    @property
+    def is_batch(self) -> npt.NDArray[np.bool_]:
+        """Which nodes are batches that workers made."""
+        return np.asarray(self.resource == Resource.WORKER)
+
+    @property
+    def is_transfer(self) -> npt.NDArray[np.bool_]:
+        """Which nodes are transfers."""
+        return np.asarray(self.resource == Resource.TRANSFER)
 
     @cached_property
     def plan(self) -> native.Plan:

@@ -69,7 +69,7 @@ class Parts:
         """
         if not self.ends:
             raise MissingDataError("no step of a rank holds work", hint="see `stashtrace analyze steps`")
-        columns = {name: np.concatenate(made) if made else int64([]) for name, made in self.nodes.items()}
+        columns: dict[str, Any] = {name: np.concatenate([int64([]), *made]) for name, made in self.nodes.items()}
         source, target, lag = (
             np.concatenate([edge[i] for edge in self.edges]) if self.edges else int64([]) for i in (0, 1, 3)
         )

@@ -53,7 +53,9 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     done = np.minimum.reduceat(matched.end_ns[order], starts)
     new_group = np.ones(len(starts), dtype=bool)
     new_group[1:] = group[starts][1:] != group[starts][:-1]
-    begin = _queued(enter, done, new_group)
+    # Of operations that a backend runs at the same time one may end before the one called first.
+    alone = new_group | np.append(False, done[1:] < done[:-1])
+    begin = _queued(enter, done, alone)
     done = np.maximum(done, begin)
     kind = np.where(matched.link[order[starts]] == 0, StallKind.INTERCONNECT, StallKind.NETWORK)
     moved = np.maximum.reduceat(table["message_bytes"][order], starts)
@@ -67,7 +69,7 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
         row=order[starts],
         doubtful=np.maximum.reduceat(matched.partial[order], starts),
     )
-    parts.edge(np.where(new_group[1:], -1, made[:-1]), made[1:], EdgeKind.QUEUE)
+    parts.edge(np.where(alone[1:], -1, made[:-1]), made[1:], EdgeKind.QUEUE)
     of_row = np.cumsum(first) - 1
     node[order], end_of[order] = made[of_row], done[of_row]
     return Transfers(node, end_of, matched.end_ns)
@@ -88,7 +90,7 @@ def _complete_pairs(table: Table) -> npt.NDArray[np.bool_]:
     return complete
 
 
-def _queued(enter: Int64, done: Int64, new_group: npt.NDArray[np.bool_]) -> Int64:
+def _queued(enter: Int64, done: Int64, alone: npt.NDArray[np.bool_]) -> Int64:
     """When each transfer had the group's queue for itself: entered by all, and the one before it done."""
     before = np.concatenate([[-NEVER], done[:-1]])
-    return np.where(new_group, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))
+    return np.where(alone, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stashtrace.align.align import load_trace
-from stashtrace.experiments.job_samples import FACT, JobSamples, job_samples
+from stashtrace.analysis.loader_samples import FACT
+from stashtrace.experiments.job_samples import JobSamples, job_samples
 from stashtrace.experiments.synth import Job, write
 from stashtrace.model.kinds import BatchPhase
 from stashtrace.model.schemas import TABLES

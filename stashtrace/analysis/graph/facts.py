@@ -1,0 +1,195 @@
+"""What the nodes of a graph are part of: loaders, groups, hosts. Changes that move nodes need it; a replay does not."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stashtrace.analysis.findings.trust import host_cpus
+from stashtrace.analysis.gap_layers import outer_phase_rows
+from stashtrace.analysis.loader_samples import step_samples, told_samples
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.timeset import Int64, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import BatchPhase, StallKind
+from stashtrace.model.table import Table
+
+if TYPE_CHECKING:
+    from stashtrace.analysis.graph.model import Graph
+
+#: Backends whose all-reduce is a ring, whatever the size of the group.
+_RINGS = ("gloo",)
+_PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Columns of nodes, -1 where they do not apply or nobody knows.
+
+    Attributes
+    ----------
+    loader, batch : int array
+        Of batches that workers made: number of their iterator, and the loader's number of the batch.
+    cpu_ns, queued_ns : int array
+        Of batches and of what step threads compute: time on a CPU, and time runnable without one.
+    op, members, hosts : int array
+        Of transfers: ``CollectiveOp``, ranks of the group, and hosts that these are on.
+    is_ring : bool array
+        Of transfers: the backend moves them around a ring.
+    host_of : dict of int to str
+        By rank.
+    cpus : dict of str to float
+        CPUs of a host that are left for the work of the graph by others, and by what else the job does: threads that
+        move messages and batches, and the recorder.
+    samples : float array
+        Of each row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
+    """
+
+    loader: Int64
+    batch: Int64
+    cpu_ns: Int64
+    queued_ns: Int64
+    op: Int64
+    members: Int64
+    hosts: Int64
+    is_ring: np.ndarray
+    host_of: dict[int, str]
+    cpus: dict[str, float]
+    samples: np.ndarray
+
+    def with_copies(self, nodes: Int64) -> Facts:
+        """The same for a graph with more nodes behind its own, each alike one of its own.
+
+        Parameters
+        ----------
+        nodes : int array
+            What each new node is alike.
+        """
+        names = ("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring")
+        columns = {name: getattr(self, name) for name in names}
+        longer: dict[str, Any] = {name: np.concatenate([c, c[nodes]]) for name, c in columns.items()}
+        return replace(self, **longer)
+
+
+def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> Facts:
+    """Facts about a graph that was just built.
+
+    Parameters
+    ----------
+    index : TraceIndex
+    ranks : sequence of (StepThread, Table)
+        Ranks with their steps.
+    graph : Graph
+    """
+    count = len(graph)
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    made = np.flatnonzero(graph.is_batch)
+    rows = graph.row[made]
+    _, loader = np.unique(fetches["loader_id"][rows], return_inverse=True)
+    cpu = _spread(count, made, fetches["cpu_ns"][rows])
+    queued = _spread(count, made, fetches["runqueue_ns"][rows])
+    for thread, _ in ranks:
+        _compute(index, thread, graph, cpu, queued)
+
+    trace = index.trace
+    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    host_of = {thread.rank: trace.text(hosts[thread.process_id]) for thread, _ in ranks}
+    moved = np.flatnonzero(graph.is_transfer)
+    members, spread, ring = _groups(index, graph.row[moved])
+    return Facts(
+        loader=_spread(count, made, int64(loader)),
+        batch=_spread(count, made, fetches["batch_index"][rows]),
+        cpu_ns=cpu,
+        queued_ns=queued,
+        op=_spread(count, moved, trace.collectives["op_code"][graph.row[moved]]),
+        members=_spread(count, moved, members),
+        hosts=_spread(count, moved, spread),
+        is_ring=_spread(count, moved, int64(ring)) > 0,
+        host_of=host_of,
+        cpus=_free_cpus(index, ranks, graph, cpu),
+        samples=_samples(index, ranks, graph),
+    )
+
+
+def _spread(count: int, nodes: Int64, values: Int64) -> Int64:
+    found = np.full(count, -1, dtype=np.int64)
+    found[nodes] = values
+    return found
+
+
+def _free_cpus(
+    index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, cpu_ns: Int64
+) -> dict[str, float]:
+    """CPUs by host, less what was used in the steps by anything that is no node."""
+    trace = index.trace
+    begin = min(int(steps["begin_ns"].min()) for _, steps in ranks)
+    end = max(int(steps["end_ns"].max()) for _, steps in ranks)
+    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    inside = (graph.begin_ns >= begin) & (graph.end_ns <= end) & (cpu_ns > 0)
+    known: dict[str, float] = {}
+    for thread, _ in ranks:
+        host = trace.text(hosts[thread.process_id])
+        spent = float(cpu_ns[inside & (graph.rank == thread.rank)].sum())
+        known[host] = known.get(host, 0.0) + spent / max(end - begin, 1)
+    return {
+        host: max(one.count * (1 - one.busy_ratio) + min(known.get(host, 0.0), one.count * one.busy_ratio), 0.0)
+        for host, one in host_cpus(trace, (begin, end)).items()
+    }
+
+
+def _compute(index: TraceIndex, thread: StepThread, graph: Graph, cpu: Int64, queued: Int64) -> None:
+    """What a thread waited for a CPU in a phase is shared out over what it computed inside, by length."""
+    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
+    begin, end, first, last = (phases[name][rows] for name in _PHASE_COLUMNS)
+    nodes = np.flatnonzero(graph.is_thread & (graph.rank == thread.rank) & (graph.kind == StallKind.COMPUTE))
+    work = graph.work_ns[nodes]
+    at = np.searchsorted(begin, graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(end, -1)[at])
+    waited = np.where((first >= 0) & (last >= first), last - first, 0)
+    whole = np.bincount(at[inside], weights=work[inside], minlength=len(rows))
+    share = np.minimum(waited / np.maximum(whole, 1), 1.0)
+    part = np.where(inside, np.append(share, 0.0)[at], 0.0) * work
+    queued[nodes] = np.rint(part).astype(np.int64)
+    cpu[nodes] = work - queued[nodes]
+
+
+def _groups(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64]:
+    """Members, hosts and whether it is a ring, of the group of each collective; a network namespace is a host."""
+    trace = index.trace
+    columns_of_process = (trace.processes[name].tolist() for name in ("process_id", "host_code", "netns_code"))
+    places = {process: place for process, *place in zip(*columns_of_process, strict=True)}
+    size, ring = {}, {}
+    met: dict[int, set[tuple[int, ...]]] = {}
+    for row in trace.groups.rows():
+        group = row["group_hash"]
+        size[group] = row["group_size"]
+        met.setdefault(group, set()).add(tuple(places.get(row["process_id"], ())))
+        ring[group] = int(any(name in trace.text(row["backend_code"]) for name in _RINGS))
+    hosts = {group: len(found) for group, found in met.items()}
+    asked, place = np.unique(trace.collectives["group_hash"][rows], return_inverse=True)
+    columns = []
+    for known, default in ((size, -1), (hosts, -1), (ring, 0)):
+        columns.append(np.array([known.get(group, default) for group in asked.tolist()], dtype=np.int64)[place])
+    return columns[0], columns[1], columns[2]
+
+
+def _samples(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> np.ndarray:
+    told = told_samples(index.trace)
+    waits = index.batches_of_phase(BatchPhase.WAIT)
+    found = np.zeros(len(graph.ends))
+    for thread, steps in ranks:
+        mine = index.batch_waits.rows(thread.track_id)
+        mine = mine[waits["batch_index"][mine] >= 0]
+        own = steps.sort_by("begin_ns")
+        samples, _ = step_samples(own, waits.take(mine), told)
+        if not len(samples):
+            continue
+        ends = np.flatnonzero(graph.ends_rank == thread.rank)
+        at = np.searchsorted(own["step"], graph.ends_step[ends])
+        known = (at < len(own)) & (np.append(own["step"], -1)[np.minimum(at, len(own))] == graph.ends_step[ends])
+        found[ends[known]] = samples[at[known]]
+    return found
