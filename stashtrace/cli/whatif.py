@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from stashtrace.replay.advice import Advice
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
-launch, h2d, prep, fetch, straggler, network.bandwidth, network.latency,
-interconnect.bandwidth or interconnect.latency; VALUE is xN, or 0 for a time.
+launch, h2d, prep, fetch, straggler, workers, ranks, compression,
+network.bandwidth, network.latency, interconnect.bandwidth or
+interconnect.latency. VALUE is xN, or what it is to be: 0 or 5ms for a time,
+10gbit for a bandwidth, 8 for a number, fp16 for compression.
 bucket_mb=N is the bucket_cap_mb of DistributedDataParallel. With --apply the
 command after -- is run again with that size, or with the one that is predicted
 to be best, and measured beside the prediction; its script needs no edit."""
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         from stashtrace.cli.applying import measured_with_buckets
 
         change = answers[0].changes[-1]
-        measured = measured_with_buckets(command, change.factor, _second_run(arguments, change))
+        measured = measured_with_buckets(command, change.factor or 0.0, _second_run(arguments, change))
     path = CriticalPath.of(trace, graph)
     alike = None if changes or arguments.apply else slowdown_of(graph, least_ratio=WORTH_SHARING)
     advice = [] if changes or arguments.apply else _advice(trace, graph)
@@ -172,6 +174,7 @@ def _row(answer: Answer) -> dict[str, Any]:
         "gap_ratio": answer.gap_ratio,
         "low_ns": answer.low_ns,
         "high_ns": answer.high_ns,
+        "noise_ns": answer.noise_ns,
         "bottleneck": answer.bottleneck,
         "budget_ns": answer.after_ns,
     }

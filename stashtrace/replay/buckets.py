@@ -267,13 +267,15 @@ def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: boo
     columns["end_ns"][old] = columns["begin_ns"][old]
     columns["moved_bytes"][old], columns["gap_ns"][old], columns["kind"][old] = -1, 0, StallKind.OTHER
     columns |= _edges(graph, buckets, pieces, made)
-    return replace(graph, **columns)
+    facts = None if graph.facts is None else graph.facts.with_copies(base)
+    return replace(graph, facts=facts, **columns)
 
 
 def _node_columns(graph: Graph) -> list[str]:
     """Names of the columns of nodes that hold anything."""
     names = [field.name for field in fields(graph) if field.name not in _EDGE_COLUMNS]
-    return [name for name in names if not name.startswith("ends") and len(getattr(graph, name))]
+    arrays = [name for name in names if isinstance(getattr(graph, name), np.ndarray)]
+    return [name for name in arrays if not name.startswith("ends") and len(getattr(graph, name))]
 
 
 def _divides(bucket_mib: float, sizes: Floats) -> MissingDataError:

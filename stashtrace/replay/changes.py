@@ -1,4 +1,4 @@
-"""Changes that a what-if question makes: ``network.bandwidth=x2``, ``straggler=0``, ``bucket_mb=100``."""
+"""Changes that a what-if question makes: ``network.bandwidth=x2``, ``workers=8``, ``prep=5ms``, ``bucket_mb=100``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -13,12 +13,18 @@ from stashtrace.errors import UsageError
 TIMES = ("compute", "launch", "h2d", "prep", "fetch", "straggler")
 #: What a link does; bandwidth and latency are multiplied as named.
 LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
+#: How many there are.
+COUNTS = ("workers", "ranks")
+WORDS = {"compression": ("fp16",)}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
 BUCKET = "bucket_mb"
-_HINT = (
-    f"quantities: {', '.join((*TIMES, *LINKS))}; values: xN (N times as much), and 0 for times;"
-    f" {BUCKET}=N (bucket_cap_mb)"
+QUANTITIES = (*TIMES, *LINKS, *COUNTS, *WORDS)
+_TIME_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_RATE_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_VALUES = (
+    "xN (N times as much); 0 or 5ms for times, 10gbit for bandwidth, 8 for workers and ranks, fp16 for compression"
 )
+_HINT = f"quantities: {', '.join(QUANTITIES)}; values: {_VALUES}; {BUCKET}=N (bucket_cap_mb)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +34,19 @@ class Change:
     Attributes
     ----------
     quantity : str
-        One of ``TIMES`` and ``LINKS``, or ``BUCKET``.
-    factor : float
+        One of ``QUANTITIES``, or ``BUCKET``.
+    factor : float or None
         The quantity is multiplied by it; 0 takes a time away. Of ``BUCKET`` the size itself.
+    amount : float or None
+        Where there is no factor: what the quantity is to be, in ns, in bits a second, or as a number.
+    text : str
+        The value as it was typed.
     """
 
     quantity: str
-    factor: float
+    factor: float | None
+    amount: float | None = None
+    text: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Change:
@@ -48,19 +60,34 @@ class Change:
         quantity, equals, value = (part.strip() for part in text.partition("="))
         if equals and quantity == BUCKET:
             return cls(quantity, _size_mib(value))
-        if not equals or quantity not in (*TIMES, *LINKS):
+        if not equals or quantity not in QUANTITIES:
             raise UsageError(f"cannot change {quantity or text!r}", hint=_HINT)
+        if quantity in WORDS:
+            if value not in WORDS[quantity]:
+                raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=" or ".join(WORDS[quantity]))
+            return cls(quantity, None, None, value)
         if value == "0" and quantity in TIMES:
-            return cls(quantity, 0.0)
-        number = re.fullmatch(r"x(\d+(?:\.\d*)?|\.\d+)", value)
-        factor = float(number.group(1)) if number else math.nan
+            return cls(quantity, 0.0, None, value)
         if quantity == "straggler":
             raise UsageError(f"straggler={value}: lateness can only be taken away", hint="straggler=0")
-        if not (factor > 0 and math.isfinite(factor)):
+        number = re.fullmatch(r"x(\d+(?:\.\d*)?|\.\d+)", value)
+        if number and 0 < float(number.group(1)) < math.inf:
+            return cls(quantity, float(number.group(1)), None, value)
+        amount = _amount(quantity, value)
+        if amount is None:
             raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=_HINT)
-        return cls(quantity, factor)
+        return cls(quantity, None, amount, value)
+
+    def factor_from(self, present: float) -> float:
+        """By what the present amount, in the unit of ``amount``, is to be multiplied."""
+        if self.factor is not None:
+            return self.factor
+        assert self.amount is not None
+        return self.amount / present
 
     def __str__(self) -> str:
+        if self.text:
+            return f"{self.quantity}={self.text}"
         if self.quantity == BUCKET:
             return f"{BUCKET}={self.factor:g}"
         return f"{self.quantity}={'0' if self.factor == 0 else f'x{self.factor:g}'}"
@@ -75,3 +102,13 @@ def _size_mib(text: str) -> float:
     if not (size > 0 and math.isfinite(size)):
         raise UsageError(f"{BUCKET} cannot be {text or 'nothing'}", hint=f"a size in MiB, as in {BUCKET}=100")
     return size
+
+
+def _amount(quantity: str, value: str) -> float | None:
+    """What a value is in ns, in bits a second or as a number; None if it is none."""
+    if quantity in COUNTS:
+        return float(value) if re.fullmatch(r"[1-9]\d{0,6}", value) else None
+    units = _RATE_BITS if quantity.endswith(".bandwidth") else _TIME_NS
+    found = re.fullmatch(rf"(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(units)})", value)
+    amount = float(found.group(1)) * units[found.group(2)] if found else 0.0
+    return amount if 0 < amount < math.inf else None

@@ -50,7 +50,8 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
     lines = [
         f"a step takes {duration_text(run.measured_ns)} on average",
         f"the replay of the run as it was misses that by {error}; {gap} of it follows",
-        "from no recorded cause and is kept as it was",
+        "from no recorded cause and is kept as it was; another recording of the same job",
+        f"may differ by {percent_text(run.noise_ns / max(run.measured_ns, 1.0))}, and each answer with it",
     ]
     if not relied_on(run):
         lines.append("that is too much for the answers below to be relied on")

@@ -371,7 +371,7 @@ def test_a_loader_that_is_just_fast_enough_leaves_little_to_save() -> None:
             build_.rank(rank).collective_wait(keys[rank], at + 10 * MS, at + 14 * MS)
     found = limited(build_.trace())
     for advice in found.values():
-        assert advice.saving_high_ns == 2 * MS
+        assert advice.saving_high_ns == pytest.approx(2 * MS, rel=1e-3)
         assert advice.saving_low_ns <= advice.saving_high_ns
         assert advice.limits[-1] == "pace"
     assert set(found) == {"fuse", "overlap", "split_reorder"}

@@ -121,7 +121,9 @@ def test_messages_of_several_sizes_tell_latency_from_bandwidth(moments: int) -> 
 @pytest.mark.parametrize(
     "text",
     ["speed=x2", "network=x2", "compute", "compute=2", "compute=xinf", "compute=x0", "compute=x-1", "straggler=x2",
-     "network.bandwidth=0", "=x2", ""],
+     "network.bandwidth=0", "network.bandwidth=10ms", "network.latency=10gbit", "network.latency=0us", "workers=0",
+     "workers=2.5", "workers=many", "workers=x0", "ranks=0", "ranks=1e3", "ranks=99999999", "compression=fp8",
+     "compression=", "compression=x2", "straggler=1ms", "prep=1", "prep=-1ms", "=x2", ""],
 )  # fmt: skip
 def test_what_cannot_be_changed_is_refused_with_what_can(text: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -130,5 +132,20 @@ def test_what_cannot_be_changed_is_refused_with_what_can(text: str) -> None:
 
 
 def test_changes_are_shown_as_they_are_typed() -> None:
-    for text in ("network.bandwidth=x2", "straggler=0", "prep=x0.5", "fetch=0"):
+    typed = "network.bandwidth=x2 straggler=0 prep=x0.5 fetch=0 workers=8 ranks=x2 compression=fp16 prep=2.5ms"
+    for text in (*typed.split(), "network.bandwidth=10gbit"):
         assert str(Change.parse(text)) == text
+    assert str(Change("compute", 0.5)) == "compute=x0.5"
+
+
+def test_amounts_are_in_ns_bits_a_second_and_numbers() -> None:
+    texts = ("prep=2.5ms", "fetch=30us", "network.latency=1s", "network.bandwidth=10gbit", "workers=8")
+    assert [Change.parse(text).amount for text in texts] == [2.5e6, 3e4, 1e9, 1e10, 8]
+    assert Change.parse("prep=5ms").factor_from(2e6) == 2.5
+    assert Change.parse("prep=x3").factor_from(2e6) == 3
+
+
+@pytest.mark.parametrize(("change", "expected_ms"), [("compute=2.25ms", 5), ("compute=9ms", 14)])
+def test_a_time_may_be_set(change: str, expected_ms: float) -> None:
+    """A step of LATE computes 4.5 ms in the mean, 6 of them on the late rank, and 2 ms of transfer follow."""
+    assert asked(LATE, change).high_ns / MS == pytest.approx(expected_ms, abs=0.01)

@@ -1,0 +1,182 @@
+"""Another number of loader workers: the same batches, handed out in turn, one after the other within a worker.
+
+    2 workers   w0 [ 0 ][ 2 ][ 4 ]      3 workers   w0 [ 0 ][ 3 ]      asked for: batch i + workers * prefetch_factor
+                w1 [ 1 ][ 3 ][ 5 ]                  w1 [ 1 ][ 4 ]      when batch i has been taken, as DataLoader does
+                                                    w2 [ 2 ][ 5 ]
+
+How long a batch takes is kept; what more processes than CPUs do to it, ``sharing`` says.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stashtrace.analysis.graph import EdgeKind, Graph
+from stashtrace.analysis.graph.facts import Facts
+from stashtrace.analysis.timeset import NEVER, Int64
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.changes import Change
+from stashtrace.replay.scenario import Bools, Floats, Scenario
+
+#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+_PREFETCH = 2
+#: A batch that begins later after it was asked for was not waited for: a pass had ended, say.
+_ASKED_NS = 5_000_000
+#: Who waits for so long before so many of its batches was not asked for them.
+_WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
+
+
+def with_workers(scenario: Scenario, change: Change) -> Scenario:
+    """Each rank has so many workers.
+
+    Raises
+    ------
+    MissingDataError
+        If no worker made batches, or nobody knows which batch is which.
+    """
+    graph, facts = scenario.graph, scenario.graph.facts
+    if facts is None or not graph.is_batch.any():
+        raise MissingDataError(
+            "no worker made batches in this run: what more of them would do cannot be told from it",
+            hint="record it with num_workers=1 at least",
+        )
+    passes = _Passes.of(graph, facts)
+    count = change.factor_from(1.0) if change.factor is None else change.factor * passes.workers
+    wanted = max(round(count), 1)
+    if wanted == passes.workers:
+        return scenario
+    kept = ~(graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH)))
+    made = [_chain(passes, wanted, scenario), _asked(passes, wanted, scenario), _begun(passes, wanted, scenario)]
+    source, target, lag, kind = (np.concatenate([part[i] for part in made]) for i in range(4))
+    begin = graph.begin_ns.copy()
+    heads = passes.nodes[passes.position < wanted]
+    # Those that nothing leads to begin when the pass does.
+    begin[heads] = begin[passes.first_node[passes.position < wanted]]
+    gap = graph.gap_ns.copy()
+    gap[passes.nodes] = 0
+    changed = replace(
+        graph,
+        source=np.concatenate([graph.source[kept], source]).astype(np.int32),
+        target=np.concatenate([graph.target[kept], target]).astype(np.int32),
+        edge_kind=np.concatenate([graph.edge_kind[kept], kind]).astype(np.int8),
+        lag_ns=np.concatenate([graph.lag_ns[kept], np.rint(lag).astype(np.int64)]),
+        begin_ns=begin,
+        end_ns=begin + graph.work_ns,
+        gap_ns=gap,
+    )
+    return replace(scenario, graph=changed, lag=np.concatenate([scenario.lag[kept], lag]))
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Batches by rank, iterator and number.
+
+    Attributes
+    ----------
+    nodes : int array
+        Batches in that order.
+    start, position : int array
+        Of each: where its pass begins in ``nodes``, and how many come before it in the pass.
+    first_node : int array
+        The batch of its pass that was begun first.
+    workers : int
+        Per rank, now.
+    """
+
+    nodes: Int64
+    start: Int64
+    position: Int64
+    first_node: Int64
+    workers: int
+
+    @classmethod
+    def of(cls, graph: Graph, facts: Facts) -> _Passes:
+        nodes = np.flatnonzero(graph.is_batch)
+        nodes = nodes[np.lexsort((graph.begin_ns[nodes], facts.batch[nodes], facts.loader[nodes], graph.rank[nodes]))]
+        rank, loader = graph.rank[nodes], facts.loader[nodes]
+        new = np.ones(len(nodes), dtype=bool)
+        new[1:] = (rank[1:] != rank[:-1]) | (loader[1:] != loader[:-1])
+        starts = np.flatnonzero(new)
+        number = np.cumsum(new) - 1
+        by_begin = np.lexsort((graph.begin_ns[nodes], number))
+        first = nodes[by_begin[starts]]
+        pairs = np.unique(np.stack([number, graph.process_id[nodes]]), axis=1)
+        workers = int(np.bincount(pairs[0]).max())
+        return cls(nodes, starts[number], np.arange(len(nodes)) - starts[number], first[number], workers)
+
+    def before(self, distance: int) -> tuple[Int64, Int64]:
+        """Batches that have another one so far before them in their pass, and that one."""
+        has = np.flatnonzero(self.position >= distance)
+        return self.nodes[has], self.nodes[has - distance]
+
+
+_Edges = tuple[Int64, Int64, Floats, Int64]
+
+
+def _edges(source: Int64, target: Int64, lag: Floats | float, kind: EdgeKind) -> _Edges:
+    lags = np.broadcast_to(np.asarray(lag, dtype=np.float64), source.shape)
+    return source, target, lags, np.full(len(source), int(kind), dtype=np.int64)
+
+
+def _chain(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
+    """Within a worker one batch after the other; between them the time to hand one over."""
+    graph = scenario.graph
+    old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
+    between = float(np.median(scenario.lag[old])) if old.any() else 0.0
+    target, source = passes.before(wanted)
+    return _edges(source, target, between, EdgeKind.PROGRAM)
+
+
+def _asked(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
+    """A batch is asked for when the one so many before it has been taken."""
+    graph = scenario.graph
+    taken = np.full(len(graph), -1, dtype=np.int64)
+    takes = graph.edge_kind == EdgeKind.BATCH
+    taken[graph.source[takes]] = graph.target[takes]
+    old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < _ASKED_NS)
+    late = float(np.median(scenario.lag[old])) if old.any() else 0.0
+    ready = np.full(len(graph), NEVER, dtype=np.int64)
+    chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
+    ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]
+    waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > _WAITED_NS
+    factor = _prefetch_factor(passes, graph, taken, waited)
+    target, source = passes.before(wanted * factor)
+    source = taken[source]
+    known = source >= 0
+    return _edges(source[known], target[known], late, EdgeKind.PREFETCH)
+
+
+def _prefetch_factor(passes: _Passes, graph: Graph, taken: Int64, waited: Bools) -> int:
+    """How far ahead of what was taken workers were at most, divided by their number.
+
+    Workers that never had to wait may be allowed to be further ahead: at least as far as DataLoader lets them.
+    """
+    taken_ns = np.where(taken >= 0, graph.begin_ns[np.maximum(taken, 0)], NEVER)[passes.nodes]
+    ahead = 0
+    for start in np.unique(passes.start).tolist():
+        mine = passes.start == start
+        so_far = np.searchsorted(np.sort(taken_ns[mine]), graph.begin_ns[passes.nodes[mine]], side="right")
+        ahead = max(ahead, int((np.arange(len(so_far)) - so_far).max()) + 1)
+    factor = max(round(ahead / passes.workers), 1)
+    return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, _PREFETCH)
+
+
+def _begun(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
+    """The first batch of each worker in a pass begins after what the first one of the pass began after."""
+    graph = scenario.graph
+    leading = graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH))
+    rows = np.flatnonzero(leading)
+    rows = rows[np.argsort(graph.target[rows], kind="stable")]
+    heads = np.flatnonzero(passes.position < wanted)
+    low, high = (np.searchsorted(graph.target[rows], passes.first_node[heads], side=side) for side in ("left", "right"))
+    parts = [_edges(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0.0, EdgeKind.PREFETCH)]
+    for more in range(int((high - low).max(initial=0))):
+        chosen = np.flatnonzero(low + more < high)
+        row = rows[low[chosen] + more]
+        source, target = graph.source[row].astype(np.int64), passes.nodes[heads[chosen]]
+        parts.append(_edges(source, target, scenario.lag[row], EdgeKind.PREFETCH))
+    source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    return source, target, lag, kind

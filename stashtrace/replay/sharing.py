@@ -1,0 +1,71 @@
+"""Processes that share CPUs: a replay in which whoever computes is slower while more want a CPU than there are."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from stashtrace.analysis.graph import Graph, Replayed
+from stashtrace.replay.scenario import Scenario, whole_ns
+
+#: Others that use less of a CPU are in nobody's way.
+_USED_BY_OTHERS = 0.25
+
+
+def crowded_hosts(
+    graph: Graph, workers: Callable[[int], float] = float, *, transfers: bool = False
+) -> dict[str, float]:
+    """CPUs of each host on which more threads of the job may want one than there are.
+
+    Parameters
+    ----------
+    graph : Graph
+    workers : callable
+        Workers that a rank with so many may have.
+    transfers : bool
+        Count the thread of each rank that moves its messages as well.
+    """
+    facts = graph.facts
+    if facts is None:
+        return {}
+    wanted: dict[str, float] = {}
+    for rank, host in facts.host_of.items():
+        makers = len(np.unique(graph.process_id[graph.is_batch & (graph.rank == rank)]))
+        wanted[host] = wanted.get(host, 0.0) + 1 + transfers + workers(makers)
+    return {host: cpus for host, cpus in facts.cpus.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
+
+
+def shared(scenario: Scenario, cpus: dict[str, float]) -> Replayed:
+    """Replay a scenario whose work shares the CPUs of its hosts, as a fair scheduler shares them.
+
+    Batches and what step threads compute count; what they waited for a CPU when they were measured is taken away first.
+    What transfers need of the CPUs is not known, and counts for nothing.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Of a graph with facts.
+    cpus : dict of str to float
+        By host.
+    """
+    graph, facts = scenario.graph, scenario.graph.facts
+    assert facts is not None
+    grown = scenario.work / np.maximum(graph.work_ns, 1)
+    known = (facts.cpu_ns >= 0) & (graph.is_batch | graph.is_thread)
+    queued = np.where(known, np.maximum(facts.queued_ns, 0) * grown, 0.0)
+    alone = np.maximum(scenario.work - queued, 0.0)
+    busy = np.minimum(np.where(known, facts.cpu_ns * grown, 0.0), alone)
+    host = np.full(len(graph), -1, dtype=np.int32)
+    for number, name in enumerate(cpus):
+        host[np.isin(graph.rank, [rank for rank, of in facts.host_of.items() if of == name])] = number
+    begin, end, binding = graph.plan.replay_shared(
+        graph.release_ns,
+        graph.gap_ns + whole_ns(alone),
+        whole_ns(scenario.lag),
+        whole_ns(busy),
+        host,
+        np.array(list(cpus.values())),
+    )
+    return Replayed(begin, end, binding)

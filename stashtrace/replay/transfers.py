@@ -1,0 +1,309 @@
+"""Transfers over a link that is faster or slower, with fewer bytes, or among more ranks.
+
+A transfer is ``latency + bytes / bandwidth``. The latency is known where one kind of operation moved messages of
+several sizes; else it lies between nothing and what the shortest messages of the run took, hop by hop. What a member
+goes on later than the first one belongs to the transfer and changes with it.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveOp, StallKind
+from stashtrace.models.ring import bytes_factor
+from stashtrace.models.robust_line import robust_line
+from stashtrace.replay.changes import Change
+from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
+
+LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
+#: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
+_SPREAD = 4.0
+#: Fewer transfers of one kind of operation tell nothing about it.
+_FEW = 3
+#: So many transfers of a size are as quick as the link lets them be.
+_QUICK_RATIO = 0.1
+#: Two standard errors on each side.
+_ERRORS = 2.0
+#: Messages up to this size are all latency.
+_TINY_BYTES = 64
+#: How many times longer a hop of an operation takes than one of another, at most.
+_HOPS_DIFFER = 2.0
+#: Smaller transfers are no gradients, and a compression leaves them alone.
+_LEAST_GRADIENT_BYTES = 1024
+_REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
+#: A CPU turns so many bytes a nanosecond from four-byte into two-byte numbers, at the least.
+_CONVERTED_BYTES_PER_NS = 1.0
+_BITS = 8
+
+
+def with_link(scenario: Scenario, change: Change) -> Scenario:
+    """Bandwidth or latency of a link multiplied, or set to what it is to be for one hop."""
+    link, _, what = change.quantity.partition(".")
+    graph = scenario.graph
+    carries = graph.is_transfer | (graph.resource == Resource.STREAM)
+    chosen = carries & (graph.kind == LINKS[link]) & (graph.work_ns > 0)
+    if not chosen.any():
+        return scenario
+    fixed = _latency_ns(scenario, chosen)
+    if what == "latency":
+        present = _per_hop(graph, chosen, fixed)
+        factor = change.factor_from(present) if change.factor is not None or present > 0 else 1.0
+        return _retimed(scenario, factor * fixed + (scenario.work - fixed), chosen)
+    present = _bits_per_s(graph, chosen, scenario.work - fixed)
+    if change.factor is None and not math.isfinite(present):
+        raise MissingDataError(
+            f"how much this run moved over the {link} is not known: {change}", hint=f"{change.quantity}=x2"
+        )
+    factor = change.factor_from(present)
+    # What a transfer takes longer than most of its size may be the link, or threads that wait for their turn.
+    excess = np.minimum(_excess_ns(scenario, chosen), scenario.work - fixed)
+    stays = excess * (scenario.unknowns.luck if factor > 1 else 1 - scenario.unknowns.luck)
+    return _retimed(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, chosen)
+
+
+def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
+    """What each chosen transfer takes longer than the quick ones of its size, 0 of other nodes."""
+    graph, found = scenario.graph, np.zeros(len(scenario.work))
+    for size in np.unique(graph.moved_bytes[chosen & (graph.moved_bytes > 0)]).tolist():
+        nodes = np.flatnonzero(chosen & (graph.moved_bytes == size))
+        found[nodes] = np.maximum(scenario.work[nodes] - np.quantile(scenario.work[nodes], _QUICK_RATIO), 0.0)
+    return found
+
+
+def compressed(scenario: Scenario) -> Scenario:
+    """Gradients of four-byte elements move as two-byte ones.
+
+    What element a message has is not recorded; all are taken for four-byte ones. To convert them costs between nothing
+    and what one CPU takes at the least.
+    """
+    graph = scenario.graph
+    if graph.facts is None:
+        raise MissingDataError("what the transfers of this run move is not known")
+    gradients = graph.is_transfer & np.isin(graph.facts.op, _REDUCING) & (graph.moved_bytes >= _LEAST_GRADIENT_BYTES)
+    if not gradients.any():
+        raise MissingDataError(
+            "no gradients were reduced between ranks: there is nothing to compress",
+            hint="compression needs a run of several ranks",
+        )
+    fixed = _latency_ns(scenario, gradients)
+    converting = scenario.unknowns.luck * graph.moved_bytes / _CONVERTED_BYTES_PER_NS
+    shorter = _retimed(scenario, fixed + (scenario.work - fixed) / 2, gradients)
+    return shorter.with_work(np.where(gradients, shorter.work + converting, shorter.work))
+
+
+def with_ranks(scenario: Scenario, change: Change) -> Scenario:
+    """Another number of ranks, each of which does what the present ones do.
+
+    Their collectives take longer, and may begin later. Those of all ranks grow with their algorithm (ring, tree, or
+    ring of hosts), those of smaller groups stay. Where the backend does not say which it is, ``luck`` chooses. New
+    ranks draw their work from that of the present ones: the last one of more comes later, at most by what independent
+    draws make of it.
+    """
+    graph, facts, luck = scenario.graph, scenario.graph.facts, scenario.unknowns.luck
+    present = len(np.unique(graph.ends_rank))
+    if facts is None or present < 2 or not graph.is_transfer.any():
+        raise MissingDataError(
+            "one rank, and no collectives: what another number of ranks costs cannot be told from this run",
+            hint="record the job with two ranks at least",
+        )
+    count = round(change.factor_from(present) * present) if change.factor else round(change.amount or present)
+    if count < 1:
+        raise MissingDataError(f"ranks={change.text} leaves no rank")
+    whole = graph.is_transfer & (facts.members == present)
+    fixed = _latency_ns(scenario, whole)
+    work = scenario.work.copy()
+    for op in np.unique(facts.op[whole]).tolist():
+        mine = whole & (facts.op == op)
+        for hosts in np.unique(facts.hosts[mine]).tolist():
+            chosen = mine & (facts.hosts == hosts)
+            ring_only = bool(facts.is_ring[chosen].all())
+            grown = _growths(CollectiveOp(op), present, count, hosts, ring_only=ring_only)
+            times = [latency * fixed[chosen] + size * (work[chosen] - fixed[chosen]) for latency, size in grown]
+            order = np.argsort([time.sum() for time in times])
+            quick, slow = times[order[0]], times[order[-1]]
+            work[chosen] = (1 - luck) * quick + luck * slow
+    found = _retimed(scenario, work, whole)
+    later = _later_ns(graph, scenario.work, present, count)
+    # With fewer ranks the last one comes earlier, at most by as much.
+    part = luck if later > 0 else 1 - luck
+    return _delayed(found, whole, part * later)
+
+
+def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_only: bool) -> list[tuple[float, float]]:
+    """By what latency and bytes of an operation grow, for each algorithm that it may have.
+
+    A ring of n ranks takes n - 1 hops (an all-reduce twice as many) and sends (n - 1) / n of the result; a tree takes
+    log2 n levels and sends the message once each way; of a hierarchy only the ring of hosts grows.
+    """
+    if count == 1:
+        return [(0.0, 0.0)]
+    gathers = op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
+    share = (count - 1) / (present - 1) if gathers else bytes_factor(count) / bytes_factor(present)
+    found = [((count - 1) / (present - 1), share)]
+    levels = math.ceil(math.log2(count)) / math.ceil(math.log2(present))
+    if op in (CollectiveOp.BROADCAST, CollectiveOp.REDUCE, CollectiveOp.BARRIER):
+        return [(levels, 1.0)]
+    if ring_only:
+        return found
+    if op == CollectiveOp.ALL_REDUCE:
+        found.append((levels, 1.0))
+    per_host = present / hosts
+    more_hosts = count / per_host
+    if hosts > 1 and per_host > 1 and more_hosts > 1:
+        by_hosts = (more_hosts - 1) / (hosts - 1)
+        found.append((by_hosts, by_hosts if gathers else bytes_factor(math.ceil(more_hosts)) / bytes_factor(hosts)))
+    return found
+
+
+def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
+    """By how much the last of ``count`` independent ranks would come later than the last of ``present``, in a step."""
+    threads = graph.is_thread & np.isin(graph.step, graph.ends_step[graph.ends_counted])
+    ranks, row = np.unique(graph.rank[threads], return_inverse=True)
+    steps, column = np.unique(graph.step[threads], return_inverse=True)
+    spent = np.zeros((len(ranks), len(steps)))
+    np.add.at(spent, (row, column), work[threads])
+    drawn = np.sort((spent - np.median(spent, axis=0)).ravel())
+    below = np.arange(len(drawn) + 1) / max(len(drawn), 1)
+
+    def last_of(draws: int) -> float:
+        return float((drawn * np.diff(below**draws)).sum())
+
+    return last_of(count) - last_of(present)
+
+
+def _delayed(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
+    """The last of these transfers in each step begins later, or earlier, by so much."""
+    graph = scenario.graph
+    member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & chosen[graph.target])
+    step, transfer = graph.step[graph.source[member]], graph.target[member]
+    order = np.lexsort((graph.begin_ns[transfer], step))
+    last = order[np.append(step[order][1:] != step[order][:-1], True)] if len(order) else order
+    lag = scenario.lag.copy()
+    lag[member[np.isin(transfer, transfer[last])]] += delay_ns
+    return replace(scenario, lag=lag)
+
+
+def _retimed(scenario: Scenario, work: Floats, chosen: Bools) -> Scenario:
+    """New lengths of chosen transfers; what their members go on later grows or shrinks with them."""
+    graph, before = scenario.graph, scenario.work
+    ratio = np.divide(work, before, out=np.ones_like(work), where=chosen & (before > 0))
+    released = (graph.edge_kind == EdgeKind.RELEASE) & chosen[graph.source] & (scenario.lag > 0)
+    lag = np.where(released, ratio[graph.source] * scenario.lag, scenario.lag)
+    return replace(scenario, work=np.where(chosen, work, before), lag=lag)
+
+
+def _latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
+    """The fixed part of each chosen transfer, 0 of all other nodes."""
+    graph, run, found = scenario.graph, scenario.run, np.zeros(len(scenario.work))
+    op, of_run = (_ops(one) for one in (graph, run))
+    carries = run.is_transfer | (run.resource == Resource.STREAM)
+    alike = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
+    for one in np.unique(op[chosen]).tolist():
+        # All messages of the operation over these links tell, not only those that are to change.
+        low, high = latency_bounds_ns(run, alike & (of_run == one), CollectiveOp(max(one, 0)))
+        mine = chosen & (op == one)
+        found[mine] = low + scenario.unknowns.latency * (high - low)
+    if len(graph.doubtful) and scenario.unknowns.latency > 0:
+        # What a transfer takes longer than another of its size may be a wait.
+        nodes = np.flatnonzero(chosen)
+        sizes, of_size = np.unique(graph.moved_bytes[nodes], return_inverse=True)
+        shortest = np.full(len(sizes), np.inf)
+        np.minimum.at(shortest, of_size, graph.work_ns[nodes])
+        longer = scenario.unknowns.latency * (graph.work_ns[nodes] - shortest[of_size])
+        found[nodes] += np.where(graph.doubtful[nodes], longer, 0.0)
+    return np.minimum(found, scenario.work)
+
+
+def _ops(graph: Graph) -> npt.NDArray[np.int64]:
+    return graph.facts.op if graph.facts is not None else np.zeros(len(graph), dtype=np.int64)
+
+
+def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[float, float]:
+    """Least and largest latency of transfers of one kind of operation.
+
+    Parameters
+    ----------
+    graph : Graph
+    chosen : bool array
+        The transfers.
+    op : CollectiveOp
+
+    Returns
+    -------
+    float, float
+        Nanoseconds.
+    """
+    begin, end = counted_span(graph)
+    steady = chosen & (graph.begin_ns >= begin) & (graph.begin_ns <= end) & (graph.moved_bytes > 0)
+    # What sets a job up moves other sizes, once, over connections that are not made yet.
+    steady = steady if steady.sum() >= _FEW else chosen & (graph.moved_bytes > 0)
+    sizes, times = graph.moved_bytes[steady].astype(np.float64), graph.work_ns[steady].astype(np.float64)
+    if not len(times):
+        times = graph.work_ns[chosen].astype(np.float64)
+        return 0.0, float(np.median(times)) if len(times) else 0.0
+    typical = min(float(np.median(times[sizes == size])) for size in np.unique(sizes).tolist())
+    if sizes.max() >= _SPREAD * sizes.min():
+        order = np.argsort(sizes, kind="stable")
+        times = np.maximum(times[order], 1.0)
+        line = robust_line(sizes[order], times, np.ones(len(times)), errors_known=False, from_zero=True)
+        error = _ERRORS * math.sqrt(max(line.alpha_variance, 0.0))
+        low, high = (float(np.clip(line.alpha_ns + side * error, 0.0, typical)) for side in (-1, 1))
+        return low, high
+    return 0.0, min(typical, _tiny_ns(graph, chosen, op))
+
+
+def _tiny_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> float:
+    """What the quickest tiny message over the same link took, for as many hops as this operation has; else infinity."""
+    if graph.facts is None:
+        return math.inf
+    link = np.isin(graph.kind, graph.kind[chosen]) & graph.is_transfer
+    tiny = np.flatnonzero(link & (graph.moved_bytes <= _TINY_BYTES) & (graph.work_ns > 0) & (graph.facts.members > 1))
+    if not len(tiny):
+        return math.inf
+    members = int(np.median(graph.facts.members[chosen]))
+    pairs = zip(graph.facts.op[tiny].tolist(), graph.facts.members[tiny].tolist(), strict=True)
+    hops = np.array([_hops(CollectiveOp(max(one, 0)), size) for one, size in pairs])
+    return _HOPS_DIFFER * float((graph.work_ns[tiny] / hops).min()) * _hops(op, max(members, 2))
+
+
+def _hops(op: CollectiveOp, members: int) -> int:
+    """Messages one after the other that an operation of so many ranks takes, at least."""
+    if op == CollectiveOp.ALL_REDUCE:
+        return 2 * (members - 1)
+    if op in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL):
+        return members - 1
+    return max(math.ceil(math.log2(members)), 1)
+
+
+def _per_hop(graph: Graph, chosen: Bools, fixed: Floats) -> float:
+    """Mean latency of a hop of these transfers in ns."""
+    if graph.facts is None:
+        return 0.0
+    own = np.flatnonzero(chosen & _in_span(graph))
+    pairs = zip(graph.facts.op[own].tolist(), graph.facts.members[own].tolist(), strict=True)
+    hops = sum(_hops(CollectiveOp(max(op, 0)), max(members, 2)) for op, members in pairs)
+    return float(fixed[own].sum()) / hops if hops else 0.0
+
+
+def _bits_per_s(graph: Graph, chosen: Bools, moving_ns: Floats) -> float:
+    """Rate at which these transfers moved over each link what their algorithm sends."""
+    own = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
+    if graph.facts is None or not len(own) or not moving_ns[own].sum():
+        return math.inf
+    reduced = np.isin(graph.facts.op[own], (CollectiveOp.ALL_REDUCE,))
+    members = np.maximum(graph.facts.members[own], 2)
+    sent = graph.moved_bytes[own] * np.where(reduced, 2 * (members - 1) / members, 1.0)
+    return _BITS * 1e9 * float(sent.sum()) / float(moving_ns[own].sum())
+
+
+def _in_span(graph: Graph) -> Bools:
+    begin, end = counted_span(graph)
+    inside = (graph.begin_ns >= begin) & (graph.begin_ns <= end)
+    return inside if (inside & graph.is_transfer).any() else np.ones(len(graph), dtype=bool)

@@ -1,0 +1,125 @@
+"""Another number of workers: predicted from one simulated job, beside the simulation of the other."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from builders import MS, TraceBuilder
+from replay.loader_jobs import Job
+
+from stashtrace.analysis.graph import Graph, build
+from stashtrace.errors import MissingDataError
+from stashtrace.replay import Answer, Change, what_if
+
+WORKERS = (1, 2, 3, 4)
+PAIRS = [(one, other) for one in WORKERS for other in WORKERS if one != other]
+
+
+def predicted(job: Job, *changes: str) -> Answer:
+    return what_if(build(job.trace()), map(Change.parse, changes))
+
+
+def job(workers: int, **options: int) -> Job:
+    return Job(workers, **{"batch_ns": 9 * MS, "step_ns": 4 * MS, **options}).run()
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_workers_that_set_the_pace(one: int, other: int) -> None:
+    """9 ms a batch, 4 ms a step: 9, 4.5 and 4 ms a step with 1, 2, and 3 workers or more."""
+    assert job(other).step_ms() == pytest.approx({1: 9, 2: 4.5}.get(other, 4), rel=0.02)
+    answer = predicted(job(one), f"workers={other}")
+    assert answer.high_ns / MS == pytest.approx(job(other).step_ms(), rel=0.02)
+    assert answer.low_ns == answer.high_ns
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_workers_run_ahead_as_far_as_they_are_asked(factor: int) -> None:
+    one, other = (job(workers, prefetch=factor) for workers in (4, 2))
+    assert predicted(one, "workers=2").high_ns / MS == pytest.approx(other.step_ms(), rel=0.03)
+
+
+def test_as_many_workers_as_there_are_change_nothing() -> None:
+    made = job(2)
+    assert predicted(made, "workers=2").high_ns == predicted(made).replayed_ns
+    assert str(Change.parse("workers=x2")) == "workers=x2"
+    assert predicted(made, "workers=x0.5").high_ns / MS == pytest.approx(9, rel=0.02)
+
+
+def test_a_faster_worker_may_be_ahead_though_it_never_was() -> None:
+    """A worker that sets the pace is never seen to wait for an index; at half the time it is."""
+    assert predicted(job(1), "prep=x0.4").high_ns / MS == pytest.approx(4, rel=0.02)
+    assert predicted(job(1), "prep=5ms").high_ns / MS == pytest.approx(5, rel=0.02)
+
+
+@pytest.mark.parametrize("cpus", [1.0, 2.0])
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_workers_that_share_too_few_cpus(one: int, other: int, cpus: float) -> None:
+    answer = predicted(job(one, cpus=cpus), f"workers={other}")
+    truth = job(other, cpus=cpus).step_ms() * MS
+    assert answer.low_ns * 0.98 <= truth <= answer.high_ns * 1.02
+    assert answer.middle_ns == pytest.approx(truth, rel=0.03)
+
+
+def test_on_one_cpu_more_workers_do_not_help() -> None:
+    """9 ms of a batch and 4 ms of a step are 13 ms of one CPU, however many workers there are."""
+    answer = predicted(job(1, cpus=1.0, steps=300), "workers=3")
+    assert answer.middle_ns / MS == pytest.approx(13, rel=0.03)
+
+
+def test_what_waits_needs_no_cpu() -> None:
+    """Of 9 ms of a batch 7 are spent asleep: one CPU is enough for the rest of three workers' batches and the step."""
+    options = {"batch_ns": 2 * MS, "wait_ns": 7 * MS, "step_ns": MS, "cpus": 1.0}
+    assert predicted(job(1, **options), "workers=3").middle_ns == pytest.approx(
+        job(3, **options).step_ms() * MS, rel=0.04
+    )
+
+
+def test_faster_batches_leave_cpus_to_the_step() -> None:
+    truth = job(2, cpus=1.0, batch_ns=3 * MS).step_ms() * MS
+    assert predicted(job(2, cpus=1.0, batch_ns=6 * MS), "prep=x0.5").middle_ns == pytest.approx(truth, rel=0.03)
+
+
+def test_without_workers_their_number_is_no_question() -> None:
+    made = job(1)
+    made.fetches.clear()
+    with pytest.raises(MissingDataError) as error:
+        predicted(made, "workers=2")
+    assert "no worker made batches" in str(error.value)
+    assert error.value.hint == "record it with num_workers=1 at least"
+
+
+def test_the_budget_is_that_of_the_changed_job() -> None:
+    """With three workers nobody waits for batches of 9 ms any more."""
+    answer = predicted(job(1), "workers=3")
+    assert answer.before_ns["data"] / MS == pytest.approx(5, rel=0.02)
+    assert answer.after_ns["data"] / MS < 0.2
+    assert sum(answer.after_ns.values()) == pytest.approx(answer.high_ns, rel=0.03)
+
+
+def held_back(workers: int, batch_ms: int = 4) -> Graph:
+    """Workers whose batches wait for the one after them to be done before they are handed over; a step takes 1 ms.
+
+    Batch i is begun at i / workers * batch_ms, and had two batches later; the thread runs 0.1 ms to unpack it. In half
+    that time a worker is asked for a batch 0.1 ms after the one two before it was had: two batches take 4.1 ms.
+    """
+    build_ = TraceBuilder()
+    rank = build_.rank(0)
+    now = 0
+    for batch in range(150):
+        begin = batch // workers * batch_ms * MS + batch % workers * batch_ms * MS // workers
+        rank.worker(batch % workers).fetch(batch, begin, begin + batch_ms * MS, cpu=batch_ms * MS, runqueue=0)
+        had = max(begin + 2 * batch_ms * MS, now)
+        rank.batch_wait(batch, now, had + MS // 10, worker=batch % workers, cpu=MS // 10, runqueue=0)
+        now = had + MS // 10 + MS
+        rank.phase("forward", now - MS, now - MS // 2).phase("optimizer", now - MS // 2, now)
+    return build(build_.trace())
+
+
+@pytest.mark.parametrize(
+    ("workers", "change", "step_ms"),
+    [(1, "workers=2", 2), (1, "workers=4", 1.1), (2, "workers=1", 4), (1, "prep=x0.5", 2.05), (2, "prep=x2", 4)],
+)
+def test_a_late_hand_over_keeps_the_thread_waiting_not_busy(workers: int, change: str, step_ms: float) -> None:
+    graph = held_back(workers)
+    assert what_if(graph, []).measured_ns / MS == pytest.approx(4 / workers, rel=0.02)
+    assert what_if(graph, [Change.parse(change)]).middle_ns / MS == pytest.approx(step_ms, rel=0.03)

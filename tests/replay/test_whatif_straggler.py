@@ -1,0 +1,93 @@
+"""Nobody late: between two bounds where ranks take turns, and by the sample where their batches differ."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from builders import MS, TraceBuilder
+
+from stashtrace.analysis.graph import Graph, build
+from stashtrace.model.trace import Trace
+from stashtrace.replay import Answer, Change, what_if
+
+STEPS = 24
+
+
+def job(work_ms: Callable[[int, int], int], *, ranks: int = 2, samples: dict[int, int] | None = None) -> Trace:
+    """Each rank computes for so long in each step (by rank and step), all reduce for 2 ms, and update for 1 ms."""
+    build_ = TraceBuilder()
+    clock = 0
+    for step in range(STEPS):
+        called = {}
+        for rank in range(ranks):
+            process, begin = build_.rank(rank), clock
+            if samples:
+                process.batch_wait(step, begin, begin + 1000, worker=-1, loader=1 + rank).fetch(
+                    step, begin, begin + 1000, loader=1 + rank
+                )
+            called[rank] = begin + work_ms(rank, step) * MS
+            process.phase("forward", begin + 1000, called[rank])
+        end = max(called.values()) + 2 * MS
+        keys = build_.collective({rank: (at, end) for rank, at in called.items()})
+        for rank, at in called.items():
+            build_.rank(rank).collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+        clock = end + MS
+    for rank, batch in (samples or {}).items():
+        key = build_.strings.code(f"dataloader {1 + rank:016x}")
+        value = build_.strings.code(f"{batch} 1000 1000")
+        build_.add("metadata", process_id=build_.rank(rank).process_id, key_code=key, value_code=value)
+    return build_.trace()
+
+
+def without(graph: Graph) -> Answer:
+    return what_if(graph, [Change.parse("straggler=0")])
+
+
+def test_a_rank_that_is_always_late() -> None:
+    answer = without(build(job(lambda rank, step: 5 + 4 * rank)))
+    assert answer.measured_ns == 12 * MS
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((8, 8), abs=0.02)
+
+
+def test_a_rank_that_is_late_now_and_then() -> None:
+    """Every third step of rank 1 takes 9 ms instead of 3; ranks 0 and 2 always take 3."""
+    answer = without(build(job(lambda rank, step: 3 + 6 * (rank == 1 and step % 3 == 0), ranks=3)))
+    assert answer.measured_ns / MS == pytest.approx(8, abs=0.4)
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((6, 6), abs=0.01)
+
+
+def test_ranks_that_take_turns() -> None:
+    """Each is late every other step. At best nobody ever is; no rank is slower than the other in general."""
+    graph = build(job(lambda rank, step: 5 + 4 * (step % 2 == rank)))
+    answer = without(graph)
+    assert answer.measured_ns == 12 * MS
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((8, 12), abs=0.02)
+
+
+def test_a_rank_with_more_samples_is_not_late() -> None:
+    """Rank 1 trains on twice the samples of rank 0 and takes twice as long."""
+    trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32})
+    assert without(build(trace)).high_ns / MS == pytest.approx(13, abs=0.1)
+    told_alike = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 16})
+    assert without(build(told_alike)).high_ns / MS == pytest.approx(8, abs=0.1)
+
+
+def test_a_rank_that_is_slow_for_its_samples_is_late() -> None:
+    """Twice the samples, in three times the time: at the pace of rank 0 it would take 10 ms.
+
+    Its update of 1 ms is the same for any samples, but counts as if it were not.
+    """
+    trace = job(lambda rank, step: 5 + 10 * rank, samples={0: 16, 1: 32})
+    assert 13 <= without(build(trace)).high_ns / MS <= 14.02
+
+
+def test_the_mean_of_few_scattered_steps_is_not_well_known() -> None:
+    steady = without(build(job(lambda rank, step: 5)))
+    assert steady.noise_ns == pytest.approx(0.02 * 8 * MS, rel=0.01)
+    # 5 ms or 9 ms, five steps at a time.
+    scattered = what_if(build(job(lambda rank, step: 5 + 4 * (step // 5 % 2))), [])
+    assert scattered.noise_ns > MS
+    low, high = scattered.interval_ns
+    assert high - low == pytest.approx(2 * scattered.noise_ns, rel=0.01)

@@ -1,0 +1,188 @@
+"""Links, compression and numbers of ranks, on jobs whose transfers are ``latency + bytes / bandwidth`` by design."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from builders import MS, US, TraceBuilder
+
+from stashtrace.analysis.graph import Graph, build
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import CollectiveOp
+from stashtrace.replay import Answer, Change, what_if
+
+MB = 1_000_000
+STEPS = 12
+
+
+def job(
+    *,
+    ranks: int = 2,
+    sizes: tuple[int, ...] = (MB, 8 * MB),
+    latency: int = MS,
+    compute: Callable[[int, int], int] = lambda step, rank: 3,
+    backend: str = "gloo",
+    op: CollectiveOp = CollectiveOp.ALL_REDUCE,
+    later: int = 0,
+    tiny: int = 0,
+    hosts: tuple[str, ...] = ("node00",),
+    steps: int = STEPS,
+) -> Graph:
+    """Each step computes 3 ms, reduces messages one after the other at 1 ms a MB and a latency, and updates in 1 ms.
+
+    ``compute`` has the milliseconds by step and rank where they differ; the last rank goes on ``later`` than the first
+    after each transfer; ``tiny`` is the time of a barrier before the first step, none if 0.
+    """
+    build_ = TraceBuilder(hosts)
+    build_.group(range(ranks), backend=backend)
+    now = 0
+    if tiny:
+        build_.collective(dict.fromkeys(range(ranks), (0, tiny)), op=CollectiveOp.BARRIER, message_bytes=0)
+        now = 2 * tiny
+    for step in range(steps):
+        free = {}
+        for rank in range(ranks):
+            free[rank] = now + compute(step, rank) * MS
+            build_.rank(rank).phase("forward", now, free[rank])
+        for size in sizes:
+            end = max(free.values()) + latency + size
+            times = {rank: (free[rank], end + later * (rank == ranks - 1)) for rank in range(ranks)}
+            keys = build_.collective(times, message_bytes=size, op=op)
+            for rank, (call, done) in times.items():
+                build_.rank(rank).collective_wait(keys[rank], call, done)
+                free[rank] = done
+        for rank in range(ranks):
+            build_.rank(rank).phase("optimizer", free[rank], free[rank] + MS)
+        now = max(free.values()) + MS
+    return build(build_.trace())
+
+
+def asked(graph: Graph, *changes: str) -> Answer:
+    return what_if(graph, map(Change.parse, changes))
+
+
+def ms(answer: Answer) -> tuple[float, float]:
+    return answer.low_ns / MS, answer.high_ns / MS
+
+
+def test_a_job_is_what_it_was_made_of() -> None:
+    assert ms(asked(job())) == pytest.approx((15, 15), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "step_ms"),
+    [
+        ("interconnect.bandwidth=x2", 10.5),
+        ("interconnect.bandwidth=x0.5", 24),
+        ("interconnect.latency=x3", 19),
+        ("interconnect.latency=2ms", 21),  # of each of the two hops of a ring of two
+        ("interconnect.bandwidth=16gbit", 10.5),  # it was 8 bits a ns: each rank of two sends what it reduces once
+        ("network.bandwidth=x2", 15),
+    ],
+)
+def test_sizes_tell_latency_from_bandwidth(change: str, step_ms: float) -> None:
+    assert ms(asked(job(), change)) == pytest.approx((step_ms, step_ms), abs=0.02)
+
+
+def test_of_one_size_the_latency_is_between_nothing_and_all() -> None:
+    assert ms(asked(job(sizes=(8 * MB,)), "interconnect.bandwidth=x2")) == pytest.approx((8.5, 13), abs=0.01)
+
+
+def test_a_tiny_message_bounds_the_latency_of_large_ones() -> None:
+    """A barrier of 100 us is one hop: the two of an all-reduce take 400 us at most, if they differ by two times."""
+    low, high = ms(asked(job(sizes=(8 * MB,), tiny=100 * US), "interconnect.bandwidth=x2"))
+    assert (low, high) == pytest.approx((8.5, 8.7), abs=0.01)
+
+
+def test_what_sets_the_job_up_is_no_message_of_it() -> None:
+    """Messages before the first step go over connections that are being made."""
+    graph = job(sizes=(8 * MB,), tiny=20 * MS)
+    assert ms(asked(graph, "interconnect.bandwidth=x2")) == pytest.approx((8.5, 13), abs=0.01)
+
+
+def test_members_that_go_on_later_do_so_in_proportion() -> None:
+    """1 MB in 2 ms, and one rank has it 1 ms later: over half the link 3 and 1.5 ms."""
+    graph = job(sizes=(MB, 8 * MB), later=MS // 2)
+    assert ms(asked(graph))[1] == pytest.approx(16, abs=0.01)
+    # The latency of both is 1 ms: 2 and 9 ms become 3 and 17, what is later grows with each.
+    assert ms(asked(graph, "interconnect.bandwidth=x0.5"))[1] == pytest.approx(24 + 0.5 * (3 / 2 + 17 / 9), abs=0.05)
+
+
+def test_compression_halves_what_is_moved_and_costs_what_a_cpu_takes() -> None:
+    low, high = ms(asked(job(), "compression=fp16"))
+    assert low == pytest.approx(15 - 4.5, abs=0.02)
+    assert high == pytest.approx(15 - 4.5 + 9, abs=0.02)  # 9 MB at 1 GB/s
+
+
+def test_compression_leaves_small_and_other_messages_alone() -> None:
+    assert ms(asked(job(sizes=(512, MB)), "compression=fp16"))[0] == pytest.approx(7 - 0.5, abs=0.02)
+    with pytest.raises(MissingDataError, match="nothing to compress"):
+        asked(job(op=CollectiveOp.BROADCAST), "compression=fp16")
+
+
+@pytest.mark.parametrize(
+    ("present", "count", "step_ms"),
+    [
+        # A ring of n: latency in proportion to n - 1, bytes to (n - 1) / n.
+        (2, 4, 4 + 2 * 3 + 9 * 1.5),
+        (2, 64, 4 + 2 * 63 + 9 * 2 * 63 / 64),
+        (4, 2, 4 + 2 / 3 + 9 / 1.5),
+        (2, 1, 4),
+    ],
+)
+def test_a_ring_of_other_ranks(present: int, count: int, step_ms: float) -> None:
+    assert ms(asked(job(ranks=present), f"ranks={count}")) == pytest.approx((step_ms, step_ms), abs=0.03)
+
+
+def test_ranks_may_be_multiplied() -> None:
+    assert asked(job(), "ranks=x2").high_ns == asked(job(), "ranks=4").high_ns
+
+
+def test_an_unknown_algorithm_is_a_ring_or_a_tree() -> None:
+    """A tree of 16 has 4 levels where one of 2 has 1, and moves as many bytes."""
+    low, high = ms(asked(job(backend="nccl"), "ranks=16"))
+    assert low == pytest.approx(4 + 2 * 4 + 9, abs=0.03)
+    assert high == pytest.approx(4 + 2 * 15 + 9 * 2 * 15 / 16, abs=0.05)
+
+
+def test_of_a_hierarchy_only_the_ring_of_hosts_grows() -> None:
+    """Two hosts of two ranks become eight: a ring of hosts has 7 hops for 1, a tree of 16 has 4 levels for 2."""
+    graph = job(ranks=4, backend="nccl", hosts=("a", "a", "b", "b"))
+    low, high = ms(asked(graph, "ranks=16"))
+    assert low == pytest.approx(4 + 2 * 2 + 9, abs=0.03)
+    assert high == pytest.approx(4 + 2 * 15 / 3 + 9 * (15 / 16) / (3 / 4), abs=9)
+    assert high >= 4 + 2 * 7 + 9 * (7 / 8) / (1 / 2) - 0.1
+
+
+def test_gathered_parts_grow_with_the_ranks() -> None:
+    """Each of n ranks gathers n - 1 parts."""
+    low, high = ms(asked(job(op=CollectiveOp.ALL_GATHER), "ranks=4"))
+    assert (low, high) == pytest.approx((4 + 3 * 11, 4 + 3 * 11), abs=0.03)
+
+
+def test_of_more_ranks_the_last_one_comes_later() -> None:
+    """Ranks that take 3 or 5 ms: the last of two takes 4.5 ms in the mean, that of 32 nearly always 5."""
+    graph = job(compute=lambda step, rank: 3 + 2 * (step >> rank & 1), latency=0, steps=64)
+    assert asked(graph).measured_ns / MS == pytest.approx(1 + 4.5 + 9, abs=0.05)
+    low, high = ms(asked(graph, "ranks=32"))
+    bytes_ms = 9 * 2 * 31 / 32
+    assert low == pytest.approx(1 + 4.5 + bytes_ms, abs=0.05)
+    assert low + 0.4 < 1 + 5 + bytes_ms < high
+    assert high - low < 1
+
+
+def test_one_rank_tells_nothing_of_others() -> None:
+    build_ = TraceBuilder()
+    for step in range(8):
+        build_.rank(0).phase("forward", 5 * step * MS, (5 * step + 3) * MS)
+        build_.rank(0).phase("optimizer", (5 * step + 3) * MS, (5 * step + 5) * MS)
+    for change, words in (
+        ("ranks=4", "one rank"),
+        ("compression=fp16", "nothing to compress"),
+        ("prep=2ms", "no prep"),
+    ):
+        with pytest.raises(MissingDataError, match=words) as error:
+            asked(build(build_.trace()), change)
+        assert error.value.hint
