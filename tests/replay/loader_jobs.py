@@ -91,8 +91,8 @@ class Job:
         ends = [end for _, end, _ in self.spans]
         return (ends[-1] - ends[9]) / (len(ends) - 10) / MS
 
-    def trace(self) -> Trace:
-        """What would be recorded of it."""
+    def trace(self, elsewhere: float = 0.0) -> Trace:
+        """What would be recorded of it; CPUs that something else used all the time."""
         build = TraceBuilder()
         rank = build.rank(0)
         for worker, batch, begin, end, cpu in self.fetches:
@@ -110,6 +110,8 @@ class Job:
             cpu, queue = cpu + ran, queue + waited
             rank.phase("optimizer", middle, end, cpu=(half[0], cpu), runqueue=(half[1], queue))
         last = self.spans[-1][1]
-        for name, rate in (("user", 0.0), ("system", 0.0), ("iowait", 0.0), ("steal", 0.0), ("idle", self.cpus)):
+        worked = sum(ran for *_, ran in self.spans) + sum(cpu for *_, cpu in self.fetches)
+        user = elsewhere + worked / last
+        for name, rate in (("user", user), ("system", 0), ("iowait", 0), ("steal", 0), ("idle", self.cpus - user)):
             build.counter(0, f"host_{name}_ns_total", {0: 0.0, last: rate * last}, unit="ns")
         return build.trace()

@@ -123,3 +123,29 @@ def test_a_late_hand_over_keeps_the_thread_waiting_not_busy(workers: int, change
     graph = held_back(workers)
     assert what_if(graph, []).measured_ns / MS == pytest.approx(4 / workers, rel=0.02)
     assert what_if(graph, [Change.parse(change)]).middle_ns / MS == pytest.approx(step_ms, rel=0.03)
+
+
+def test_a_read_that_waits_may_cost_the_cpu_as_well() -> None:
+    """Of a batch of 6 ms a read takes 5, of which its thread runs 1 ms: without reads 1 ms is left, or 2."""
+    build_ = TraceBuilder()
+    rank = build_.rank(0)
+    for batch in range(60):
+        begin = 6 * batch * MS
+        rank.worker(0).fetch(batch, begin, begin + 6 * MS, cpu=2 * MS, runqueue=0)
+        rank.worker(0).io(begin, begin + 5 * MS, path="/data/x", blocked=True)
+        rank.batch_wait(batch, begin + MS, begin + 6 * MS, worker=0)
+        rank.phase("forward", begin + 6 * MS, begin + 6 * MS + MS // 2)
+        rank.phase("optimizer", begin + 6 * MS + MS // 2, begin + 7 * MS)
+    graph = build(build_.trace())
+    answer = what_if(graph, [Change.parse("fetch=0")])
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((1, 2), abs=0.05)
+    answer = what_if(graph, [Change.parse("fetch=x0.5")])
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((3.5, 4), abs=0.05)
+
+
+@pytest.mark.parametrize("busy_cpus", [0.0, 1.0])
+def test_what_else_runs_on_a_host_leaves_fewer_cpus(busy_cpus: float) -> None:
+    """Of two CPUs one is used by threads that are no work of the graph, or is not."""
+    facts = build(job(1, cpus=2.0).trace(elsewhere=busy_cpus)).facts
+    assert facts is not None
+    assert facts.cpus["node00"] == pytest.approx(2.0 - busy_cpus, abs=0.05)

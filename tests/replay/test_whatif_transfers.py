@@ -186,3 +186,43 @@ def test_one_rank_tells_nothing_of_others() -> None:
         with pytest.raises(MissingDataError, match=words) as error:
             asked(build(build_.trace()), change)
         assert error.value.hint
+
+
+def test_what_some_transfers_take_longer_may_not_be_the_link() -> None:
+    """Every other step takes 3 ms more for its message of 8 ms: a faster link halves that as well, or not."""
+    build_ = TraceBuilder()
+    now = 0
+    for step in range(24):
+        for rank in range(2):
+            build_.rank(rank).phase("forward", now, now + MS)
+        end = now + (9 + 3 * (step % 2)) * MS
+        keys = build_.collective(dict.fromkeys(range(2), (now + MS, end)), message_bytes=8 * MB)
+        small = build_.collective(dict.fromkeys(range(2), (end, end + MS // 10)), message_bytes=MB // 10)
+        for rank in range(2):
+            build_.rank(rank).collective_wait(keys[rank], now + MS, end)
+            build_.rank(rank).collective_wait(small[rank], end, end + MS // 10)
+            build_.rank(rank).phase("optimizer", end + MS // 10, end + MS)
+        now = end + MS
+    low, high = ms(asked(build(build_.trace()), "interconnect.bandwidth=x2"))
+    rest = 1.9 + 0.05
+    assert (low, high) == pytest.approx((rest + (8 + 1.5) / 2, rest + 8 / 2 + 1.5), abs=0.15)
+
+
+def test_a_transfer_that_ended_before_the_one_called_first_was_not_behind_it() -> None:
+    """A backend that runs two at a time: of 8 and 2 ms, both called at once, the second one ends first."""
+    build_ = TraceBuilder()
+    now = 0
+    for _ in range(8):
+        for rank in range(2):
+            build_.rank(rank).phase("forward", now, now + MS)
+        long = build_.collective(dict.fromkeys(range(2), (now + MS, now + 9 * MS)), message_bytes=8 * MB)
+        short = build_.collective(dict.fromkeys(range(2), (now + MS, now + 3 * MS)), message_bytes=2 * MB)
+        for rank in range(2):
+            build_.rank(rank).collective_wait(short[rank], now + MS, now + 3 * MS)
+            build_.rank(rank).collective_wait(long[rank], now + 3 * MS, now + 9 * MS)
+            build_.rank(rank).phase("optimizer", now + 9 * MS, now + 10 * MS)
+        now += 10 * MS
+    graph = build(build_.trace())
+    assert sorted(set(graph.work_ns[graph.is_transfer].tolist())) == [2 * MS, 8 * MS]
+    assert (graph.step_ns(graph.replay()) == graph.measured_step_ns).all()
+    assert asked(graph, "interconnect.bandwidth=x2").low_ns / MS == pytest.approx(2 + 4, abs=0.05)
