@@ -80,5 +80,7 @@ def test_the_other_device_is_not_disturbed(tmp_path: Path) -> None:
     rows = brackets(run, Bracket.COPY)
     assert [row["device_index"] for row in rows].count(1) == 30 * DONE
     assert [row["device_index"] for row in rows].count(0) == 40 * DONE
-    assert [row for row in rows if not is_timed(row)] == []
-    assert lost(run) == {}
+    # On a busy machine the thread that reads events may be at a context that ends: what it has not read is counted.
+    untimed = [row["device_index"] for row in rows if not is_timed(row)]
+    assert untimed in ([], [0] * DONE, [0] * 2 * DONE)
+    assert lost(run) == ({"context_ended": len(untimed)} if untimed else {})

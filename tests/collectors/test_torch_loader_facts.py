@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.experiments.job_samples import FACT
+from stashtrace.analysis.loader_samples import FACT
 from stashtrace.model.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
