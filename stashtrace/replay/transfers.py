@@ -23,6 +23,8 @@ from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
 
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
+#: A run says nothing of so many times its ranks.
+_FARTHEST = 32
 #: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
 _SPREAD = 4.0
 #: Fewer transfers of one kind of operation tell nothing about it.
@@ -110,10 +112,15 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
     present = len(np.unique(graph.ends_rank))
     if facts is None or present < 2 or not graph.is_transfer.any():
         raise MissingDataError(
-            "one rank, and no collectives: what another number of ranks costs cannot be told from this run",
+            "only one rank, or no collective, was recorded: what other ranks would cost cannot be told",
             hint="record the job with two ranks at least",
         )
     count = round(change.factor_from(present) * present) if change.factor else round(change.amount or present)
+    if count < 2 or count > _FARTHEST * present:
+        raise MissingDataError(
+            f"{change}: a run of {present} ranks does not tell of {count}",
+            hint=f"from 2 to {_FARTHEST * present} ranks can be asked for",
+        )
     if count < 1:
         raise MissingDataError(f"ranks={change.text} leaves no rank")
     whole = graph.is_transfer & (facts.members == present)
@@ -169,6 +176,8 @@ def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
     steps, column = np.unique(graph.step[threads], return_inverse=True)
     spent = np.zeros((len(ranks), len(steps)))
     np.add.at(spent, (row, column), work[threads])
+    if not spent.size:
+        return 0.0
     drawn = np.sort((spent - np.median(spent, axis=0)).ravel())
     below = np.arange(len(drawn) + 1) / max(len(drawn), 1)
 

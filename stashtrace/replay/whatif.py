@@ -158,10 +158,9 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
 
 
 def _require_known(graph: Graph, change: Change) -> None:
-    """Refuse what a recording of operations alone says nothing of."""
-    if not isinstance(graph, PipelineGraph):
-        return
-    if change.quantity not in ("compute", "straggler") and "." not in change.quantity:
+    """Refuse what a recording says nothing of."""
+    at_hosts = change.quantity not in ("compute", "straggler") and "." not in change.quantity
+    if isinstance(graph, PipelineGraph) and at_hosts:
         raise MissingDataError(
             f"{change}: the recording has the operations of the devices alone, nothing of their hosts",
             hint="compute, straggler and the links of its transfers can be changed",

@@ -18,6 +18,8 @@ MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
 WORTH_SHARING = 1.03
 #: Causes that are named alone, the smallest first; they are behind so much of what is lost.
 _SINGLE, _MUCH, _NEARLY = ("rank", "stage", "replica"), 0.3, 0.95
+#: A saving of less is none.
+_NOTHING = 0.0005
 _NAMES = {
     "compute": "computes",
     "data": "waits for batches",
@@ -57,7 +59,7 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
         lines.append("that is too much for the answers below to be relied on")
     if not answers:
         return [*lines, "", "no single change of what is known would make it shorter"]
-    head = ("change", "step", "saves", "then mostly")
+    head = ("change", "step", "saves", "largest stall then")
     rows = [head, *(_cells(answer) for answer in answers)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines.append("")
@@ -99,9 +101,14 @@ def slowdown_lines(table: Table) -> list[str]:
 
 
 def _cells(answer: Answer) -> tuple[str, str, str, str]:
-    saved = (percent_text(1 - ns / answer.replayed_ns) for ns in (answer.high_ns, answer.low_ns))
+    saved = (_saving(1 - ns / answer.replayed_ns) for ns in (answer.high_ns, answer.low_ns))
     step = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
     return ", ".join(map(str, answer.changes)), step, _range(*saved), _NAMES[answer.bottleneck]
+
+
+def _saving(ratio: float) -> str:
+    """A share in words; what rounds to nothing is nothing, on either side of it."""
+    return percent_text(ratio if abs(ratio) >= _NOTHING else 0.0)
 
 
 def _range(low: str, high: str) -> str:

@@ -26,7 +26,6 @@ def step_ms(answer: Answer) -> tuple[float, float]:
         ((), (8, 8)),
         (("interconnect.bandwidth=x2",), (7, 8)),  # all of one size: it may be latency alone
         (("interconnect.latency=x0.5",), (7, 8)),
-        (("network.bandwidth=x2",), (8, 8)),  # none of these transfers
         (("compute=x0.5",), (5, 5)),
         (("compute=x0.5", "interconnect.bandwidth=x2"), (4, 5)),
         (("fetch=0",), (8, 8)),

@@ -79,7 +79,6 @@ def test_a_job_is_what_it_was_made_of() -> None:
         ("interconnect.latency=x3", 19),
         ("interconnect.latency=2ms", 21),  # of each of the two hops of a ring of two
         ("interconnect.bandwidth=16gbit", 10.5),  # it was 8 bits a ns: each rank of two sends what it reduces once
-        ("network.bandwidth=x2", 15),
     ],
 )
 def test_sizes_tell_latency_from_bandwidth(change: str, step_ms: float) -> None:
@@ -129,11 +128,23 @@ def test_compression_leaves_small_and_other_messages_alone() -> None:
         (2, 4, 4 + 2 * 3 + 9 * 1.5),
         (2, 64, 4 + 2 * 63 + 9 * 2 * 63 / 64),
         (4, 2, 4 + 2 / 3 + 9 / 1.5),
-        (2, 1, 4),
     ],
 )
 def test_a_ring_of_other_ranks(present: int, count: int, step_ms: float) -> None:
     assert ms(asked(job(ranks=present), f"ranks={count}")) == pytest.approx((step_ms, step_ms), abs=0.03)
+
+
+@pytest.mark.parametrize("count", [1, 65, 100_000])
+def test_ranks_that_a_run_does_not_tell_of(count: int) -> None:
+    with pytest.raises(MissingDataError, match=f"does not tell of {count}") as raised:
+        asked(job(), f"ranks={count}")
+    assert raised.value.hint == "from 2 to 64 ranks can be asked for"
+
+
+def test_a_link_that_nothing_went_over() -> None:
+    with pytest.raises(MissingDataError, match="gone over the network") as raised:
+        asked(job(), "network.bandwidth=x2")
+    assert raised.value.hint == "its transfers count as interconnect"
 
 
 def test_ranks_may_be_multiplied() -> None:

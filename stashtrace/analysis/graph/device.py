@@ -47,6 +47,8 @@ _HANDED_OVER_NS = 20_000
 _ON_TIME_NS = 1_000
 #: Work of an idle device begins so long after its launch as that of this share does, or twice as long.
 _FAST, _STILL_USUAL = 0.1, 2.0
+#: A launch takes microseconds: what is longer has waited for something.
+_LONGEST_LAUNCH_NS = 100_000.0
 #: A blocking call may return before the end that the device notes, by so much.
 _CLOCKS_AGREE_NS = 2_000
 
@@ -219,6 +221,7 @@ class _Rank:
         alone = known & (before_ns <= pieces.launch_ns)
         # Work that waited for another stream was not on its way for so long: the fast ones tell.
         usual = float(np.quantile(latency[alone if alone.any() else known], _FAST)) if known.any() else 0.0
+        usual = min(usual, _LONGEST_LAUNCH_NS)
         way = int64(np.where(latency <= _STILL_USUAL * max(usual, 1.0), latency, usual))
         last = np.searchsorted(cells.end, pieces.launch_ns, side="right") - 1
         known &= last >= 0

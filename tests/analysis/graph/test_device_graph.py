@@ -103,7 +103,6 @@ def test_a_collective_is_one_transfer_that_begins_with_its_last_member(late: Gra
         (("straggler=0",), (700, 700)),
         (("interconnect.bandwidth=x2",), (910, 1000)),  # all of one size: it may be latency alone
         (("interconnect.bandwidth=x0.5",), (1000, 1180)),
-        (("network.bandwidth=x2",), (1000, 1000)),
         (("launch=x0.5",), (947.5, 947.5)),  # 10 to the first launch, 95 behind the last wait
         (("compute=x0.5", "straggler=0"), (502, 502)),
     ],

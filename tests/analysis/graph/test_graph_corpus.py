@@ -79,3 +79,11 @@ def test_batches_made_by_the_loop_itself_and_the_same_job_with_workers() -> None
     assert predicted.high_ns == pytest.approx(118.6e6, rel=0.01)
     assert measured.measured_ns == pytest.approx(132.9e6, rel=0.01)
     assert measured.before_ns["host"] - predicted.after_ns["host"] == pytest.approx(12e6, rel=0.1)
+
+
+def test_a_host_far_ahead_of_its_device_is_not_on_the_critical_path() -> None:
+    """MI300X: the device is busy for 97 % of the time, most of it with transfers; launches lie milliseconds before."""
+    graph = build(trace_of("kineto/one_rank_of_many/mi300_resnet_ckpt_rank0_of_8.json.gz"))
+    base, faster = what_if(graph, []), what_if(graph, [Change.parse("interconnect.bandwidth=x2")])
+    assert base.before_ns["link"] > 0.6 * base.measured_ns
+    assert faster.high_ns < 0.7 * base.measured_ns
