@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stashtrace.replay.advice import Advice
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
-launch, h2d, prep, fetch, straggler, workers, ranks, compression,
+launch, h2d, prep, fetch, checkpoint, straggler, workers, ranks, compression,
 network.bandwidth, network.latency, interconnect.bandwidth or
 interconnect.latency. VALUE is xN, or what it is to be: 0 or 5ms for a time,
 10gbit for a bandwidth, 8 for a number, fp16 for compression.
@@ -52,13 +52,22 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     arguments, command = parser().read(words[:at]), words[at + 1 :]
+    import numpy as np
+
     from stashtrace.analysis.graph import build
     from stashtrace.analysis.graph.path import CriticalPath
     from stashtrace.cli.loading import load_watched
     from stashtrace.replay import Change, slowdown_of, what_if
     from stashtrace.report.critical import critical_lines, critical_sentence
     from stashtrace.report.overlap_advice import advice_lines, advice_row
-    from stashtrace.report.whatif import WORTH_SHARING, applied_lines, relied_on, slowdown_lines, whatif_lines
+    from stashtrace.report.whatif import (
+        WORTH_SHARING,
+        applied_lines,
+        limit_lines,
+        relied_on,
+        slowdown_lines,
+        whatif_lines,
+    )
 
     changes = [Change.parse(text) for text in arguments.changes]
     if arguments.apply or command or arguments.out:
@@ -76,8 +85,9 @@ def main(argv: Sequence[str]) -> int:
 
         change = answers[0].changes[-1]
         measured = measured_with_buckets(command, change.factor or 0.0, _second_run(arguments, change))
-    path = CriticalPath.of(trace, graph)
-    alike = None if changes or arguments.apply else slowdown_of(graph, least_ratio=WORTH_SHARING)
+    path, limits = CriticalPath.of(trace, graph), limit_lines(trace)
+    several = len(np.unique(graph.ends_rank)) > 1
+    alike = slowdown_of(graph, least_ratio=WORTH_SHARING) if several and not changes and not arguments.apply else None
     advice = [] if changes or arguments.apply else _advice(trace, graph)
     if arguments.format == "json":
         critical = {
@@ -87,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
         }
         whole: dict[str, Any] = {"run": _row(base), "answers": [_row(answer) for answer in answers]}
         whole["critical_path"] = critical
+        whole["limits"] = limits
         if alike is not None:
             whole["slowdown"] = list(alike.rows())
         if measured is not None:
@@ -95,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
             whole["advice"] = [advice_row(item) for item in advice]
         sys.stdout.write(json.dumps(whole, indent=1) + "\n")
         return 0
-    lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply)
+    lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply, limits=limits)
     if measured is not None:
         lines += applied_lines(base, answers[0], measured)
     elif not changes:

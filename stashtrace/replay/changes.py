@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from stashtrace.errors import UsageError
 
 #: Times, of which ``0`` is none at all.
-TIMES = ("compute", "launch", "h2d", "prep", "fetch", "straggler")
+TIMES = ("compute", "launch", "h2d", "prep", "fetch", "checkpoint", "straggler")
 #: What a link does; bandwidth and latency are multiplied as named.
 LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
 #: How many there are.
@@ -21,10 +22,14 @@ BUCKET = "bucket_mb"
 QUANTITIES = (*TIMES, *LINKS, *COUNTS, *WORDS)
 _TIME_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _RATE_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_VALUES = (
-    "xN (N times as much); 0 or 5ms for times, 10gbit for bandwidth, 8 for workers and ranks, fp16 for compression"
-)
-_HINT = f"quantities: {', '.join(QUANTITIES)}; values: {_VALUES}; {BUCKET}=N (bucket_cap_mb)"
+_RANGE = {
+    **dict.fromkeys(TIMES, "x0.5 (half of it), 5ms, or 0"),
+    **{
+        link: "x2 (twice as much), 10gbit" if link.endswith("bandwidth") else "x0.5 (half of it), 50us"
+        for link in LINKS
+    },
+    **dict.fromkeys(COUNTS, "8, or x2 (twice as many)"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,11 @@ class Change:
         if equals and quantity == BUCKET:
             return cls(quantity, _size_mib(value))
         if not equals or quantity not in QUANTITIES:
-            raise UsageError(f"cannot change {quantity or text!r}", hint=_HINT)
+            known = f"quantities that can be changed: {', '.join((*QUANTITIES, BUCKET))}"
+            if not equals:
+                raise UsageError(f"{text!r} is no QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
+            near = difflib.get_close_matches(quantity, (*QUANTITIES, BUCKET), 1)
+            raise UsageError(f"cannot change {quantity!r}", hint=f"did you mean {near[0]}?" if near else known)
         if quantity in WORDS:
             if value not in WORDS[quantity]:
                 raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=" or ".join(WORDS[quantity]))
@@ -75,7 +84,7 @@ class Change:
             return cls(quantity, float(number.group(1)), None, value)
         amount = _amount(quantity, value)
         if amount is None:
-            raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=_HINT)
+            raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=f"as in {_RANGE[quantity]}")
         return cls(quantity, None, amount, value)
 
     def factor_from(self, present: float) -> float:

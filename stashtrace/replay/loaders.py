@@ -29,6 +29,22 @@ _ASKED_NS = 5_000_000
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 
 
+def known_loaders(graph: Graph) -> Facts:
+    """Facts of a graph with batches of workers.
+
+    Raises
+    ------
+    MissingDataError
+        If no worker made batches, or nobody knows which batch is which.
+    """
+    if graph.facts is None or not graph.is_batch.any():
+        raise MissingDataError(
+            "no worker made batches in this run: what more of them would do cannot be told from it",
+            hint="record it with num_workers=1 at least",
+        )
+    return graph.facts
+
+
 def with_workers(scenario: Scenario, change: Change) -> Scenario:
     """Each rank has so many workers.
 
@@ -37,12 +53,7 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     MissingDataError
         If no worker made batches, or nobody knows which batch is which.
     """
-    graph, facts = scenario.graph, scenario.graph.facts
-    if facts is None or not graph.is_batch.any():
-        raise MissingDataError(
-            "no worker made batches in this run: what more of them would do cannot be told from it",
-            hint="record it with num_workers=1 at least",
-        )
+    graph, facts = scenario.graph, known_loaders(scenario.graph)
     passes = _Passes.of(graph, facts)
     count = change.factor_from(1.0) if change.factor is None else change.factor * passes.workers
     wanted = max(round(count), 1)

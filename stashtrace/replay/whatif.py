@@ -11,41 +11,38 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import StallKind
 from stashtrace.replay.buckets import Buckets, regrouped
 from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
-from stashtrace.replay.loaders import with_workers
+from stashtrace.replay.loaders import known_loaders, with_workers
 from stashtrace.replay.scenario import Bools, Floats, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, shared
 from stashtrace.replay.straggler import without_lateness
+from stashtrace.replay.times import require_time, with_time
 from stashtrace.replay.transfers import LINKS, compressed, with_link, with_ranks
 
 #: A single change that saves less is not listed.
 _WORTH_SAVING = 0.005
-#: Threads of a rank that drive its steps.
-_HOSTS = (Resource.STEP_THREAD, Resource.HOST)
-#: Work that is multiplied as it is: where it runs, and its kind.
-_WORK = {
-    "compute": (
-        (Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM),
-        StallKind.COMPUTE,
-    ),
-    "launch": ((Resource.HOST,), StallKind.LAUNCH),
-    "h2d": ((Resource.STREAM,), StallKind.H2D),
-}
-#: What a device that events timed was seen to wait for, by the quantity that makes it wait.
-_WAITED_FOR = {"h2d": (StallKind.H2D,), "prep": (StallKind.PREP, StallKind.HANDOFF), "fetch": (StallKind.FETCH,)}
-#: A batch that a waiting thread has no sooner was held back by its maker.
-_HANDED_NS = 1_000_000
+#: Single changes that are tried, beside those of the links and of the size of buckets.
+_SINGLE = (
+    "compute=x0.5",
+    "straggler=0",
+    "launch=x0.5",
+    "h2d=x0.5",
+    "prep=x0.5",
+    "fetch=0",
+    "checkpoint=0",
+    "workers=x2",
+)
 #: Stalls below this part of the step are no bottleneck.
 _WORTH_NAMING = 0.03
 #: Steps in a row that one mean of a mean is made of: neighbours are alike.
@@ -77,7 +74,9 @@ class Answer:
     gap_ratio : float
         Part of the step time that no edge explains; it is taken to stay as it was.
     before_ns, after_ns : dict of str to float
-        Mean time of a step by column of the summary, in the replay of the run, and with the changes (``high_ns``).
+        Mean time of a step by column of the summary, in the replay of the run, and with the changes. They add up to
+        ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change that does nothing
+        changes no column.
     """
 
     changes: tuple[Change, ...]
@@ -143,18 +142,24 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
 
 def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
     """What single changes would save, the largest first; of those that touch something that the run has."""
-    run, kinds = _Run(graph, buckets), set(graph.kind.tolist())
-    asked = ["compute=x0.5", "straggler=0"]
-    if not isinstance(graph, PipelineGraph):
-        asked += ["launch=x0.5", "h2d=x0.5", "prep=x0.5", "fetch=0"]
-    asked += ["workers=x2"] if graph.is_batch.any() and graph.facts is not None else []
-    for link, kind in LINKS.items():
-        asked += [f"{link}.bandwidth=x2", f"{link}.latency=x0.5"] if kind in kinds else []
-    answers = [run.answer((Change.parse(text),)) for text in asked]
+    run = _Run(graph, buckets)
+    asked = [Change.parse(text) for text in _SINGLE]
+    asked += [
+        Change(f"{link}.{what}", factor) for link in LINKS for what, factor in (("bandwidth", 2.0), ("latency", 0.5))
+    ]
+    answers = [run.answer((change,)) for change in asked if _is_known(graph, change)]
     best = best_buckets(graph, buckets) if buckets is not None else None
     answers += [best] if best is not None else []
     worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
+
+
+def _is_known(graph: Graph, change: Change) -> bool:
+    try:
+        _require_known(graph, change)
+    except MissingDataError:
+        return False
+    return True
 
 
 def _require_known(graph: Graph, change: Change) -> None:
@@ -171,6 +176,26 @@ def _require_known(graph: Graph, change: Change) -> None:
         raise MissingDataError(
             f"{change}: no transfer of this run is known to have gone over the {link}",
             hint=f"its transfers count as {' and '.join(known)}" if known else "it has no transfers",
+        )
+    if change.quantity == "straggler":
+        _require_peers(graph, change)
+    elif change.quantity in TIMES:
+        require_time(graph, change)
+    elif change.quantity == "workers":
+        known_loaders(graph)
+
+
+def _require_peers(graph: Graph, change: Change) -> None:
+    """Refuse to take away a lateness that nobody can have seen."""
+    if len(np.unique(graph.ends_rank)) < 2:
+        raise MissingDataError(
+            f"{change}: one rank alone was recorded, and it is late for nobody that is known",
+            hint="give the files of all ranks, or record the job with two ranks at least",
+        )
+    if not (graph.edge_kind == EdgeKind.MEMBER).any():
+        raise MissingDataError(
+            f"{change}: no collective was recorded, so no rank is known to have waited for another",
+            hint="ranks that do not wait for each other cannot be late",
         )
 
 
@@ -202,12 +227,13 @@ class _Run:
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
         self.unchanged = graph.replay()
         self.noise_ns = _noise_ns(graph.ends_step[self.counted], measured[self.counted].astype(np.float64))
-        self._sharing: dict[tuple[str, ...], float] = {}
+        self._shared: dict[tuple[str, ...], Replayed] = {}
 
     def answer(self, changes: tuple[Change, ...]) -> Answer:
         graph = self.graph
         scenarios = self._scenarios(changes)
         runs = [(one.graph, one.replay()) for one in scenarios]
+        unchanged = self.unchanged
         times = [self._mean(*run) for run in runs]
         low, high = min(times), max(times)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
@@ -216,7 +242,8 @@ class _Run:
             runs = [(one.graph, shared(one, cpus)) for one in scenarios]
             # What such a replay misses the unchanged run by may grow with the step, or stay.
             times = [self._mean(*run) for run in runs]
-            base_ns = self._shared_ns(cpus)
+            unchanged = self._sharing(cpus)
+            base_ns = max(self._mean(graph, unchanged), 1.0)
             found = [self.measured_ns * ns / base_ns for ns in times]
             found += [max(self.measured_ns + ns - base_ns, 0.0) for ns in times]
             low, high = min(found), max(found)
@@ -231,9 +258,28 @@ class _Run:
             high,
             self.noise_ns * (low + high) / 2 / max(self.measured_ns, 1.0),
             _gap_ratio(graph, self.unchanged, self.counted),
-            step_budget(graph, self.unchanged, self.steps),
-            step_budget(*runs[times.index(max(times))], self.steps),
+            self._now_ns,
+            self._then(unchanged, *runs[times.index(max(times))], high),
         )
+
+    @cached_property
+    def _now_ns(self) -> dict[str, float]:
+        """Where the step went as it was."""
+        return self._budget(self.graph, self.unchanged, self._mean(self.graph, self.unchanged))
+
+    def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
+        """Where it goes: as it was, and what a replay with the changes differs by from one without."""
+        before = self._budget(self.graph, unchanged, self._mean(self.graph, self.unchanged))
+        after = self._budget(graph, replayed, step_ns)
+        found = {name: max(now + after[name] - before[name], 0.0) for name, now in self._now_ns.items()}
+        scale = step_ns / max(sum(found.values()), 1.0)
+        return {name: scale * ns for name, ns in found.items()}
+
+    def _budget(self, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
+        """Where a replay's step went. What the replay misses ``step_ns`` by is shared among its columns."""
+        found = step_budget(graph, replayed, self.steps)
+        scale = step_ns / max(sum(found.values()), 1.0)
+        return {name: scale * ns for name, ns in found.items()}
 
     def _scenarios(self, changes: tuple[Change, ...]) -> list[Scenario]:
         """One for each corner of what the run does not tell and these changes depend on."""
@@ -258,13 +304,12 @@ class _Run:
             raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
         return regrouped(self.graph, self.buckets, sizes[-1], latency=latency)
 
-    def _shared_ns(self, cpus: dict[str, float]) -> float:
-        """Mean step of the unchanged run by a replay with shared CPUs."""
+    def _sharing(self, cpus: dict[str, float]) -> Replayed:
+        """The unchanged run by a replay with shared CPUs."""
         hosts = tuple(sorted(cpus))
-        if hosts not in self._sharing:
-            replayed = shared(Scenario.of(self.graph, Unknowns()), cpus)
-            self._sharing[hosts] = max(self._mean(self.graph, replayed), 1.0)
-        return self._sharing[hosts]
+        if hosts not in self._shared:
+            self._shared[hosts] = shared(Scenario.of(self.graph, Unknowns()), cpus)
+        return self._shared[hosts]
 
     def _mean(self, graph: Graph, replayed: Replayed) -> float:
         return float(graph.step_ns(replayed)[self.counted].mean())
@@ -320,69 +365,5 @@ def _changed(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
         elif change.quantity == "compression":
             scenario = compressed(scenario)
         else:
-            factor, other = _timed(scenario, change)
-            scenario = replace(other, work=_of_timed_devices(scenario, change, factor, other.work))
+            scenario = with_time(scenario, change)
     return scenario
-
-
-def _timed(scenario: Scenario, change: Change) -> tuple[float, Scenario]:
-    """What a time is multiplied by, and the scenario with it."""
-    graph, work, fetch = scenario.graph, scenario.work, scenario.fetch
-    on_host = np.isin(graph.resource, _HOSTS)
-    if change.quantity == "fetch":
-        spent = np.where(on_host & (graph.kind == StallKind.FETCH), work, fetch)
-        factor = _factor(scenario, change, spent)
-        return factor, replace(scenario, work=work + (factor - 1) * spent, fetch=factor * fetch)
-    if change.quantity == "prep":
-        made = on_host & (graph.kind == StallKind.PREP)
-        spent = np.where(graph.is_batch, work - fetch, np.where(made, work, 0.0))
-        factor = _factor(scenario, change, spent)
-        # A batch that is handed over late waits for its maker, which is busy with the next one.
-        handed = (graph.edge_kind == EdgeKind.BATCH) & (scenario.lag > _HANDED_NS)
-        lag = np.where(handed, factor * scenario.lag, scenario.lag)
-        return factor, replace(scenario, work=work + (factor - 1) * spent, lag=lag)
-    resources, kind = _WORK[change.quantity]
-    spent = np.where(np.isin(graph.resource, resources) & (graph.kind == kind), work, 0.0)
-    factor = _factor(scenario, change, spent)
-    return factor, scenario.with_work(work + (factor - 1) * spent)
-
-
-def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
-    """By what a time is multiplied: ``spent`` has how much of it each node took, a batch's is that of its step."""
-    if change.factor is not None:
-        return change.factor
-    graph = scenario.graph
-    counted = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
-    steps = np.isin(graph.step, graph.ends_step[counted]) & ~graph.is_batch
-    batches = graph.is_batch & (spent > 0)
-    present = float(spent[steps].sum()) / max(int(counted.sum()), 1)
-    present += float(spent[batches].mean()) if batches.any() else 0.0
-    if present <= 0:
-        raise MissingDataError(
-            f"this run has no {change.quantity}: it cannot be {change.text}", hint="only what a run has can be changed"
-        )
-    return change.factor_from(present)
-
-
-def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: Floats) -> Floats:
-    """Lengths on devices that events timed: of what they do not tell, ``luck`` 0 is the best and 1 the worst.
-
-    Where the host may have paced a device, it may have computed, or waited for launches. A wait for copies or batches
-    is what was left of the work behind it, which may be longer: made faster, it may leave no wait.
-    """
-    graph, luck = scenario.graph, scenario.unknowns.luck
-    on_device = graph.resource == Resource.DEVICE
-    if not on_device.any():
-        return work
-    if factor > 1 and change.quantity != "compute":
-        raise MissingDataError(
-            f"{change} cannot be told of devices timed by events: they show waits, not the work behind them",
-            hint="record a few steps with `stashtrace run --kernels`",
-        )
-    if change.quantity in _WAITED_FOR:
-        waits = on_device & np.isin(graph.kind, _WAITED_FOR[change.quantity])
-        return np.where(waits, factor * scenario.work * luck, work)
-    if not len(graph.doubtful):
-        return work
-    paced = on_device & graph.doubtful
-    return np.where(paced, (factor if (luck == 0.0) == (factor < 1) else 1.0) * scenario.work, work)

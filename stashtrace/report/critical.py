@@ -37,7 +37,8 @@ class Group:
     Attributes
     ----------
     share_ratio : float
-        Of the critical path over the counted steps.
+        Of the time of the critical path in the counted steps. Long steps weigh more, as they do in what a change saves;
+        ``critical_share`` counts each step alike.
     kind : str
         StallKind in lower case; or ``unexplained``: gaps, and delays of no known kind; or that the rank began later.
     is_transfer : bool
@@ -79,7 +80,7 @@ def critical_lines(path: CriticalPath) -> list[str]:
 def critical_sentence(path: CriticalPath) -> str:
     """Say what the largest parts of the critical path are, at most three, in their order if most steps have one.
 
-    Empty if no step counts. An example:
+    Percents are of the time of the path in the counted steps. Empty if no step counts. An example:
     ``critical path: 41 % rank 3 prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
     """
     return _sentence(path)
@@ -96,7 +97,8 @@ def _sentence(path: CriticalPath, kept: str = " ") -> str:
     joint = ", " if order is None else " -> "
     parts = [f"{percent_text(each.share_ratio)} {each}".replace(" ", kept) for each in named]
     text = f"critical path: {joint.join(parts)}"
-    doubt = float(shares["ambiguous_ratio"].sum())
+    counted = path.stretches.take(np.isin(path.stretches["step"], path.counted_steps))
+    doubt = float((counted["held_ns"] * counted["ambiguous"]).sum()) / max(float(counted["held_ns"].sum()), 1.0)
     if doubt < _WORTH_NAMING:
         return text
     rival = _rival(path).replace(" ", kept)
@@ -110,14 +112,14 @@ def groups(shares: Table) -> list[Group]:
     Each rank and kind is a group, and each operation. A kind of which no rank has at least half is one group of all
     ranks instead, and transfers of which no operation has half are one of all transfers of the kind.
     """
-    found = []
+    found, total_ns = [], max(float(shares["held_ns"].sum()), 1.0)
     for kind in np.unique(_kinds(shares)).tolist():
         for is_transfer in (False, True):
             mine = shares.take(Group(0.0, kind, is_transfer).rows(shares))
             if not len(mine):
                 continue
             values, at = np.unique(mine["name" if is_transfer else "rank"], return_inverse=True)
-            parts = np.bincount(at, mine["share_ratio"])
+            parts = np.bincount(at, mine["held_ns"] / total_ns)
             whole = float(parts.sum())
             if parts.max() < _MAJORITY * whole:
                 found.append(Group(whole, kind, is_transfer, ranks_count=0 if is_transfer else len(values)))

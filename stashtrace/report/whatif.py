@@ -3,13 +3,19 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stashtrace.analysis.findings.limits import limit_claims
+from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.report.words import claim_text, evidence_texts
+from stashtrace.report.words.parts import findings_of
 from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
     from stashtrace.model.table import Table
+    from stashtrace.model.trace import Trace
     from stashtrace.replay import Answer
 
 #: A replay that misses by more, or explains less, says nothing about changes.
@@ -18,6 +24,9 @@ MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
 WORTH_SHARING = 1.03
 #: Causes that are named alone, the smallest first; they are behind so much of what is lost.
 _SINGLE, _MUCH, _NEARLY = ("rank", "stage", "replica"), 0.3, 0.95
+#: Parts of a step that are worth a row of the budget, and a sentence.
+_WORTH_A_ROW, _WORTH_A_LINE = 0.005, 0.1
+_WIDTH = 79
 #: A saving of less is none.
 _NOTHING = 0.0005
 _NAMES = {
@@ -37,7 +46,20 @@ def relied_on(run: Answer) -> bool:
     return run.error_ratio <= MOST_ERROR_RATIO and run.gap_ratio <= MOST_GAP_RATIO
 
 
-def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list[str]:
+def limit_lines(trace: Trace) -> list[str]:
+    """What the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended."""
+    lines: list[str] = []
+    for finding in findings_of(*tables_of(limit_claims(trace))):
+        if finding.row["kind"] == "steps":
+            lines += _wrapped("! no step is marked: the whole recording counts as one step")
+            continue
+        lines += _wrapped(f"! {claim_text(finding)}")
+        for text in evidence_texts(finding):
+            lines += _wrapped(f"  {text}")
+    return lines
+
+
+def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits: Sequence[str] = ()) -> list[str]:
     """Lines for the terminal: what the replay is worth, then a table of changes.
 
     Parameters
@@ -47,16 +69,21 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
     answers : sequence of Answer
     asked : bool
         One question was asked; its budget follows.
+    limits : sequence of str
+        ``limit_lines`` of the run.
     """
     error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
+    noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
     lines = [
         f"a step takes {duration_text(run.measured_ns)} on average",
-        f"the replay of the run as it was misses that by {error}; {gap} of it follows",
-        "from no recorded cause and is kept as it was; another recording of the same job",
-        f"may differ by {percent_text(run.noise_ns / max(run.measured_ns, 1.0))}, and each answer with it",
+        *_wrapped(
+            f"the replay of the run as it was misses that by {error}; {gap} of the step follows from no recorded cause"
+            f" and stays as it was; another recording of the job may differ by {noise}, and so may each answer"
+        ),
+        *limits,
     ]
     if not relied_on(run):
-        lines.append("that is too much for the answers below to be relied on")
+        lines.append("the replay misses, or leaves open, too much for the answers below to be relied on")
     if not answers:
         return [*lines, "", "no single change of what is known would make it shorter"]
     head = ("change", "step", "saves", "largest stall then")
@@ -66,7 +93,22 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool) -> list
     for row in rows:
         cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
         lines.append("  " + "  ".join(cells))
-    return lines + (_budget(run, answers[0]) if asked else [])
+    return lines + (_budget(answers[0]) if asked else _untouched(run, answers))
+
+
+def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
+    """Time that none of the single changes makes shorter."""
+    idle = run.before_ns["other"]
+    if idle < _WORTH_A_LINE * run.measured_ns:
+        return []
+    late = any(change.quantity == "straggler" for answer in answers for change in answer.changes)
+    what = "only straggler=0" if late else "no change"
+    return ["", *_wrapped(f"asleep or blocked for {duration_text(idle)} of a step: {what} makes that shorter")]
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines for the terminal; those of a warning stand behind its mark."""
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  " if text[:1] in "! " else "", break_on_hyphens=False)
 
 
 def slowdown_lines(table: Table) -> list[str]:
@@ -82,22 +124,23 @@ def slowdown_lines(table: Table) -> list[str]:
     if whole["slowdown_ratio"] < WORTH_SHARING:
         return []
     now, then = (duration_text(whole[name]) for name in ("step_ns", "ideal_step_ns"))
-    lines = [
-        "",
-        f"for all ranks together a step takes {now};",
-        f"with all ranks alike, their work shared evenly, it would take {then}:",
-        f"as it was, the run is {whole['slowdown_ratio']:.2f} times slower",
-    ]
+    text = (
+        f"with the work of all ranks shared evenly a step of the whole job would take {then}, not {now}: it is"
+        f" {whole['slowdown_ratio']:.2f} times slower than that"
+    )
     single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
     if not single:
-        return [*lines, f"no rank, stage or replica alone is behind {percent_text(_MUCH)} of it or more"]
+        return [
+            "",
+            *_wrapped(f"{text}; no rank, stage or replica alone is behind {percent_text(_MUCH)} of the loss or more"),
+        ]
     most = max(row["recovered_ratio"] for row in single)
     # The smallest cause that is behind nearly as much as the largest one.
     cause = min(
         (row for row in single if row["recovered_ratio"] >= _NEARLY * most), key=lambda row: _SINGLE.index(row["cause"])
     )
     part = percent_text(min(cause["recovered_ratio"], 1.0))
-    return [*lines, f"{cause['cause']} {cause['name']} alone is behind {part} of it"]
+    return ["", *_wrapped(f"{text}; {cause['cause']} {cause['name']} alone is behind {part} of the loss")]
 
 
 def _cells(answer: Answer) -> tuple[str, str, str, str]:
@@ -115,13 +158,18 @@ def _range(low: str, high: str) -> str:
     return high if low == high else f"{low} to {high}"
 
 
-def _budget(run: Answer, answer: Answer) -> list[str]:
-    """Where the step went before and after, by columns of the summary."""
-    lines = ["", "  mean of all ranks" + "now".rjust(12) + "then".rjust(12)]
-    for name, before in run.after_ns.items():
-        after = answer.after_ns[name]
-        if max(before, after) >= 0.005 * run.measured_ns:
-            lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(12))
+def _budget(answer: Answer) -> list[str]:
+    """Where the step went before and after, by columns of the summary; of an interval, at its upper end."""
+    then = "then" if answer.low_ns == answer.high_ns else "then, at most"
+    rows = [
+        (name, before, answer.after_ns[name])
+        for name, before in answer.before_ns.items()
+        if max(before, answer.after_ns[name]) >= _WORTH_A_ROW * answer.measured_ns
+    ]
+    rows.append(("step", answer.replayed_ns, answer.high_ns))
+    lines = ["", "  mean of all ranks" + "now".rjust(12) + then.rjust(16)]
+    for name, before, after in rows:
+        lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(16))
     return lines
 
 

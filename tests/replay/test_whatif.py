@@ -8,7 +8,7 @@ from analysis.graph.test_graph import LATE, LOADED, drawn
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.graph import build
-from stashtrace.errors import UsageError
+from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, single_changes, what_if
 
 
@@ -28,7 +28,6 @@ def step_ms(answer: Answer) -> tuple[float, float]:
         (("interconnect.latency=x0.5",), (7, 8)),
         (("compute=x0.5",), (5, 5)),
         (("compute=x0.5", "interconnect.bandwidth=x2"), (4, 5)),
-        (("fetch=0",), (8, 8)),
     ],
 )
 def test_a_job_with_a_late_rank(changes: tuple[str, ...], expected_ms: tuple[float, float]) -> None:
@@ -56,6 +55,55 @@ def test_the_budget_adds_up_to_the_step_before_and_after() -> None:
     assert sum(answer.after_ns.values()) == pytest.approx(answer.high_ns, rel=0.1)
     assert answer.after_ns["late"] == pytest.approx(0, abs=MS / 10)
     assert answer.bottleneck == "link"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("fetch=0", "no wait for storage"),
+        ("prep=x0.5", "no batch that took time to prepare"),
+        ("h2d=0", "no copy between host and device"),
+        ("launch=x0.5", "no launch of a kernel"),
+        ("checkpoint=0", "no checkpoint that stopped a step"),
+    ],
+)
+def test_a_time_that_a_run_does_not_have_is_refused_with_those_that_it_has(change: str, words: str) -> None:
+    with pytest.raises(MissingDataError, match=words) as error:
+        asked(LATE, change)
+    assert error.value.hint == "times that this run has: compute"
+
+
+def test_nobody_is_late_for_ranks_that_were_not_recorded() -> None:
+    with pytest.raises(MissingDataError, match="one rank alone") as error:
+        asked(LATE[: LATE.index("rank 1")], "straggler=0")
+    assert "all ranks" in error.value.hint
+
+
+def test_ranks_that_never_meet_are_not_late() -> None:
+    apart = TraceBuilder()
+    for rank, length in ((0, 2 * MS), (1, 3 * MS)):
+        for step in range(8):
+            apart.rank(rank).phase("forward", step * length, (step + 1) * length - MS)
+            apart.rank(rank).phase("optimizer", (step + 1) * length - MS, (step + 1) * length)
+    with pytest.raises(MissingDataError, match="no collective was recorded"):
+        what_if(build(apart.trace()), [Change.parse("straggler=0")])
+
+
+def test_a_checkpoint_that_stops_the_step_can_be_taken_away() -> None:
+    """10 ms of each second step are a checkpoint."""
+    saving, now = TraceBuilder(), 0
+    for step in range(20):
+        saving.rank(0).phase("forward", now, now + 3 * MS)
+        saving.rank(0).phase("optimizer", now + 3 * MS, now + 5 * MS)
+        now += 5 * MS
+        if step % 2:
+            saving.rank(0).phase("checkpoint", now, now + 10 * MS)
+            now += 10 * MS
+    graph = build(saving.trace())
+    answer = what_if(graph, [Change.parse("checkpoint=0")])
+    assert answer.measured_ns == pytest.approx(10 * MS, rel=0.06)
+    assert answer.low_ns == answer.high_ns == pytest.approx(5 * MS, rel=0.01)
+    assert str(single_changes(graph)[0].changes[0]) in ("checkpoint=0", "compute=x0.5")
 
 
 def test_single_changes_are_ranked_by_what_they_save() -> None:

@@ -60,6 +60,13 @@ def test_workers_that_share_too_few_cpus(one: int, other: int, cpus: float) -> N
     assert answer.middle_ns == pytest.approx(truth, rel=0.03)
 
 
+def test_where_cpus_are_shared_a_change_of_nothing_changes_no_column() -> None:
+    answer = predicted(job(3, cpus=2.0), "compute=x1")
+    assert sum(answer.before_ns.values()) == pytest.approx(answer.replayed_ns)
+    assert sum(answer.after_ns.values()) == pytest.approx(answer.high_ns)
+    assert answer.after_ns == pytest.approx(answer.before_ns, abs=1.0)
+
+
 def test_on_one_cpu_more_workers_do_not_help() -> None:
     """9 ms of a batch and 4 ms of a step are 13 ms of one CPU, however many workers there are."""
     answer = predicted(job(1, cpus=1.0, steps=300), "workers=3")

@@ -192,7 +192,7 @@ def test_one_rank_tells_nothing_of_others() -> None:
     for change, words in (
         ("ranks=4", "one rank"),
         ("compression=fp16", "nothing to compress"),
-        ("prep=2ms", "no prep"),
+        ("prep=2ms", "no batch that took time"),
     ):
         with pytest.raises(MissingDataError, match=words) as error:
             asked(build(build_.trace()), change)

@@ -45,7 +45,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     if not facts.ranks:
         claims += [*files_claims(trace), *([] if lost else [without_steps(trace)])]
     claims += [*_contention(facts), *_steal(facts), *_thinned(facts), *scope_claims(trace)]
-    claims += [*emulated_claims(trace), *_killed(trace), *outlived_claims(trace)]
+    claims += [*emulated_claims(trace), *killed_claims(trace), *outlived_claims(trace)]
     ending = ending_claims(trace)
     if ending:
         hung = _hung(facts)
@@ -108,7 +108,7 @@ def _steps(facts: RunFacts) -> list[Claim]:
     for number, row in enumerate(table.rows()):
         if row["rank"] >= 0:
             continue
-        name = "recording" if row["kind"] == "marked" and _one_recording(facts.trace) else row["kind"]
+        name = "recording" if row["kind"] == "marked" and one_recording(facts.trace) else row["kind"]
         rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
         if row["kind"] == "iteration":
             share = row["rollout_ns"] / max(row["mean_ns"], 1)
@@ -126,7 +126,7 @@ def _steps(facts: RunFacts) -> list[Claim]:
     return claims + ([Claim("headline", "warmup", items_count=facts.warmup_count)] if facts.warmup_count else [])
 
 
-def _one_recording(trace: Trace) -> bool:
+def one_recording(trace: Trace) -> bool:
     """Whether nothing marks a step, so that the importer made one of the whole recording."""
     spans = trace.spans
     marks = np.isin(spans["kind_code"], (SpanKind.STEP, SpanKind.STEP_MARK))
@@ -167,7 +167,7 @@ def _thinned(facts: RunFacts) -> list[Claim]:
     return [Claim("machine", "thinned", items_count=facts.steps_count, evidence=(every,))]
 
 
-def _killed(trace: Trace) -> list[Claim]:
+def killed_claims(trace: Trace) -> list[Claim]:
     """Ranks and workers that a signal ended, but for those that their launcher or loader ended on purpose."""
     table = killed(trace)
     rows = [

@@ -354,9 +354,14 @@ def _first_to_end(trace: Trace) -> list[Claim]:
 
 def scope_claims(trace: Trace) -> list[Claim]:
     """What the numbers leave out: steps that were not wanted, other processes that trained, order among hosts."""
+    return left_out_claims(trace) + _unordered(trace)
+
+
+def left_out_claims(trace: Trace) -> list[Claim]:
+    """Steps that were not wanted, and processes beside the ranks that trained."""
     steps = run_facts(trace).get("steps", "")
     claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
-    return claims + _other_trainers(trace) + _unordered(trace)
+    return claims + _other_trainers(trace)
 
 
 def _other_trainers(trace: Trace) -> list[Claim]:

@@ -1,0 +1,142 @@
+"""Times of a run that take longer or shorter: compute, launches, copies, batches, checkpoints."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import StallKind
+from stashtrace.replay.changes import Change
+from stashtrace.replay.scenario import Floats, Scenario, Unknowns
+
+#: Threads of a rank that drive its steps.
+_HOSTS = (Resource.STEP_THREAD, Resource.HOST)
+#: Work that is multiplied as it is: where it runs, and its kind.
+_WORK = {
+    "compute": (
+        (Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM),
+        StallKind.COMPUTE,
+    ),
+    "launch": ((Resource.HOST,), StallKind.LAUNCH),
+    "h2d": ((Resource.STREAM,), StallKind.H2D),
+    "checkpoint": (_HOSTS, StallKind.CHECKPOINT),
+}
+#: What a device that events timed was seen to wait for, by the quantity that makes it wait.
+_WAITED_FOR = {
+    "h2d": (StallKind.H2D,),
+    "prep": (StallKind.PREP, StallKind.HANDOFF),
+    "fetch": (StallKind.FETCH,),
+    "checkpoint": (StallKind.CHECKPOINT,),
+}
+#: Times that can be changed, and what a run without one does not have.
+_NAMES = {
+    "compute": "computation",
+    "launch": "launch of a kernel",
+    "h2d": "copy between host and device that took time",
+    "prep": "batch that took time to prepare",
+    "fetch": "wait for storage by whoever makes batches",
+    "checkpoint": "checkpoint that stopped a step",
+}
+#: A batch that a waiting thread has no sooner was held back by its maker.
+_HANDED_NS = 1_000_000
+
+
+def has_time(graph: Graph, quantity: str) -> bool:
+    """Whether a run has some of a time."""
+    if _spent(Scenario.of(graph, Unknowns()), quantity).any():
+        return True
+    seen = np.isin(graph.kind, _WAITED_FOR.get(quantity, ()))
+    if quantity == "launch" and len(graph.doubtful):
+        seen |= graph.doubtful  # its host may have paced the device
+    return bool((seen & (graph.resource == Resource.DEVICE) & (graph.work_ns > 0)).any())
+
+
+def require_time(graph: Graph, change: Change) -> None:
+    """Refuse a change of a time that a run does not have.
+
+    Raises
+    ------
+    MissingDataError
+        With the times that it has as a hint.
+    """
+    if has_time(graph, change.quantity):
+        return
+    known = [quantity for quantity in _NAMES if has_time(graph, quantity)]
+    raise MissingDataError(
+        f"{change}: no {_NAMES[change.quantity]} was recorded",
+        hint=f"times that this run has: {', '.join(known)}" if known else "",
+    )
+
+
+def with_time(scenario: Scenario, change: Change) -> Scenario:
+    """A time multiplied, or set to what it is to be in a step (of ``prep`` and ``fetch``: in a batch)."""
+    graph, work, fetch, lag = scenario.graph, scenario.work, scenario.fetch, scenario.lag
+    spent = _spent(scenario, change.quantity)
+    factor = _factor(scenario, change, spent)
+    if change.quantity == "fetch":
+        fetch = factor * fetch
+    if change.quantity == "prep":
+        # A batch that is handed over late waits for its maker, which is busy with the next one.
+        handed = (graph.edge_kind == EdgeKind.BATCH) & (lag > _HANDED_NS)
+        lag = np.where(handed, factor * lag, lag)
+    work = _of_timed_devices(scenario, change, factor, work + (factor - 1) * spent)
+    return replace(scenario, work=work, fetch=fetch, lag=lag)
+
+
+def _spent(scenario: Scenario, quantity: str) -> Floats:
+    """How much of a time each node took, in ns."""
+    graph, work = scenario.graph, scenario.work
+    on_host = np.isin(graph.resource, _HOSTS)
+    if quantity == "fetch":
+        return np.where(on_host & (graph.kind == StallKind.FETCH), work, scenario.fetch)
+    if quantity == "prep":
+        made = on_host & (graph.kind == StallKind.PREP)
+        return np.where(graph.is_batch, work - scenario.fetch, np.where(made, work, 0.0))
+    resources, kind = _WORK[quantity]
+    return np.where(np.isin(graph.resource, resources) & (graph.kind == kind), work, 0.0)
+
+
+def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
+    """By what a time is multiplied: ``spent`` has how much of it each node took, a batch's is that of its step."""
+    if change.factor is not None:
+        return change.factor
+    graph = scenario.graph
+    counted = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
+    steps = np.isin(graph.step, graph.ends_step[counted]) & ~graph.is_batch
+    batches = graph.is_batch & (spent > 0)
+    present = float(spent[steps].sum()) / max(int(counted.sum()), 1)
+    present += float(spent[batches].mean()) if batches.any() else 0.0
+    if present <= 0:
+        raise MissingDataError(
+            f"{change}: the steps of this run have no {change.quantity}, so it cannot be {change.text}",
+            hint="only what a run has can be changed",
+        )
+    return change.factor_from(present)
+
+
+def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: Floats) -> Floats:
+    """Lengths on devices that events timed: of what they do not tell, ``luck`` 0 is the best and 1 the worst.
+
+    Where the host may have paced a device, it may have computed, or waited for launches. A wait for copies or batches
+    is what was left of the work behind it, which may be longer: made faster, it may leave no wait.
+    """
+    graph, luck = scenario.graph, scenario.unknowns.luck
+    on_device = graph.resource == Resource.DEVICE
+    if not on_device.any():
+        return work
+    if factor > 1 and change.quantity != "compute":
+        raise MissingDataError(
+            f"{change} cannot be told of devices timed by events: they show waits, not the work behind them",
+            hint="record a few steps with `stashtrace run --kernels`",
+        )
+    if change.quantity in _WAITED_FOR:
+        waits = on_device & np.isin(graph.kind, _WAITED_FOR[change.quantity])
+        return np.where(waits, factor * scenario.work * luck, work)
+    if not len(graph.doubtful):
+        return work
+    paced = on_device & graph.doubtful
+    return np.where(paced, (factor if (luck == 0.0) == (factor < 1) else 1.0) * scenario.work, work)
