@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
         WORTH_SHARING,
         applied_lines,
         limit_lines,
-        relied_on,
         slowdown_lines,
+        unreliable,
         whatif_lines,
     )
 
@@ -77,18 +77,24 @@ def main(argv: Sequence[str]) -> int:
         warnings.simplefilter("ignore", DataLossWarning)
         trace = load_watched(found if len(found) > 1 else found[0])
     graph = build(trace)
-    answers = _answers(trace, graph, changes, best_buckets=arguments.apply)
     base = what_if(graph, [])
+    if not base.is_reliable and (changes or arguments.apply):
+        raise MissingDataError(
+            f"nothing is predicted from this run: {unreliable(base)}",
+            hint="without --set and --apply the command shows what is known of its critical path",
+        )
+    answers = _answers(trace, graph, changes, best_buckets=arguments.apply) if base.is_reliable else []
     measured = None
     if arguments.apply:
         from stashtrace.cli.applying import measured_with_buckets
 
         change = answers[0].changes[-1]
         measured = measured_with_buckets(command, change.factor or 0.0, _second_run(arguments, change))
-    path, limits = CriticalPath.of(trace, graph), limit_lines(trace)
+    path, limits = CriticalPath.of(trace, graph), limit_lines(trace, graph)
     several = len(np.unique(graph.ends_rank)) > 1
-    alike = slowdown_of(graph, least_ratio=WORTH_SHARING) if several and not changes and not arguments.apply else None
-    advice = [] if changes or arguments.apply else _advice(trace, graph)
+    ranking = base.is_reliable and not changes and not arguments.apply
+    alike = slowdown_of(graph, least_ratio=WORTH_SHARING) if several and ranking else None
+    advice = _advice(trace, graph) if ranking else []
     if arguments.format == "json":
         critical = {
             "sentence": critical_sentence(path),
@@ -110,11 +116,10 @@ def main(argv: Sequence[str]) -> int:
     if measured is not None:
         lines += applied_lines(base, answers[0], measured)
     elif not changes:
-        if alike is not None and relied_on(base):
+        if alike is not None:
             lines += slowdown_lines(alike)
         lines += ["", *critical_lines(path)]
-    if relied_on(base):
-        lines += advice_lines(advice)
+    lines += advice_lines(advice)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

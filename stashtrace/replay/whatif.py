@@ -30,6 +30,8 @@ from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
 from stashtrace.replay.transfers import LINKS, compressed, with_link, with_ranks
 
+#: A replay that misses by more, or explains less, says nothing about changes.
+MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
 #: A single change that saves less is not listed.
 _WORTH_SAVING = 0.005
 #: Single changes that are tried, beside those of the links and of the size of buckets.
@@ -88,6 +90,11 @@ class Answer:
     gap_ratio: float
     before_ns: dict[str, float]
     after_ns: dict[str, float]
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether the replay of the unchanged run is good enough for what it says of changes to be believed."""
+        return self.error_ratio <= MOST_ERROR_RATIO and self.gap_ratio <= MOST_GAP_RATIO
 
     @property
     def middle_ns(self) -> float:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from stashtrace.analysis.findings.limits import limit_claims
 from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
 from stashtrace.report.words import claim_text, evidence_texts
 from stashtrace.report.words.parts import findings_of
 from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
+    from stashtrace.analysis.graph import Graph
     from stashtrace.model.table import Table
     from stashtrace.model.trace import Trace
     from stashtrace.replay import Answer
 
-#: A replay that misses by more, or explains less, says nothing about changes.
-MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
 #: A run that is slower by less has nothing to share.
 WORTH_SHARING = 1.03
 #: Causes that are named alone, the smallest first; they are behind so much of what is lost.
@@ -41,13 +41,11 @@ _NAMES = {
 }
 
 
-def relied_on(run: Answer) -> bool:
-    """Whether the replay of the run as it was is good enough for answers."""
-    return run.error_ratio <= MOST_ERROR_RATIO and run.gap_ratio <= MOST_GAP_RATIO
+def limit_lines(trace: Trace, graph: Graph) -> list[str]:
+    """What the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended.
 
-
-def limit_lines(trace: Trace) -> list[str]:
-    """What the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended."""
+    Then how many edges of the graph contradict each other.
+    """
     lines: list[str] = []
     for finding in findings_of(*tables_of(limit_claims(trace))):
         if finding.row["kind"] == "steps":
@@ -56,6 +54,11 @@ def limit_lines(trace: Trace) -> list[str]:
         lines += _wrapped(f"! {claim_text(finding)}")
         for text in evidence_texts(finding):
             lines += _wrapped(f"  {text}")
+    cut = len(graph.plan.cut())
+    if cut:
+        lines += _wrapped(
+            f"! {cut:,} of {len(graph.source):,} edges form cycles, as errors of clocks make them, and are left out"
+        )
     return lines
 
 
@@ -82,8 +85,8 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
         ),
         *limits,
     ]
-    if not relied_on(run):
-        lines.append("the replay misses, or leaves open, too much for the answers below to be relied on")
+    if not run.is_reliable:
+        return [*lines, *_wrapped(f"no change is predicted: {unreliable(run)}")]
     if not answers:
         return [*lines, "", "no single change of what is known would make it shorter"]
     head = ("change", "step", "saves", "largest stall then")
@@ -94,6 +97,18 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
         cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
         lines.append("  " + "  ".join(cells))
     return lines + (_budget(answers[0]) if asked else _untouched(run, answers))
+
+
+def unreliable(run: Answer) -> str:
+    """Why nothing is predicted from a run."""
+    if run.error_ratio > MOST_ERROR_RATIO:
+        return (
+            f"its replay misses the step by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
+        )
+    return (
+        f"{percent_text(run.gap_ratio)} of its step follows from no recorded cause, more than"
+        f" {percent_text(MOST_GAP_RATIO)}"
+    )
 
 
 def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from importers.kineto_files import rank_of_two
+from importers.kineto_files import device, host, launch, rank_of_two, step
+from importers.kineto_files import write as write_kineto
 from pipeline_files import two_stages, write
 
 from stashtrace.cli import main
@@ -75,6 +76,31 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "rank1.json").write_text(whole[: int(0.95 * len(whole))])
     warnings = warnings_of(answered(capsys, str(tmp_path)))
     assert any(line.startswith("! 1 file cut (kineto): rank1.json ends early") for line in warnings), warnings
+
+
+def test_nothing_is_predicted_where_the_causes_are_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kernels that begin 500 us after their launch, on a stream that nothing else runs on: half a step."""
+    events = []
+    for n in range(4):
+        at = 1000.0 * n
+        events += [
+            step(n, at, 990),
+            launch(n + 1, at + 20),
+            device("gemm<float>", at + 525, 400, correlation=n + 1),
+            host("cudaDeviceSynchronize", at + 30, 910, cat="cuda_runtime", correlation=n + 100),
+        ]
+    kineto = str(write_kineto(tmp_path / "rank0.json", events))
+    text = answered(capsys, kineto)
+    assert "no change is predicted: " in text
+    assert "saves" not in text
+    assert "critical path: " in text
+    told = json.loads(answered(capsys, kineto, "--format", "json"))
+    assert told["answers"] == []
+    assert told["run"]["gap_ratio"] == pytest.approx(0.4, abs=0.1)
+    assert main(["whatif", kineto, "--set", "compute=x0.5"]) == 4
+    assert "nothing is predicted from this run" in capsys.readouterr().err
 
 
 def test_how_a_job_ended_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

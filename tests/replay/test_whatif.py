@@ -3,13 +3,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from analysis.graph.test_graph import LATE, LOADED, drawn
-from builders import MS, TraceBuilder
+from builders import MS, TraceBuilder, trace_from_text
 
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, single_changes, what_if
+from stashtrace.report.whatif import limit_lines
 
 
 def asked(text: str, *changes: str) -> Answer:
@@ -104,6 +108,17 @@ def test_a_checkpoint_that_stops_the_step_can_be_taken_away() -> None:
     assert answer.measured_ns == pytest.approx(10 * MS, rel=0.06)
     assert answer.low_ns == answer.high_ns == pytest.approx(5 * MS, rel=0.01)
     assert str(single_changes(graph)[0].changes[0]) in ("checkpoint=0", "compute=x0.5")
+
+
+def test_edges_that_contradict_each_other_are_counted() -> None:
+    trace = trace_from_text(LATE.replace("|", ""))
+    graph = build(trace)
+    assert limit_lines(trace, graph) == []
+    back = {name: np.append(getattr(graph, name), getattr(graph, name)[:1]) for name in ("edge_kind", "lag_ns")}
+    source, target = np.append(graph.source, graph.target[:1]), np.append(graph.target, graph.source[:1])
+    contradicted = replace(graph, source=source, target=target, **back)
+    (first, *_) = limit_lines(trace, contradicted)
+    assert first.startswith(f"! 1 of {len(graph.source) + 1} edges form cycles")
 
 
 def test_single_changes_are_ranked_by_what_they_save() -> None:
