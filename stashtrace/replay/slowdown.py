@@ -157,9 +157,20 @@ class Ideal:
         lost = self.step_ns - self.ideal_step_ns
         return (self.step_ns - fixed_step_ns) / lost if lost > _LOST_RATIO * self.step_ns else -1.0
 
+    @cached_property
+    def _counted_nodes(self) -> Bools:
+        """Nodes of the steps that count; those of no step by the step of the job in which they begin."""
+        return self._steps.counted_nodes(self.graph)
+
     def excess_ns(self, chosen: Bools) -> float:
-        """Work of the chosen nodes beyond that of their peers, of a step."""
-        return float((self.graph.work_ns - self.ideal_work_ns)[chosen].sum()) / max(len(self.steps), 1)
+        """Work of the chosen nodes beyond that of their peers, in a mean step."""
+        own = chosen & self._counted_nodes
+        return float((self.graph.work_ns - self.ideal_work_ns)[own].sum()) / len(self.steps)
+
+    @property
+    def gap_ns(self) -> float:
+        """Time that no edge explains, of all ranks in a mean step."""
+        return float(self.graph.gap_ns[self._counted_nodes].sum()) / len(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +185,8 @@ class _JobSteps:
         Step of each row of ``graph.ends``, an index.
     idle_ns : int array
         Time before each step that belongs to none.
+    ended_ns : int array
+        When the last rank had ended each, as measured.
     alone : bool
         It is the only one: it begins when the first rank begins it.
     """
@@ -182,6 +195,7 @@ class _JobSteps:
     counted: Bools
     of_end: Int64
     idle_ns: Int64
+    ended_ns: Int64
     alone: bool
 
     @classmethod
@@ -211,7 +225,7 @@ class _JobSteps:
                 "no rank has two steps",
                 hint="record two steps or more: the length of a step is that between the ends of two",
             )
-        return cls(number[order], counted, of_end, idle, alone)
+        return cls(number[order], counted, of_end, idle, ended, alone)
 
     def lengths(self, graph: Graph, replayed: Replayed) -> Int64:
         """Of the counted steps."""
@@ -223,6 +237,12 @@ class _JobSteps:
             return int64(ended - began.min())
         found: Int64 = (np.diff(ended, prepend=0) - self.idle_ns)[self.counted]
         return found
+
+    def counted_nodes(self, graph: Graph) -> Bools:
+        """Nodes of the counted steps. Batches and transfers have no step: theirs is that in which they begin."""
+        at = np.searchsorted(self.ended_ns, graph.begin_ns, side="right")
+        by_time = np.append(self.counted, False)[at]
+        return np.where(graph.step >= 0, np.isin(graph.step, self.number[self.counted]), by_time)
 
 
 def _last_ends(ends: Int64, of_end: Int64, count: int) -> Int64:
@@ -246,9 +266,8 @@ def _rows(whole: Ideal, asked: Sequence[Cause]) -> list[tuple[Any, ...]]:
     everything = np.ones(len(graph), dtype=bool)
     rows = [_row(whole, Cause("all", "", everything), whole.step_ns, whole.ideal_step_ns)]
     with_gaps = float(whole.steps_ns(whole.ideal_work_ns, gaps=True).mean())
-    gaps = float(graph.gap_ns.sum()) / max(len(whole.steps), 1)
     only = with_gaps / max(whole.ideal_step_ns, 1.0)
-    rows.append(("gap", "", whole.step_ns, whole.ideal_step_ns, with_gaps, whole.step_ns, only, -1.0, gaps))
+    rows.append(("gap", "", whole.step_ns, whole.ideal_step_ns, with_gaps, whole.step_ns, only, -1.0, whole.gap_ns))
     found = [_row(whole, cause, whole.only_step_ns(cause.chosen), whole.fixed_step_ns(cause.chosen)) for cause in asked]
     by_rank = [row for row in found if row[0] == "rank"]
     if len(by_rank) > 1:

@@ -142,7 +142,8 @@ def test_a_job_of_hosts_with_a_late_rank(center: str, shared_ms: float) -> None:
     assert late["slowdown_ratio"] == pytest.approx(8 / ideal, rel=0.01)
     assert late["fixed_step_ns"] / MS == pytest.approx(max(shared_ms, 3) + 2, rel=0.01)
     assert late["recovered_ratio"] == pytest.approx(1, abs=0.02)
-    assert late["excess_ns"] / MS == pytest.approx(6 - shared_ms, abs=0.5)
+    # Of the seven steps that count, not of all eight.
+    assert late["excess_ns"] / MS == pytest.approx(6 - shared_ms, abs=0.1)
     assert (other["slowdown_ratio"], other["recovered_ratio"]) == pytest.approx((1, 0), abs=0.02)
     assert row_of(table, "operation", "compute")["recovered_ratio"] == pytest.approx(1, abs=0.02)
     assert row_of(table, "operation", "interconnect")["slowdown_ratio"] == pytest.approx(1, abs=0.02)
