@@ -161,9 +161,8 @@ def slack(trace: Trace) -> Table:
 
 def words(kinds: type[IntEnum], values: Int64) -> npt.NDArray[np.str_]:
     """Names of the values of an enum in lower case; empty for others."""
-    texts = np.zeros(max(kinds) + 2, dtype="U16")
-    for kind in kinds:
-        texts[kind] = kind.name.lower()
+    names = {int(kind): kind.name.lower() for kind in kinds}
+    texts = np.array([names.get(value, "") for value in range(max(kinds) + 2)])  # the last one is empty
     return texts[np.where((values >= 0) & (values <= max(kinds)), values, -1)]
 
 

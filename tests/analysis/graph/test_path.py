@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from importers.kineto_files import write
 from report import scenes
 
 import stashtrace
+from stashtrace.analysis.graph import Resource
+from stashtrace.analysis.graph.path import words
 from stashtrace.analysis.registry import analyze
 from stashtrace.cli import main
 from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import StallKind
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -291,6 +295,12 @@ def test_slack_of_each_piece_of_work() -> None:
     transfers = table.take(table["resource"] == "transfer")
     assert transfers["step"].tolist() == [0, 1, 2]
     assert set(transfers["process_id"].tolist()) == {-1}
+
+
+@pytest.mark.parametrize("kinds", [Resource, StallKind])
+def test_names_of_resources_and_kinds_are_whole(kinds: type[IntEnum]) -> None:
+    values = np.array([*kinds, -1, max(kinds) + 1], dtype=np.int64)
+    assert words(kinds, values).tolist() == [*(kind.name.lower() for kind in kinds), "", ""]
 
 
 def test_a_rank_made_slow_by_its_worker_is_the_path(tmp_path: Path) -> None:
