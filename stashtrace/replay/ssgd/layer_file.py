@@ -35,6 +35,8 @@ _BEFORE_NAME, _AFTER_NAME = 1, 4
 #: Whole-iteration times that comments may give.
 _WHOLE = re.compile(r"#\s*(io|copy|update)_(ns|us|ms|s)\s+(\S+)\s*")
 _ASTRA_FIELDS = 12
+#: An id or a count; Python refuses to read numbers of thousands of digits.
+_NUMBER = re.compile(r"[0-9]{1,18}")
 #: Parallelism that the first line of an ASTRA-sim workload names.
 _ASTRA = re.compile(r"(DATA|MODEL|HYBRID\w*|MICRO|DISTRIBUTED_INFERENCE|TRANSFORMER\w*)\b")
 
@@ -51,7 +53,7 @@ def read_layers(path: str | Path) -> list[Workload]:
     """
     place = Path(path)
     try:
-        lines = place.read_text(encoding="utf-8").splitlines()
+        lines = place.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a mark before the text
     except UnicodeDecodeError:
         raise FormatError(f"{place} is no text file", hint=_HINT) from None
     except OSError as error:
@@ -120,7 +122,7 @@ class _Reader:
         found = _WHOLE.fullmatch(text)
         if found is not None:
             name, unit, value = found.groups()
-            self.whole[f"{name}_ns"] = self._number(value, f"{name}_{unit}", number) * _UNITS_NS[unit]
+            self.whole[f"{name}_ns"] = self._number(value, f"{name}_{unit}", number, _UNITS_NS[unit])
 
     def _names(self, text: str, number: int) -> bool:
         """Take the line of column names; whether it is that."""
@@ -142,12 +144,12 @@ class _Reader:
         if len(fields) < _BEFORE_NAME + 1 + _AFTER_NAME:
             raise self._error(number, f"{len(fields)} fields in place of {len(_COLUMNS) + 2}")
         name = " ".join(fields[_BEFORE_NAME:-_AFTER_NAME])
-        if not re.fullmatch(r"\d+", fields[0]):
-            raise self._error(number, f"{fields[0]!r} is no id of a layer")
+        if not _NUMBER.fullmatch(fields[0]):
+            raise self._error(number, f"{fields[0][:20]!r} is no id of a layer")
         values = []
         for value, column, scale in zip(fields[-_AFTER_NAME:], _COLUMNS, self.scale, strict=True):
             unknown = column == "communication" and value in ("-", "nan", "NaN")
-            values.append(math.nan if unknown else scale * self._number(value, column, number))
+            values.append(math.nan if unknown else self._number(value, column, number, scale))
         self._add(int(fields[0]), name, tuple(values), number)
 
     def _add(self, layer: int, name: str, values: tuple[float, ...], number: int) -> None:
@@ -176,9 +178,9 @@ class _Reader:
             columns = np.array([rows[layer] for layer in order]).T
             yield Workload(names, *columns, **self.whole)
 
-    def _number(self, text: str, what: str, number: int) -> float:
+    def _number(self, text: str, what: str, number: int, scale: float) -> float:
         try:
-            value = float(text)
+            value = float(text) * scale
         except ValueError:
             raise self._error(number, f"{what} is {text!r}, no number") from None
         if not (math.isfinite(value) and value >= 0):
@@ -204,8 +206,10 @@ def _astra(path: Path, lines: Sequence[str]) -> Workload:
         raise FormatError(f"{path}:1: {numbered[0][1][0]} parallelism; only DATA can be replayed", hint=hint)
     rows = [(number, fields) for number, fields in numbered[1:] if len(fields) > 1]
     count = numbered[1][1][0] if len(numbered) > 1 else ""
-    if not (re.fullmatch(r"\d+", count) and int(count) == len(rows)):
-        raise FormatError(f"{path}: says {count or 'nothing'} layers and holds {len(rows)}", hint=hint)
+    if not (_NUMBER.fullmatch(count) and int(count) == len(rows)):
+        raise FormatError(f"{path}: says {count[:20] or 'nothing'} layers and holds {len(rows)}", hint=hint)
+    if not rows:
+        raise FormatError(f"{path} holds no layer", hint=hint)
     names, table = [], []
     for number, fields in rows:
         if len(fields) != _ASTRA_FIELDS:

@@ -93,8 +93,15 @@ def speedups(
     workers : iterable of int
     merging : bool
         Gradients are sent in the best merge for each number of workers; otherwise layer by layer.
+
+    Raises
+    ------
+    UsageError
+        If there is no worker, or an iteration takes no time or too much of it.
     """
     alone = replay(workload, variant, workers=1).iteration_ns
+    if not alone:
+        raise UsageError("an iteration of these layers takes no time", hint="columns without a unit are microseconds")
     found = []
     for count in workers:
         if count < 1:
@@ -111,7 +118,10 @@ def messages_of(workload: Workload, alpha_ns: float, beta_ns_per_byte: float, *,
 
 
 def iteration_of(workload: Workload, variant: Variant, workers: int, messages: Merge | None) -> float:
-    """Replay iterations with these messages; ns of the last one."""
+    """Replay iterations with these messages; ns of the last one.
+
+    Workers are alike, so that two of them take what any number does with the same messages.
+    """
     last = np.array([], dtype=np.int64) if messages is None else messages.last_layers
     times = np.array([]) if messages is None else messages.time_ns
-    return float(replay(workload, variant, workers=workers, last_layers=last, message_ns=times).iteration_ns)
+    return float(replay(workload, variant, workers=min(workers, 2), last_layers=last, message_ns=times).iteration_ns)

@@ -104,7 +104,7 @@ def study(
     MissingDataError
         If no layer has gradients, or nothing says what a message costs.
     UsageError
-        If no number of ranks has a message to send.
+        If no number of ranks has a message to send, or an iteration takes no time or too much of it.
     """
     workload = typical(iterations)
     if not len(workload.sends):
@@ -128,20 +128,20 @@ def study(
         for variant, merged in ways
     ]
     cap, capped = best_cap(workload, *cost)
-    measured = _as_measured(iterations, measured_ranks) if measured_ranks else (None, None)
+    measured = _as_measured(iterations) if measured_ranks else (None, None)
     return Study(
         workload, ring, fitted, counts, chosen, tuple(rows), *measured,
         layer_by_layer(workload, *cost), best(workload, *cost), cap, capped,
     )  # fmt: skip
 
 
-def _as_measured(iterations: Sequence[Workload], workers: int) -> tuple[float | None, float | None]:
-    """Iteration with the times of messages as they were, and what of it is exposed."""
+def _as_measured(iterations: Sequence[Workload]) -> tuple[float | None, float | None]:
+    """Iteration with messages as they were, and what of it is exposed; of two workers, which is that of any number."""
     found = []
     for one in iterations[:: max(len(iterations) // _MOST_ITERATIONS, 1)]:
         if one.measured_ns is None:
             return None, None
-        took = replay(one, WAIT_FREE, workers=workers, last_layers=one.sends, message_ns=one.measured_ns).iteration_ns
+        took = replay(one, WAIT_FREE, workers=2, last_layers=one.sends, message_ns=one.measured_ns).iteration_ns
         found.append((took, took - replay(one, WAIT_FREE, workers=1).iteration_ns))
     whole, exposed = np.median(np.array(found, dtype=np.float64), axis=0).tolist()
     return whole, exposed

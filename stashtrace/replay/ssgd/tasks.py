@@ -26,6 +26,8 @@ from stashtrace.replay.ssgd.workload import Floats, Workload, rounded
 Int64 = npt.NDArray[np.int64]
 #: So many iterations after the first the pace is that of all that follow.
 _SETTLED = 4
+#: The replay counts whole nanoseconds in 64 bits; this is 73 years.
+_LONGEST_NS = float(1 << 61)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def replay(
     Raises
     ------
     UsageError
-        If there is no worker or iteration, or messages do not fit to the layers.
+        If there is no worker or iteration, messages do not fit to the layers, or all of it takes longer than 73 years.
     """
     if workers < 1 or iterations < 1:
         raise UsageError(f"{iterations} iterations of {workers} workers are nothing to replay")
@@ -107,6 +109,12 @@ def replay(
         raise UsageError("messages, their layers and times, or workers and their slowness differ in number")
     if len(layers) and not ((layers >= 0) & (layers < len(workload))).all():
         raise UsageError(f"a message names a layer that is none of the {len(workload)}")
+    whole = (workload.io_ns + workload.copy_ns + workload.alone_ns) * max(factors.max(), 1.0) + times.sum()
+    if not iterations * whole < _LONGEST_NS:
+        raise UsageError(
+            f"{iterations} iterations of {whole / 1e9:.3g} s are too long to replay",
+            hint="times of layers without a unit are microseconds, and so is --latency",
+        )
     tasks = _Tasks(iterations, workers, len(workload), len(layers))
     duration = _durations(tasks, workload, times, factors)
     source, target = _edges(tasks, variant, layers)

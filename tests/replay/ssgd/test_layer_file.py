@@ -123,6 +123,10 @@ def test_a_number_that_belongs_to_a_name_stays(file: Path) -> None:
         (ASTRA.replace("2500", "late"), ":4: a time or size is no number"),
         (ASTRA.replace("2500", "-1"), ":4: a time or size is negative"),
         ("DATA\n", "says nothing layers and holds 0"),
+        ("DATA\n0\n", "holds no layer"),
+        (f"{'9' * 5000} a 1 2 3 4\n", "is no id of a layer"),
+        (f"DATA\n{'9' * 5000}\n", "layers and holds 0"),
+        ("id name forward_s backward communication size\n0 a 1e300 2 3 4\n", ":2: forward is 1e300, which it cannot"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(file: Path, text: str, complaint: str) -> None:
@@ -132,6 +136,12 @@ def test_a_bad_row_is_named_with_its_line(file: Path, text: str, complaint: str)
     assert str(error.value).startswith(str(file))
     assert complaint in str(error.value)
     assert error.value.hint
+
+
+def test_a_mark_before_the_text_is_no_part_of_it(file: Path) -> None:
+    file.write_text("id,name,forward_us,backward_us,communication_us,size_bytes\n0,a,1,2,3,4\n", encoding="utf-8-sig")
+    (one,) = read_layers(file)
+    assert (one.names, one.backward_ns.tolist()) == (("a",), [2000])
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path, file: Path) -> None:

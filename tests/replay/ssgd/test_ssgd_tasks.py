@@ -205,6 +205,23 @@ def test_requests_that_fit_to_no_graph(changed: dict[str, object], text: str) ->
         replay(SMALL, NAIVE, **({"workers": 2} | changed))  # type: ignore[arg-type]
 
 
+def test_times_that_nobody_can_count_are_refused() -> None:
+    ages, nothing = (np.full(2, value) for value in (1e18, 0.0))
+    with pytest.raises(UsageError, match="too long to replay"):
+        replay(Workload(("a", "b"), ages, ages, nothing, nothing), NAIVE, workers=1)
+    with pytest.raises(UsageError, match="too long to replay"):
+        speedups(SMALL, NAIVE, Ring(1e200, 1), [1_000])
+    with pytest.raises(UsageError, match="takes no time"):
+        speedups(Workload(("a", "b"), nothing, nothing, nothing, nothing + 8), NAIVE, Ring(1, 1), [2])
+
+
+def test_a_million_workers_cost_what_two_do() -> None:
+    ring = Ring(0.001, 1.0)
+    (found,) = speedups(SMALL, NAIVE, ring, [1_000_000])
+    alpha, beta = ring.message_line(1_000_000)
+    assert found.iteration_ns == 40 + 5 + 60 + 75 + 7 + round(alpha + 300 * beta) + round(alpha + 100 * beta)
+
+
 def test_what_is_no_workload_is_refused() -> None:
     with pytest.raises(UsageError, match="without layers"):
         Workload((), *[np.zeros(0)] * 4)
