@@ -2,7 +2,8 @@
 
 A run does not know its layers, but when each message was ready and how long the link worked for it. What lies between
 two messages is one "layer" here: as many layers of the network as send their gradients together. Forward time is
-divided as backward time is.
+divided as backward time is. Forward and backward are those of the host; where its device is still busy with the step
+before when they begin, what the device does until the first message counts as backward.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -52,13 +53,17 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
             "callers wait for messages inside backward", hint="layer-wise tasks need messages that nobody waits for"
         )
     rank = int(messages.rank[rows[0]])
+    known = counted_steps(steps(trace))
+    known = known.take(known["rank"] == rank)
+    # Devices may have other warm-up steps than their hosts.
+    rows = rows[np.isin(messages.step[rows], known["step"])]
+    if not len(rows):
+        raise MissingDataError("no step that counts has gradients", hint="record more steps than those of the warm-up")
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows]))]
     passes = np.split(rows, np.flatnonzero(np.diff(messages.backward[rows])) + 1)
     # Passes of other sizes are those of steps before the buckets were rebuilt, or of another model.
     sizes = [tuple(messages.bytes[own].tolist()) for own in passes]
     usual = Counter(sizes).most_common(1)[0][0]
-    known = steps(trace)
-    known = counted_steps(known).take(counted_steps(known)["rank"] == rank)
     forwards = _forwards(trace, rank)
     found = [
         _workload(messages, own, known, forwards) for own, size in zip(passes, sizes, strict=True) if size == usual
@@ -79,11 +84,12 @@ def _forwards(trace: Trace, rank: int) -> Table:
 
 def _workload(messages: Messages, own: Int64, known: Table, forwards: Table) -> Workload:
     """Of one backward pass; the layers of its messages in the order of the forward pass."""
-    begin = int(messages.backward_begin_ns[own[0]])
-    ready = np.maximum.accumulate(np.maximum(messages.ready_ns[own] - begin, 0)).astype(np.float64)
-    backward = np.diff(np.append(0.0, ready))
     step = int(np.flatnonzero(known["step"] == messages.step[own[0]])[0])
     first, last = int(known["begin_ns"][step]), int(known["end_ns"][step])
+    # A host may begin it while its device is still busy with the step before.
+    begin = max(int(messages.backward_begin_ns[own[0]]), first)
+    ready = np.maximum.accumulate(np.maximum(messages.ready_ns[own] - begin, 0)).astype(np.float64)
+    backward = np.diff(np.append(0.0, ready))
     inside = (forwards["begin_ns"] >= first) & (forwards["end_ns"] <= begin)
     forward = float((forwards["end_ns"][inside] - forwards["begin_ns"][inside]).sum())
     done = max(int(messages.end_ns[own].max()), begin + int(ready[-1]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import MS, TraceBuilder
+from builders import MS, US, TraceBuilder
 from replay.ddp_runs import BACKWARD_NS, FORWARD_NS, MIB, SIZES, STEPS, UPDATE_NS, ddp_run, step_ns, transfer_ns
 
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, Phase
+from stashtrace.model.kinds import CollectiveOp, DeviceWork, Phase
+from stashtrace.model.trace import Trace
+from stashtrace.replay.ssgd import Ring
 from stashtrace.replay.ssgd.from_run import layers_of_run
 from stashtrace.replay.ssgd.study import study
 from stashtrace.replay.ssgd.variants import WAIT_FREE
@@ -82,6 +84,38 @@ def test_other_operations_are_no_gradients() -> None:
     assert SIZES[4] not in one.gradient_bytes.tolist()
     assert len(one) == len(SIZES) - 1
     assert one.backward_ns.sum() == sum(BACKWARD_NS)
+
+
+def device_run(ahead_ms: int) -> Trace:
+    """Steps of 20 ms of two devices: messages at 8 and 10 ms of 2 ms each; their hosts are so far ahead of them."""
+    build = TraceBuilder()
+    build.group(range(2), backend="nccl")
+    for step in range(10):
+        called, at = step * 20 * MS, (step * 20 + ahead_ms) * MS
+        streams = {rank: build.rank(rank).gpu().stream("nccl") for rank in range(2)}
+        for size_bytes, ready in ((1 << 22, at + 8 * MS), (1 << 24, at + 10 * MS)):
+            times = dict.fromkeys(range(2), (called + 150 * US, called + 160 * US, ready, ready + 2 * MS))
+            build.device_collective(times, streams=streams, message_bytes=size_bytes)
+            for stream in streams.values():
+                stream.kernel(ready, ready + 2 * MS, "ncclDevKernel_AllReduce", work=DeviceWork.COMMUNICATION,
+                              launch=(called + 151 * US, called + 152 * US))  # fmt: skip
+        for rank in range(2):
+            process, begin = build.rank(rank), called
+            compute = process.gpu().stream("compute", compute=True)
+            for phase, (first, last) in (("forward", (2, 4)), ("backward", (4, 10)), ("optimizer", (12, 20))):
+                process.phase(phase, begin, begin + 100 * US)
+                compute.kernel(at + first * MS, at + last * MS, phase, launch=(begin + US, begin + 2 * US))
+                begin += 100 * US
+    return build.trace()
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 5, 15, 30, 45])
+def test_a_host_ahead_of_its_device_makes_no_iteration_longer(ahead_ms: int) -> None:
+    iterations, ranks = layers_of_run(device_run(ahead_ms))
+    found = study(iterations, [2], ring=Ring(1_000.0, 0.1), measured_ranks=ranks)
+    assert (found.measured_ns, found.measured_exposed_ns) == (20 * MS, 2 * MS)
+    assert iterations[0].backward_ns[0] == 2 * MS
+    assert iterations[0].communication_ns.tolist() == [2 * MS, 2 * MS]
 
 
 def test_messages_that_do_not_tell_their_cost_are_refused() -> None:
