@@ -20,6 +20,8 @@ pytest.importorskip("google.protobuf")
 from builders import MS, TraceBuilder, trace_from_text
 from chakra_traces import COLL, COMP, RECV, SEND, Traces, feeder_problems, simulate, step_ends_us
 from corpus import corpus
+from pipeline_files import load, two_stages
+from pipeline_files import write as write_pipeline
 from report.scenes import job
 
 import stashtrace
@@ -415,6 +417,13 @@ def test_only_some_steps(tmp_path: Path) -> None:
         assert lengths[1][rank] == pytest.approx(lengths[0][rank][3:6], abs=1)
     with pytest.raises(MissingDataError, match="none of these steps"):
         written(trace, tmp_path / "none", steps=(50, 60))
+
+
+def test_a_pipeline_of_named_operations_is_refused(tmp_path: Path) -> None:
+    trace = load(write_pipeline(tmp_path / "trace-X.parquet", two_stages({})))
+    with pytest.raises(MissingDataError, match="wait for one another where no collective was recorded"):
+        written(trace, tmp_path)
+    assert not (tmp_path / "et").exists()
 
 
 # Files and commands -----------------------------------------------------------------------------

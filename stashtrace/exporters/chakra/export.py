@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace import __version__
-from stashtrace.analysis.graph import Resource, build
+from stashtrace.analysis.graph import PipelineGraph, Resource, build
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
@@ -70,13 +70,19 @@ def export_chakra(
     StashtraceError
         If the package protobuf is missing, or the folder holds something else or cannot be written.
     MissingDataError
-        If no graph can be built of the run, or none of the steps asked for is in it.
+        If no graph can be built of the run, it is one of operations by name, or none of the steps asked for is in it.
     """
     if loaders not in LOADERS:
         raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")
     messages = Messages.load()
     _refuse_others(path)
     graph = build(trace)
+    if isinstance(graph, PipelineGraph):
+        raise MissingDataError(
+            "a pipeline whose operations alone were recorded cannot be a Chakra trace: its ranks wait for one another"
+            " where no collective was recorded",
+            hint="record each rank with `stashtrace run` or torch.profiler",
+        )
     collectives = TraceIndex(trace).trace.collectives
     work = rank_work(graph, collectives, steps=steps, workers=loaders == "nodes")
     if not len(work):
