@@ -9,7 +9,6 @@ What a process says of itself is read by ``analysis/ddp_facts``.
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from types import ModuleType
 from typing import Any
@@ -23,6 +22,8 @@ VARIABLE = "STASHTRACE_BUCKET_MB"
 BUCKET, GRADIENTS = "ddp_bucket", "ddp_gradients"
 COLLECTOR = "core"
 _OPTIONS = ("bucket_cap_mb", "bucket_cap_mb_list")
+#: A byte, and more than any memory: torch counts bytes in 64 bits, and a size beyond them would end the job.
+_LEAST_MIB, _MOST_MIB = 2.0**-20, 2.0**40
 #: More gradients than this would fill the strings of a process.
 _MOST_GRADIENTS = 4096
 #: Wrappers that are told of; a job that makes one for each step would fill its strings.
@@ -44,7 +45,7 @@ def wanted_mib(text: str) -> int | float | None:
         size = float(text)
     except ValueError:
         return None
-    if not (size > 0 and math.isfinite(size)):
+    if not _LEAST_MIB <= size <= _MOST_MIB:
         return None
     return int(size) if size == int(size) else size
 
@@ -54,20 +55,21 @@ def _constructor(wanted: int | float | None) -> Any:
 
     def make(original: Any) -> Any:
         signature = inspect.signature(original)
+        takes_size = _OPTIONS[0] in signature.parameters
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             nonlocal told
-            try:
-                bound = signature.bind_partial(self, *args, **kwargs)
-            except TypeError:
-                original(self, *args, **kwargs)  # which raises it as it would without us
+            bound = _bound(signature, self, *args, **kwargs)
+            if bound is None:
+                original(self, *args, **kwargs)  # which raises what it would without us
                 return
             own = any(bound.arguments.get(name) is not None for name in _OPTIONS)
-            if wanted is not None and not own:
-                bound.arguments["bucket_cap_mb"] = wanted
+            applied = wanted is not None and takes_size and not own
+            if applied:
+                bound.arguments[_OPTIONS[0]] = wanted
             original(*bound.args, **bound.kwargs)
             if told < _MOST_WRAPPERS:
-                _tell(self, told, "script" if own else "default" if wanted is None else "applied")
+                _tell(self, told, "script" if own else "applied" if applied else "default")
             told += 1
 
         return __init__
@@ -75,10 +77,20 @@ def _constructor(wanted: int | float | None) -> Any:
     return make
 
 
+def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
+    """Arguments by name, None if the constructor does not take them."""
+    try:
+        return signature.bind_partial(*args, **kwargs)
+    except TypeError:
+        return None
+
+
 def _tell(wrapper: Any, number: int, source: str) -> None:
     try:
         recorder.record_fact(f"{BUCKET} {number}", f"{wrapper.bucket_bytes_cap / 2**20:g} {source}")
-        gradients = [p.numel() * p.element_size() for p in wrapper.module.parameters() if p.requires_grad]
+        left_out = getattr(wrapper, "parameters_to_ignore", ())
+        parameters = [p for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in left_out]
+        gradients = [p.numel() * p.element_size() for p in parameters]
         if len(gradients) <= _MOST_GRADIENTS:
             recorder.record_fact(f"{GRADIENTS} {number}", " ".join(map(str, reversed(gradients))))
     except Exception as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from traced import run_traced
 
 from stashtrace.analysis.ddp_facts import BUCKET, GRADIENTS, ddp_facts
 from stashtrace.model.trace import Trace
-from stashtrace.probes.torch_ddp import wanted_mib
+from stashtrace.probes import recorder
+from stashtrace.probes.torch_ddp import VARIABLE, install, wanted_mib
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 #: Wrappers of one process, by what the script asks for; each says what size torch took.
 SCRIPT = """
@@ -35,6 +37,11 @@ def net():
     layers[0].bias.requires_grad = False
     return layers
 
+def ignoring():
+    layers = net()
+    DDP._set_params_and_buffers_to_ignore_for_model(layers, ["0.weight"])
+    return layers
+
 names = list(inspect.signature(DDP.__init__).parameters)
 before = [None, None, 0, True, True, None][: names.index("bucket_cap_mb") - 2]
 dist.init_process_group("gloo")
@@ -45,6 +52,7 @@ ways = {
     "positional": lambda: DDP(net(), *before, 9),
     "positional none": lambda: DDP(net(), *before, None),
     "subclass": lambda: Own(net()),
+    "ignoring": lambda: DDP(ignoring()),
 }
 if "bucket_cap_mb_list" in names:
     ways["list"] = lambda: DDP(net(), bucket_cap_mb_list=[3, 5])
@@ -54,6 +62,10 @@ try:
     DDP()
 except TypeError as error:
     sizes["error"] = str(error)
+try:
+    DDP(net(), no_such_option=1)
+except TypeError as error:
+    sizes["unknown"] = [str(error), error.__context__ is None]
 sizes["name"] = DDP.__init__.__qualname__
 sizes["same"] = names == list(inspect.signature(DDP.__init__).parameters)
 print(json.dumps(sizes))
@@ -73,6 +85,9 @@ def test_a_size_takes_the_place_of_the_default_alone(tmp_path: Path) -> None:
     assert (sizes["keyword"], sizes["positional"]) == (7, 9)
     assert sizes.get("list", 5) == 5
     assert "missing 1 required positional argument: 'module'" in sizes["error"]
+    said, alone = sizes["unknown"]
+    assert "unexpected keyword argument 'no_such_option'" in said
+    assert alone  # without an exception of ours before it
     assert (sizes["name"], sizes["same"]) == ("DistributedDataParallel.__init__", True)
     facts = ddp_facts(trace)
     assert (facts.bucket_mib, facts.sources) == (None, ("applied", "script"))
@@ -88,10 +103,30 @@ def test_one_model_says_its_size_and_its_gradients(tmp_path: Path) -> None:
     assert facts.gradients_bytes.tolist() == [4 * 2 * 4, 8 * 4 * 4]
 
 
+def test_parameters_that_the_wrapper_leaves_alone_have_no_gradients_to_send(tmp_path: Path) -> None:
+    _, trace = ran(tmp_path, "ignoring")
+    assert ddp_facts(trace).gradients_bytes.tolist() == [4 * 2 * 4]
+
+
+def test_a_constructor_that_takes_no_size_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrapper:
+        bucket_bytes_cap = 25 * 2**20
+
+        def __init__(self, module: object, process_group: object = None) -> None:
+            self.module = torch.nn.Linear(2, 2)
+
+    told: dict[str, object] = {}
+    monkeypatch.setattr(recorder, "record_fact", told.__setitem__)
+    monkeypatch.setenv(VARIABLE, "4")
+    install(SimpleNamespace(DistributedDataParallel=Wrapper))  # type: ignore[arg-type]
+    Wrapper(None)
+    assert told["ddp_bucket 0"] == "25 default"
+
+
 def test_a_size_is_a_positive_number_of_mib() -> None:
     assert [wanted_mib(text) for text in ("4", "0.5", "1e3")] == [4, 0.5, 1000]
     assert isinstance(wanted_mib("4"), int)
-    assert [wanted_mib(text) for text in ("", "x", "0", "-1", "inf", "nan", "25M")] == [None] * 7
+    assert [wanted_mib(text) for text in ("", "x", "0", "-1", "inf", "nan", "25M", "1e300", "1e-9")] == [None] * 9
 
 
 @pytest.mark.parametrize(
