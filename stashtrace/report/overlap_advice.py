@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 78
 _OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters", "send": "sends"}
-#: The most of any rank differs from the median rank by more: then it is said whose the others are.
+#: Times are those of the median rank, savings the least and the most of any rank. If the most is more than this times
+#: what those times allow, the sentence says whose each is.
 _UNEVEN_RATIO = 1.05
 #: What each limit means in a sentence; those of rows without a figure stand in no sentence.
 LIMITS = {
@@ -71,12 +73,30 @@ def advice_row(item: Advice) -> dict[str, Any]:
 def _saved(item: Advice) -> str:
     high, share = duration_text(item.saving_high_ns), percent_text(item.share_ratio)
     low = duration_text(item.saving_low_ns)
+    # What a replay allows ("pace") is the mean step's, and no rank's.
+    most = ", the most of any rank" if _is_uneven(item) and "pace" not in item.limits else ""
     if item.transformation == "fuse":  # of no kernel of torch's the own time is nothing
-        return f"less than {high} a step ({share})"
+        return f"less than {high} a step ({share}){most}"
     if item.is_bound:
         least = f"at least {low} and " if item.saving_low_ns > 0 else ""
-        return f"{least}up to {high} a step ({share})"
-    return f"{high} a step ({share})" if low == high else f"{low} to {high} a step (up to {share})"
+        return f"{least}up to {high} a step ({share}){most}"
+    if low == high:
+        return f"{high} a step ({share})"
+    return f"{low} to {high} a step (up to {share}){most.replace('the most', 'the least and the most')}"
+
+
+def _is_uneven(item: Advice) -> bool:
+    """Whether a rank could save clearly more than the times of the sentence allow, which are the median rank's."""
+    allowed_ns = {
+        "split_reorder": item.work_ns * (1 - 1 / item.ranks_count),
+        "fuse": item.work_ns + max(item.gap_ns, 0.0),
+        "overlap": item.exposed_ns,
+    }
+    return item.saving_high_ns > _UNEVEN_RATIO * allowed_ns.get(item.transformation, math.inf)
+
+
+def _whose(item: Advice) -> str:
+    return " on the median rank" if _is_uneven(item) else ""
 
 
 def _messages(item: Advice) -> str:
@@ -85,18 +105,17 @@ def _messages(item: Advice) -> str:
 
 def _split(item: Advice) -> str:
     return (
-        f"on the recorded ranks the whole update behind {_messages(item)} takes {duration_text(item.work_ns)}; a"
-        f" reduce-scatter, the update of one of {item.ranks_count} slices and an all-gather instead would save"
+        f"on the recorded ranks the whole update behind {_messages(item)} takes {duration_text(item.work_ns)}"
+        f"{_whose(item)}; a reduce-scatter, the update of one of {item.ranks_count} slices and an all-gather instead"
+        " would save"
     )
 
 
 def _fuse(item: Advice) -> str:
     gaps = f" and leaves gaps of {duration_text(item.gap_ns)} between its kernels" if item.gap_ns > 0 else ""
-    uneven = item.saving_high_ns > _UNEVEN_RATIO * (item.work_ns + max(item.gap_ns, 0.0))
-    whose = " on the median rank" if uneven else ""
     return (
-        f"the update behind {_messages(item)} takes {duration_text(item.work_ns)}{gaps}{whose}; as one kernel, or a"
-        " few, it would save"
+        f"the update behind {_messages(item)} takes {duration_text(item.work_ns)}{gaps}{_whose(item)}; as one"
+        " kernel, or a few, it would save"
     )
 
 
@@ -105,8 +124,8 @@ def _overlap(item: Advice) -> str:
     exposed, transfer = duration_text(item.exposed_ns), duration_text(item.transfer_ns)
     part = f"the {transfer}" if exposed == transfer else f"{exposed} of the {transfer}"
     return (
-        f"nothing is computed for {part} that {_messages(item)} take; in {item.chunks_count} chunks beside {what} they"
-        " would save"
+        f"nothing is computed for {part} that {_messages(item)} take{_whose(item)}; in {item.chunks_count} chunks"
+        f" beside {what} they would save"
     )
 
 

@@ -101,14 +101,34 @@ def test_a_fused_update_never_takes_nothing() -> None:
         text = advice_text(replace(fuse, is_bound=bound, saving_high_ns=105 * MS))
         assert "takes 100 ms and leaves gaps of 5.00 ms between its kernels;" in text
         assert "would save less than 105 ms a step (25 %). Switch" in text
-    assert "on the median rank" in advice_text(replace(fuse, saving_high_ns=120 * MS))
     assert "gaps" not in advice_text(replace(fuse, gap_ns=-1.0))
+
+
+def test_times_of_one_rank_and_savings_of_another_are_told_apart() -> None:
+    """Times are the median rank's, savings the least and the most of any; alike, nobody has to know."""
+    fuse = replace(
+        SPLIT, transformation="fuse", switch="fused_optimizer", limits=(), gap_ns=5 * MS, saving_high_ns=120 * MS
+    )
+    assert "takes 100 ms and leaves gaps of 5.00 ms between its kernels on the median rank; as" in advice_text(fuse)
+    assert "would save less than 120 ms a step (25 %), the most of any rank. Switch" in advice_text(fuse)
+    overlap = replace(SPLIT, transformation="overlap", work="backward", exposed_ns=40 * MS, is_bound=True, limits=())
+    assert "all-reduces of 80.0 MB a step take on the median rank; in" in advice_text(overlap)
+    assert "up to 75.0 ms a step (25 %), the most of any rank. Switch" in advice_text(overlap)
+    split = replace(SPLIT, saving_high_ns=90 * MS, limits=())
+    assert "takes 100 ms on the median rank; a reduce-scatter" in advice_text(split)
+    assert "save 70.0 ms to 90.0 ms a step (up to 25 %), the least and the most of any rank. Switch" in advice_text(
+        split
+    )
+    # What a replay allows is no rank's.
+    assert "any rank" not in advice_text(replace(fuse, limits=("pace",)))
+    for alike in (SPLIT, replace(fuse, saving_high_ns=105 * MS), replace(overlap, saving_high_ns=40 * MS)):
+        assert " rank" not in advice_text(alike).replace("recorded ranks", "")
 
 
 def test_what_was_exposed_is_said() -> None:
     overlap = replace(
         SPLIT, transformation="overlap", switch="smaller_buckets", work="backward", exposed_ns=20 * MS, is_bound=True,
-        saving_low_ns=0, limits=("peers_unseen",),
+        saving_low_ns=0, saving_high_ns=15 * MS, limits=("peers_unseen",),
     )  # fmt: skip
     text = advice_text(overlap)
     assert text.startswith("nothing is computed for 20.0 ms of the 50.0 ms that all-reduces of 80.0 MB a step take;")
