@@ -40,8 +40,10 @@ _HOPS_DIFFER = 2.0
 #: Smaller transfers are no gradients, and a compression leaves them alone.
 _LEAST_GRADIENT_BYTES = 1024
 _REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
-#: A CPU turns so many bytes a nanosecond from four-byte into two-byte numbers, at the least.
-_CONVERTED_BYTES_PER_NS = 1.0
+#: What a CPU takes at most to turn a byte of four-byte numbers into two-byte ones, and back.
+_CPU_CONVERTS_NS_PER_BYTE = 1.0
+#: The same of a device: its memory is read and written three times over, at 100 GB/s or more; and two short kernels.
+_DEVICE_CONVERTS_NS_PER_BYTE, _DEVICE_KERNELS_NS = 3 / 100, 10_000.0
 _BITS = 8
 
 
@@ -83,7 +85,7 @@ def compressed(scenario: Scenario) -> Scenario:
     """Gradients of four-byte elements move as two-byte ones.
 
     What element a message has is not recorded; all are taken for four-byte ones. To convert them costs between nothing
-    and what one CPU takes at the least.
+    and what a slow CPU takes, of messages that all members have on devices what a slow device takes.
     """
     graph = scenario.graph
     if graph.facts is None:
@@ -95,9 +97,23 @@ def compressed(scenario: Scenario) -> Scenario:
             hint="compression needs a run of several ranks",
         )
     fixed = _latency_ns(scenario, gradients)
-    converting = scenario.unknowns.luck * graph.moved_bytes / _CONVERTED_BYTES_PER_NS
+    converting = scenario.unknowns.luck * np.where(
+        _on_devices(graph),
+        _DEVICE_CONVERTS_NS_PER_BYTE * graph.moved_bytes + _DEVICE_KERNELS_NS,
+        _CPU_CONVERTS_NS_PER_BYTE * graph.moved_bytes,
+    )
     shorter = _retimed(scenario, fixed + (scenario.work - fixed) / 2, gradients)
     return shorter.with_work(np.where(gradients, shorter.work + converting, shorter.work))
+
+
+def _on_devices(graph: Graph) -> Bools:
+    """Transfers that all members, as far as they are known, enter from a device: its memory holds what is moved."""
+    member = graph.edge_kind == EdgeKind.MEMBER
+    device = np.isin(graph.resource[graph.source], (Resource.STREAM, Resource.DEVICE))
+    found = np.zeros(len(graph), dtype=bool)
+    found[graph.target[member & device]] = True
+    found[graph.target[member & ~device]] = False
+    return found
 
 
 def with_ranks(scenario: Scenario, change: Change) -> Scenario:

@@ -79,6 +79,13 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return job(tmp_path_factory.mktemp("late"), (300, 600))
 
 
+def test_compression_of_what_lies_on_devices_costs_what_their_memory_takes(late: Graph) -> None:
+    """10 MB in 180 us: at best half of that goes; at worst all is latency, and slow memory is passed three times."""
+    graph = replace(late, moved_bytes=np.where(late.is_transfer, 10_000_000, late.moved_bytes))
+    passes_us = 3 * 10_000_000 / 100 / US
+    assert step_us(graph, "compression=fp16") == pytest.approx((1000 - 90, 1000 + passes_us + 10), abs=0.5)
+
+
 def test_the_replay_is_the_run_and_nothing_is_left_unexplained(late: Graph) -> None:
     replayed = late.replay()
     assert (late.step_ns(replayed) == late.measured_step_ns).all()
