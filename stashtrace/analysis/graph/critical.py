@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph.clock_errors import Clocks
 from stashtrace.analysis.graph.model import NO_SLACK, Graph, Int8, Int32, Replayed
-from stashtrace.analysis.timeset import NEVER, Int64, int64
+from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 
 
@@ -246,19 +246,26 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     piece = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
     node = nodes[which]
     near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
-    shared = np.minimum(end[which], pieces.end_ns[piece]) - np.maximum(begin[which], pieces.begin_ns[piece])
-    return Overlaps(piece[near], node[near], shared[near])
+    shared_begin = np.maximum(begin[which], pieces.begin_ns[piece])
+    shared_end = np.minimum(end[which], pieces.end_ns[piece])
+    return Overlaps(piece[near], node[near], shared_begin[near], shared_end[near])
 
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """Pieces of the path, nodes beside it, and how long both lasted together."""
+    """Pieces of the path, nodes beside it, and from when to when both lasted together."""
 
     piece: Int64
     node: Int64
-    shared_ns: Int64
+    begin_ns: Int64
+    end_ns: Int64
+
+    @property
+    def shared_ns(self) -> Int64:
+        """How long."""
+        return self.end_ns - self.begin_ns
 
     def ambiguous(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
-        """Pieces beside which such work ran for at least half of their time."""
-        shared = np.bincount(self.piece, self.shared_ns, len(pieces))
+        """Pieces beside which such work ran for at least half of their time; what ran at one moment counts once."""
+        shared = TimeSet.of(self.begin_ns, self.end_ns).within(pieces.begin_ns, pieces.end_ns)
         return (shared > 0) & (2 * shared >= pieces.held_ns)

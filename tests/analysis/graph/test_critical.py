@@ -222,6 +222,24 @@ def test_a_path_as_long_as_the_clocks_can_tell_is_a_rival() -> None:
     assert found(1, one) == []
 
 
+def test_what_two_ranks_did_at_one_moment_is_beside_the_path_once() -> None:
+    """Ranks 1 and 2 work from 70 to 99 of the 100 ns of rank 0, rank 3 from 30 to 99 if there is one."""
+
+    def ambiguous(*others: tuple[int, int]) -> list[bool]:
+        nodes = [(0, 0, 100), *((rank, begin, 99) for rank, begin in others), (-1, 100, 120)]
+        last = len(nodes) - 1
+        edges = [(at, last, EdgeKind.MEMBER, 0) for at in range(last)]
+        graph = graph_of(nodes, edges, [(last, 0, 0)])
+        course, none = Course.of(graph), np.zeros(len(nodes), dtype=np.int64)
+        hosts = np.append(np.arange(last), -1)
+        clocks = Clocks(hosts, np.full(len(nodes), 1), none, graph.process_id, 0)
+        pieces = Pieces.of(course)
+        return rivals(course, pieces, clocks).ambiguous(pieces).tolist()
+
+    assert ambiguous((1, 70), (2, 70)) == [False, False]
+    assert ambiguous((1, 70), (2, 70), (3, 30)) == [True, False]
+
+
 def test_clocks_that_two_nodes_share_do_not_disagree() -> None:
     """A thread and its device on host 0, another rank there; a rank on host 1 and its device; a transfer of both."""
     clocks = Clocks(
