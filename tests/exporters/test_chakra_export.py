@@ -408,7 +408,8 @@ def test_collectives_outside_of_the_steps_are_left_out(tmp_path: Path) -> None:
 def test_only_some_steps(tmp_path: Path) -> None:
     trace = job(sleep={1: 20})[1]
     whole, _ = written(trace, tmp_path / "whole")
-    some, _ = written(trace, tmp_path / "some", steps=(3, 7))
+    some, result = written(trace, tmp_path / "some", steps=(3, 7))
+    assert "8 batches of workers left out" in said(result)  # those of four steps of two ranks
     assert {n.attrs["stashtrace_step"] for n in some.of_type(0, COMP)} == {3, 4, 5, 6}
     assert [n.attrs["stashtrace_sequence"] for n in some.of_type(1, COLL)] == [3, 4, 5, 6]
     assert feeder_problems(some) == []

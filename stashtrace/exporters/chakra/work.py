@@ -45,7 +45,7 @@ class Dropped:
     unended_count : int
         Collectives that never ended.
     batches_count : int
-        Batches made by workers, whose waits are kept as measured.
+        Batches made by workers for the steps that are written, the waits for which are kept as measured.
     cycle_edges_count : int
         Edges cut because they closed a cycle, as errors of clocks make them.
     foreign_edges_count : int
@@ -185,10 +185,13 @@ def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[B
     kept = stepped & (graph.step >= first) & (graph.step < last)
     if steps is None:
         kept = stepped
-    if workers:
+    taken = batch
+    if steps is not None:
         into_kept = np.zeros(len(graph), dtype=bool)
         into_kept[graph.source[kept[graph.target]]] = True
-        kept |= batch & (into_kept if steps else True)
+        taken = batch & into_kept
+    if workers:
+        kept |= taken
 
     end_of_rank = np.full(int(graph.rank.max(initial=-1)) + 1, _EARLIEST, dtype=np.int64)
     np.maximum.at(end_of_rank, graph.ends_rank, graph.end_ns[graph.ends] + graph.ends_lag_ns)
@@ -201,7 +204,7 @@ def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[B
     entered[target[within & kept[source]]] = True
     kept |= transfer & entered
     outside = int((transfer & ~inside).sum())
-    return kept, Dropped(outside_count=outside, batches_count=0 if workers else int(batch.sum()))
+    return kept, Dropped(outside_count=outside, batches_count=0 if workers else int(taken.sum()))
 
 
 def _edges(graph: Graph, kept: Bools) -> tuple[Int64, int, int]:
