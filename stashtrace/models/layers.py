@@ -341,10 +341,9 @@ def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
     5.0
     """
     ends = np.append(0.0, np.cumsum(np.asarray(sizes_bytes, dtype=np.float64)))
-    first, last = np.triu_indices(len(ends), k=1)
-    sums = ends[last] - ends[first]
-    smaller = sums[sums < cap_bytes * (1 - 1e-9)]
-    low, high = float(smaller.max(initial=0.0)) / 2**20, cap_bytes / 2**20
+    # The largest sum of neighbours below the cap: of those that begin at each message, the last one below it.
+    last = np.searchsorted(ends, ends + cap_bytes * (1 - 1e-9), side="left") - 1
+    low, high = float((ends[last] - ends).max(initial=0.0)) / 2**20, cap_bytes / 2**20
     for digits in range(-3, 12):
         unit = 10.0**-digits
         number = round(math.floor(low / unit + 1) * unit, max(digits, 0))
