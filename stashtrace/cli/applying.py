@@ -33,7 +33,8 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
     Raises
     ------
     CaptureError
-        If the command fails, or its script chose the size itself, or it makes no DistributedDataParallel.
+        If the command fails, its script chose the size of a model itself, torch did not take the size, or the command
+        makes no DistributedDataParallel.
     """
     sys.stderr.write(f"stashtrace: running {command[0]} with bucket_cap_mb={bucket_mib:g}, recorded in {out}\n")
     with _variable(_VARIABLE, f"{bucket_mib:.12g}"), _stdout_to_stderr():
@@ -56,13 +57,21 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)
         trace = load_trace(out)
-    facts = ddp_facts(trace)
-    if "script" in facts.sources:
+    sources = ddp_facts(trace).sources
+    if "script" in sources:
+        part = (
+            "to one of its models, which kept that" if "applied" in sources else "itself, so that nothing was applied"
+        )
         raise CaptureError(
-            "the script gives bucket_cap_mb itself, so that nothing was applied",
+            f"the script gives bucket_cap_mb {part}",
             hint="take the option out of its DistributedDataParallel(...) call, or set it there",
         )
-    if "applied" not in facts.sources:
+    if "default" in sources:
+        raise CaptureError(
+            f"DistributedDataParallel did not take bucket_cap_mb={bucket_mib:g} and kept torch's default",
+            hint="a size in MiB, as in bucket_mb=25",
+        )
+    if "applied" not in sources:
         raise nothing
     return what_if(build(trace), []).measured_ns
 

@@ -11,15 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import MS
+from builders import MS, TraceBuilder
 from command_line import stashtrace
 from ports import free_port
 from replay.ddp_runs import ALPHA_NS, MIB, ddp_run, step_ns
 
+from stashtrace.align import align
 from stashtrace.align.align import load_trace
-from stashtrace.analysis.ddp_facts import ddp_facts
+from stashtrace.analysis.ddp_facts import BUCKET, ddp_facts
 from stashtrace.analysis.gradient_messages import gradient_messages
-from stashtrace.cli import main
+from stashtrace.cli import main, run
+from stashtrace.cli.applying import measured_with_buckets
+from stashtrace.errors import CaptureError
 from stashtrace.models.layers import bucket_ends
 
 pytest.importorskip("torch")
@@ -105,6 +108,31 @@ def test_what_the_script_chose_stays_and_is_said(job: tuple[Path, dict[str, str]
     assert done.code == 3
     assert "the script gives bucket_cap_mb itself" in done.err
     assert messages_of_a_step(folder / "own") == [2 * sum(GRADIENTS[:2])] * 3
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (("25 script",), "gives bucket_cap_mb itself, so that nothing was applied"),
+        (("25 script", "4 applied"), "gives bucket_cap_mb to one of its models, which kept that"),
+        (("25 default",), "did not take bucket_cap_mb=4 and kept torch's default"),
+        ((), "made no DistributedDataParallel"),
+    ],
+)
+def test_why_nothing_was_measured(
+    told: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the wrappers of the second run say of themselves."""
+    build = TraceBuilder()
+    for number, value in enumerate(told):
+        codes = {"key_code": build.strings.code(f"{BUCKET} {number}"), "value_code": build.strings.code(value)}
+        build.add("metadata", process_id=build.rank(0).process_id, **codes)
+    build.rank(0)
+    (tmp_path / "a.stash").write_bytes(b"")
+    monkeypatch.setattr(run, "main", lambda words: 0)
+    monkeypatch.setattr(align, "load_trace", lambda path: build.trace())
+    with pytest.raises(CaptureError, match=re.escape(text)):
+        measured_with_buckets(["true"], 4.0, str(tmp_path))
 
 
 def test_a_command_that_fails_or_is_another_is_said(job: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
