@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("google.protobuf")
 
+from analysis.device_simulation import Job as SimulatedJob
 from builders import MS, TraceBuilder, trace_from_text
 from chakra_traces import COLL, COMP, RECV, SEND, Traces, feeder_problems, simulate, step_ends_us
 from corpus import corpus
@@ -223,6 +225,18 @@ def test_eight_ranks_with_devices(tmp_path: Path) -> None:
         busy = (graph.rank == rank) & (graph.resource == Resource.STREAM)
         spent = sum(n.duration_us - n.attrs.get("stashtrace_idle_ns", 0) / 1000 for n in devices)
         assert spent == pytest.approx(graph.work_ns[busy].sum() / 1000, rel=0.01)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_what_events_or_kernels_time_on_devices_is_no_cpu(tmp_path: Path, kernels: bool) -> None:
+    trace = SimulatedJob().trace(kernels=kernels)
+    traces, _ = written(trace, tmp_path)
+    graph = build(trace)
+    for rank in (0, 1):
+        computed = [n for n in traces.of_type(rank, COMP) if n.name == "compute" and not n.attrs["is_cpu_op"]]
+        spent = sum(n.duration_us - n.attrs.get("stashtrace_idle_ns", 0) / 1000 for n in computed)
+        device = (graph.rank == rank) & np.isin(graph.resource, (Resource.STREAM, Resource.DEVICE))
+        assert spent > 0.5 * graph.work_ns[device].sum() / 1000 > 0
 
 
 # Collectives ------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ _COMM_TYPES = {op: kind for kind, op in reversed(COLLECTIVE_OPS.items())}
 _SIMULATED = frozenset(
     (CollectiveOp.ALL_REDUCE, CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL)
 )
+_ON_DEVICES = (Resource.STREAM, Resource.DEVICE)
 _OF_A_FILE = re.compile(re.escape(FILE_STEM) + r"\.\d+\.et")
 
 
@@ -176,7 +177,7 @@ def _nodes(
 
 def _work(kind: int, resource: int, step: int) -> tuple[str, dict[str, Value]]:
     """Name and attributes of a node of work: by where most of its time went, batches of workers as such."""
-    values: dict[str, Value] = {"is_cpu_op": resource != Resource.STREAM}
+    values: dict[str, Value] = {"is_cpu_op": resource not in _ON_DEVICES}
     if step >= 0:
         values[STEP] = step
     if resource == Resource.WORKER:
