@@ -230,9 +230,7 @@ def _functions(index: TraceIndex, thread: StepThread, resource: Resource) -> _La
     begin, end, text = (np.concatenate(column) for column in zip(*shown, strict=True))
     order = np.argsort(begin, kind="stable")
     texts = [*map(trace.text, codes.tolist()), *(Phase(kind).name.lower() for kind in kinds.tolist())]
-    return _Labels(
-        Resource.STEP_THREAD, thread.process_id, begin[order], end[order], text[order], texts, track=thread.track_id
-    )
+    return _Labels(resource, thread.process_id, begin[order], end[order], text[order], texts, track=thread.track_id)
 
 
 def _blocking_calls(index: TraceIndex, track: int, begin_ns: Int64, end_ns: Int64) -> Int64:

@@ -14,6 +14,7 @@ from analysis.graph.test_device_graph import job as device_job
 from analysis.graph.test_device_graph import step_events
 from analysis.graph.test_graph import LATE, LOADED
 from builders import MS, US, TraceBuilder, trace_from_text
+from importers.kineto_files import host as on_host
 from importers.kineto_files import write
 from report import scenes
 
@@ -269,6 +270,20 @@ def test_kernels_are_named_and_what_lies_between_host_and_device_is_a_delay(tmp_
     delays = {(kind, name) for _, resource, kind, name in found if not resource}
     assert ("launch", "launch") in delays
     assert not any(name.startswith("gemm") for rank, _, _, name in found if rank == 0)
+
+
+def test_functions_of_a_host_that_launches_are_named(tmp_path: Path) -> None:
+    """Behind the last wait of a step of 1 ms the host is in ``prepare`` for 60 us, while its device is idle."""
+    events: list[Any] = []
+    for number in range(3):
+        inside = on_host("prepare", 1000 * number + 920, 60, cat="user_annotation")
+        events += [*step_events(number, 600.0, world=1), inside]
+    info = {"backend": "nccl", "rank": 0, "world_size": 1}
+    write(tmp_path / "rank0.json", events, distributedInfo=info, deviceProperties=[{"id": 0, "name": "H100"}])
+    shares = analyze(stashtrace.load(tmp_path), "critical_share")
+    launching = {r["name"]: r["share_ratio"] for r in shares.rows() if r["resource"] == "host"}
+    assert launching["prepare"] == pytest.approx(0.06)
+    assert sum(launching.values()) == pytest.approx(0.095 + 0.01, abs=0.001)  # of Python, and to the first launch
 
 
 def test_a_rank_that_begins_later_is_no_work(tmp_path: Path) -> None:
