@@ -62,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
         if not rate:
             raise UsageError("--bandwidth 0 moves nothing", hint="for example --bandwidth 1.1G")
         ring = Ring(arguments.latency * 1e3, 1e9 / rate)
-    iterations, measured = _iterations(arguments)
+    untimed, measured = _iterations(arguments)
+    iterations = [_with_times(one, arguments) for one in untimed]
     if arguments.out:
         write_layers(arguments.out, iterations)
         sys.stderr.write(f"wrote {arguments.out}: {len(iterations)} iterations of {len(iterations[0])} layers\n")
-    timed = [_with_times(one, arguments) for one in iterations]
-    found = study(timed, arguments.ranks, ring=ring, measured_ranks=measured)
+    found = study(iterations, arguments.ranks, ring=ring, measured_ranks=measured)
     if arguments.format == "json":
         sys.stdout.write(json.dumps(layers_json(found), indent=1) + "\n")
     else:

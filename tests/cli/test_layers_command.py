@@ -97,6 +97,12 @@ def test_times_that_no_file_holds(file: Path, capsys: pytest.CaptureFixture[str]
     assert pace["naive"] > 1300e6
 
 
+def test_times_that_were_given_are_written_too(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "timed.tsv"
+    found = asked(capsys, file, *hop(), "--io-ms", "900", "--copy-ms", "100", "--update-ms", "1", "-o", out)
+    assert asked(capsys, out, *hop()) == found
+
+
 def test_a_run_is_shown_and_written(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.tsv"
     found = asked(capsys, run, "-o", out)
