@@ -78,6 +78,8 @@ class graph:
             busy_ns: npt.NDArray[np.int64],
             host: npt.NDArray[np.int32],
             cpus: npt.NDArray[np.float64],
+            link_first: npt.NDArray[np.int32],
+            links: npt.NDArray[np.int32],
         ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
         def slack(
             self,
@@ -87,6 +89,14 @@ class graph:
             sinks: npt.NDArray[np.int32],
             none: int,
         ) -> npt.NDArray[np.int64]: ...
+
+    @staticmethod
+    def alone(
+        begin_ns: npt.NDArray[np.int64],
+        end_ns: npt.NDArray[np.int64],
+        link_first: npt.NDArray[np.int32],
+        links: npt.NDArray[np.int32],
+    ) -> npt.NDArray[np.int64]: ...
 
 # bind_intervals.cpp
 _Column = npt.NDArray[np.int64]

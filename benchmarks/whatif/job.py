@@ -34,15 +34,18 @@ class Config:
     Attributes
     ----------
     loop
-        ``ddp``, or ``manual``: an all-reduce for each gradient, one after the other.
+        ``ddp``; ``manual``: an all-reduce for each gradient, one after the other; or ``groups``: each gradient has a
+        process group of its own, and all of them may be in flight at once; after them the loss is reduced.
     gradient_kib
         Sizes of the gradients; the last one is ready first.
     prep_ms, prep_wait_ms, reads
         A batch: CPU, waiting, and pieces that are read of ``file``, each batch others.
     compute_ms, device_ms
         The step thread: CPU, and asleep as if a device worked.
-    late_ms, late_rank
-        What one rank sleeps beside that.
+    late_ms, late_rank, late_every
+        What one rank sleeps beside that, in each step, or in one of so many; of ``groups``, before its last launch.
+    between_ms, between_wait_ms
+        Of ``groups``, between two launches: CPU, and asleep as if a device worked; steps take the latter in turn.
     """
 
     ranks: int = 2
@@ -57,6 +60,9 @@ class Config:
     device_ms: float = 10.0
     late_ms: float = 0.0
     late_rank: int = -1
+    late_every: int = 1
+    between_ms: float = 0.0
+    between_wait_ms: tuple[float, ...] = (0.0,)
     compress: bool = False
     file: str = ""
 
@@ -128,6 +134,18 @@ class Model(torch.nn.Module):
         return total
 
 
+def reduce_at_once(model: Model, groups: list[Any], step: int, late_ms: float) -> None:
+    """Reduce each gradient in its own group; work between their launches, and wait when all of them are under way."""
+    config, works = model.config, []
+    for parameter, group in zip(model.parameters(), groups, strict=True):
+        if works:
+            spin(config.between_ms)
+            time.sleep((config.between_wait_ms[step % len(config.between_wait_ms)] + late_ms) / 1e3)
+        works.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
+    for work in works:
+        work.wait()
+
+
 def main() -> None:
     """Train."""
     options: dict[str, Any] = json.loads(sys.argv[1])
@@ -136,22 +154,27 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     bare = Model(config)
-    model = bare if config.loop == "manual" else torch.nn.parallel.DistributedDataParallel(bare, bucket_cap_mb=4)
+    model = torch.nn.parallel.DistributedDataParallel(bare, bucket_cap_mb=4) if config.loop == "ddp" else bare
     if config.compress:
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.01)
     loader = DataLoader(Samples(config), batch_size=None, num_workers=config.workers)
+    groups = [dist.new_group() for _ in config.gradient_kib] if config.loop == "groups" else []
     dist.barrier()
-    for batch in loader:
+    for step, batch in enumerate(loader):
         loss = model(batch)
         if config.device_ms:
             time.sleep(config.device_ms / 1e3)
-        if rank == config.late_rank:
-            time.sleep(config.late_ms / 1e3)
+        late_ms = config.late_ms if rank == config.late_rank and step % config.late_every == 0 else 0.0
+        if config.loop != "groups":
+            time.sleep(late_ms / 1e3)
         loss.backward()
         if config.loop == "manual":
             for parameter in bare.parameters():
                 dist.all_reduce(parameter.grad)
+        if config.loop == "groups":
+            reduce_at_once(bare, groups, step, late_ms)
+            dist.all_reduce(loss.detach())
         optimizer.step()
         optimizer.zero_grad()
     dist.barrier()

@@ -54,6 +54,8 @@ _WAITING = {**_SMALL, "prep_ms": 2.0, "prep_wait_ms": 20.0, "compute_ms": 2.0, "
 _CROWDED = {**_SMALL, "prep_ms": 16.0, "compute_ms": 4.0, "device_ms": 2.0}
 _COMPUTING = {**_SMALL, "prep_ms": 1.0, "device_ms": 3.0}
 _READING = {**_SMALL, "ranks": 1, "prep_ms": 6.0, "compute_ms": 1.0, "device_ms": 0.5, "reads": 60}
+#: Two groups whose transfers take 42 ms each at 100 Mbit/s if they are alone.
+_GROUPS = {"loop": "groups", "gradient_kib": (512, 512), "prep_ms": 1.0, "steps": 40}
 
 SETUPS = {
     "ddp-100": _job(100),
@@ -67,6 +69,16 @@ SETUPS = {
     "manual-200": _job(200, loop="manual"),
     "delay-2": _job(delay_ms=2.0, **_DELAYED),
     "delay-4": _job(delay_ms=4.0, **_DELAYED),
+    "groups-apart": _job(100, **_GROUPS, compute_ms=8.0, between_ms=48.0),
+    "groups-together": _job(100, **_GROUPS, compute_ms=2.0, between_ms=12.0),
+    "groups-100": _job(100, **_GROUPS, compute_ms=2.0, between_wait_ms=(48.0,)),
+    "groups-50": _job(50, **_GROUPS, compute_ms=2.0, between_wait_ms=(48.0,)),
+    "groups-mixed-100": _job(100, **_GROUPS, compute_ms=2.0, between_wait_ms=(6.0, 48.0)),
+    "groups-mixed-50": _job(50, **_GROUPS, compute_ms=2.0, between_wait_ms=(6.0, 48.0)),
+    "groups-late": _job(
+        100, **_GROUPS, compute_ms=2.0, between_wait_ms=(4.0,), late_ms=44.0, late_rank=1, late_every=2
+    ),
+    "groups-even": _job(100, **_GROUPS, compute_ms=2.0, between_wait_ms=(4.0,)),
     "prep-20": _job(**_ALONE),
     "prep-10": _job(**{**_ALONE, "prep_ms": 10.0}),
     "prep-20-w2": _job(**_ALONE, workers=2),
@@ -109,6 +121,13 @@ QUESTIONS = (
     ("ring-4", "ranks=2", "ring-2"),
     ("delay-2", "network.latency=x2", "delay-4"),
     ("delay-4", "network.latency=x0.5", "delay-2"),
+    ("groups-apart", "compute=-42ms", "groups-together"),
+    ("groups-together", "compute=+42ms", "groups-apart"),
+    ("groups-100", "network.bandwidth=x0.5", "groups-50"),
+    ("groups-50", "network.bandwidth=x2", "groups-100"),
+    ("groups-mixed-100", "network.bandwidth=x0.5", "groups-mixed-50"),
+    ("groups-mixed-50", "network.bandwidth=x2", "groups-mixed-100"),
+    ("groups-late", "straggler=0", "groups-even"),
     ("prep-20", "prep=x0.5", "prep-10"),
     ("prep-10", "prep=x2", "prep-20"),
     ("wait-20", "prep=x0.5", "wait-10"),

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <tuple>
@@ -10,6 +11,7 @@
 
 #include "bindings/binders.h"
 #include "kernels/graph.h"
+#include "kernels/shared_links.h"
 #include "kernels/shared_replay.h"
 
 namespace py = pybind11;
@@ -33,6 +35,41 @@ Array<T> to_array(std::vector<T>&& values) {
   auto* owned = new std::vector<T>(std::move(values));
   py::capsule owner(owned, [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
   return Array<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
+}
+
+// Links of nodes as they come from Python: none at all if `first` is empty.
+graph::Links links_of(const Array<std::int32_t>& first, const Array<std::int32_t>& ids, std::size_t nodes) {
+  const auto links = column(ids, static_cast<std::size_t>(ids.size()));
+  if (first.size() == 0 && links.empty()) return {};
+  const auto begins = column(first, nodes + 1);
+  const auto size = static_cast<std::int32_t>(links.size());
+  if (begins.front() != 0 || begins.back() != size || !std::is_sorted(begins.begin(), begins.end()))
+    throw std::invalid_argument("expected where the links of each node begin");
+  std::int32_t highest = -1;
+  for (const std::int32_t id : links) {
+    if (id < 0 || id > size) throw std::invalid_argument("no such link");
+    highest = std::max(highest, id);
+  }
+  for (std::size_t n = 0; n < nodes; ++n) {
+    std::vector<std::int32_t> own(links.begin() + begins[n], links.begin() + begins[n + 1]);
+    std::sort(own.begin(), own.end());
+    if (std::adjacent_find(own.begin(), own.end()) != own.end()) throw std::invalid_argument("a link twice");
+  }
+  return {static_cast<std::size_t>(highest + 1), begins, links};
+}
+
+// What uses of links would have taken alone.
+Array<std::int64_t> alone(const Array<std::int64_t>& begin_ns, const Array<std::int64_t>& end_ns,
+                          const Array<std::int32_t>& link_first, const Array<std::int32_t>& links) {
+  const auto nodes = static_cast<std::size_t>(begin_ns.size());
+  const graph::Times begin = column(begin_ns, nodes), end = column(end_ns, nodes);
+  const graph::Links used = links_of(link_first, links, nodes);
+  std::vector<std::int64_t> found;
+  {
+    const py::gil_scoped_release release;
+    found = graph::alone(used, begin, end);
+  }
+  return to_array(std::move(found));
 }
 
 // A graph without cycles, ready to be replayed with other durations and lags as often as wanted.
@@ -70,11 +107,13 @@ class Plan {
 
   std::tuple<Array<std::int64_t>, Array<std::int64_t>, Array<std::int32_t>> replay_shared(
       const Array<std::int64_t>& release_ns, const Array<std::int64_t>& duration_ns, const Array<std::int64_t>& lag_ns,
-      const Array<std::int64_t>& busy_ns, const Array<std::int32_t>& host, const Array<double>& cpus) const {
+      const Array<std::int64_t>& busy_ns, const Array<std::int32_t>& host, const Array<double>& cpus,
+      const Array<std::int32_t>& link_first, const Array<std::int32_t>& links) const {
     const graph::Edges given = edges(lag_ns);
     const graph::Times released = column(release_ns, nodes_), duration = column(duration_ns, nodes_);
     const graph::Sharing sharing{column(busy_ns, nodes_), column(host, nodes_),
-                                 column(cpus, static_cast<std::size_t>(cpus.size()))};
+                                 column(cpus, static_cast<std::size_t>(cpus.size())),
+                                 links_of(link_first, links, nodes_)};
     for (const std::int32_t id : sharing.host)
       if (id < -1 || id >= static_cast<std::int32_t>(sharing.cpus.size())) throw std::invalid_argument("no such host");
     for (const double count : sharing.cpus)
@@ -127,8 +166,11 @@ void bind_graph(py::module_& module) {
       .def("replay", &Plan::replay, arg("release_ns"), arg("duration_ns"), arg("lag_ns"),
            "(begin_ns, binding): when each node begins, and the edge that it waited for last, -1 if none.")
       .def("replay_shared", &Plan::replay_shared, arg("release_ns"), arg("duration_ns"), arg("lag_ns"), arg("busy_ns"),
-           arg("host"), arg("cpus"),
-           "(begin_ns, end_ns, binding) where the last busy_ns of each duration share the CPUs of a host, -1 for none.")
+           arg("host"), arg("cpus"), arg("link_first"), arg("links"),
+           "(begin_ns, end_ns, binding) where the last busy_ns of each duration share the CPUs of a host, or, of nodes "
+           "without one (-1), the links that they use: links[link_first[n]:link_first[n + 1]].")
       .def("slack", &Plan::slack, arg("begin_ns"), arg("duration_ns"), arg("lag_ns"), arg("sinks"), arg("none"),
            "By how much each node can end later before a sink does.");
+  room.def("alone", &alone, arg("begin_ns"), arg("end_ns"), arg("link_first"), arg("links"),
+           "What each use of links, from begin_ns to end_ns beside all others, would have taken alone.");
 }

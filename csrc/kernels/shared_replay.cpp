@@ -12,13 +12,14 @@
 namespace stashtrace::graph {
 namespace {
 
-enum class What : std::uint8_t { begin, work, end, done };  // `done`: of a host, its next node has worked enough
+// `done`: of a host, its next node has worked enough; `moved`: a node that uses links has.
+enum class What : std::uint8_t { begin, work, end, done, moved };
 
 struct Event {
   double at;
   What what;
   std::int32_t id;        // node, or host
-  std::uint64_t version;  // of a host: later ones make this event void
+  std::uint64_t version;  // of a host, or of a node that uses links: later ones make this event void
 
   bool operator>(const Event& other) const noexcept {
     return std::tie(at, what, id, version) > std::tie(other.at, other.what, other.id, other.version);
@@ -49,6 +50,7 @@ class Simulation {
  public:
   Simulation(const Order& order, const Edges& edges, Times release, Times duration, const Sharing& sharing)
       : edges_(edges), duration_(duration), sharing_(sharing), hosts_(sharing.cpus.size()),
+        use_(sharing.links, edges.nodes), versions_(sharing.links.first.empty() ? 0 : edges.nodes, 0),
         missing_(edges.nodes), first_out_(edges.nodes + 1, 0), ready_(edges.nodes) {
     found_.begin_ns.assign(edges.nodes, 0);
     found_.end_ns.assign(edges.nodes, 0);
@@ -74,6 +76,14 @@ class Simulation {
       now = std::max(now, event.at);  // a negative lag may let a node begin before that is known
       if (event.what == What::begin) {
         begin(event.id, event.at);
+      } else if (event.what == What::work && sharing_.host[at(event.id)] < 0) {
+        use_.enter(event.id, now);
+        reschedule(now);
+      } else if (event.what == What::moved) {
+        if (versions_[at(event.id)] != event.version) continue;
+        use_.leave(event.id, now);
+        end(event.id, now);
+        reschedule(now);
       } else if (event.what == What::work) {
         Host& host = hosts_[at(sharing_.host[at(event.id)])];
         host.advance(now);
@@ -101,7 +111,8 @@ class Simulation {
   void begin(std::int32_t node, double moment) {
     found_.begin_ns[at(node)] = std::llround(moment);
     const auto length = static_cast<double>(duration_[at(node)]);
-    if (sharing_.host[at(node)] < 0 || busy(node) <= 0)
+    const bool shares = sharing_.host[at(node)] >= 0 || !sharing_.links.of(node).empty();
+    if (!shares || busy(node) <= 0)
       events_.push({moment + length, What::end, node, 0});
     else
       events_.push({moment + length - busy(node), What::work, node, 0});
@@ -128,10 +139,20 @@ class Simulation {
     events_.push({now + left / host.rate(), What::done, id, host.version});
   }
 
+  // Of nodes whose links have become more or less crowded, when they are done now.
+  void reschedule(double now) {
+    for (const std::int32_t node : use_.changed()) {
+      const double left = std::max(busy(node) - use_.got(node), 0.0);
+      events_.push({now + left * use_.crowd(node), What::moved, node, ++versions_[at(node)]});
+    }
+  }
+
   const Edges& edges_;
   Times duration_;
   const Sharing& sharing_;
   std::vector<Host> hosts_;
+  LinkUse use_;
+  std::vector<std::uint64_t> versions_;  // of nodes that use links
   std::vector<std::int32_t> missing_, first_out_, out_;
   std::vector<double> ready_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import Graph, Replayed
 from stashtrace.analysis.timeset import Int64
+
+if TYPE_CHECKING:
+    from stashtrace.replay.links import Links
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -44,6 +48,12 @@ class Scenario:
     unknowns : Unknowns
     run : Graph
         As it was recorded: what it tells of its links does not change with its messages.
+    links : Links or None
+        Links that transfers of several groups share; their work is then what they take alone. None: nobody shares any.
+    fixed : float array or None
+        Of transfers that share links, the part of their work that is latency.
+    level : float array or None
+        By what their work is to be multiplied to be what it would be if all of one size that moved at once were alike.
     """
 
     graph: Graph
@@ -52,6 +62,9 @@ class Scenario:
     lag: Floats
     unknowns: Unknowns
     run: Graph
+    links: Links | None = None
+    fixed: Floats | None = None
+    level: Floats | None = None
 
     @classmethod
     def of(cls, graph: Graph, unknowns: Unknowns, run: Graph | None = None) -> Scenario:

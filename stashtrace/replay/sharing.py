@@ -1,4 +1,4 @@
-"""Processes that share CPUs: a replay in which whoever computes is slower while more want a CPU than there are."""
+"""Processes that share CPUs, and transfers that share links: replays in which who is not alone is slower."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from stashtrace.analysis.graph import Graph, Replayed
+from stashtrace.replay.links import moving_ns
 from stashtrace.replay.scenario import Scenario, whole_ns
 
 #: Others that use less of a CPU are in nobody's way.
@@ -37,8 +38,16 @@ def crowded_hosts(
     return {host: cpus for host, cpus in facts.cpus.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
 
 
+def replayed(scenario: Scenario) -> Replayed:
+    """Replay a scenario: transfers that meet on a link that they share slow each other, everything else is as it is."""
+    found, links = scenario.replay(), scenario.links
+    if links is None or not links.met(found.end_ns - moving_ns(scenario), found.end_ns):
+        return found
+    return shared(scenario, {})
+
+
 def shared(scenario: Scenario, cpus: dict[str, float]) -> Replayed:
-    """Replay a scenario whose work shares the CPUs of its hosts, as a fair scheduler shares them.
+    """Replay a scenario whose work shares the CPUs of its hosts, as a fair scheduler shares them, and links.
 
     Batches and what step threads compute count; what they waited for a CPU when they were measured is taken away first.
     What transfers need of the CPUs is not known, and counts for nothing.
@@ -48,24 +57,31 @@ def shared(scenario: Scenario, cpus: dict[str, float]) -> Replayed:
     scenario : Scenario
         Of a graph with facts.
     cpus : dict of str to float
-        By host.
+        By host; of others there are enough.
     """
     graph, facts = scenario.graph, scenario.graph.facts
     assert facts is not None
-    grown = scenario.work / np.maximum(graph.work_ns, 1)
-    known = (facts.cpu_ns >= 0) & (graph.is_batch | graph.is_thread)
-    queued = np.where(known, np.maximum(facts.queued_ns, 0) * grown, 0.0)
-    alone = np.maximum(scenario.work - queued, 0.0)
-    busy = np.minimum(np.where(known, facts.cpu_ns * grown, 0.0), alone)
     host = np.full(len(graph), -1, dtype=np.int32)
     for number, name in enumerate(cpus):
         host[np.isin(graph.rank, [rank for rank, of in facts.host_of.items() if of == name])] = number
+    grown = scenario.work / np.maximum(graph.work_ns, 1)
+    known = (host >= 0) & (facts.cpu_ns >= 0) & (graph.is_batch | graph.is_thread)
+    queued = np.where(known, np.maximum(facts.queued_ns, 0) * grown, 0.0)
+    alone = np.maximum(scenario.work - queued, 0.0)
+    busy = np.minimum(np.where(known, facts.cpu_ns * grown, 0.0), alone)
+    none = np.empty(0, dtype=np.int32)
+    first, links = none, none
+    if scenario.links is not None:
+        first, links = scenario.links.first, scenario.links.ids
+        busy = np.where(scenario.links.users, moving_ns(scenario), busy)
     begin, end, binding = graph.plan.replay_shared(
         graph.release_ns,
         graph.gap_ns + whole_ns(alone),
         whole_ns(scenario.lag),
         whole_ns(busy),
         host,
-        np.array(list(cpus.values())),
+        np.array(list(cpus.values()), dtype=np.float64),
+        first,
+        links,
     )
     return Replayed(begin, end, binding)

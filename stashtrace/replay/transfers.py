@@ -55,11 +55,11 @@ def with_link(scenario: Scenario, change: Change) -> Scenario:
     chosen = carries & (graph.kind == LINKS[link]) & (graph.work_ns > 0)
     if not chosen.any():
         return scenario
-    fixed = _latency_ns(scenario, chosen)
+    fixed = latency_ns(scenario, chosen)
     if what == "latency":
         present = _per_hop(graph, chosen, fixed)
         factor = change.factor_from(present) if change.factor is not None or present > 0 else 1.0
-        return _retimed(scenario, factor * fixed + (scenario.work - fixed), chosen)
+        return _retimed(scenario, factor * fixed + (scenario.work - fixed), factor * fixed, chosen)
     present = _bits_per_s(graph, chosen, scenario.work - fixed)
     if change.factor is None and not math.isfinite(present):
         raise MissingDataError(
@@ -69,15 +69,17 @@ def with_link(scenario: Scenario, change: Change) -> Scenario:
     # What a transfer takes longer than most of its size may be the link, or threads that wait for their turn.
     excess = np.minimum(_excess_ns(scenario, chosen), scenario.work - fixed)
     stays = excess * (scenario.unknowns.luck if factor > 1 else 1 - scenario.unknowns.luck)
-    return _retimed(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, chosen)
+    return _retimed(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, fixed, chosen)
 
 
 def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """What each chosen transfer takes longer than the quick ones of its size, 0 of other nodes."""
     graph, found = scenario.graph, np.zeros(len(scenario.work))
+    # Of those that shared a link, one may be longer for what another one got more.
+    work = scenario.work if scenario.level is None else scenario.work * scenario.level
     for size in np.unique(graph.moved_bytes[chosen & (graph.moved_bytes > 0)]).tolist():
         nodes = np.flatnonzero(chosen & (graph.moved_bytes == size))
-        found[nodes] = np.maximum(scenario.work[nodes] - np.quantile(scenario.work[nodes], _QUICK_RATIO), 0.0)
+        found[nodes] = np.maximum(work[nodes] - np.quantile(work[nodes], _QUICK_RATIO), 0.0)
     return found
 
 
@@ -96,13 +98,13 @@ def compressed(scenario: Scenario) -> Scenario:
             "no gradients were reduced between ranks: there is nothing to compress",
             hint="compression needs a run of several ranks",
         )
-    fixed = _latency_ns(scenario, gradients)
+    fixed = latency_ns(scenario, gradients)
     converting = scenario.unknowns.luck * np.where(
         _on_devices(graph),
         _DEVICE_CONVERTS_NS_PER_BYTE * graph.moved_bytes + _DEVICE_KERNELS_NS,
         _CPU_CONVERTS_NS_PER_BYTE * graph.moved_bytes,
     )
-    shorter = _retimed(scenario, fixed + (scenario.work - fixed) / 2, gradients)
+    shorter = _retimed(scenario, fixed + (scenario.work - fixed) / 2, fixed + converting, gradients)
     return shorter.with_work(np.where(gradients, shorter.work + converting, shorter.work))
 
 
@@ -140,7 +142,7 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
     if count < 1:
         raise MissingDataError(f"ranks={change.text} leaves no rank")
     whole = graph.is_transfer & (facts.members == present)
-    fixed = _latency_ns(scenario, whole)
+    fixed = latency_ns(scenario, whole)
     work = scenario.work.copy()
     for op in np.unique(facts.op[whole]).tolist():
         mine = whole & (facts.op == op)
@@ -152,7 +154,8 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             order = np.argsort([time.sum() for time in times])
             quick, slow = times[order[0]], times[order[-1]]
             work[chosen] = (1 - luck) * quick + luck * slow
-    found = _retimed(scenario, work, whole)
+    grown_fixed = fixed * np.divide(work, scenario.work, out=np.ones_like(work), where=scenario.work > 0)
+    found = _retimed(scenario, work, grown_fixed, whole)
     later = _later_ns(graph, scenario.work, present, count)
     # With fewer ranks the last one comes earlier, at most by as much.
     part = luck if later > 0 else 1 - luck
@@ -215,16 +218,17 @@ def _delayed(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
     return replace(scenario, lag=lag)
 
 
-def _retimed(scenario: Scenario, work: Floats, chosen: Bools) -> Scenario:
-    """New lengths of chosen transfers; what their members go on later grows or shrinks with them."""
+def _retimed(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> Scenario:
+    """New lengths and latencies of chosen transfers; what their members go on later grows or shrinks with them."""
     graph, before = scenario.graph, scenario.work
     ratio = np.divide(work, before, out=np.ones_like(work), where=chosen & (before > 0))
     released = (graph.edge_kind == EdgeKind.RELEASE) & chosen[graph.source] & (scenario.lag > 0)
     lag = np.where(released, ratio[graph.source] * scenario.lag, scenario.lag)
-    return replace(scenario, work=np.where(chosen, work, before), lag=lag)
+    kept = None if scenario.fixed is None else np.where(chosen, fixed, scenario.fixed)
+    return replace(scenario, work=np.where(chosen, work, before), lag=lag, fixed=kept)
 
 
-def _latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
+def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """The fixed part of each chosen transfer, 0 of all other nodes."""
     graph, run, found = scenario.graph, scenario.run, np.zeros(len(scenario.work))
     op, of_run = (_ops(one) for one in (graph, run))

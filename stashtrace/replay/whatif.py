@@ -19,13 +19,15 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.timeset import Int64
 from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import StallKind
 from stashtrace.replay.buckets import Buckets, regrouped
 from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
+from stashtrace.replay.links import Links, measured_alone, shared_kinds, sharing_links
 from stashtrace.replay.loaders import known_loaders, with_workers
 from stashtrace.replay.scenario import Bools, Floats, Scenario, Unknowns
-from stashtrace.replay.sharing import crowded_hosts, shared
+from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
 from stashtrace.replay.transfers import LINKS, compressed, with_link, with_ranks
@@ -51,6 +53,8 @@ _WORTH_NAMING = 0.03
 _BLOCK_STEPS = 5
 #: Of what shared CPUs make of a prediction, so much may be wrong on either side.
 _SHARING_DOUBT = 0.25
+#: Of what transfers lose to others on links, so much of what it is more or less than in the run.
+_COMPANY_DOUBT = 0.15
 #: ... but no more of the step: predictions of jobs on too few CPUs were seldom off by more.
 _MOST_DOUBT = 0.08
 #: Recordings of one job differ by so much, however many steps they have (`benchmarks/results/whatif.md`).
@@ -235,14 +239,16 @@ class _Run:
         self.unchanged = graph.replay()
         self.noise_ns = _noise_ns(graph.ends_step[self.counted], measured[self.counted].astype(np.float64))
         self._shared: dict[tuple[str, ...], Replayed] = {}
+        self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
 
     def answer(self, changes: tuple[Change, ...]) -> Answer:
         graph = self.graph
         scenarios = self._scenarios(changes)
-        runs = [(one.graph, one.replay()) for one in scenarios]
+        runs = [(one.graph, replayed(one)) for one in scenarios]
         unchanged = self.unchanged
         times = [self._mean(*run) for run in runs]
-        low, high = min(times), max(times)
+        company = [self._company_doubt_ns(one, ns) for one, ns in zip(scenarios, times, strict=True)]
+        low, high = _ends(times, company)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
         if cpus:
             alone = (low + high) / 2
@@ -251,8 +257,9 @@ class _Run:
             times = [self._mean(*run) for run in runs]
             unchanged = self._sharing(cpus)
             base_ns = max(self._mean(graph, unchanged), 1.0)
-            found = [self.measured_ns * ns / base_ns for ns in times]
-            found += [max(self.measured_ns + ns - base_ns, 0.0) for ns in times]
+            ends = _ends(times, company)
+            found = [self.measured_ns * ns / base_ns for ns in ends]
+            found += [max(self.measured_ns + ns - base_ns, 0.0) for ns in ends]
             low, high = min(found), max(found)
             middle = (low + high) / 2
             doubt = min(_SHARING_DOUBT * abs(alone - middle), _MOST_DOUBT * middle)
@@ -297,19 +304,45 @@ class _Run:
             unsure |= {*TIMES}
         lucks = (0.0, 1.0) if asked & unsure else (0.5,)
         found = []
-        for latency, luck in itertools.product(latencies, lucks):
-            graph = self._with_buckets(changes, latency=latency > 0)
-            found.append(_changed(Scenario.of(graph, Unknowns(latency, luck), self.graph), changes))
+        # What of a transfer is latency does not suffer from company.
+        corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]
+        all_corners = [(kinds, latency) for kinds, own in corners for latency in own]
+        for (kinds, latency), luck in itertools.product(all_corners, lucks):
+            unknowns = Unknowns(latency, luck)
+            run = self._alone_on(kinds, unknowns)
+            graph = self._with_buckets(run, changes, latency=latency > 0)
+            scenario = sharing_links(Scenario.of(graph, unknowns, run), self.graph, kinds)
+            found.append(_changed(scenario, changes))
         return found
 
-    def _with_buckets(self, changes: tuple[Change, ...], *, latency: bool) -> Graph:
+    @cached_property
+    def _shared_kinds(self) -> tuple[frozenset[StallKind], ...]:
+        return shared_kinds(self.graph)
+
+    def _company_doubt_ns(self, scenario: Scenario, mean_ns: float) -> float:
+        """How much more or less than in the run transfers may lose to others on their links than the replay says."""
+        if scenario.links is None:
+            return 0.0
+        lost = self._mean(self.graph, self.unchanged) - self._mean(self.graph, scenario.run.replay())
+        loses = mean_ns - self._mean(scenario.graph, scenario.replay())
+        return min(_COMPANY_DOUBT * abs(loses - lost), _MOST_DOUBT * mean_ns)
+
+    def _alone_on(self, kinds: frozenset[StallKind], unknowns: Unknowns) -> Graph:
+        """The run with transfers over links of these kinds as they would have been alone."""
+        key = kinds, unknowns.latency
+        if key not in self._alone:
+            links = Links.of(self.graph, kinds)
+            self._alone[key] = self.graph if links is None else measured_alone(self.graph, links, unknowns)
+        return self._alone[key]
+
+    def _with_buckets(self, run: Graph, changes: tuple[Change, ...], *, latency: bool) -> Graph:
         """The graph with the last size of buckets that was asked for: each end of the interval is one of its own."""
         sizes = [change.factor for change in changes if change.quantity == BUCKET and change.factor is not None]
         if not sizes:
-            return self.graph
+            return run
         if self.buckets is None:
             raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
-        return regrouped(self.graph, self.buckets, sizes[-1], latency=latency)
+        return regrouped(run, self.buckets, sizes[-1], latency=latency)
 
     def _sharing(self, cpus: dict[str, float]) -> Replayed:
         """The unchanged run by a replay with shared CPUs."""
@@ -320,6 +353,12 @@ class _Run:
 
     def _mean(self, graph: Graph, replayed: Replayed) -> float:
         return float(graph.step_ns(replayed)[self.counted].mean())
+
+
+def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float]:
+    """The least and the most that any of these times may be."""
+    pairs = list(zip(times, doubts, strict=True))
+    return min(ns - doubt for ns, doubt in pairs), max(ns + doubt for ns, doubt in pairs)
 
 
 def _gap_ratio(graph: Graph, replayed: Replayed, counted: Bools) -> float:

@@ -40,6 +40,8 @@ class Facts:
         Of transfers: ``CollectiveOp``, ranks of the group, and hosts that these are on.
     is_ring : bool array
         Of transfers: the backend moves them around a ring.
+    queue : int array
+        Of transfers: number of the group whose operations go one after the other.
     host_of : dict of int to str
         By rank.
     cpus : dict of str to float
@@ -57,6 +59,7 @@ class Facts:
     members: Int64
     hosts: Int64
     is_ring: np.ndarray
+    queue: Int64
     host_of: dict[int, str]
     cpus: dict[str, float]
     samples: np.ndarray
@@ -69,7 +72,7 @@ class Facts:
         nodes : int array
             What each new node is alike.
         """
-        names = ("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring")
+        names = ("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue")
         columns = {name: getattr(self, name) for name in names}
         longer: dict[str, Any] = {name: np.concatenate([c, c[nodes]]) for name, c in columns.items()}
         return replace(self, **longer)
@@ -100,6 +103,7 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
     host_of = {thread.rank: trace.text(hosts[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
     members, spread, ring = _groups(index, graph.row[moved])
+    _, queue = np.unique(trace.collectives["group_hash"][graph.row[moved]], return_inverse=True)
     return Facts(
         loader=_spread(count, made, int64(loader)),
         batch=_spread(count, made, fetches["batch_index"][rows]),
@@ -109,6 +113,7 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
         members=_spread(count, moved, members),
         hosts=_spread(count, moved, spread),
         is_ring=_spread(count, moved, int64(ring)) > 0,
+        queue=_spread(count, moved, int64(queue)),
         host_of=host_of,
         cpus=_free_cpus(index, ranks, graph, cpu),
         samples=_samples(index, ranks, graph),

@@ -8,7 +8,7 @@ worker        [ batch 3 ][ batch 4 ]----------------------> the step thread take
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ class Resource(IntEnum):
     COMPUTE_STREAM = 8  # of a rank whose operations were recorded, not its kernels
     COMMUNICATION_STREAM = 9  # sends, receives and collectives of such a rank that do not hold up its compute stream
     MEETING = 10  # the moment at which the last member of a collective, or of all ranks, has arrived
+    CHECKPOINT = 11  # a thread that writes one while steps go on
 
 
 class EdgeKind(IntEnum):
@@ -56,6 +57,8 @@ class EdgeKind(IntEnum):
     LAUNCH = 7  # work begins on a device when it has been launched
     SYNC = 8  # the host goes on when the device has done what it was asked for
     ORDER = 9  # work began when that of another stream had ended: it is taken to have waited for it
+    START = 10  # a save in the background begins when the step thread has asked for it
+    JOIN = 11  # a thread that waits for such a save goes on when that is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Graph:
     moved_bytes : int array
         Payload of a transfer; -1 for others, and where it is not known.
     row : int array
-        Of a transfer, its first row of the sorted ``collectives``; of a batch, its row among those made; else -1.
+        Of a transfer, its first row of the sorted ``collectives``; of a batch, its row among those made; of work of a
+        stream, its row of ``kernels``; of a save in the background, its row of ``phases``; else -1.
     doubtful : bool array
         Of a transfer: a member that was not recorded may have entered later, so it may hold a wait. Of a device that
         events timed: its host may have paced it. Empty: of none.
@@ -155,6 +159,12 @@ class Graph:
     def is_transfer(self) -> npt.NDArray[np.bool_]:
         """Which nodes are transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
+
+    def with_work(self, work_ns: Int64) -> Graph:
+        """The same graph as if its nodes had been measured to take so long; nothing begins sooner or later."""
+        found = replace(self, end_ns=self.begin_ns + work_ns)
+        found.__dict__["plan"] = self.plan  # begins and edges make the order, and it is costly
+        return found
 
     @cached_property
     def plan(self) -> native.Plan:

@@ -1,0 +1,290 @@
+"""Links that transfers of several groups share: who is slower beside whom, as far as the run tells.
+
+    group a   [ alone   ][ beside b      ]              the length of a transfer is latency, then bytes that move;
+    group b              [ beside a      ][ alone ]     moving beside n - 1 others, it gets 1/n of the link
+
+Which links a transfer goes over is not recorded. It is taken to use one port of each member, the same for all groups of
+that rank: one to the network, another one inside of its host. Whether groups really get in each other's way at such a
+port the run tells if transfers of one size had more company at some times than at others; else both is possible.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import graph as native
+from stashtrace.analysis.graph import EdgeKind, Graph
+from stashtrace.analysis.timeset import Int64, TimeSet
+from stashtrace.model.kinds import StallKind
+from stashtrace.replay.scenario import Bools, Floats, Scenario, Unknowns, counted_span, whole_ns
+from stashtrace.replay.transfers import LINKS, latency_ns
+
+Int32 = npt.NDArray[np.int32]
+
+#: Fewer transfers of a size tell nothing about what they take.
+_FEW = 3
+#: So many transfers of a size are as quick as the link lets them be.
+_QUICK_RATIO = 0.1
+#: Those are compared that have the most and the least company: so much of the way from one end to the other.
+_ENDS_RATIO = 1 / 3
+#: On a shared link the former are slower by at least this factor (as a logarithm): else they say nothing.
+_LEAST_SLOWER = 0.2
+#: What two medians of one kind of transfer differ by for no reason.
+_CHANCE = 0.02
+#: Two standard errors on each side.
+_ERRORS = 2.0
+#: A median scatters by so much more than a mean, and a normal distribution by so much more than its median deviation.
+_OF_MEDIANS, _OF_DEVIATIONS = 1.2533, 1.4826
+
+
+class Verdict(IntEnum):
+    """Whether transfers of several groups over one kind of link slow each other down."""
+
+    APART = 0
+    SHARED = 1
+    UNKNOWN = 2
+
+
+@dataclass(frozen=True)
+class Links:
+    """Which links the transfers of a graph use, where several groups use one.
+
+    Attributes
+    ----------
+    first, ids : int array
+        Links of node n are ``ids[first[n]:first[n + 1]]``.
+    kinds : frozenset of StallKind
+        Kinds of links that are shared.
+    """
+
+    first: Int32
+    ids: Int32
+    kinds: frozenset[StallKind]
+
+    @classmethod
+    def of(cls, graph: Graph, kinds: frozenset[StallKind]) -> Links | None:
+        """Ports of these kinds that transfers of several groups use; None if there is none.
+
+        A transfer uses the port of each member that was recorded.
+        """
+        if graph.facts is None or not kinds:
+            return None
+        member = graph.edge_kind == EdgeKind.MEMBER
+        node, rank = graph.target[member].astype(np.int64), graph.rank[graph.source[member]]
+        chosen = np.isin(graph.kind[node], list(kinds)) & (graph.work_ns[node] > 0) & (rank >= 0)
+        node, rank = node[chosen], rank[chosen]
+        queue = graph.facts.queue[node]
+        if not len(node) or (queue == queue[0]).all():
+            return None
+        ports = int(rank.max() + 1) * (max(StallKind) + 1)
+        node, port = np.divmod(np.unique(node * ports + rank * (max(StallKind) + 1) + graph.kind[node]), ports)
+        queue = graph.facts.queue[node]
+        least, most = np.full(ports, np.iinfo(np.int64).max), np.full(ports, -1, dtype=np.int64)
+        np.minimum.at(least, port, queue)
+        np.maximum.at(most, port, queue)
+        several = (least < most)[port]
+        if not several.any():
+            return None
+        node, port = _one_of_alike(node[several], port[several])
+        order = np.lexsort((port, node))
+        count = np.bincount(node, minlength=len(graph))
+        first = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
+        return cls(first, port[order].astype(np.int32), kinds)
+
+    @property
+    def users(self) -> Bools:
+        """Which nodes use one of the links."""
+        return np.asarray(self.first[1:] > self.first[:-1])
+
+    @property
+    def owner(self) -> Int64:
+        """Node of each of ``ids``."""
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+
+    def alone_ns(self, begin_ns: Int64, end_ns: Int64) -> Int64:
+        """What moving from begin to end beside all others would have taken alone."""
+        return native.alone(begin_ns, end_ns, self.first, self.ids)
+
+    def met(self, begin_ns: Int64, end_ns: Int64) -> bool:
+        """Whether any two moved over one link at once."""
+        length = np.where(self.users, np.maximum(end_ns - begin_ns, 0), 0)
+        return bool((self.alone_ns(begin_ns, begin_ns + length) != length).any())
+
+
+def _one_of_alike(node: Int64, port: Int64) -> tuple[Int64, Int64]:
+    """Pairs of nodes and ports without ports that serve the same nodes as another one, which are no link more."""
+    mixed = np.random.default_rng(0).integers(1, 1 << 62, int(node.max()) + 1)
+    signature = np.zeros(int(port.max()) + 1, dtype=np.int64)
+    np.add.at(signature, port, mixed[node])  # sums wrap; equal ones stand for equal sets
+    used = np.unique(port)
+    _, first = np.unique(signature[used], return_index=True)
+    number = np.full(len(signature), -1, dtype=np.int64)
+    number[used[first]] = np.arange(len(first))
+    kept = number[port] >= 0
+    return node[kept], number[port[kept]]
+
+
+def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
+    """Kinds of links that may be shared: one set where the run tells, the least and the most where it does not.
+
+    Only links that transfers of several groups use count.
+    """
+    least, most = set(), set()
+    for kind in LINKS.values():
+        if Links.of(graph, frozenset({kind})) is None:
+            continue
+        found = verdict(graph, kind)
+        if found is not Verdict.APART:
+            most.add(kind)
+        if found is Verdict.SHARED:
+            least.add(kind)
+    ends = (frozenset(least), frozenset(most))
+    return ends if least != most else ends[:1]
+
+
+def verdict(graph: Graph, kind: StallKind) -> Verdict:
+    """Whether transfers over a kind of link were slower in company, by transfers of one operation and size.
+
+    In company is who would have had it even if nothing had slowed it down: those that take long for another reason meet
+    more others for that.
+    """
+    links = Links.of(graph, frozenset({kind}))
+    if links is None or graph.facts is None:
+        return Verdict.UNKNOWN
+    fixed = _fixed_ns(Scenario.of(graph, Unknowns()), links)
+    moving = graph.work_ns - fixed
+    alone = links.alone_ns(graph.begin_ns + fixed, graph.end_ns)
+    begin, end = counted_span(graph)
+    usable = links.users & (moving > 0) & (alone > 0)
+    if len(graph.doubtful):
+        usable &= ~graph.doubtful
+    steady = usable & (graph.begin_ns >= begin) & (graph.begin_ns <= end)
+    nodes = np.flatnonzero(steady if steady.any() else usable)
+    if not len(nodes):
+        return Verdict.UNKNOWN
+    key = np.stack([graph.facts.op[nodes], graph.facts.members[nodes], graph.moved_bytes[nodes]], axis=1)
+    _, sort = np.unique(key, axis=0, return_inverse=True)
+    sort = sort.reshape(-1)
+    quick = np.array([np.quantile(moving[nodes[sort == one]], _QUICK_RATIO) for one in range(int(sort.max()) + 1)])
+    company = _company(graph, links, nodes, fixed, quick[sort])
+    took, slower = np.log(moving[nodes]), np.log(moving[nodes] / alone[nodes])
+    found = [_slower_by(took[sort == one], slower[sort == one], company[sort == one]) for one in np.unique(sort)]
+    told = [one for one in found if one is not None]
+    if not told:
+        return Verdict.UNKNOWN
+    share, error = np.array(told).T
+    weight = 1 / error**2
+    mean, error_of_mean = float((share * weight).sum() / weight.sum()), _ERRORS / math.sqrt(float(weight.sum()))
+    if mean - error_of_mean > 1 / 2:
+        return Verdict.SHARED
+    return Verdict.APART if mean + error_of_mean < 1 / 2 else Verdict.UNKNOWN
+
+
+def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, float] | None:
+    """How much slower transfers of one sort were in company, as a part of what sharing makes of it, and its error."""
+    low, high = float(company.min()), float(company.max())
+    away = _ENDS_RATIO * (high - low)
+    beside, apart = company >= high - away, company <= low + away
+    if min(beside.sum(), apart.sum()) < _FEW:
+        return None
+    expected = float(np.median(slower[beside]) - np.median(slower[apart]))
+    if expected < _LEAST_SLOWER:
+        return None
+    variance = _CHANCE**2
+    for chosen in (beside, apart):
+        deviation = _OF_DEVIATIONS * float(np.median(np.abs(took[chosen] - np.median(took[chosen]))))
+        variance += (_OF_MEDIANS * deviation) ** 2 / int(chosen.sum())
+    return float(np.median(took[beside]) - np.median(took[apart])) / expected, math.sqrt(variance) / expected
+
+
+def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: Floats) -> Floats:
+    """Part of the time that each of these transfers would take by itself in which another group's moved beside it."""
+    assert graph.facts is not None
+    begin = graph.begin_ns + fixed
+    until = np.zeros(len(graph), dtype=np.int64)
+    until[nodes] = begin[nodes] + np.maximum(whole_ns(usual_ns), 1)
+    found = np.zeros(len(graph))
+    owner, queue = links.owner, graph.facts.queue
+    order = np.argsort(links.ids, kind="stable")
+    for of_link in np.split(owner[order], np.flatnonzero(np.diff(links.ids[order])) + 1):
+        for one in np.unique(queue[of_link]).tolist():
+            mine, others = of_link[queue[of_link] == one], of_link[queue[of_link] != one]
+            mine = mine[until[mine] > 0]
+            inside = TimeSet.of(begin[others], graph.end_ns[others]).within(begin[mine], until[mine])
+            found[mine] = np.maximum(found[mine], inside / (until[mine] - begin[mine]))
+    return found[nodes]
+
+
+def measured_alone(graph: Graph, links: Links, unknowns: Unknowns) -> Graph:
+    """The graph with transfers as long as they would have been alone."""
+    fixed = _fixed_ns(Scenario.of(graph, unknowns), links)
+    moving = links.alone_ns(graph.begin_ns + fixed, graph.end_ns)
+    return graph.with_work(np.where(links.users, fixed + moving, graph.work_ns))
+
+
+def sharing_links(scenario: Scenario, measured: Graph, kinds: frozenset[StallKind]) -> Scenario:
+    """A scenario of transfers as they are alone, with the links of these kinds that several groups use.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    measured : Graph
+        As it was recorded: who moved at once.
+    kinds : frozenset of StallKind
+    """
+    links = Links.of(scenario.graph, kinds)
+    if links is None:
+        return scenario
+    same = scenario.graph is scenario.run
+    level = _level(measured, links, scenario.graph.work_ns) if same else None
+    return replace(scenario, links=links, fixed=_fixed_ns(scenario, links).astype(np.float64), level=level)
+
+
+def _level(graph: Graph, links: Links, alone_ns: Int64) -> Floats:
+    """By what lengths alone are to be multiplied so that those of one size that moved without a break are alike.
+
+    How much each got of a link need not be the same part: who comes first may have filled its queue. What all of them
+    got together is known.
+    """
+    assert graph.facts is not None
+    owner = links.owner
+    order = np.lexsort((graph.begin_ns[owner], links.ids))
+    owner, link = owner[order], links.ids[order]
+    begin, end = graph.begin_ns[owner], graph.end_ns[owner]
+    # The latest end so far, of each link for itself: links are put behind each other in time.
+    far = int(graph.end_ns.max() - graph.begin_ns.min()) + 1
+    place = np.cumsum(np.append(0, np.diff(link) != 0)) * far
+    latest = np.maximum.accumulate(end + place)
+    new = np.append(True, begin[1:] + place[1:] >= latest[:-1])
+    period = np.cumsum(new) - 1
+    key = np.stack([graph.facts.op[owner], graph.facts.members[owner], graph.moved_bytes[owner]], axis=1)
+    _, sort = np.unique(key, axis=0, return_inverse=True)
+    sort = sort.reshape(-1)
+    usual = np.array([np.median(alone_ns[owner[sort == one]]) for one in range(int(sort.max()) + 1)])[sort]
+    spent, wanted = (np.bincount(period, weights=column) for column in (alone_ns[owner], usual))
+    levelled = usual * spent[period] / np.maximum(wanted[period], 1.0)
+    count = np.maximum(np.bincount(owner, minlength=len(graph)), 1)
+    mean = np.bincount(owner, weights=levelled, minlength=len(graph)) / count
+    return np.divide(mean, alone_ns, out=np.ones(len(graph)), where=links.users & (alone_ns > 0))
+
+
+def _fixed_ns(scenario: Scenario, links: Links) -> Int64:
+    """Latency of the transfers that use links, 0 of other nodes."""
+    found, users = np.zeros(len(scenario.graph), dtype=np.int64), links.users
+    for kind in links.kinds:
+        found += whole_ns(latency_ns(scenario, users & (scenario.graph.kind == kind)))
+    return found
+
+
+def moving_ns(scenario: Scenario) -> Int64:
+    """What each node moves over shared links, 0 of those that use none."""
+    if scenario.links is None:
+        return np.zeros(len(scenario.graph), dtype=np.int64)
+    fixed = np.zeros(len(scenario.work)) if scenario.fixed is None else scenario.fixed
+    return whole_ns(np.where(scenario.links.users, np.maximum(scenario.work - fixed, 0), 0.0))
