@@ -60,7 +60,9 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, found: dict[str
     late = np.clip(_arrived(graph, replayed)[source] - replayed.end_ns[before[waits]], 0, waited)
     found["late"] += float(late[link].sum())
     found["link"] += float((waited - late)[link].sum())
-    found["other"] += float(waited[~data & ~link].sum())
+    save = kind == EdgeKind.JOIN
+    found["save"] += float(waited[save].sum())
+    found["other"] += float(waited[~data & ~link & ~save].sum())
 
 
 def _arrived(graph: Graph, replayed: Replayed) -> Int64:

@@ -65,7 +65,7 @@ def ideal_work_ns(graph: Graph, center: Center = "mean") -> Int64:
 
 def _threads(graph: Graph, work: Floats, center: Center) -> None:
     """Scale what each rank did of each kind before each collective to what its members did of it."""
-    passive = (Resource.TRANSFER, Resource.WORKER, Resource.MEETING)
+    passive = (Resource.TRANSFER, Resource.WORKER, Resource.MEETING, Resource.CHECKPOINT)
     rows = np.flatnonzero((graph.rank >= 0) & ~np.isin(graph.resource, passive))
     if not len(rows):
         return

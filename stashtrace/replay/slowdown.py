@@ -314,7 +314,7 @@ def _largest(whole: Ideal, candidates: Iterable[tuple[str, str, Bools]]) -> list
 def _operations(graph: Graph) -> Iterator[tuple[str, Bools]]:
     """Nodes of each operation, both sides of a message together; without names, of each kind of time."""
     if not isinstance(graph, PipelineGraph):
-        works = graph.resource != Resource.MEETING
+        works = ~np.isin(graph.resource, (Resource.MEETING, Resource.CHECKPOINT))  # neither is made ideal
         for kind in _distinct(graph.kind[works & (graph.kind >= 0)]):
             yield StallKind(kind).name.lower(), works & (graph.kind == kind)
         return

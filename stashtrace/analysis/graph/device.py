@@ -23,6 +23,7 @@ from stashtrace.analysis.batch_layers import batch_layers, batch_waits
 from stashtrace.analysis.graph.batches import add_batches, arrived_ns
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import host_steps
@@ -150,9 +151,11 @@ class _Rank:
         waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
         layers = batch_layers(index, thread, loads)
         painted_begin, painted_end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-        points = np.concatenate([moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns])
+        saves = Saves.of(index, thread, life, waits | TimeSet.of(painted_begin, painted_end))
+        waits = waits | saves.waits
+        points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
         # The host comes to the end of the last step also where it waited for its device until then.
-        cells = Cells.of(life - waits, painted_begin, painted_end, points, moments, until_ns=until_ns)
+        cells = Cells.of(life - waits, painted_begin, painted_end, np.concatenate(points), moments, until_ns=until_ns)
         at = np.searchsorted(painted_begin, cells.begin, side="right") - 1
         inside = (at >= 0) & (cells.begin < np.append(painted_end, -1)[at])
         kinds = np.array([*(int(x.kind) for x in layers), -1], dtype=np.int64)[np.append(layer, -1)[at]]
@@ -166,6 +169,7 @@ class _Rank:
         )
         parts.edge(np.append(self.before, nodes[:-1]), nodes, EdgeKind.PROGRAM)
         add_batches(index, thread, cells, nodes, loads, had, life, parts)
+        saves.add(thread, parts, cells, nodes)
         self.cells, self.cell_nodes = cells, nodes
 
     @cached_property

@@ -15,6 +15,7 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
@@ -79,6 +80,9 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     rows, after = rows[there], after[there]
     lag = np.minimum(cells.begin[after] - transfers.end_ns[rows], resumed[there] - transfers.end_ns[rows])
     parts.edge(transfers.node[rows], nodes[after], EdgeKind.RELEASE, np.clip(lag, 0, _TOGETHER_NS))
+
+    # Their threads ask the host, which has no nodes here.
+    Saves.of(index, thread, life, life).add(thread, parts)
 
     last = np.searchsorted(cells.end, steps["end_ns"], side="right") - 1
     ended = np.where(last >= 0, nodes[last], -1)

@@ -12,6 +12,7 @@ from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.graph.batches import add_batches, arrived_ns
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
@@ -22,6 +23,8 @@ from stashtrace.model.table import Table
 
 #: Kinds of time in which a thread waits for a collective.
 _IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
+#: Kinds of time in which a thread may wait for a save in the background.
+_UNEXPLAINED = (StallKind.CHECKPOINT, StallKind.OTHER)
 #: A thread may go on before the backend notes the end of an operation, by so much on a busy machine.
 _TOGETHER_NS = 1_000_000
 
@@ -42,6 +45,10 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     had = arrived_ns(index, loads, handed)
     waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
 
+    explained = ~np.isin(kinds, _UNEXPLAINED)
+    saves = Saves.of(index, thread, life, TimeSet.of(begin[explained], end[explained]))
+    waits = waits | saves.waits
+
     rows = index.collectives.rows(thread.process_id)
     calls = index.entered_ns[rows]
     phases = outer_phase_rows(index, thread)
@@ -52,6 +59,7 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
         loads.end,
         np.clip(had, loads.begin, loads.end),
         *(index.trace.phases[n][phases] for n in ("begin_ns", "end_ns")),
+        saves.moments_ns,
     ]
     cells = Cells.of(life - waits, begin, end, np.concatenate(edges), calls)
     if not len(cells):  # by damaged times it did nothing but wait
@@ -74,6 +82,7 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     _enter(cells, nodes, calls, transfers.node[rows], parts)
     _release(index, thread, cells, nodes, blocked, transfers, parts)
     add_batches(index, thread, cells, nodes, loads, had, life, parts)
+    saves.add(thread, parts, cells, nodes)
     last = np.searchsorted(cells.end, steps["end_ns"], side="right") - 1
     ended = np.where(last >= 0, nodes[last], -1)
     parts.end_steps(ended, thread.rank, steps, steps["end_ns"] - cells.end[last])

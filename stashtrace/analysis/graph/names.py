@@ -100,6 +100,10 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     kernels = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.STREAM) & (rows >= 0))
     codes, which = np.unique(index.trace.kernels["name_code"][rows[kernels]], return_inverse=True)
     name[kernels] = np.array([pool.code(index.trace.text(code)) for code in codes.tolist()], dtype=np.int64)[which]
+    saves = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.CHECKPOINT))
+    codes, which = np.unique(index.trace.phases["name_code"][rows[saves]], return_inverse=True)
+    called = [index.trace.text(code) or Phase.CHECKPOINT.name.lower() for code in codes.tolist()]
+    name[saves] = np.array([pool.code(text) for text in called], dtype=np.int64)[which]
     return Named(pieces, work, int64(kind), name, pool.texts)
 
 

@@ -181,7 +181,7 @@ def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[B
     transfer = graph.resource == Resource.TRANSFER
     batch = graph.resource == Resource.WORKER
     first, last = steps or (int(graph.step.min(initial=0)), int(graph.step.max(initial=0)) + 1)
-    stepped = ~transfer & ~batch
+    stepped = ~transfer & ~batch & (graph.resource != Resource.CHECKPOINT)  # saves in the background hold nobody up
     kept = stepped & (graph.step >= first) & (graph.step < last)
     if steps is None:
         kept = stepped

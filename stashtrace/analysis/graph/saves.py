@@ -1,0 +1,124 @@
+"""Checkpoints that other threads of a rank write while its steps go on: nodes of their own.
+
+    step thread    [ asks ][ forward ... ][ .... waits ....][ asks again ]
+                       |start                          ^join
+    writer             '->[ save                      ]-'
+
+Who asked is the thread's work just before. A blocking call of the step thread that ends as a save does has waited for
+it; it is no node then, as all waits. A save that begins as soon as the one before it on its thread is done stood in
+that thread's queue, and nobody knows when it was asked for.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.graph.model import EdgeKind, Resource
+from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.step_threads import StepThread
+from stashtrace.analysis.timeset import Int64, TimeSet, int64
+from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.model.kinds import Phase, PhaseFlag, StallKind, WaitOp
+
+#: Calls in which a thread can wait for another one of its process.
+_JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.JOIN)
+#: A thread goes on so soon after the end of a save that it waited for: the interpreter's lock changes hands in between.
+_TOGETHER_NS = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """Saves of a rank behind the back of its step thread, by begin.
+
+    Attributes
+    ----------
+    row : int array
+        Of ``phases``.
+    begin_ns, end_ns, track : int array
+    wait_begin_ns, wait_end_ns : int array
+        When the step thread stood for a save.
+    waited : int array
+        Place of the save that ended each of these waits.
+    """
+
+    row: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    track: Int64
+    wait_begin_ns: Int64
+    wait_end_ns: Int64
+    waited: Int64
+
+    @classmethod
+    def of(cls, index: TraceIndex, thread: StepThread, life: TimeSet, explained: TimeSet) -> Saves:
+        """Saves that began in a life, and waits for them outside of what other causes explain."""
+        phases, none = index.trace.phases, int64([])
+        if not len(life.begin):
+            return cls(*(none,) * 7)
+        flags = phases["phase_flags"]
+        aside = (phases["track_id"] != thread.track_id) | ((flags & PhaseFlag.BACKGROUND) != 0)
+        chosen = aside & (phases["process_id"] == thread.process_id) & (phases["phase_code"] == Phase.CHECKPOINT)
+        chosen &= ((flags & PhaseFlag.NESTED) == 0) & (phases["end_ns"] > phases["begin_ns"])
+        chosen &= (phases["begin_ns"] >= life.begin[0]) & (phases["begin_ns"] < life.end[-1])
+        rows = np.flatnonzero(chosen)
+        if not len(rows):
+            return cls(*(none,) * 7)
+        rows = rows[np.argsort(phases["begin_ns"][rows], kind="stable")]
+        begin, end = phases["begin_ns"][rows], phases["end_ns"][rows]
+
+        waits, own = index.trace.waits, index.waits.rows(thread.track_id)
+        own = own[np.isin(waits["wait_code"][own], _JOINS)]
+        stood_begin, stood_end = waits["begin_ns"][own], waits["end_ns"][own]
+        order = np.argsort(end, kind="stable")
+        at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last one that was done by then
+        save = order[np.maximum(at, 0)]
+        told = (at >= 0) & (stood_begin < end[save]) & (stood_end - end[save] <= _TOGETHER_NS)
+        told &= explained.within(stood_begin, stood_end) == 0
+        # Of calls within each other, or one after the other, that end with a save the thread stood in all of them.
+        return cls(rows, begin, end, phases["track_id"][rows], stood_begin[told], stood_end[told], int64(save[told]))
+
+    @property
+    def waits(self) -> TimeSet:
+        """When the step thread stood for any save."""
+        return TimeSet.of(self.wait_begin_ns, self.wait_end_ns)
+
+    @property
+    def moments_ns(self) -> Int64:
+        """Where the step thread's time is to be cut."""
+        return np.concatenate([self.begin_ns, self.wait_end_ns])
+
+    def add(self, thread: StepThread, parts: Parts, cells: Cells | None = None, nodes: Int64 | None = None) -> None:
+        """Add nodes; and edges from and to the cells of the thread that asked for them, where these are known."""
+        if not len(self.row):
+            return
+        made = parts.add(
+            len(self.row),
+            rank=thread.rank,
+            resource=Resource.CHECKPOINT,
+            kind=StallKind.CHECKPOINT,
+            process_id=thread.process_id,
+            begin_ns=self.begin_ns,
+            end_ns=self.end_ns,
+            row=self.row,
+        )
+        order = np.lexsort((self.begin_ns, self.track))
+        same = self.track[order][1:] == self.track[order][:-1]
+        before, after = order[:-1][same], order[1:][same]
+        idle = self.begin_ns[after] - self.end_ns[before]
+        queued = np.zeros(len(made), dtype=bool)
+        queued[after] = idle <= _TOGETHER_NS
+        parts.edge(made[before], made[after], EdgeKind.PROGRAM, np.where(queued[after], idle, np.minimum(idle, 0)))
+        if cells is None or nodes is None or not len(cells):
+            return
+        last = np.searchsorted(cells.end, self.begin_ns, side="right") - 1
+        known = (last >= 0) & ~queued
+        last = np.maximum(last, 0)
+        parts.edge(np.where(known, nodes[last], -1), made, EdgeKind.START, self.begin_ns - cells.end[last])
+        after = np.searchsorted(cells.begin, self.wait_end_ns, side="left")
+        known = after < len(cells)
+        lag = self.wait_end_ns - self.end_ns[self.waited]
+        target = np.where(known, nodes[np.minimum(after, len(cells) - 1)], -1)
+        parts.edge(made[self.waited], target, EdgeKind.JOIN, lag)
