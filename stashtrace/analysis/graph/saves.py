@@ -27,6 +27,8 @@ from stashtrace.model.kinds import Phase, PhaseFlag, StallKind, WaitOp
 _JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.JOIN)
 #: A thread goes on so soon after the end of a save that it waited for: the interpreter's lock changes hands in between.
 _TOGETHER_NS = 5_000_000
+#: ... or a little later on a busy machine: after this part of the time for which it had stood.
+_LATER_RATIO, _LATER_NS = 0.1, 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,9 @@ class Saves:
         order = np.argsort(end, kind="stable")
         at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last one that was done by then
         save = order[np.maximum(at, 0)]
-        told = (at >= 0) & (stood_begin < end[save]) & (stood_end - end[save] <= _TOGETHER_NS)
+        soon = np.clip(_LATER_RATIO * (end[save] - stood_begin), _TOGETHER_NS, _LATER_NS)
+        told = (at >= 0) & (stood_begin < end[save]) & (stood_end - end[save] <= soon)
         told &= explained.within(stood_begin, stood_end) == 0
-        # Of calls within each other, or one after the other, that end with a save the thread stood in all of them.
         return cls(rows, begin, end, phases["track_id"][rows], stood_begin[told], stood_end[told], int64(save[told]))
 
     @property
