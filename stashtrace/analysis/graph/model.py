@@ -61,6 +61,11 @@ class EdgeKind(IntEnum):
     JOIN = 11  # a thread that waits for such a save goes on when that is done
 
 
+#: Edges of these kinds that lead from several nodes to one are all there because it is not known before which of them
+#: is done last: a wait for a whole device, the end of a step on it. All other edges are fixed.
+_DECIDED_TOGETHER = (EdgeKind.STREAM, EdgeKind.SYNC)
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """When each node begins and ends if it waits for nothing but its edges."""
@@ -159,6 +164,21 @@ class Graph:
     def is_transfer(self) -> npt.NDArray[np.bool_]:
         """Which nodes are transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
+
+    @cached_property
+    def decided(self) -> npt.NDArray[np.bool_]:
+        """Which edges stand for a choice that is made at run time; the others hold in every run of the job.
+
+        A replay makes the choice anew: of such edges into one node, the one whose source ends last binds it
+        (``Replayed.binding``), whichever did in the recording.
+        """
+        found = np.zeros(len(self.source), dtype=bool)
+        for kind in _DECIDED_TOGETHER:
+            edges = np.flatnonzero(self.edge_kind == kind)
+            pairs = np.unique(self.target[edges].astype(np.int64) * len(self) + self.source[edges])
+            several = np.bincount(pairs // max(len(self), 1), minlength=len(self)) > 1
+            found[edges] = several[self.target[edges]]
+        return found
 
     def with_work(self, work_ns: Int64) -> Graph:
         """The same graph as if its nodes had been measured to take so long; nothing begins sooner or later."""

@@ -191,6 +191,7 @@ def test_kernels_of_one_launch_are_a_graph_and_none_is_lost(tmp_path: Path) -> N
     graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
     kernels = (graph.resource == Resource.STREAM) & (graph.work_ns > 0)
     assert np.count_nonzero(kernels) == 15
+    assert not graph.decided.any()  # of one stream nobody has to choose
     assert step_us(graph, "compute=x0.5") == (750, 750)
 
 
@@ -227,6 +228,17 @@ def test_a_wait_for_a_whole_device_is_for_whatever_is_last(tmp_path: Path) -> No
             launch(key + 2, at + 50, 481, name="cudaDeviceSynchronize"),
         ]
     graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
+    sync = graph.edge_kind == EdgeKind.SYNC
+    assert graph.decided[sync].all()
+    assert set(graph.edge_kind[graph.decided].tolist()) == {EdgeKind.SYNC, EdgeKind.STREAM}
+    ends = np.isin(graph.target, graph.ends)  # a step ends on the stream that is last
+    assert graph.decided[ends & (graph.edge_kind == EdgeKind.STREAM)].all()
+    assert not graph.decided[~ends & ~sync].any()
+    for factor, last in ((1, "compute"), (2, "h2d")):
+        copies = (graph.kind == StallKind.H2D) & (graph.resource == Resource.STREAM)
+        replayed = graph.replay(np.where(copies, factor * graph.work_ns, graph.work_ns))
+        bound = replayed.binding[graph.target[sync]]
+        assert {StallKind(k).name.lower() for k in graph.kind[graph.source[bound]].tolist()} == {last}
     assert step_us(graph, "h2d=x0.5") == (1000, 1000)
     assert step_us(graph, "h2d=x2") == (820 + 469, 820 + 469)  # what the host does behind the wait stays
 

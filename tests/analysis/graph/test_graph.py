@@ -60,6 +60,14 @@ def test_the_replay_of_a_job_of_many_steps_is_the_job() -> None:
         assert len(graph.plan.cut()) == 0
 
 
+@pytest.mark.parametrize("text", [LATE, LOADED])
+def test_of_hosts_every_edge_is_fixed(text: str) -> None:
+    """Who enters a collective last a replay finds out; that all of them have to enter it is no choice."""
+    graph = drawn(text)
+    assert len(graph.decided) == len(graph.source) > 0
+    assert not graph.decided.any()
+
+
 def test_waits_are_no_nodes() -> None:
     graph = drawn(LATE)
     threads = graph.resource == Resource.STEP_THREAD
