@@ -115,6 +115,8 @@ REMARKS = (
     " is not known, and the intervals are wide for it.",
     "- `network.bandwidth`: the faster the link, the more it is the CPUs that decide. At 200 to 800 Mbit/s the shaper"
     " and gloo's threads compete for them, and predictions of a first trial were off by 3 to 22 %.",
+    "- jobs called `groups`: two process groups over one link. Whether they share it only some of the recordings tell;"
+    " of the others the interval holds both, and the real step is at one end of it.",
     "- `compute`: what is asked is what the recording computed, and the 30 ms that the other job has more or less.",
 )
 

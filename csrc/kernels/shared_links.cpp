@@ -3,12 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
 
 namespace stashtrace::graph {
 namespace {
 
 std::size_t at(std::int32_t id) noexcept { return static_cast<std::size_t>(id); }
+
+// From one moment to another one that is not before it, also of damaged times: more than a long one can be is the longest.
+Ns between(Ns from, Ns to) noexcept {
+  const std::uint64_t length = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
+  return static_cast<Ns>(std::min(length, static_cast<std::uint64_t>(std::numeric_limits<Ns>::max())));
+}
 
 }  // namespace
 
@@ -84,7 +91,7 @@ std::vector<Ns> alone(const Links& links, Times begin_ns, Times end_ns) {
   std::vector<std::tuple<Ns, bool, std::int32_t>> moments;  // who ends makes room before others begin
   for (std::size_t n = 0; n < nodes; ++n) {
     const auto node = static_cast<std::int32_t>(n);
-    found[n] = std::max<Ns>(end_ns[n] - begin_ns[n], 0);
+    found[n] = end_ns[n] > begin_ns[n] ? between(begin_ns[n], end_ns[n]) : 0;
     if (found[n] == 0 || links.of(node).empty()) continue;
     moments.emplace_back(begin_ns[n], true, node);
     moments.emplace_back(end_ns[n], false, node);
@@ -93,12 +100,12 @@ std::vector<Ns> alone(const Links& links, Times begin_ns, Times end_ns) {
   LinkUse use(links, nodes);
   const Ns origin = moments.empty() ? 0 : std::get<0>(moments.front());  // doubles hold differences, not time stamps
   for (const auto& [moment, begins, node] : moments) {
-    const auto now = static_cast<double>(moment - origin);
+    const auto now = static_cast<double>(between(origin, moment));
     if (begins) {
       use.enter(node, now);
     } else {
       use.leave(node, now);
-      found[at(node)] = std::llround(use.got(node));
+      found[at(node)] = std::min<Ns>(std::llround(std::min(use.got(node), 0x1p62)), found[at(node)]);
     }
   }
   return found;

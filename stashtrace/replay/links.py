@@ -168,15 +168,19 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     nodes = np.flatnonzero(steady if steady.any() else usable)
     if not len(nodes):
         return Verdict.UNKNOWN
-    key = np.stack([graph.facts.op[nodes], graph.facts.members[nodes], graph.moved_bytes[nodes]], axis=1)
-    _, sort = np.unique(key, axis=0, return_inverse=True)
-    sort = sort.reshape(-1)
-    quick = np.array([np.quantile(moving[nodes[sort == one]], _QUICK_RATIO) for one in range(int(sort.max()) + 1)])
-    company = _company(graph, links, nodes, fixed, quick[sort])
+    sort = _sorts(graph, nodes)
+    company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sort, _QUICK_RATIO))
     took, slower = np.log(moving[nodes]), np.log(moving[nodes] / alone[nodes])
-    found = [_slower_by(took[sort == one], slower[sort == one], company[sort == one]) for one in np.unique(sort)]
-    told = [one for one in found if one is not None]
-    if not told:
+    _, of_queue = np.unique(np.stack([sort, graph.facts.queue[nodes]]), axis=1, return_inverse=True)
+    # Groups may get unequal parts of a link, so each is compared with itself, if its transfers differ in company.
+    for alike in (of_queue.reshape(-1), sort):
+        order = np.argsort(alike, kind="stable")
+        sets = np.split(order, np.flatnonzero(np.diff(alike[order])) + 1)
+        found = [_slower_by(took[one], slower[one], company[one]) for one in sets if len(one) >= 2 * _FEW]
+        told = [one for one in found if one is not None]
+        if told:
+            break
+    else:
         return Verdict.UNKNOWN
     share, error = np.array(told).T
     weight = 1 / error**2
@@ -184,6 +188,24 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     if mean - error_of_mean > 1 / 2:
         return Verdict.SHARED
     return Verdict.APART if mean + error_of_mean < 1 / 2 else Verdict.UNKNOWN
+
+
+def _sorts(graph: Graph, nodes: Int64) -> Int64:
+    """A number for the operation, members and size of each of these transfers."""
+    assert graph.facts is not None
+    found = np.zeros(len(nodes), dtype=np.int64)
+    for column in (graph.facts.op, graph.facts.members, graph.moved_bytes):
+        values, code = np.unique(column[nodes], return_inverse=True)
+        _, found = np.unique(found * len(values) + code, return_inverse=True)
+    return found
+
+
+def _quantiles(values: npt.NDArray[np.int64], sort: Int64, ratio: float) -> Floats:
+    """Quantile of the values of its sort, for each value."""
+    order = np.lexsort((values, sort))
+    count = np.bincount(sort)
+    at = np.cumsum(count) - count + ((count - 1) * ratio).astype(np.int64)
+    return np.asarray(values[order][at][sort], dtype=np.float64)
 
 
 def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, float] | None:
@@ -256,17 +278,12 @@ def _level(graph: Graph, links: Links, alone_ns: Int64) -> Floats:
     owner = links.owner
     order = np.lexsort((graph.begin_ns[owner], links.ids))
     owner, link = owner[order], links.ids[order]
-    begin, end = graph.begin_ns[owner], graph.end_ns[owner]
-    # The latest end so far, of each link for itself: links are put behind each other in time.
-    far = int(graph.end_ns.max() - graph.begin_ns.min()) + 1
-    place = np.cumsum(np.append(0, np.diff(link) != 0)) * far
-    latest = np.maximum.accumulate(end + place)
-    new = np.append(True, begin[1:] + place[1:] >= latest[:-1])
-    period = np.cumsum(new) - 1
-    key = np.stack([graph.facts.op[owner], graph.facts.members[owner], graph.moved_bytes[owner]], axis=1)
-    _, sort = np.unique(key, axis=0, return_inverse=True)
-    sort = sort.reshape(-1)
-    usual = np.array([np.median(alone_ns[owner[sort == one]]) for one in range(int(sort.max()) + 1)])[sort]
+    # The latest end so far, of each link for itself: moments become places, and links follow one another.
+    _, place = np.unique(np.concatenate([graph.begin_ns[owner], graph.end_ns[owner]]), return_inverse=True)
+    begin, end = np.split(place + np.tile(link.astype(np.int64) * (len(place) + 1), 2), 2)
+    latest = np.maximum.accumulate(end)
+    period = np.cumsum(np.append(True, begin[1:] >= latest[:-1])) - 1
+    usual = _quantiles(alone_ns[owner], _sorts(graph, owner), 1 / 2)
     spent, wanted = (np.bincount(period, weights=column) for column in (alone_ns[owner], usual))
     levelled = usual * spent[period] / np.maximum(wanted[period], 1.0)
     count = np.maximum(np.bincount(owner, minlength=len(graph)), 1)

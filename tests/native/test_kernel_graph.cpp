@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "kernels/graph.h"
+#include "kernels/shared_links.h"
 #include "kernels/shared_replay.h"
 
 namespace {
@@ -138,6 +139,64 @@ void two_on_one_cpu() {
   CHECK((found.binding == std::vector<std::int32_t>{-1, -1}));
 }
 
+// Nodes with links of their own are as if there were none. Where they share them, a link is never done before it can have
+// moved all, nobody is quicker than alone, and from the times that come of it each length alone follows again.
+void links_are_shared() {
+  std::mt19937_64 random(13);
+  for (int round = 0; round < 200; ++round) {
+    const Drawn given = drawn(random, 1 + random() % 40, random() % 80, false);
+    const graph::Order order = graph::order(given.edges(), given.begin, given.certainty);
+    const graph::Replay alone = graph::replay(order, given.edges(), given.release, given.duration);
+    const std::vector<std::int32_t> host(given.nodes, -1);
+    const std::vector<double> no_cpus;
+    std::vector<std::int32_t> first = {0}, ids, own_first = {0}, own_ids;
+    for (std::size_t n = 0; n < given.nodes; ++n) {
+      for (std::int32_t link = 0; link < 3; ++link)
+        if (random() % 3 == 0) ids.push_back(link);
+      first.push_back(static_cast<std::int32_t>(ids.size()));
+      own_ids.push_back(static_cast<std::int32_t>(n));
+      own_first.push_back(static_cast<std::int32_t>(n) + 1);
+    }
+    const graph::Links links{3, first, ids}, own{given.nodes, own_first, own_ids};
+    const auto replay = [&](const graph::Links& used) {
+      return graph::replay_shared(order, given.edges(), given.release, given.duration, {given.duration, host, no_cpus, used});
+    };
+    const graph::SharedReplay apart = replay(own), crowded = replay(links);
+    CHECK(apart.begin_ns == alone.begin_ns);
+    std::vector<double> work(3, 0.0), begin(3, 1e18), end(3, 0.0);
+    for (std::size_t n = 0; n < given.nodes; ++n) {
+      CHECK_EQUAL(apart.end_ns[n], alone.begin_ns[n] + given.duration[n]);
+      CHECK(crowded.end_ns[n] - crowded.begin_ns[n] >= given.duration[n] - 1);
+      for (const std::int32_t link : links.of(static_cast<std::int32_t>(n))) {
+        const auto l = static_cast<std::size_t>(link);
+        work[l] += static_cast<double>(given.duration[n]);
+        begin[l] = std::min(begin[l], static_cast<double>(crowded.begin_ns[n]));
+        end[l] = std::max(end[l], static_cast<double>(crowded.end_ns[n]));
+      }
+    }
+    for (std::size_t l = 0; l < 3; ++l)
+      if (work[l] > 0) CHECK(work[l] <= end[l] - begin[l] + 1);
+    // Times are whole numbers, so each change of the crowd on the way costs half of one.
+    const auto again = graph::alone(links, crowded.begin_ns, crowded.end_ns);
+    for (std::size_t n = 0; n < given.nodes; ++n) {
+      const auto apart_by = static_cast<std::int64_t>(again[n]) - given.duration[n];
+      CHECK(apart_by <= 10 && apart_by >= -10);
+    }
+  }
+}
+
+// Two nodes of 10 over one link, the second one 4 later: 4 alone, then half each until 16, then 4 alone.
+void two_on_one_link() {
+  const std::vector<std::int32_t> none, host = {-1, -1}, first = {0, 1, 2}, ids = {0, 0};
+  const std::vector<std::int64_t> no_lag, release = {0, 4}, duration = {10, 10};
+  const graph::Edges edges{2, none, none, no_lag};
+  const graph::Order order = graph::order(edges, release, {});
+  const graph::Links links{1, first, ids};
+  const graph::SharedReplay found = graph::replay_shared(order, edges, release, duration, {duration, host, {}, links});
+  CHECK((found.end_ns == std::vector<std::int64_t>{16, 20}));
+  CHECK(graph::alone(links, found.begin_ns, found.end_ns) == duration);
+}
+
 void numbers_of_damaged_files() {
   constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
   constexpr std::int64_t kHighest = std::numeric_limits<std::int64_t>::max();
@@ -157,6 +216,14 @@ void numbers_of_damaged_files() {
     const std::vector<double> cpus = {0.5};
     const auto shared = graph::replay_shared(order, given.edges(), given.release, given.duration, {given.begin, host, cpus});
     CHECK_EQUAL(shared.end_ns.size(), given.nodes);
+    const std::vector<std::int32_t> links_first = {0, 1, 2, 3}, ids = {0, 0, 0};
+    const std::vector<std::int32_t> no_host = {-1, -1, -1};
+    const graph::Links links{1, links_first, ids};
+    const std::vector<std::int64_t> ends = {kHighest, any, kHighest};
+    CHECK_EQUAL(graph::alone(links, given.begin, ends).size(), given.nodes);
+    const auto linked = graph::replay_shared(order, given.edges(), given.release, given.duration,
+                                             {given.begin, no_host, cpus, links});
+    CHECK_EQUAL(linked.end_ns.size(), given.nodes);
   }
 }
 
@@ -168,6 +235,8 @@ int main() {
   slack_is_what_a_node_has_to_spare();
   cpus_are_shared();
   two_on_one_cpu();
+  links_are_shared();
+  two_on_one_link();
   numbers_of_damaged_files();
   return result();
 }

@@ -46,11 +46,12 @@ def job(
     groups: tuple[int, int] = (WORLD, OTHER),
     alone_ms: tuple[float, float] = (20.0, 20.0),
     scatter: tuple[float, ...] = (0.0,),
+    message: bool = False,
 ) -> Graph:
     """Two ranks compute 2 ms, launch a message, compute ``apart_ms``, launch another, wait for both, update in 1 ms.
 
     Steps take the times apart in turn, and what scatters the time that transfers take alone, too. A barrier of 10 us
-    says that little of it is latency.
+    says that little of it is latency. With ``message``, the second one is a send of rank 0 to rank 1.
     """
     build_ = TraceBuilder()
     for group in dict.fromkeys(groups):
@@ -68,7 +69,13 @@ def job(
                 build_.rank(rank).phase("backward", called[0], called[1])
         for number, group in enumerate(groups):
             times = dict.fromkeys(range(2), (called[number], done[number]))
-            keys = build_.collective(times, group=group, message_bytes=20 * MB)
+            if message and number:
+                keys = {}
+                for rank, op in enumerate((CollectiveOp.SEND, CollectiveOp.RECEIVE)):
+                    own = {rank: times[rank]}
+                    keys |= build_.collective(own, op=op, group=group, sequence=step, peer_rank=1 - rank)
+            else:
+                keys = build_.collective(times, group=group, message_bytes=20 * MB)
             for rank in range(2):
                 if done[number] > called[1]:
                     build_.rank(rank).collective_wait(keys[rank], called[1], done[number])
@@ -104,6 +111,14 @@ def counted_ms(graph: Graph, apart_ms: tuple[float, ...], **options: float) -> f
 def test_a_run_with_and_without_company_tells_whether_links_are_shared(scatter: tuple[float, ...]) -> None:
     assert verdict(job(MIXED, shared=True, scatter=scatter), StallKind.INTERCONNECT) is Verdict.SHARED
     assert verdict(job(MIXED, shared=False, scatter=scatter), StallKind.INTERCONNECT) is Verdict.APART
+
+
+def test_a_message_shares_ports_with_collectives() -> None:
+    graph = job(MIXED, shared=True, message=True)
+    assert verdict(graph, StallKind.INTERCONNECT) is Verdict.SHARED
+    assert asked(graph, "compute=x0.1").middle_ns / MS == pytest.approx(
+        counted_ms(graph, (0.0, 3.0), rest_ms=0.3), abs=0.15
+    )
 
 
 @pytest.mark.parametrize(("apart_ms", "shared"), [((0.0,), True), ((0.0,), False), ((30.0,), True)])
