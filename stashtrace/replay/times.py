@@ -97,6 +97,8 @@ def _spent(scenario: Scenario, quantity: str) -> Floats:
         made = on_host & (graph.kind == StallKind.PREP)
         return np.where(graph.is_batch, work - scenario.fetch, np.where(made, work, 0.0))
     resources, kind = _WORK[quantity]
+    if quantity == "checkpoint" and (graph.edge_kind == EdgeKind.JOIN).any():
+        resources = (*resources, Resource.CHECKPOINT)  # a step waited for what another thread wrote
     return np.where(np.isin(graph.resource, resources) & (graph.kind == kind), work, 0.0)
 
 

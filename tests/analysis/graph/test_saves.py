@@ -10,6 +10,7 @@ from builders import MS, trace_from_text
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
 from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.errors import MissingDataError
 from stashtrace.exporters.chakra.work import rank_work
 from stashtrace.model.kinds import StallKind
 from stashtrace.replay import Change, slowdown_of, what_if
@@ -82,6 +83,17 @@ def test_a_step_waits_for_the_save_in_its_budget() -> None:
     assert answer.before_ns["other"] == 0
 
 
+def test_without_checkpoints_no_step_waits_for_one() -> None:
+    """Steps of 4 ms of which one waited 4 ms more; half of the save is done before the wait."""
+    graph = graph_of(WAITED)
+    for change in ("checkpoint=0", "checkpoint=x0.5"):
+        answer = what_if(graph, [Change.parse(change)])
+        assert answer.low_ns == answer.high_ns == 4 * MS
+        assert answer.after_ns["save"] == 0
+    with pytest.raises(MissingDataError, match="no checkpoint that stopped a step"):
+        what_if(graph_of(ASIDE), [Change.parse("checkpoint=0")])
+
+
 def test_the_critical_path_goes_through_a_save_that_was_waited_for() -> None:
     trace = trace_from_text(WAITED)
     path = stashtrace.analyze(trace, "critical_path")
@@ -99,7 +111,7 @@ def test_saves_that_nobody_waits_for_change_nothing() -> None:
     text = "\n".join(line for line in ASIDE.splitlines() if "background" not in line)
     with_saves, without = graph_of(ASIDE), graph_of(text)
     assert len(saves_of(with_saves)) == 2
-    for change in ("compute=x0.5", "compute=x2", "straggler=0"):
+    for change in ("compute=x0.5", "compute=x2"):
         one, other = (what_if(graph, [Change.parse(change)]) for graph in (with_saves, without))
         assert (one.low_ns, one.high_ns, one.after_ns) == (other.low_ns, other.high_ns, other.after_ns)
     slack = stashtrace.analyze(trace_from_text(ASIDE), "slack")
