@@ -246,35 +246,24 @@ def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: F
 def measured_alone(graph: Graph, links: Links, unknowns: Unknowns) -> Graph:
     """The graph with transfers as long as they would have been alone."""
     fixed = _fixed_ns(Scenario.of(graph, unknowns), links)
-    moving = links.alone_ns(graph.begin_ns + fixed, graph.end_ns)
+    moving = _levelled_ns(graph, links, links.alone_ns(graph.begin_ns + fixed, graph.end_ns))
     return graph.with_work(np.where(links.users, fixed + moving, graph.work_ns))
 
 
-def sharing_links(scenario: Scenario, measured: Graph, kinds: frozenset[StallKind]) -> Scenario:
-    """A scenario of transfers as they are alone, with the links of these kinds that several groups use.
-
-    Parameters
-    ----------
-    scenario : Scenario
-    measured : Graph
-        As it was recorded: who moved at once.
-    kinds : frozenset of StallKind
-    """
+def sharing_links(scenario: Scenario, kinds: frozenset[StallKind]) -> Scenario:
+    """A scenario of transfers as they are alone, with the links of these kinds that several groups use."""
     links = Links.of(scenario.graph, kinds)
     if links is None:
         return scenario
-    same = scenario.graph is scenario.run
-    level = _level(measured, links, scenario.graph.work_ns) if same else None
-    return replace(scenario, links=links, fixed=_fixed_ns(scenario, links).astype(np.float64), level=level)
+    return replace(scenario, links=links, fixed=_fixed_ns(scenario, links).astype(np.float64))
 
 
-def _level(graph: Graph, links: Links, alone_ns: Int64) -> Floats:
-    """By what lengths alone are to be multiplied so that those of one size that moved without a break are alike.
+def _levelled_ns(graph: Graph, links: Links, alone_ns: Int64) -> Int64:
+    """Lengths alone that are alike for transfers of one sort that moved together without a break.
 
-    How much each got of a link need not be the same part: who comes first may have filled its queue. What all of them
-    got together is known.
+    How much each got of a link need not be the same part: who comes first may have filled its queue, and seems to be
+    quicker alone for that, the other one slower. What all of them got together is known.
     """
-    assert graph.facts is not None
     owner = links.owner
     order = np.lexsort((graph.begin_ns[owner], links.ids))
     owner, link = owner[order], links.ids[order]
@@ -287,8 +276,7 @@ def _level(graph: Graph, links: Links, alone_ns: Int64) -> Floats:
     spent, wanted = (np.bincount(period, weights=column) for column in (alone_ns[owner], usual))
     levelled = usual * spent[period] / np.maximum(wanted[period], 1.0)
     count = np.maximum(np.bincount(owner, minlength=len(graph)), 1)
-    mean = np.bincount(owner, weights=levelled, minlength=len(graph)) / count
-    return np.divide(mean, alone_ns, out=np.ones(len(graph)), where=links.users & (alone_ns > 0))
+    return whole_ns(np.bincount(owner, weights=levelled, minlength=len(graph)) / count)
 
 
 def _fixed_ns(scenario: Scenario, links: Links) -> Int64:

@@ -52,8 +52,6 @@ class Scenario:
         Links that transfers of several groups share; their work is then what they take alone. None: nobody shares any.
     fixed : float array or None
         Of transfers that share links, the part of their work that is latency.
-    level : float array or None
-        By what their work is to be multiplied to be what it would be if all of one size that moved at once were alike.
     """
 
     graph: Graph
@@ -64,7 +62,6 @@ class Scenario:
     run: Graph
     links: Links | None = None
     fixed: Floats | None = None
-    level: Floats | None = None
 
     @classmethod
     def of(cls, graph: Graph, unknowns: Unknowns, run: Graph | None = None) -> Scenario:

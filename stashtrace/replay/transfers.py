@@ -75,11 +75,9 @@ def with_link(scenario: Scenario, change: Change) -> Scenario:
 def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """What each chosen transfer takes longer than the quick ones of its size, 0 of other nodes."""
     graph, found = scenario.graph, np.zeros(len(scenario.work))
-    # Of those that shared a link, one may be longer for what another one got more.
-    work = scenario.work if scenario.level is None else scenario.work * scenario.level
     for size in np.unique(graph.moved_bytes[chosen & (graph.moved_bytes > 0)]).tolist():
         nodes = np.flatnonzero(chosen & (graph.moved_bytes == size))
-        found[nodes] = np.maximum(work[nodes] - np.quantile(work[nodes], _QUICK_RATIO), 0.0)
+        found[nodes] = np.maximum(scenario.work[nodes] - np.quantile(scenario.work[nodes], _QUICK_RATIO), 0.0)
     return found
 
 

@@ -240,13 +240,15 @@ class _Run:
         self.noise_ns = _noise_ns(graph.ends_step[self.counted], measured[self.counted].astype(np.float64))
         self._shared: dict[tuple[str, ...], Replayed] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
+        self._missed: dict[tuple[frozenset[StallKind], float], float] = {}
 
     def answer(self, changes: tuple[Change, ...]) -> Answer:
         graph = self.graph
         scenarios = self._scenarios(changes)
         runs = [(one.graph, replayed(one)) for one in scenarios]
         unchanged = self.unchanged
-        times = [self._mean(*run) for run in runs]
+        missed = [self._missed_ns(one) for one in scenarios]
+        times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
         company = [self._company_doubt_ns(one, ns) for one, ns in zip(scenarios, times, strict=True)]
         low, high = _ends(times, company)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
@@ -254,7 +256,7 @@ class _Run:
             alone = (low + high) / 2
             runs = [(one.graph, shared(one, cpus)) for one in scenarios]
             # What such a replay misses the unchanged run by may grow with the step, or stay.
-            times = [self._mean(*run) for run in runs]
+            times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
             unchanged = self._sharing(cpus)
             base_ns = max(self._mean(graph, unchanged), 1.0)
             ends = _ends(times, company)
@@ -311,7 +313,7 @@ class _Run:
             unknowns = Unknowns(latency, luck)
             run = self._alone_on(kinds, unknowns)
             graph = self._with_buckets(run, changes, latency=latency > 0)
-            scenario = sharing_links(Scenario.of(graph, unknowns, run), self.graph, kinds)
+            scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
             found.append(_changed(scenario, changes))
         return found
 
@@ -326,6 +328,16 @@ class _Run:
         lost = self._mean(self.graph, self.unchanged) - self._mean(self.graph, scenario.run.replay())
         loses = mean_ns - self._mean(scenario.graph, scenario.replay())
         return min(_COMPANY_DOUBT * abs(loses - lost), _MOST_DOUBT * mean_ns)
+
+    def _missed_ns(self, scenario: Scenario) -> float:
+        """What the unchanged run takes longer than its replay with these links."""
+        if scenario.links is None:
+            return 0.0
+        key = scenario.links.kinds, scenario.unknowns.latency
+        if key not in self._missed:
+            run = sharing_links(Scenario.of(scenario.run, Unknowns(scenario.unknowns.latency)), scenario.links.kinds)
+            self._missed[key] = self._mean(self.graph, self.unchanged) - self._mean(run.graph, replayed(run))
+        return self._missed[key]
 
     def _alone_on(self, kinds: frozenset[StallKind], unknowns: Unknowns) -> Graph:
         """The run with transfers over links of these kinds as they would have been alone."""

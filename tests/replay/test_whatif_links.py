@@ -13,8 +13,8 @@ from stashtrace._native import graph as native
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.model.kinds import CollectiveOp, StallKind
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.links import Links, Verdict, measured_alone, shared_kinds, sharing_links, verdict
-from stashtrace.replay.scenario import Scenario, Unknowns
+from stashtrace.replay.links import Links, Verdict, measured_alone, shared_kinds, verdict
+from stashtrace.replay.scenario import Unknowns
 
 MB = 1_000_000
 STEPS = 16
@@ -180,7 +180,7 @@ def test_the_replay_of_shared_links_is_the_run_as_it_was() -> None:
 def test_who_got_more_of_a_link_is_not_taken_for_a_faster_transfer() -> None:
     """The first of two gets two thirds of the link while both move, as queues of switches do it; each takes 20 alone.
 
-    A link of twice the bandwidth makes both halves of it half as long, and leaves nothing of that open.
+    A link of twice the bandwidth makes both of them half as long.
     """
     build_ = TraceBuilder()
     for group in (WORLD, OTHER):
@@ -199,14 +199,15 @@ def test_who_got_more_of_a_link_is_not_taken_for_a_faster_transfer() -> None:
         for rank in range(2):
             build_.rank(rank).phase("optimizer", now - MS, now)
     graph = build(build_.trace())
-    run = graph.with_work(graph.work_ns)
     links = Links.of(graph, INSIDE)
     assert links is not None
-    alone = measured_alone(run, links, Unknowns())
-    assert sorted(set((alone.work_ns[graph.moved_bytes == 20 * MB] / MS).round(1))) == [15.0, 25.0]
-    level = sharing_links(Scenario.of(alone, Unknowns()), graph, INSIDE).level
-    assert level is not None
-    assert (alone.work_ns * level)[graph.moved_bytes == 20 * MB] / MS == pytest.approx(20, abs=0.1)
+    large = graph.moved_bytes == 20 * MB
+    assert sorted(set((links.alone_ns(graph.begin_ns, graph.end_ns)[large] / MS).round(1))) == [15.0, 25.0]
+    assert measured_alone(graph, links, Unknowns()).work_ns[large] / MS == pytest.approx(20, abs=0.1)
+    low, high = interval_ms(asked(graph, "interconnect.bandwidth=x2"))
+    assert low == pytest.approx(23 - 0.15 * 10, abs=0.1)  # half of the 20 ms that company costs goes
+    assert high > 23  # if they share nothing, the longer one may be long for another reason
+    assert interval_ms(asked(graph)) == pytest.approx((43, 43))
 
 
 def test_links_that_were_not_shared_are_not_shared() -> None:
