@@ -117,7 +117,7 @@ REMARKS = (
     " and gloo's threads compete for them, and predictions of a first trial were off by 3 to 22 %.",
     "- jobs called `groups`: two process groups over one link. Whether they share it only some of the recordings tell;"
     " of the others the interval holds both, and the real step is at one end of it.",
-    "- `compute`: what is asked is what the recording computed, and the 30 ms that the other job has more or less.",
+    "- `compute`: what is asked is what the recording computed, and what the other job has more or less.",
 )
 
 
