@@ -17,7 +17,7 @@ from stashtrace.analysis.graph import EdgeKind, Resource, build
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-#: Saves take 200 ms and more. The first one is waited for two steps later, the second one is done long before that.
+#: Saves take 600 ms and more. The first one is waited for two steps later, the second one is done long before that.
 SCRIPT = """
     import io, json, time
     from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ SCRIPT = """
 
     class Slow:
         def __reduce__(self):
-            time.sleep(0.2)
+            time.sleep(0.6)
             return (int, ())
 
     model = torch.nn.Linear(8, 1)
@@ -34,7 +34,7 @@ SCRIPT = """
     pending, waited = None, []
     for step in range(16):
         model(torch.ones(4, 8)).sum().backward()
-        time.sleep(0.01 if step < 8 else 0.08)
+        time.sleep(0.01 if step < 8 else 0.15)
         optimizer.step()
         optimizer.zero_grad()
         if step in (2, 8):
@@ -54,7 +54,7 @@ def test_a_job_that_saves_behind_its_back(tmp_path: Path) -> None:
     graph = build(run.trace)
     saves = np.flatnonzero(graph.resource == Resource.CHECKPOINT)
     assert len(saves) == 2
-    assert (graph.work_ns[saves] >= 200 * MS).all()
+    assert (graph.work_ns[saves] >= 600 * MS).all()
     started = np.flatnonzero(graph.edge_kind == EdgeKind.START)
     assert graph.target[started].tolist() == saves.tolist()
     assert (graph.lag_ns[started] < 5 * MS).all()
@@ -68,7 +68,7 @@ def test_a_job_that_saves_behind_its_back(tmp_path: Path) -> None:
     shares = analyze(run.trace, "critical_path")
     on_path = shares.take(shares["resource"] == "checkpoint")
     assert set(on_path["name"].tolist()) == {"torch.save"}
-    assert on_path["held_ns"].sum() == pytest.approx(first_s * 1e9 + 20 * MS, rel=0.2)  # and the step beside it
+    assert on_path["held_ns"].sum() == graph.work_ns[saves[0]]
 
     # Without the save's time, the steps that waited for it take none of it.
     shorter = graph.work_ns.copy()
