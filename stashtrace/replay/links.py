@@ -229,7 +229,8 @@ def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: F
     """Part of the time that each of these transfers would take by itself in which another group's moved beside it."""
     assert graph.facts is not None
     begin = graph.begin_ns + fixed
-    until = np.zeros(len(graph), dtype=np.int64)
+    asked, until = np.zeros(len(graph), dtype=bool), begin.copy()
+    asked[nodes] = True
     until[nodes] = begin[nodes] + np.maximum(whole_ns(usual_ns), 1)
     found = np.zeros(len(graph))
     owner, queue = links.owner, graph.facts.queue
@@ -237,7 +238,7 @@ def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: F
     for of_link in np.split(owner[order], np.flatnonzero(np.diff(links.ids[order])) + 1):
         for one in np.unique(queue[of_link]).tolist():
             mine, others = of_link[queue[of_link] == one], of_link[queue[of_link] != one]
-            mine = mine[until[mine] > 0]
+            mine = mine[asked[mine]]
             inside = TimeSet.of(begin[others], graph.end_ns[others]).within(begin[mine], until[mine])
             found[mine] = np.maximum(found[mine], inside / (until[mine] - begin[mine]))
     return found[nodes]
