@@ -11,6 +11,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.trust import host_cpus
 from stashtrace.analysis.gap_layers import outer_phase_rows
+from stashtrace.analysis.io_rereads import memory_bounds_ns
 from stashtrace.analysis.loader_samples import step_samples, told_samples
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, int64
@@ -45,6 +46,9 @@ class Facts:
     cpus : dict of str to float
         CPUs of a host that are left for the work of the graph by others, and by what else the job does: threads that
         move messages and batches, and the recorder.
+    memory_low_ns, memory_high_ns : float array
+        Of batches: what their reads that waited for storage would have taken from memory, at the least and at the
+        most; 0 and infinity where nobody knows.
     samples : float array
         Of each row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
     """
@@ -59,6 +63,8 @@ class Facts:
     is_ring: np.ndarray
     host_of: dict[int, str]
     cpus: dict[str, float]
+    memory_low_ns: np.ndarray
+    memory_high_ns: np.ndarray
     samples: np.ndarray
 
     def with_copies(self, nodes: Int64) -> Facts:
@@ -69,7 +75,10 @@ class Facts:
         nodes : int array
             What each new node is alike.
         """
-        names = ("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring")
+        names = (
+            *("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring"),
+            *("memory_low_ns", "memory_high_ns"),
+        )
         columns = {name: getattr(self, name) for name in names}
         longer: dict[str, Any] = {name: np.concatenate([c, c[nodes]]) for name, c in columns.items()}
         return replace(self, **longer)
@@ -100,6 +109,10 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
     host_of = {thread.rank: trace.text(hosts[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
     members, spread, ring = _groups(index, graph.row[moved])
+    memory = np.zeros(count), np.full(count, np.inf)
+    bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
+    for column, values in zip(memory, bounds, strict=True):
+        column[made] = values
     return Facts(
         loader=_spread(count, made, int64(loader)),
         batch=_spread(count, made, fetches["batch_index"][rows]),
@@ -111,6 +124,8 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
         is_ring=_spread(count, moved, int64(ring)) > 0,
         host_of=host_of,
         cpus=_free_cpus(index, ranks, graph, cpu),
+        memory_low_ns=memory[0],
+        memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph),
     )
 
