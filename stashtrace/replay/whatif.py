@@ -234,7 +234,7 @@ class _Run:
         scenarios = self._scenarios(changes)
         runs = [(one.graph, one.replay()) for one in scenarios]
         unchanged = self.unchanged
-        times = [self._mean(*run) for run in runs]
+        times = alone = [self._mean(*run) for run in runs]
         low, high = min(times), max(times)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
         if cpus:
@@ -250,7 +250,7 @@ class _Run:
             self._mean(graph, self.unchanged),
             low,
             high,
-            self._noise_ns(runs, scenarios),
+            math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone)),
             _gap_ratio(graph, self.unchanged, self.counted),
             self._now_ns,
             self._then(unchanged, *runs[times.index(max(times))], high),
@@ -312,17 +312,20 @@ class _Run:
     def _mean(self, graph: Graph, replayed: Replayed) -> float:
         return float(graph.step_ns(replayed)[self.counted].mean())
 
-    def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]], scenarios: Sequence[Scenario]) -> float:
-        """By how much another recording may differ, by the steps that replays give, and by what waits for storage."""
+    def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]]) -> float:
+        """By how much another recording may differ, by the steps that replays give."""
         steps = self.graph.ends_step[self.counted]
         lengths = [graph.step_ns(replayed)[self.counted].astype(np.float64) for graph, replayed in runs]
-        scattered = float(np.mean([noise_ns(steps, one) for one in lengths]))
-        stored = 0.0
-        for one in scenarios:
+        return float(np.mean([noise_ns(steps, one) for one in lengths]))
+
+    def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
+        """How much longer steps are if storage is slower in another recording."""
+        found = 0.0
+        for one, now_ns in zip(scenarios, step_ns, strict=True):
             slower = one.with_storage(1 + STORAGE_BETWEEN)
             if (slower.work != one.work).any():
-                stored = max(stored, self._mean(one.graph, slower.replay()) - self._mean(one.graph, one.replay()))
-        return math.hypot(scattered, stored)
+                found = max(found, self._mean(one.graph, slower.replay()) - now_ns)
+        return found
 
 
 def _endless(cpus: dict[str, float]) -> dict[str, float]:
