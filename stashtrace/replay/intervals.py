@@ -20,7 +20,7 @@ STORAGE_BETWEEN = 0.1
 _BLOCK_STEPS, _BLOCKS = 5, 8
 #: Fewer steps say nothing of how steps scatter ...
 _FEW_STEPS = 4
-#: ... each is taken to differ from the mean by so much of it; of the recordings behind that table two of three scatter less.
+#: ... each is taken to be so much of it away from the mean: two of three recordings behind that table scatter less.
 _ONE_STEP = 0.1
 #: Two standard errors on each side.
 _ERRORS = 2.0
