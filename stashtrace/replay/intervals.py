@@ -24,7 +24,7 @@ _FEW_STEPS = 4
 _ONE_STEP = 0.1
 #: Two standard errors on each side.
 _ERRORS = 2.0
-#: Of contention that a change makes and of which the run had none, so much may be wrong on either side.
+#: Of contention that a change makes or takes away, so much may be wrong on either side.
 _CONTENTION_DOUBT = 0.25
 
 
@@ -76,9 +76,9 @@ class Contention:
         """Least and largest mean step with a change.
 
         What the replay with shared CPUs missed the run by is missed again: as much as before, or in proportion to how
-        long work waits for CPUs then and now. It grows by no more than the work does, because contention that was not
-        there before is of another kind. What the change adds to the contention, or takes from it, is the doubtful part;
-        the more of it the run had, the better it tells.
+        long work waits for CPUs then and now. Of contention that is new the run tells the less, the more of it there
+        is, so the miss never becomes twice as large. What the change adds to the contention, or takes from it, is the
+        doubtful part.
 
         Parameters
         ----------
@@ -87,9 +87,7 @@ class Contention:
         """
         missed = self.shared_ns - self.measured_ns
         now, then = max(self.shared_ns - self.free_ns, 0.0), max(shared_ns - free_ns, 0.0)
-        most = max(1.0, free_ns / max(self.free_ns, 1.0))
-        growth = min(then / now, most) if now > 0 else 1.0
+        growth = 1.0 if now <= 0 else then / now if then <= now else 2 - now / then
         ends = (shared_ns - missed, shared_ns - growth * missed)
-        changed = abs(then - now)
-        doubt = _CONTENTION_DOUBT * changed * changed / max(changed + now, 1.0)
+        doubt = _CONTENTION_DOUBT * abs(then - now)
         return max(min(ends) - doubt, 0.0), max(max(ends) + doubt, 0.0)

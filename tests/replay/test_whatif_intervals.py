@@ -57,11 +57,22 @@ def test_steps_that_are_alike_for_a_while_count_for_less() -> None:
 
 
 def test_a_replay_that_exaggerates_contention_does_so_again() -> None:
-    """4 ms of waiting by the replay were 2 ms in the run, which takes 12 ms: 6 of 12 ms are 3 ms."""
+    """4 ms of waiting by the replay were 2 ms in the run, which takes 12 ms: 3 ms of 10 are 1.5 ms, and 6 are 3 ms."""
     run = Contention(measured_ns=12 * MS, shared_ns=14 * MS, free_ns=10 * MS)
+    low, high = run.bounds_ns(10 * MS, 7 * MS)
+    assert low <= 8.5 * MS <= high
+    assert high - low < 1.1 * MS
     low, high = run.bounds_ns(26 * MS, 20 * MS)
     assert low <= 23 * MS <= high
-    assert (high - low) / 2 < 0.04 * 23 * MS
+    assert high - low < 1.7 * MS
+
+
+def test_what_little_contention_says_of_much_is_little() -> None:
+    """0.2 ms of waiting by the replay were none; of 4 ms it says at most that 0.2 more are none."""
+    run = Contention(measured_ns=10 * MS, shared_ns=10.2 * MS, free_ns=10 * MS)
+    low, high = run.bounds_ns(14 * MS, 10 * MS)
+    doubt = 0.25 * 3.8
+    assert (low / MS, high / MS) == pytest.approx((14 - 0.2 * (2 - 0.2 / 4) - doubt, 13.8 + doubt))
 
 
 def test_contention_that_stays_is_not_doubtful() -> None:
@@ -74,7 +85,7 @@ def test_contention_that_goes_takes_between_all_and_its_part_of_the_miss_along()
     """Nobody waits any more: 10 ms are left, or what the replay is wrong by has another cause and stays: 8 ms."""
     run = Contention(measured_ns=12 * MS, shared_ns=14 * MS, free_ns=10 * MS)
     low, high = run.bounds_ns(10 * MS, 10 * MS)
-    doubt = 0.25 * 4 * 4 / 8
+    doubt = 0.25 * 4
     assert (low / MS, high / MS) == pytest.approx((8 - doubt, 10 + doubt))
 
 
