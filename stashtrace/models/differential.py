@@ -33,7 +33,7 @@ PUBLISHED_NEEDS: Mapping[str, tuple[int, ...]] = {**NEEDS, "fetch": (2, 3, 4)}
 _RESAMPLES = 4000
 _SEED = 20230718
 #: Two-sided 97.5 % points of Student's distribution by degrees of freedom, from 1; beyond them the last.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
             2.120, 2.110, 2.101, 2.093, 2.086)  # fmt: skip
 _NORMAL = 1.960
 #: A deviation this small beside the other one is rounding.
@@ -217,7 +217,7 @@ def _estimate(runs: Mapping[int, Floats], statistic: Callable[[Mapping[int, Floa
     drawn = np.random.default_rng(_SEED).integers(0, count, (_RESAMPLES, count))
     found = statistic(_medians(runs, table[:, drawn]))
     deviation = _both_sides(np.nanpercentile(found, (2.5, 97.5)) - value)
-    student = _STUDENT[min(fewest - 1, len(_STUDENT)) - 1]
+    student = STUDENT[min(fewest - 1, len(STUDENT)) - 1]
     low, high = value + deviation * (student / _NORMAL * np.sqrt(fewest / (fewest - 1)))
     return Estimate(value, min(float(low), value), max(float(high), value), fewest)
 

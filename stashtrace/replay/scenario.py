@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph import Graph, Replayed
 from stashtrace.analysis.timeset import Int64
+from stashtrace.model.kinds import StallKind
 
 if TYPE_CHECKING:
     from stashtrace.replay.links import Links
@@ -69,15 +70,24 @@ class Scenario:
         work = graph.work_ns.astype(np.float64)
         fetch = np.minimum(graph.fetch_ns, graph.work_ns).astype(np.float64)
         if graph.facts is not None:
-            # A call that waits for storage runs as well: to ask for it, and to copy what it got. That may stay or go.
+            # A read that waits for storage runs as well: to ask for it, and to copy what it got, as one from memory
+            # does. What reads from memory take stays; where the run does not tell, what ran may stay or go.
             ran = np.maximum(graph.facts.cpu_ns, 0) + np.maximum(graph.facts.queued_ns, 0)
             waited = np.minimum(fetch, np.maximum(graph.work_ns - ran, 0))
-            fetch = fetch + unknowns.luck * (waited - fetch)
+            most = np.maximum(fetch - graph.facts.memory_low_ns, waited)
+            least = np.maximum(fetch - graph.facts.memory_high_ns, waited)
+            fetch = most + unknowns.luck * (least - most)
         return cls(graph, work, fetch, graph.lag_ns.astype(np.float64), unknowns, graph if run is None else run)
 
     def with_work(self, work: Floats) -> Scenario:
         """Other lengths of nodes."""
         return replace(self, work=work)
+
+    def with_storage(self, factor: float) -> Scenario:
+        """Waits for storage so many times as long."""
+        graph = self.graph
+        on_thread = ~graph.is_batch & (graph.kind == StallKind.FETCH)
+        return self.with_work(self.work + (factor - 1) * np.where(on_thread, self.work, self.fetch))
 
     def replay(self) -> Replayed:
         """Run it."""

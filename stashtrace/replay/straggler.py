@@ -22,6 +22,8 @@ from stashtrace.replay.sharing import crowded_hosts
 _LATE_NS = 1_000_000
 #: A thread that wakes up waits no longer for its turn.
 _TURN_NS = 3_000_000
+#: So many transfers of a size waited for no thread.
+_QUICK_RATIO = 0.1
 
 
 def without_lateness(scenario: Scenario) -> Scenario:
@@ -42,7 +44,8 @@ def _woken_ns(graph: Graph) -> Floats:
     """What transfers that a late rank began may take longer when all come together, 0 of other nodes.
 
     Who is early has sent its part before the last one comes. Who comes together wakes up all threads that move messages
-    at once, and each waits for its turn on a CPU: at most for half as long as such a transfer took in the mean.
+    at once, and each waits for its turn on a CPU: for half of the longest such wait in the mean. A transfer that took
+    so much longer than the quick ones of its size has had such a wait, and has none twice.
     """
     found = np.zeros(len(graph))
     members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
@@ -57,7 +60,10 @@ def _woken_ns(graph: Graph) -> Floats:
     # Those behind it in the step find the threads awake.
     order = np.flatnonzero(late)[np.lexsort((graph.begin_ns[transfers[late]], step[late]))]
     late = transfers[order[np.append(True, step[order][1:] != step[order][:-1])[: len(order)]]]
-    found[late] = min(float(graph.work_ns[late].mean()), _TURN_NS) / 2 if len(late) else 0.0
+    for size in np.unique(graph.moved_bytes[late]).tolist():
+        alike = late[graph.moved_bytes[late] == size]
+        took = graph.work_ns[alike]
+        found[alike] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
     return found
 
 

@@ -24,9 +24,10 @@ from stashtrace.replay.buckets import Buckets, regrouped
 from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
+from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns
 from stashtrace.replay.links import Links, measured_alone, shared_kinds, sharing_links
 from stashtrace.replay.loaders import known_loaders, with_workers
-from stashtrace.replay.scenario import Bools, Floats, Scenario, Unknowns
+from stashtrace.replay.scenario import Bools, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
@@ -49,18 +50,10 @@ _SINGLE = (
 )
 #: Stalls below this part of the step are no bottleneck.
 _WORTH_NAMING = 0.03
-#: Steps in a row that one mean of a mean is made of: neighbours are alike.
-_BLOCK_STEPS = 5
-#: Of what shared CPUs make of a prediction, so much may be wrong on either side.
-_SHARING_DOUBT = 0.25
-#: Of what transfers lose to others on links, so much of what it is more or less than in the run.
+#: Of what transfers lose to others on links, so much of what it is more or less than in the run ...
 _COMPANY_DOUBT = 0.15
-#: ... but no more of the step: predictions of jobs on too few CPUs were seldom off by more.
+#: ... but no more of the step.
 _MOST_DOUBT = 0.08
-#: Recordings of one job differ by so much, however many steps they have (`benchmarks/results/whatif.md`).
-_BETWEEN_RUNS = 0.02
-#: Two standard errors on each side.
-_ERRORS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +68,10 @@ class Answer:
     low_ns, high_ns : float
         With the changes, for the best and the worst of what the run does not tell.
     noise_ns : float
-        What the mean of another recording of the same job may differ by on either side: two standard errors by how the
-        steps of this one scatter, and what recordings differ by however long they are.
+        What the mean of another recording of the changed job may differ by on either side: the error of the mean by how
+        its steps scatter (95 %), what recordings differ by however long they are, and what storage does.
+    steps_count : int
+        Steps that the mean is over; of fewer than four nobody knows how they scatter, and ``noise_ns`` is the wider.
     gap_ratio : float
         Part of the step time that no edge explains; it is taken to stay as it was.
     before_ns, after_ns : dict of str to float
@@ -94,6 +89,7 @@ class Answer:
     gap_ratio: float
     before_ns: dict[str, float]
     after_ns: dict[str, float]
+    steps_count: int = 0
 
     @property
     def is_reliable(self) -> bool:
@@ -237,8 +233,7 @@ class _Run:
         self.measured_ns = float(measured[self.counted].mean())
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
         self.unchanged = graph.replay()
-        self.noise_ns = _noise_ns(graph.ends_step[self.counted], measured[self.counted].astype(np.float64))
-        self._shared: dict[tuple[str, ...], Replayed] = {}
+        self._shared: dict[tuple[str, ...], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
         self._missed: dict[tuple[frozenset[StallKind], float], float] = {}
 
@@ -247,35 +242,32 @@ class _Run:
         scenarios = self._scenarios(changes)
         runs = [(one.graph, replayed(one)) for one in scenarios]
         unchanged = self.unchanged
+        alone = [self._mean(*run) for run in runs]
         missed = [self._missed_ns(one) for one in scenarios]
-        times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
+        times = [ns + more for ns, more in zip(alone, missed, strict=True)]
         company = [self._company_doubt_ns(one, ns) for one, ns in zip(scenarios, times, strict=True)]
         low, high = _ends(times, company)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
         if cpus:
-            alone = (low + high) / 2
+            unchanged, contention = self._contention(cpus)
             runs = [(one.graph, shared(one, cpus)) for one in scenarios]
-            # What such a replay misses the unchanged run by may grow with the step, or stay.
             times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
-            unchanged = self._sharing(cpus)
-            base_ns = max(self._mean(graph, unchanged), 1.0)
-            ends = _ends(times, company)
-            found = [self.measured_ns * ns / base_ns for ns in ends]
-            found += [max(self.measured_ns + ns - base_ns, 0.0) for ns in ends]
-            low, high = min(found), max(found)
-            middle = (low + high) / 2
-            doubt = min(_SHARING_DOUBT * abs(alone - middle), _MOST_DOUBT * middle)
-            low, high = low - doubt, high + doubt
+            free = [self._mean(one.graph, shared(one, _endless(cpus))) for one in scenarios]
+            free = [ns + more for ns, more in zip(free, missed, strict=True)]
+            bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
+            low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
+            high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
         return Answer(
             changes,
             self.measured_ns,
             self._mean(graph, self.unchanged),
             low,
             high,
-            self.noise_ns * (low + high) / 2 / max(self.measured_ns, 1.0),
+            math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone)),
             _gap_ratio(graph, self.unchanged, self.counted),
             self._now_ns,
             self._then(unchanged, *runs[times.index(max(times))], high),
+            len(self.steps),
         )
 
     @cached_property
@@ -356,15 +348,38 @@ class _Run:
             raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
         return regrouped(run, self.buckets, sizes[-1], latency=latency)
 
-    def _sharing(self, cpus: dict[str, float]) -> Replayed:
-        """The unchanged run by a replay with shared CPUs."""
+    def _contention(self, cpus: dict[str, float]) -> tuple[Replayed, Contention]:
+        """The unchanged run by a replay with shared CPUs, and what its work waits for them."""
         hosts = tuple(sorted(cpus))
         if hosts not in self._shared:
-            self._shared[hosts] = shared(Scenario.of(self.graph, Unknowns()), cpus)
+            as_it_was = Scenario.of(self.graph, Unknowns())
+            replayed, free = shared(as_it_was, cpus), shared(as_it_was, _endless(cpus))
+            means = self._mean(self.graph, replayed), self._mean(self.graph, free)
+            self._shared[hosts] = replayed, Contention(self.measured_ns, *means)
         return self._shared[hosts]
 
     def _mean(self, graph: Graph, replayed: Replayed) -> float:
         return float(graph.step_ns(replayed)[self.counted].mean())
+
+    def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]]) -> float:
+        """By how much another recording may differ, by the steps that replays give."""
+        steps = self.graph.ends_step[self.counted]
+        lengths = [graph.step_ns(replayed)[self.counted].astype(np.float64) for graph, replayed in runs]
+        return float(np.mean([noise_ns(steps, one) for one in lengths]))
+
+    def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
+        """How much longer steps are if storage is slower in another recording."""
+        found = 0.0
+        for one, now_ns in zip(scenarios, step_ns, strict=True):
+            slower = one.with_storage(1 + STORAGE_BETWEEN)
+            if (slower.work != one.work).any():
+                found = max(found, self._mean(one.graph, replayed(slower)) - now_ns)
+        return found
+
+
+def _endless(cpus: dict[str, float]) -> dict[str, float]:
+    """The same hosts, on which nobody ever waits for a CPU."""
+    return dict.fromkeys(cpus, math.inf)
 
 
 def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float]:
@@ -393,18 +408,6 @@ def _workers(changes: Sequence[Change], present: int) -> float:
     """The most workers of a rank that has so many now, before or after changes."""
     counts = [change for change in changes if change.quantity == "workers"]
     return max([present, *(change.amount or (change.factor or 1.0) * present for change in counts)])
-
-
-def _noise_ns(step: Int64, length: Floats) -> float:
-    """By how much the mean of another recording may differ: that of few steps is not well known, and days differ."""
-    steps, place = np.unique(step, return_inverse=True)
-    means = np.bincount(place, weights=length) / np.bincount(place)
-    blocks = len(steps) // _BLOCK_STEPS
-    between = _BETWEEN_RUNS * float(means.mean())
-    if blocks < 2:
-        return between
-    of_blocks = means[: blocks * _BLOCK_STEPS].reshape(blocks, _BLOCK_STEPS).mean(axis=1)
-    return math.hypot(between, _ERRORS * float(of_blocks.std(ddof=1)) / math.sqrt(blocks))
 
 
 def _changed(scenario: Scenario, changes: Sequence[Change]) -> Scenario:

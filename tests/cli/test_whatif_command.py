@@ -33,7 +33,7 @@ def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     lines = answered(capsys, str(run)).splitlines()
     assert lines[0] == "a step takes 123 ms on average"
     assert lines[1].startswith("the replay of the run as it was misses that by 0 %; ")
-    assert lines[3] == "differ by 2 %, and so may each answer"
+    assert lines[3] == "differ by 4 %, and so may each answer"
     assert lines[5].split() == ["change", "step", "saves", "largest", "stall", "then"]
     assert {"prep=x0.5", "fetch=0", "workers=x2"} == {line.split()[0] for line in lines[6:9]}
     end = lines.index("", 6)

@@ -83,11 +83,51 @@ def test_a_rank_that_is_slow_for_its_samples_is_late() -> None:
     assert 13 <= without(build(trace)).high_ns / MS <= 14.02
 
 
-def test_the_mean_of_few_scattered_steps_is_not_well_known() -> None:
-    steady = without(build(job(lambda rank, step: 5)))
-    assert steady.noise_ns == pytest.approx(0.02 * 8 * MS, rel=0.01)
-    # 5 ms or 9 ms, five steps at a time.
-    scattered = what_if(build(job(lambda rank, step: 5 + 4 * (step // 5 % 2))), [])
-    assert scattered.noise_ns > MS
-    low, high = scattered.interval_ns
-    assert high - low == pytest.approx(2 * scattered.noise_ns, rel=0.01)
+def test_what_scatters_stays_when_what_does_not_is_taken_away() -> None:
+    """40 ms of rank 1 are always the same; what is left, 5 or 9 ms for five steps each, scatters as it did."""
+
+    def work_ms(late_ms: int) -> Callable[[int, int], int]:
+        return lambda rank, step: 5 + 4 * (step // 5 % 2) + late_ms * rank
+
+    answer = without(build(job(work_ms(40))))
+    alone = what_if(build(job(work_ms(0))), [])
+    assert answer.middle_ns == pytest.approx(alone.measured_ns, rel=0.01)
+    assert answer.noise_ns == pytest.approx(alone.noise_ns, rel=0.03)
+    assert answer.noise_ns > 0.1 * answer.middle_ns
+
+
+def test_the_mean_of_steps_that_do_not_scatter() -> None:
+    answer = without(build(job(lambda rank, step: 5)))
+    assert answer.noise_ns == pytest.approx(0.03 * 8 * MS, rel=0.01)
+    low, high = answer.interval_ns
+    assert high - low == pytest.approx(2 * answer.noise_ns, rel=0.01)
+
+
+def late_on_two_cpus(transfer_us: Callable[[int], int]) -> Graph:
+    """Two ranks on one host of two CPUs; rank 1 is 20 ms late, then a transfer takes so long, by step."""
+    build_ = TraceBuilder()
+    clock = 0
+    for step in range(STEPS):
+        called = {rank: clock + (5 + 20 * rank) * MS for rank in range(2)}
+        end = called[1] + transfer_us(step) * 1000
+        keys = build_.collective({rank: (at, end) for rank, at in called.items()})
+        for rank, at in called.items():
+            process = build_.rank(rank).phase("forward", clock + 1000, at)
+            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+        clock = end + MS
+    for name, rate in (("user", 0.5), ("system", 0), ("iowait", 0), ("steal", 0), ("idle", 1.5)):
+        build_.counter(0, f"host_{name}_ns_total", {0: 0.0, clock: rate * clock}, unit="ns")
+    return build(build_.trace())
+
+
+def test_a_transfer_that_nobody_held_up_may_wait_for_a_cpu_when_all_come_together() -> None:
+    """0.5 ms alone: as it was, or 1.5 ms longer, half of the longest turn of another thread."""
+    answer = without(late_on_two_cpus(lambda step: 500))
+    assert answer.high_ns - answer.low_ns == pytest.approx(1.5 * MS, rel=0.05)
+
+
+def test_a_transfer_that_has_waited_for_a_cpu_waits_no_second_time() -> None:
+    """Of four transfers one takes 0.5 ms, three take 4: only that one may be longer. It is in 4 of the 19 steps."""
+    answer = without(late_on_two_cpus(lambda step: 4000 if step % 4 else 500))
+    assert answer.steps_count == 19
+    assert answer.high_ns - answer.low_ns == pytest.approx(1.5 * MS * 4 / 19, rel=0.02)

@@ -11,6 +11,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.trust import host_cpus
 from stashtrace.analysis.gap_layers import outer_phase_rows
+from stashtrace.analysis.io_rereads import memory_bounds_ns
 from stashtrace.analysis.loader_samples import step_samples, told_samples
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, int64
@@ -47,6 +48,9 @@ class Facts:
     cpus : dict of str to float
         CPUs of a host that are left for the work of the graph by others, and by what else the job does: threads that
         move messages and batches, and the recorder.
+    memory_low_ns, memory_high_ns : float array
+        Of batches: what their reads that waited for storage would have taken from memory, at the least and at the
+        most; 0 and infinity where nobody knows.
     samples : float array
         Of each row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
     """
@@ -62,6 +66,8 @@ class Facts:
     queue: Int64
     host_of: dict[int, str]
     cpus: dict[str, float]
+    memory_low_ns: np.ndarray
+    memory_high_ns: np.ndarray
     samples: np.ndarray
 
     def with_copies(self, nodes: Int64) -> Facts:
@@ -72,7 +78,10 @@ class Facts:
         nodes : int array
             What each new node is alike.
         """
-        names = ("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue")
+        names = (
+            *("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),
+            *("memory_low_ns", "memory_high_ns"),
+        )
         columns = {name: getattr(self, name) for name in names}
         longer: dict[str, Any] = {name: np.concatenate([c, c[nodes]]) for name, c in columns.items()}
         return replace(self, **longer)
@@ -104,6 +113,10 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
     moved = np.flatnonzero(graph.is_transfer)
     members, spread, ring = _groups(index, graph.row[moved])
     _, queue = np.unique(trace.collectives["group_hash"][graph.row[moved]], return_inverse=True)
+    memory = np.zeros(count), np.full(count, np.inf)
+    bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
+    for column, values in zip(memory, bounds, strict=True):
+        column[made] = values
     return Facts(
         loader=_spread(count, made, int64(loader)),
         batch=_spread(count, made, fetches["batch_index"][rows]),
@@ -116,6 +129,8 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
         queue=_spread(count, moved, int64(queue)),
         host_of=host_of,
         cpus=_free_cpus(index, ranks, graph, cpu),
+        memory_low_ns=memory[0],
+        memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph),
     )
 
