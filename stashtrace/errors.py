@@ -54,6 +54,14 @@ class MissingDataError(StashtraceError):
     """The trace holds nothing that would answer the question."""
 
 
+class PluginError(StashtraceError):
+    """Something that another package adds cannot be loaded, fails, or does not give what it should."""
+
+
+class PluginWarning(UserWarning):
+    """Something that another package adds is left out."""
+
+
 class ForeignCalibrationWarning(UserWarning):
     """A calibration was measured on another machine than the run that it is held against."""
 

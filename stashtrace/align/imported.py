@@ -31,7 +31,7 @@ from stashtrace.align.imported_memory import HINT, Room
 from stashtrace.align.join import join_table, join_tables
 from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.context import ImportContext, ImportedProcess
-from stashtrace.importers.registry import IMPORTERS, Importer, recognise
+from stashtrace.importers.registry import Importer, plugins, recognise
 from stashtrace.importers.source import Source
 from stashtrace.model.columns import STAMPS
 from stashtrace.model.kinds import Severity
@@ -137,7 +137,7 @@ class Imported:
         if not os.path.isdir(self.paths[0]):
             return UnknownFileError(Path(self.paths[0]))
         hint = "give the directory of `stashtrace run --out DIR -- CMD`, or files of another tool"
-        return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})" if IMPORTERS else hint)
+        return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})")
 
     def _read_one(self, source: Source, name: str, importer: Importer) -> ImporterError | None:
         self.context.begin(name, source.path.name, str(source.path))
@@ -153,9 +153,10 @@ class Imported:
         except Exception as error:
             # A format has more ways to be broken than an importer can name: the file costs itself, not the load.
             what = f"{type(error).__name__}: {error}"[:200]
+            package = plugins()[name].package if name in plugins() else "stashtrace"
             trouble = ImporterError(
                 f"{source.path} holds what no {name} file holds ({what})",
-                hint="write it again with the tool it comes from, and tell the authors of stashtrace if that opens it",
+                hint=f"write it again with the tool it comes from, and tell the authors of {package} if that opens it",
             )
             trouble.__cause__ = error
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.refused import Refused, refused
-from stashtrace.importers.registry import IMPORTERS, recognise
+from stashtrace.importers.registry import importer_names, recognise
 from stashtrace.importers.source import Source
 
 #: In a folder of more files than this some are looked at before all are.
@@ -44,7 +44,7 @@ class RefusedFileError(ImporterError):
 
 def known() -> str:
     """Names of the formats, for a hint."""
-    return ", ".join(name for name, _, _ in IMPORTERS)
+    return ", ".join(importer_names())
 
 
 def files_of(paths: Sequence[str]) -> Iterator[Path]:

@@ -1,18 +1,24 @@
-"""The analyses by name. Adding one: its file, its test, and one line in ``ANALYSES``; CLI and docs follow."""
+"""The analyses by name. Adding one: its file, its test, and one line in ``ANALYSES``; CLI and docs follow.
+
+Other packages add theirs by entry points, which are read only for a name that is not here and for the list of all.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any
 
-from stashtrace.errors import UsageError
+from stashtrace.entry_points import Plugin, one_line
+from stashtrace.entry_points import plugins as entry_points
+from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
-#: (name, "module:function", one-line help). Other packages add theirs by the entry point ``stashtrace.analyses``.
+#: (name, "module:function", one-line help).
 ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("steps", "stashtrace.analysis.steps:steps", "begin and end of every step of every rank"),
     (
@@ -105,6 +111,15 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 NEEDS_GPU = frozenset({"breakdown", "idle", "kernels", "launches", "copies", "agreement"})
 
 
+#: Not a table but the words that `stashtrace run` ends with; no package may call its analysis so.
+SUMMARY = "summary"
+
+
+def plugins() -> dict[str, Plugin]:
+    """Analyses of other packages by name. Reads the entry points of all packages that are installed."""
+    return entry_points("analysis", {SUMMARY, *(name for name, _, _ in ANALYSES)})
+
+
 def find(name: str) -> Callable[..., Table]:
     """Function of an analysis.
 
@@ -112,17 +127,55 @@ def find(name: str) -> Callable[..., Table]:
     ------
     UsageError
         If there is none of that name; the hint lists them.
+    PluginError
+        If it is of another package and cannot be loaded.
     """
     target = next((t for n, t, _ in ANALYSES if n == name), None)
     if target is None:
-        for entry in entry_points(group="stashtrace.analyses"):
-            if entry.name == name:
-                found: Callable[..., Table] = entry.load()
-                return found
-        raise UsageError(f"no analysis is called {name!r}", hint="one of " + ", ".join(n for n, _, _ in ANALYSES))
+        if name in plugins():
+            return _of_plugin(plugins()[name])
+        known = [*(n for n, _, _ in ANALYSES), *plugins()]
+        raise UsageError(f"no analysis is called {name!r}", hint="one of " + ", ".join(known))
     module, _, function = target.partition(":")
     resolved: Callable[..., Table] = getattr(importlib.import_module(module), function)
     return resolved
+
+
+@functools.cache
+def _of_plugin(plugin: Plugin) -> Callable[..., Table]:
+    """Function of another package's analysis, held to what ours keep: it gives a Table or raises a StashtraceError."""
+    function = plugin.load()
+    if not callable(function) or inspect.isclass(function):
+        raise plugin.error(f"is no function but a {type(function).__name__}")
+
+    @functools.wraps(function)
+    def checked(trace: Trace, **options: Any) -> Table:
+        unknown = unknown_options(function, options)
+        if unknown:
+            raise UsageError(f"analysis {plugin.name!r} knows no option {unknown[0]!r}", hint="leave it out")
+        try:
+            table = function(trace, **options)
+        except (StashtraceError, MemoryError):
+            raise
+        except Exception as error:
+            raise plugin.error(f"failed: {one_line(error)}") from error
+        if not isinstance(table, Table):
+            raise plugin.error(f"returned a {type(table).__name__}, not a stashtrace.Table")
+        for column in table.schema.columns:
+            codes = table[column.name]
+            if column.is_text and len(codes) and not 0 <= codes.min() <= codes.max() < len(trace.strings):
+                raise plugin.error(f"returned codes in {column.name!r} that stand for no text of the trace")
+        return table
+
+    return checked
+
+
+def unknown_options(function: Callable[..., object], options: dict[str, Any]) -> list[str]:
+    """Those of the options that a function does not take, in their order."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return []
+    return [name for name in options if name not in parameters]
 
 
 def analyze(trace: Trace, name: str, **options: Any) -> Table:
@@ -136,6 +189,13 @@ def analyze(trace: Trace, name: str, **options: Any) -> Table:
         One of ``ANALYSES``.
     **options
         Keyword arguments of that analysis, e.g. ``by="rank"`` of ``stalls``.
+
+    Raises
+    ------
+    UsageError
+        If there is no analysis of that name.
+    PluginError
+        If it is of another package, and cannot be loaded, fails, or returns no Table.
 
     Examples
     --------

@@ -8,39 +8,32 @@ from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from stashtrace.cli.gathering import is_one_job
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import Parser, existing_run, speak_up
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import UsageError
+from stashtrace.entry_points import warn
+from stashtrace.errors import PluginError, UsageError
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 
-#: Not a table but the words that `stashtrace run` ends with.
-SUMMARY = "summary"
 BY = ("step", "rank", "step_kind", "run")
 KEEP = ("keep", "drop")
 PER = ("file", "directory", "run")
 CENTERS = ("mean", "median")
+_HELP_WIDTH = 80
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace analyze``."""
-    parser = Parser("analyze", "Print one analysis of a run.", analyses_text())
-    parser.add_argument("name", metavar="NAME", help="which analysis")
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        nargs="+",
-        help="run directory, or files of another tool; parts of one job are joined, several runs told by path",
-    )
+    """Options of ``stashtrace analyze``, for the analyses of stashtrace itself."""
+    parser = _common("Print one analysis of a run.", analyses_text())
     parser.add_argument(
         "--by", choices=BY, help="rows per step and rank, per rank, per rank and kind of step, or per run"
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
-    parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
+    _add_table_options(parser)
     parser.add_argument(
         "--calibration", metavar="FILE", help="of `stashtrace calibrate`; default calibration.toml in the run directory"
     )
@@ -55,13 +48,53 @@ def parser() -> Parser:
     parser.add_argument("--workers", metavar="N", type=int, help="threads or processes for the ranks of a store")
     parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
     _add_file_options(parser)
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    _add_run_option(parser)
     return parser
+
+
+def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
+    """Options of ``stashtrace analyze`` for an analysis of another package, and where the values of its own ones are.
+
+    Raises
+    ------
+    PluginError
+        If the analysis cannot be loaded, or no options can be made of its signature.
+    """
+    from stashtrace.analysis.registry import find, plugins
+    from stashtrace.cli.derived_options import add_options, first_sentence
+
+    function = find(name)
+    plugin = plugins()[name]
+    parser = _common(f"{name}: {first_sentence(function) or 'an analysis'}. From {plugin.package}.", "")
+    _add_table_options(parser)
+    _add_run_option(parser)
+    return parser, add_options(parser, plugin, function)
+
+
+def _common(description: str, epilog: str) -> Parser:
+    parser = Parser("analyze", description, epilog)
+    parser.add_argument("name", metavar="NAME", help="which analysis")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="run directory, or files of another tool; parts of one job are joined, several runs told by path",
+    )
+    return parser
+
+
+def _add_table_options(parser: Parser) -> None:
+    parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
+    parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
+
+
+def _add_run_option(parser: Parser) -> None:
+    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
 
 
 def analyses_text() -> str:
     """All analyses, below the questions that they answer."""
-    from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS
+    from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS, SUMMARY
 
     texts = {name: f"{text} (GPU)" if name in NEEDS_GPU else text for name, _, text in ANALYSES}
     width = max(map(len, texts)) + 2
@@ -74,6 +107,28 @@ def analyses_text() -> str:
     placed = {name for _, names in QUESTIONS for name in names}
     rest = [f"  {name:<{width}}{text}" for name, text in texts.items() if name not in placed]
     return "\n".join([*lines, *(["Others:"] if rest else []), *rest])
+
+
+def added_text() -> str:
+    """The analyses of other packages, by package; one that cannot be loaded is a warning. Imports all of them."""
+    from stashtrace.analysis.registry import find, plugins
+    from stashtrace.cli.derived_options import first_sentence
+
+    texts: dict[str, dict[str, str]] = {}
+    for name, plugin in plugins().items():
+        try:
+            texts.setdefault(plugin.package, {})[name] = first_sentence(find(name))
+        except PluginError as error:
+            warn(f"{error}; it is left out")
+    width = max((len(name) for package in texts.values() for name in package), default=0) + 2
+    lines = []
+    for package, named in texts.items():
+        lines += ["", f"From {package}"]
+        lines += [
+            f"  {name:<{width}}{shorten(text, _HELP_WIDTH - 2 - width, placeholder=' ...')}".rstrip()
+            for name, text in named.items()
+        ]
+    return "\n".join(lines)
 
 
 #: Options of the analyses of files.
@@ -114,7 +169,9 @@ def _add_file_options(parser: Parser) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table of one analysis."""
-    arguments = parser().read(argv)
+    from stashtrace.analysis.registry import SUMMARY, find, unknown_options
+
+    arguments, own = _read(argv)
     if arguments.name == SUMMARY:
         from stashtrace.cli.summary import print_summary
 
@@ -126,9 +183,10 @@ def main(argv: Sequence[str]) -> int:
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
-    known = ("by", "orphans", "last_step", "calibration", "top", "center", *FILE_OPTIONS)
-    chosen = {name: getattr(arguments, name) for name in known}
-    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    chosen = {option: getattr(arguments, place) for option, place in own.items()}
+    options: dict[str, Any] = {option: value for option, value in chosen.items() if value is not None}
+    for option in unknown_options(find(name), options):
+        raise UsageError(f"analysis {name!r} knows no --{option.replace('_', '-')}", hint="leave it out")
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
         sources = [paths]
@@ -136,14 +194,7 @@ def main(argv: Sequence[str]) -> int:
     columns: list[str] = []
     about = ""
     for source in sources:
-        try:
-            table, strings = _analyzed(source, name, options, arguments)
-        except TypeError as error:
-            for option in options:
-                if f"'{option}'" in str(error):
-                    flag = "--" + option.replace("_", "-")
-                    raise UsageError(f"analysis {name!r} knows no {flag}", hint="leave it out") from error
-            raise
+        table, strings = _analyzed(source, name, options, arguments)
         extra = {"path": source} if len(sources) > 1 else {}
         about = table.schema.doc
         rows += named_rows(table, strings, extra)
@@ -153,6 +204,36 @@ def main(argv: Sequence[str]) -> int:
         screen.say(f"{name}: {about}\n")
     write_rows(rows, columns, arguments.format, sys.stdout, width=None if arguments.wide else screen_width())
     return 0
+
+
+def _read(argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
+    """The command line, read with the options of the analysis that it names, and where it has the values of these."""
+    speak_up(0)  # to find an analysis may warn of others, before anything is parsed
+    name = _named_plugin(argv)
+    if name is not None:
+        reader, own = plugin_parser(name)
+        return reader.read(argv), own
+    reader = parser()
+    if {"-h", "--help"} & set(argv):
+        reader.epilog = f"{reader.epilog}\n{added_text()}".rstrip()
+    known = ("by", "orphans", "last_step", "calibration", "top", "center", *FILE_OPTIONS)
+    return reader.read(argv), dict(zip(known, known, strict=True))
+
+
+def _named_plugin(argv: Sequence[str]) -> str | None:
+    """The analysis of another package that a command line names; None if it names one of ours, or none at all.
+
+    Options of an analysis are known only once it is, so the first word that is the name of any analysis counts.
+    """
+    from stashtrace.analysis.registry import ANALYSES, SUMMARY, plugins
+
+    ours = {SUMMARY, *(name for name, _, _ in ANALYSES)}
+    for word in argv:
+        if word in ours:
+            return None
+        if not word.startswith("-") and word in plugins():
+            return word
+    return None
 
 
 def _analyzed(
@@ -165,7 +246,7 @@ def _analyzed(
         from stashtrace.fleet import analyze as fleet
         from stashtrace.fleet.plans import PLANS
 
-        if arguments.cluster or (name in PLANS and find_spec("dask") is not None):
+        if getattr(arguments, "cluster", None) or (name in PLANS and find_spec("dask") is not None):
             with Screen().progress(name) as progress:
                 return fleet.analyze(
                     source,
@@ -176,7 +257,7 @@ def _analyzed(
                     progress=lambda done, ranks: progress.step(done / max(ranks, 1), f"{done} of {ranks} ranks"),
                     **options,
                 )
-    elif arguments.cluster:
+    elif getattr(arguments, "cluster", None):
         raise UsageError("--cluster works on a store", hint=f"make one: stashtrace export parquet {source} -o STORE")
     from stashtrace.analysis.registry import analyze
     from stashtrace.cli.loading import load_watched
@@ -195,11 +276,12 @@ def known_analysis(name: str) -> str:
     """
     from difflib import get_close_matches
 
-    from stashtrace.analysis.registry import ANALYSES
+    from stashtrace.analysis.registry import ANALYSES, plugins
 
     names = [known for known, _, _ in ANALYSES]
-    if name in names:
+    if name in names or name in plugins():
         return name
+    names += plugins()
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean `stashtrace analyze {near[0]}`?" if near else "choose from: " + ", ".join(names)
     raise UsageError(f"no analysis named {name!r}", hint=hint)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import Parser, existing_run, speak_up
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.launch.directory import rights_of_run
@@ -20,9 +20,7 @@ def parser() -> Parser:
 
     listed = "\n".join(f"  {name:<14}{text}" for name, _, text in EXPORTERS)
     parser = Parser("export", "Write the time line of a run for another tool.", f"formats:\n{listed}")
-    parser.add_argument(
-        "exporter", metavar="FORMAT", choices=[n for n, _, _ in EXPORTERS], help="one of the formats below"
-    )
+    parser.add_argument("exporter", metavar="FORMAT", help="one of the formats below")
     parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
     parser.add_out("FILE", "file or, of store and chakra, folder to write", required=True)
     parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
@@ -44,7 +42,15 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Write the file; say so on stderr."""
-    arguments = parser().read(argv)
+    from stashtrace.exporters.registry import known_exporter, plugins
+
+    reader = parser()
+    if {"-h", "--help"} & set(argv):
+        speak_up(0)
+        added = [f"  {name:<14}from {plugin.package}" for name, plugin in plugins().items()]
+        reader.epilog = "\n".join([reader.epilog or "", *added])
+    arguments = reader.read(argv)
+    known_exporter(arguments.exporter)
     end_on_terminate()
     path = str(existing_run(arguments.path))
 

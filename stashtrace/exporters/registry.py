@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import UsageError
+from stashtrace.entry_points import Plugin, one_line
+from stashtrace.entry_points import plugins as entry_points
+from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.model.trace import Trace
 
 #: (name, "module:function", one-line help); resolved on use.
@@ -63,13 +64,23 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-def exporters() -> tuple[tuple[str, str, str], ...]:
-    """Exporters of this package and those that other packages add through the entry point ``stashtrace.exporters``."""
-    added = tuple(
-        (e.name, e.value, f"from {e.dist.name if e.dist else 'another package'}")
-        for e in entry_points(group="stashtrace.exporters")
-    )
-    return EXPORTERS + added
+def plugins() -> dict[str, Plugin]:
+    """Exporters of other packages by name. Reads the entry points of all packages that are installed."""
+    return entry_points("exporter", [name for name, _, _ in EXPORTERS])
+
+
+def known_exporter(name: str) -> str:
+    """Return the name if there is such an exporter.
+
+    Raises
+    ------
+    UsageError
+        If not; the hint lists them.
+    """
+    known = [own for own, _, _ in EXPORTERS]
+    if name in known or name in plugins():
+        return name
+    raise UsageError(f"no exporter is called {name}", hint=f"there are: {', '.join([*known, *plugins()])}")
 
 
 def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exported:
@@ -95,14 +106,33 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
     ------
     UsageError
         If there is no such exporter, or it does not know an option.
+    PluginError
+        If it is of another package and cannot be loaded, fails, or returns something else.
     """
-    for known, target, _ in exporters():
-        if known == name:
-            module, _, function = target.partition(":")
-            call: Callable[..., Exported] = getattr(import_module(module), function)
-            check_options(name, call, options)
-            return call(trace, Path(path), **options)
-    raise UsageError(f"no exporter is called {name}", hint=f"there are: {', '.join(n for n, _, _ in exporters())}")
+    target = next((target for known, target, _ in EXPORTERS if known == name), None)
+    if target is None:
+        return _by_plugin(plugins()[known_exporter(name)], trace, Path(path), options)
+    module, _, function = target.partition(":")
+    call: Callable[..., Exported] = getattr(import_module(module), function)
+    check_options(name, call, options)
+    return call(trace, Path(path), **options)
+
+
+def _by_plugin(plugin: Plugin, trace: Trace, path: Path, options: dict[str, Any]) -> Exported:
+    """What another package's exporter wrote; it gives what ours give or raises a StashtraceError."""
+    call = plugin.load()
+    if not callable(call):
+        raise plugin.error(f"is no function but a {type(call).__name__}")
+    check_options(plugin.name, call, options)
+    try:
+        written = call(trace, path, **options)
+    except (StashtraceError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise plugin.error(f"failed: {one_line(error)}") from error
+    if not isinstance(written, Exported):
+        raise plugin.error(f"returned a {type(written).__name__}, not a stashtrace.plugins.Exported")
+    return written
 
 
 def check_options(name: str, call: Callable[..., Exported], options: dict[str, Any]) -> None:

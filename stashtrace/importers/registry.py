@@ -1,18 +1,21 @@
 """Which formats of other tools are understood, and which of them a file is.
 
 ``align.imported`` asks ``recognise`` for each file. Other packages add importers by the entry point
-``stashtrace.importers``: a module with ``sniff`` and ``load`` as below.
+``stashtrace.importers``: a module with ``sniff`` and ``load`` as below. Theirs are asked about files that none of
+ours takes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, cast
 
+from stashtrace.entry_points import Plugin, one_line, warn
+from stashtrace.entry_points import plugins as entry_points
+from stashtrace.errors import PluginError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
 
@@ -28,6 +31,9 @@ IMPORTERS: tuple[tuple[str, str, str], ...] = (
     ("chakra", "stashtrace.importers.chakra", "execution traces: PyTorch's JSON, Chakra's .et; no times"),
 )
 
+#: Other packages' importers of which it was said that they fail on files that are not theirs.
+_FAILED: set[Plugin] = set()
+
 
 class Importer(Protocol):
     """What an importer's module offers."""
@@ -41,17 +47,51 @@ class Importer(Protocol):
         ...
 
 
-def importers() -> Iterator[tuple[str, Importer]]:
-    """Names and modules of all importers, our own first."""
-    for name, module, _ in IMPORTERS:
-        yield name, cast(Importer, importlib.import_module(module))
-    for entry in entry_points(group="stashtrace.importers"):
-        yield entry.name, entry.load()
+def plugins() -> dict[str, Plugin]:
+    """Importers of other packages by name. Reads the entry points of all packages that are installed."""
+    return entry_points("importer", [name for name, _, _ in IMPORTERS])
+
+
+def importer_names() -> list[str]:
+    """Names of all formats, our own first."""
+    return [*(name for name, _, _ in IMPORTERS), *plugins()]
 
 
 def recognise(source: Source) -> tuple[str, Importer] | None:
     """The importer that reads this file, None if there is none."""
-    for name, importer in importers():
+    for name, module, _ in IMPORTERS:
+        importer = cast(Importer, importlib.import_module(module))
         if importer.sniff(source.head, source.path):
             return name, importer
+    for name, plugin in plugins().items():
+        added = _of_plugin(plugin)
+        if added is not None and _takes(plugin, added, source):
+            return name, added
     return None
+
+
+@functools.cache
+def _of_plugin(plugin: Plugin) -> Importer | None:
+    """Another package's importer; None, after a warning, if it is none."""
+    try:
+        importer = plugin.load()
+    except PluginError as error:
+        warn(f"{error}; it is left out")
+        return None
+    lacks = [name for name in ("sniff", "load") if not callable(getattr(importer, name, None))]
+    if lacks:
+        warn(f"{plugin} is left out: it has no function {' and no '.join(lacks)}")
+        return None
+    return cast(Importer, importer)
+
+
+def _takes(plugin: Plugin, importer: Importer, source: Source) -> bool:
+    try:
+        return bool(importer.sniff(source.head, source.path))
+    except Exception as error:
+        if plugin not in _FAILED:
+            _FAILED.add(plugin)
+            warn(
+                f"{plugin} failed to look at {source.path}: {one_line(error)}; files that it cannot look at are not its"
+            )
+        return False

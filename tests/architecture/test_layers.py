@@ -13,6 +13,7 @@ from stashtrace.importers.registry import IMPORTERS
 # Floor of each package; see docs/internals/architecture.md, section 2.
 FLOORS = {
     "cli": 8,
+    "plugins": 8,
     "experiments": 7,
     "fleet": 7,
     "exporters": 6,
@@ -35,6 +36,7 @@ FLOORS = {
     "run_facts": 0,
     "scrubbing": 0,
     "pseudonyms": 1,
+    "entry_points": 1,
     "output_files": 1,
     "units": 0,
     "visible": 0,

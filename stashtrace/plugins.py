@@ -1,0 +1,77 @@
+"""What a package that adds analyses, importers or exporters to stashtrace builds on: the names in ``__all__``.
+
+They stay where they are when the modules behind them move. Each is loaded on first use.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stashtrace.analysis.registry import analyze
+    from stashtrace.errors import ImporterError, MissingDataError, StashtraceError, UsageError
+    from stashtrace.exporters.registry import Exported
+    from stashtrace.importers.context import ImportContext
+    from stashtrace.importers.source import Source
+    from stashtrace.model.columns import Column, Schema
+    from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoOp, Phase, ProcessRole, Severity, SpanKind, WaitOp
+    from stashtrace.model.table import Table
+    from stashtrace.model.trace import Trace
+
+__all__ = [
+    "BatchPhase",
+    "CollectiveOp",
+    "Column",
+    "Exported",
+    "ImportContext",
+    "ImporterError",
+    "IoOp",
+    "MissingDataError",
+    "Phase",
+    "ProcessRole",
+    "Schema",
+    "Severity",
+    "Source",
+    "SpanKind",
+    "StashtraceError",
+    "Table",
+    "Trace",
+    "UsageError",
+    "WaitOp",
+    "analyze",
+]
+
+_HOMES = {
+    "stashtrace.analysis.registry": ("analyze",),
+    "stashtrace.errors": ("ImporterError", "MissingDataError", "StashtraceError", "UsageError"),
+    "stashtrace.exporters.registry": ("Exported",),
+    "stashtrace.importers.context": ("ImportContext",),
+    "stashtrace.importers.source": ("Source",),
+    "stashtrace.model.columns": ("Column", "Schema"),
+    "stashtrace.model.kinds": (
+        "BatchPhase",
+        "CollectiveOp",
+        "IoOp",
+        "Phase",
+        "ProcessRole",
+        "Severity",
+        "SpanKind",
+        "WaitOp",
+    ),
+    "stashtrace.model.table": ("Table",),
+    "stashtrace.model.trace": ("Trace",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(module), name)
+            return value
+    raise AttributeError(f"module 'stashtrace.plugins' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
