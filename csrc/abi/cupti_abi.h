@@ -44,8 +44,17 @@ enum class ActivityKind : std::uint32_t {
 };
 
 enum class CopyKind : std::uint8_t {
-  unknown, host_to_device, device_to_host, host_to_array, array_to_host, array_to_array, array_to_device,
-  device_to_array, device_to_device, host_to_host, peer,
+  unknown,
+  host_to_device,
+  device_to_host,
+  host_to_array,
+  array_to_host,
+  array_to_array,
+  array_to_device,
+  device_to_array,
+  device_to_device,
+  host_to_host,
+  peer,
 };
 
 enum class SynchronizationType : std::uint32_t { unknown, event, stream_wait_event, stream, context };
@@ -144,19 +153,18 @@ using BufferCompleted = void (*)(void* context, std::uint32_t stream_id, std::ui
                                  std::size_t valid_bytes);
 
 // CUPTI_CALL(name, required, parameters...): the calls of the old family, which every version has.
-#define STASHTRACE_CUPTI_CALLS(CUPTI_CALL)                                                          \
-  CUPTI_CALL(cuptiGetVersion, true, std::uint32_t*)                                                 \
-  CUPTI_CALL(cuptiGetTimestamp, true, std::uint64_t*)                                               \
-  CUPTI_CALL(cuptiSubscribe, true, ::stashtrace::abi::cupti::Subscriber*,                           \
-             ::stashtrace::abi::cupti::Callback, void*)                                             \
-  CUPTI_CALL(cuptiUnsubscribe, true, ::stashtrace::abi::cupti::Subscriber)                          \
-  CUPTI_CALL(cuptiActivityRegisterCallbacks, true, ::stashtrace::abi::cupti::BufferRequested,       \
-             ::stashtrace::abi::cupti::BufferCompleted)                                             \
-  CUPTI_CALL(cuptiActivityEnable, true, ::stashtrace::abi::cupti::ActivityKind)                     \
-  CUPTI_CALL(cuptiActivityDisable, true, ::stashtrace::abi::cupti::ActivityKind)                    \
-  CUPTI_CALL(cuptiActivityGetNextRecord, true, std::uint8_t*, std::size_t, ::stashtrace::abi::cupti::Activity**) \
-  CUPTI_CALL(cuptiActivityFlushAll, true, std::uint32_t)                                            \
-  CUPTI_CALL(cuptiActivityGetNumDroppedRecords, false, void*, std::uint32_t, std::size_t*)          \
+#define STASHTRACE_CUPTI_CALLS(CUPTI_CALL)                                                                           \
+  CUPTI_CALL(cuptiGetVersion, true, std::uint32_t*)                                                                  \
+  CUPTI_CALL(cuptiGetTimestamp, true, std::uint64_t*)                                                                \
+  CUPTI_CALL(cuptiSubscribe, true, ::stashtrace::abi::cupti::Subscriber*, ::stashtrace::abi::cupti::Callback, void*) \
+  CUPTI_CALL(cuptiUnsubscribe, true, ::stashtrace::abi::cupti::Subscriber)                                           \
+  CUPTI_CALL(cuptiActivityRegisterCallbacks, true, ::stashtrace::abi::cupti::BufferRequested,                        \
+             ::stashtrace::abi::cupti::BufferCompleted)                                                              \
+  CUPTI_CALL(cuptiActivityEnable, true, ::stashtrace::abi::cupti::ActivityKind)                                      \
+  CUPTI_CALL(cuptiActivityDisable, true, ::stashtrace::abi::cupti::ActivityKind)                                     \
+  CUPTI_CALL(cuptiActivityGetNextRecord, true, std::uint8_t*, std::size_t, ::stashtrace::abi::cupti::Activity**)     \
+  CUPTI_CALL(cuptiActivityFlushAll, true, std::uint32_t)                                                             \
+  CUPTI_CALL(cuptiActivityGetNumDroppedRecords, false, void*, std::uint32_t, std::size_t*)                           \
   CUPTI_CALL(cuptiSetThreadIdType, false, int)
 
 }  // namespace stashtrace::abi::cupti

@@ -21,7 +21,7 @@ class Dynlib {
   static Dynlib load(const char* const* names, std::size_t count) noexcept;
 
   explicit operator bool() const noexcept { return handle_ != nullptr; }
-  void* symbol(const char* name) const noexcept;  // null if it is not there
+  void* symbol(const char* name) const noexcept;       // null if it is not there
   const char* name() const noexcept { return name_; }  // as it was asked for, "" if absent
 
   // True if it is there; `to` is null otherwise.

@@ -38,11 +38,12 @@ struct Config {
   int blocking;
   int cga_cluster_size, least_ctas, most_ctas;
   const char* net_name;
-  int split_share;         // 2.18
-  int traffic_class;       // 2.20
-  const char* comm_name;   // 2.26: there if `size` says so
+  int split_share;        // 2.18
+  int traffic_class;      // 2.20
+  const char* comm_name;  // 2.26: there if `size` says so
 };
-static_assert(offsetof(Config, blocking) == 16 && offsetof(Config, net_name) == 32 && offsetof(Config, comm_name) == 48);
+static_assert(offsetof(Config, blocking) == 16 && offsetof(Config, net_name) == 32 &&
+              offsetof(Config, comm_name) == 48);
 inline constexpr unsigned kConfigMagic = 0xcafebeef;
 inline constexpr int kUndefinedInt = -2147483647 - 1;
 
@@ -65,60 +66,63 @@ constexpr std::int64_t bytes_of(DataType type) noexcept {
 }
 
 // All of them return ncclResult_t.
-#define STASHTRACE_NCCL_CALLS(NCCL_CALL)                                                                                    \
-  /* collectives */                                                                                                         \
-  NCCL_CALL(ncclAllReduce, 20000, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream)                           \
-  NCCL_CALL(ncclReduce, 20000, const void*, void*, std::size_t, DataType, RedOp, int root, Comm, Stream)                    \
-  NCCL_CALL(ncclBroadcast, 20000, const void*, void*, std::size_t, DataType, int root, Comm, Stream)                        \
-  NCCL_CALL(ncclBcast, 20000, void*, std::size_t, DataType, int root, Comm, Stream)                                         \
-  NCCL_CALL(ncclAllGather, 20000, const void*, void*, std::size_t, DataType, Comm, Stream)                                  \
-  NCCL_CALL(ncclReduceScatter, 20000, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream)                       \
-  NCCL_CALL(ncclAlltoAll, 22803, const void*, void*, std::size_t, DataType, Comm, Stream)                                   \
-  NCCL_CALL(ncclGather, 22803, const void*, void*, std::size_t, DataType, int root, Comm, Stream)                           \
-  NCCL_CALL(ncclScatter, 22803, const void*, void*, std::size_t, DataType, int root, Comm, Stream)                          \
-  NCCL_CALL(ncclAllReduceConfig, 23100, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream, const CollConfig*)  \
-  NCCL_CALL(ncclReduceConfig, 23100, const void*, void*, std::size_t, DataType, RedOp, int root, Comm, Stream,              \
-            const CollConfig*)                                                                                              \
-  NCCL_CALL(ncclBroadcastConfig, 23100, const void*, void*, std::size_t, DataType, int root, Comm, Stream,                  \
-            const CollConfig*)                                                                                              \
-  NCCL_CALL(ncclAllGatherConfig, 23100, const void*, void*, std::size_t, DataType, Comm, Stream, const CollConfig*)         \
-  NCCL_CALL(ncclReduceScatterConfig, 23100, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream,                 \
-            const CollConfig*)                                                                                              \
-  NCCL_CALL(ncclAlltoAllConfig, 23100, const void*, void*, std::size_t, DataType, Comm, Stream, const CollConfig*)          \
-  NCCL_CALL(ncclGatherConfig, 23100, const void*, void*, std::size_t, DataType, int root, Comm, Stream, const CollConfig*)  \
-  NCCL_CALL(ncclScatterConfig, 23100, const void*, void*, std::size_t, DataType, int root, Comm, Stream, const CollConfig*) \
-  /* point to point */                                                                                                      \
-  NCCL_CALL(ncclSend, 20700, const void*, std::size_t, DataType, int peer, Comm, Stream)                                    \
-  NCCL_CALL(ncclRecv, 20700, void*, std::size_t, DataType, int peer, Comm, Stream)                                          \
-  NCCL_CALL(ncclPutSignal, 22902, const void*, std::size_t, DataType, int peer, Window, std::size_t offset, int signal,     \
-            int context, unsigned flags, Comm, Stream)                                                                      \
-  NCCL_CALL(ncclSignal, 22902, int peer, int signal, int context, unsigned flags, Comm, Stream)                             \
-  NCCL_CALL(ncclWaitSignal, 22902, int count, WaitSignalDesc*, Comm, Stream)                                                \
-  /* groups */                                                                                                              \
-  NCCL_CALL(ncclGroupStart, 20000)                                                                                          \
-  NCCL_CALL(ncclGroupEnd, 20000)                                                                                            \
-  NCCL_CALL(ncclGroupSimulateEnd, 22200, SimInfo*)                                                                          \
-  /* communicators */                                                                                                       \
-  NCCL_CALL(ncclCommInitRank, 20000, Comm*, int size, UniqueId, int rank)                                                   \
-  NCCL_CALL(ncclCommInitRankConfig, 21400, Comm*, int size, UniqueId, int rank, Config*)                                    \
-  NCCL_CALL(ncclCommInitRankScalable, 22300, Comm*, int size, int rank, int ids_count, UniqueId*, Config*)                  \
-  NCCL_CALL(ncclCommInitAll, 20000, Comm*, int devices_count, const int* devices)                                           \
-  NCCL_CALL(ncclCommSplit, 21801, Comm, int color, int key, Comm*, Config*)                                                 \
-  NCCL_CALL(ncclCommShrink, 22700, Comm, int* excluded, int excluded_count, Comm*, Config*, int flags)                      \
-  NCCL_CALL(ncclCommGrow, 22902, Comm, int size, const UniqueId*, int rank, Comm*, Config*)                                 \
-  NCCL_CALL(ncclCommFinalize, 21400, Comm)                                                                                  \
-  NCCL_CALL(ncclCommDestroy, 20000, Comm)                                                                                   \
-  NCCL_CALL(ncclCommAbort, 20000, Comm)                                                                                     \
+#define STASHTRACE_NCCL_CALLS(NCCL_CALL)                                                                            \
+  /* collectives */                                                                                                 \
+  NCCL_CALL(ncclAllReduce, 20000, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream)                   \
+  NCCL_CALL(ncclReduce, 20000, const void*, void*, std::size_t, DataType, RedOp, int root, Comm, Stream)            \
+  NCCL_CALL(ncclBroadcast, 20000, const void*, void*, std::size_t, DataType, int root, Comm, Stream)                \
+  NCCL_CALL(ncclBcast, 20000, void*, std::size_t, DataType, int root, Comm, Stream)                                 \
+  NCCL_CALL(ncclAllGather, 20000, const void*, void*, std::size_t, DataType, Comm, Stream)                          \
+  NCCL_CALL(ncclReduceScatter, 20000, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream)               \
+  NCCL_CALL(ncclAlltoAll, 22803, const void*, void*, std::size_t, DataType, Comm, Stream)                           \
+  NCCL_CALL(ncclGather, 22803, const void*, void*, std::size_t, DataType, int root, Comm, Stream)                   \
+  NCCL_CALL(ncclScatter, 22803, const void*, void*, std::size_t, DataType, int root, Comm, Stream)                  \
+  NCCL_CALL(ncclAllReduceConfig, 23100, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream,             \
+            const CollConfig*)                                                                                      \
+  NCCL_CALL(ncclReduceConfig, 23100, const void*, void*, std::size_t, DataType, RedOp, int root, Comm, Stream,      \
+            const CollConfig*)                                                                                      \
+  NCCL_CALL(ncclBroadcastConfig, 23100, const void*, void*, std::size_t, DataType, int root, Comm, Stream,          \
+            const CollConfig*)                                                                                      \
+  NCCL_CALL(ncclAllGatherConfig, 23100, const void*, void*, std::size_t, DataType, Comm, Stream, const CollConfig*) \
+  NCCL_CALL(ncclReduceScatterConfig, 23100, const void*, void*, std::size_t, DataType, RedOp, Comm, Stream,         \
+            const CollConfig*)                                                                                      \
+  NCCL_CALL(ncclAlltoAllConfig, 23100, const void*, void*, std::size_t, DataType, Comm, Stream, const CollConfig*)  \
+  NCCL_CALL(ncclGatherConfig, 23100, const void*, void*, std::size_t, DataType, int root, Comm, Stream,             \
+            const CollConfig*)                                                                                      \
+  NCCL_CALL(ncclScatterConfig, 23100, const void*, void*, std::size_t, DataType, int root, Comm, Stream,            \
+            const CollConfig*)                                                                                      \
+  /* point to point */                                                                                              \
+  NCCL_CALL(ncclSend, 20700, const void*, std::size_t, DataType, int peer, Comm, Stream)                            \
+  NCCL_CALL(ncclRecv, 20700, void*, std::size_t, DataType, int peer, Comm, Stream)                                  \
+  NCCL_CALL(ncclPutSignal, 22902, const void*, std::size_t, DataType, int peer, Window, std::size_t offset,         \
+            int signal, int context, unsigned flags, Comm, Stream)                                                  \
+  NCCL_CALL(ncclSignal, 22902, int peer, int signal, int context, unsigned flags, Comm, Stream)                     \
+  NCCL_CALL(ncclWaitSignal, 22902, int count, WaitSignalDesc*, Comm, Stream)                                        \
+  /* groups */                                                                                                      \
+  NCCL_CALL(ncclGroupStart, 20000)                                                                                  \
+  NCCL_CALL(ncclGroupEnd, 20000)                                                                                    \
+  NCCL_CALL(ncclGroupSimulateEnd, 22200, SimInfo*)                                                                  \
+  /* communicators */                                                                                               \
+  NCCL_CALL(ncclCommInitRank, 20000, Comm*, int size, UniqueId, int rank)                                           \
+  NCCL_CALL(ncclCommInitRankConfig, 21400, Comm*, int size, UniqueId, int rank, Config*)                            \
+  NCCL_CALL(ncclCommInitRankScalable, 22300, Comm*, int size, int rank, int ids_count, UniqueId*, Config*)          \
+  NCCL_CALL(ncclCommInitAll, 20000, Comm*, int devices_count, const int* devices)                                   \
+  NCCL_CALL(ncclCommSplit, 21801, Comm, int color, int key, Comm*, Config*)                                         \
+  NCCL_CALL(ncclCommShrink, 22700, Comm, int* excluded, int excluded_count, Comm*, Config*, int flags)              \
+  NCCL_CALL(ncclCommGrow, 22902, Comm, int size, const UniqueId*, int rank, Comm*, Config*)                         \
+  NCCL_CALL(ncclCommFinalize, 21400, Comm)                                                                          \
+  NCCL_CALL(ncclCommDestroy, 20000, Comm)                                                                           \
+  NCCL_CALL(ncclCommAbort, 20000, Comm)                                                                             \
   NCCL_CALL(ncclCommRevoke, 22807, Comm, int flags)
 
 // Asked, never hooked.
-#define STASHTRACE_NCCL_QUERIES(NCCL_CALL)                       \
-  NCCL_CALL(ncclGetVersion, 20000, int*)                         \
-  NCCL_CALL(ncclGetUniqueId, 20000, UniqueId*)                   \
-  NCCL_CALL(ncclCommCount, 20000, Comm, int*)                    \
-  NCCL_CALL(ncclCommUserRank, 20000, Comm, int*)                 \
-  NCCL_CALL(ncclCommCuDevice, 20000, Comm, int*)                 \
-  NCCL_CALL(ncclCommGetAsyncError, 20400, Comm, Result*)         \
+#define STASHTRACE_NCCL_QUERIES(NCCL_CALL)               \
+  NCCL_CALL(ncclGetVersion, 20000, int*)                 \
+  NCCL_CALL(ncclGetUniqueId, 20000, UniqueId*)           \
+  NCCL_CALL(ncclCommCount, 20000, Comm, int*)            \
+  NCCL_CALL(ncclCommUserRank, 20000, Comm, int*)         \
+  NCCL_CALL(ncclCommCuDevice, 20000, Comm, int*)         \
+  NCCL_CALL(ncclCommGetAsyncError, 20400, Comm, Result*) \
   NCCL_CALL(ncclCommGetUniqueId, 22902, Comm, UniqueId*)
 
 namespace function {  // function::ncclAllReduce is the type of that function

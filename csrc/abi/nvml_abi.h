@@ -50,11 +50,11 @@ static_assert(sizeof(NvmlValue) == 8);
 
 struct NvmlFieldValue {  // nvmlFieldValue_t
   std::uint32_t field_id;
-  std::uint32_t scope_id;    // NVLink: link, kNvmlAllLinks for their sum
+  std::uint32_t scope_id;     // NVLink: link, kNvmlAllLinks for their sum
   std::int64_t timestamp_us;  // since 1970
   std::int64_t latency_us;
   NvmlValueType value_type;
-  NvmlReturn result;         // of this field; the call itself may succeed while each field fails
+  NvmlReturn result;  // of this field; the call itself may succeed while each field fails
   NvmlValue value;
 };
 static_assert(sizeof(NvmlFieldValue) == 40 && offsetof(NvmlFieldValue, value) == 32);
@@ -70,27 +70,27 @@ enum NvmlField : std::uint32_t {
   kNvmlNvlinkCrcDataErrors = 45,
   kNvmlNvlinkReplayErrors = 52,
   kNvmlNvlinkRecoveryErrors = 59,
-  kNvmlThrottlePowerNs = 74,       // ns, cumulative: power cap
-  kNvmlThrottleThermalNs = 75,     // not CLOCKS_EVENT_REASON_*: 251-253 in CUDA 12.9, 269-271 in 13.0
-  kNvmlMemoryTemperature = 82,     // degrees Celsius
-  kNvmlTotalEnergy = 83,           // mJ, cumulative
-  kNvmlNvlinkSpeedCommon = 90,     // MB/s
+  kNvmlThrottlePowerNs = 74,    // ns, cumulative: power cap
+  kNvmlThrottleThermalNs = 75,  // not CLOCKS_EVENT_REASON_*: 251-253 in CUDA 12.9, 269-271 in 13.0
+  kNvmlMemoryTemperature = 82,  // degrees Celsius
+  kNvmlTotalEnergy = 83,        // mJ, cumulative
+  kNvmlNvlinkSpeedCommon = 90,  // MB/s
   kNvmlNvlinkLinkCount = 91,
   kNvmlPcieReplays = 94,
-  kNvmlNvlinkDataTx = 138,         // KiB of payload, cumulative
+  kNvmlNvlinkDataTx = 138,  // KiB of payload, cumulative
   kNvmlNvlinkDataRx = 139,
-  kNvmlNvlinkRawTx = 140,          // KiB with protocol
+  kNvmlNvlinkRawTx = 140,  // KiB with protocol
   kNvmlNvlinkRawRx = 141,
   kNvmlNvlinkState = 165,
-  kNvmlPowerInstant = 186,         // mW
-  kNvmlPcieTxBytes = 197,          // bytes, cumulative, may wrap
+  kNvmlPowerInstant = 186,  // mW
+  kNvmlPcieTxBytes = 197,   // bytes, cumulative, may wrap
   kNvmlPcieRxBytes = 198,
-  kNvmlNvlinkXmitBytes = 202,      // bytes per link, NVLink 5 only
+  kNvmlNvlinkXmitBytes = 202,  // bytes per link, NVLink 5 only
   kNvmlNvlinkRcvBytes = 204,
 };
 
 enum NvmlClock : int { kNvmlClockGraphics = 0, kNvmlClockSm = 1, kNvmlClockMemory = 2 };  // nvmlClockType_t
-inline constexpr int kNvmlTemperatureGpu = 0;  // nvmlTemperatureSensors_t
+inline constexpr int kNvmlTemperatureGpu = 0;                                             // nvmlTemperatureSensors_t
 inline constexpr unsigned kNvmlUuidBytes = 96;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE
 inline constexpr unsigned kNvmlInitNoGpus = 1;  // NVML_INIT_FLAG_NO_GPUS: no failure without a device
 
@@ -113,7 +113,7 @@ struct NvmlMemory {  // nvmlMemory_t
   std::uint64_t used_bytes;
 };
 
-struct NvmlUtilization {  // nvmlUtilization_t
+struct NvmlUtilization {         // nvmlUtilization_t
   std::uint32_t gpu_percent;     // share of time with a kernel
   std::uint32_t memory_percent;  // share of time with memory traffic
 };
@@ -126,7 +126,7 @@ enum NvmlGpmMetricId : std::uint32_t {
   kGpmDramBandwidth = 10,  // percent
   kGpmPcieTx = 20,         // MiB/s
   kGpmPcieRx = 21,
-  kGpmNvlinkRx = 60,       // MiB/s, all links
+  kGpmNvlinkRx = 60,  // MiB/s, all links
   kGpmNvlinkTx = 61,
 };
 
@@ -160,25 +160,25 @@ struct NvmlGpmSupport {  // nvmlGpmSupport_t
 };
 
 // Every function that we look up: NVML(member, symbol, arguments). All return nvmlReturn_t.
-#define STASHTRACE_NVML_FUNCTIONS(NVML)                                                         \
-  NVML(init, "nvmlInitWithFlags", unsigned flags)                                               \
-  NVML(init_v2, "nvmlInit_v2", void)                                                            \
-  NVML(shutdown, "nvmlShutdown", void)                                                          \
-  NVML(device_count, "nvmlDeviceGetCount_v2", unsigned* count)                                  \
-  NVML(handle_by_index, "nvmlDeviceGetHandleByIndex_v2", unsigned index, NvmlDevice* device)    \
-  NVML(uuid, "nvmlDeviceGetUUID", NvmlDevice device, char* uuid, unsigned bytes)                \
-  NVML(field_values, "nvmlDeviceGetFieldValues", NvmlDevice device, int count, NvmlFieldValue* values) \
-  NVML(power, "nvmlDeviceGetPowerUsage", NvmlDevice device, unsigned* milliwatts)               \
-  NVML(clock, "nvmlDeviceGetClockInfo", NvmlDevice device, int clock, unsigned* megahertz)      \
-  NVML(temperature, "nvmlDeviceGetTemperature", NvmlDevice device, int sensor, unsigned* celsius) \
-  NVML(memory, "nvmlDeviceGetMemoryInfo", NvmlDevice device, NvmlMemory* memory)                \
-  NVML(utilization, "nvmlDeviceGetUtilizationRates", NvmlDevice device, NvmlUtilization* rates) \
-  NVML(clock_reasons, "nvmlDeviceGetCurrentClocksEventReasons", NvmlDevice device, unsigned long long* reasons) \
+#define STASHTRACE_NVML_FUNCTIONS(NVML)                                                                                \
+  NVML(init, "nvmlInitWithFlags", unsigned flags)                                                                      \
+  NVML(init_v2, "nvmlInit_v2", void)                                                                                   \
+  NVML(shutdown, "nvmlShutdown", void)                                                                                 \
+  NVML(device_count, "nvmlDeviceGetCount_v2", unsigned* count)                                                         \
+  NVML(handle_by_index, "nvmlDeviceGetHandleByIndex_v2", unsigned index, NvmlDevice* device)                           \
+  NVML(uuid, "nvmlDeviceGetUUID", NvmlDevice device, char* uuid, unsigned bytes)                                       \
+  NVML(field_values, "nvmlDeviceGetFieldValues", NvmlDevice device, int count, NvmlFieldValue* values)                 \
+  NVML(power, "nvmlDeviceGetPowerUsage", NvmlDevice device, unsigned* milliwatts)                                      \
+  NVML(clock, "nvmlDeviceGetClockInfo", NvmlDevice device, int clock, unsigned* megahertz)                             \
+  NVML(temperature, "nvmlDeviceGetTemperature", NvmlDevice device, int sensor, unsigned* celsius)                      \
+  NVML(memory, "nvmlDeviceGetMemoryInfo", NvmlDevice device, NvmlMemory* memory)                                       \
+  NVML(utilization, "nvmlDeviceGetUtilizationRates", NvmlDevice device, NvmlUtilization* rates)                        \
+  NVML(clock_reasons, "nvmlDeviceGetCurrentClocksEventReasons", NvmlDevice device, unsigned long long* reasons)        \
   NVML(clock_reasons_old, "nvmlDeviceGetCurrentClocksThrottleReasons", NvmlDevice device, unsigned long long* reasons) \
-  NVML(gpm_support, "nvmlGpmQueryDeviceSupport", NvmlDevice device, NvmlGpmSupport* support)    \
-  NVML(gpm_sample_alloc, "nvmlGpmSampleAlloc", NvmlGpmSample* sample)                           \
-  NVML(gpm_sample_free, "nvmlGpmSampleFree", NvmlGpmSample sample)                              \
-  NVML(gpm_sample_get, "nvmlGpmSampleGet", NvmlDevice device, NvmlGpmSample sample)             \
+  NVML(gpm_support, "nvmlGpmQueryDeviceSupport", NvmlDevice device, NvmlGpmSupport* support)                           \
+  NVML(gpm_sample_alloc, "nvmlGpmSampleAlloc", NvmlGpmSample* sample)                                                  \
+  NVML(gpm_sample_free, "nvmlGpmSampleFree", NvmlGpmSample sample)                                                     \
+  NVML(gpm_sample_get, "nvmlGpmSampleGet", NvmlDevice device, NvmlGpmSample sample)                                    \
   NVML(gpm_metrics_get, "nvmlGpmMetricsGet", NvmlGpmMetrics* metrics)
 
 // Pointers to them, null where the library has none. Without library all are null.

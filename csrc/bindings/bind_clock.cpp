@@ -14,7 +14,8 @@ using Column = py::array_t<T, py::array::c_style>;
 
 Column<std::int64_t> map_ticks(const Column<std::uint64_t>& ticks, const Column<std::int64_t>& anchor_ticks,
                                const Column<std::int64_t>& anchor_ns) {
-  if (ticks.ndim() != 1 || anchor_ticks.ndim() != 1 || anchor_ticks.size() < 2 || anchor_ns.size() != anchor_ticks.size())
+  if (ticks.ndim() != 1 || anchor_ticks.ndim() != 1 || anchor_ticks.size() < 2 ||
+      anchor_ns.size() != anchor_ticks.size())
     throw py::value_error("a map needs columns and at least two anchors");
   for (py::ssize_t i = 1; i < anchor_ticks.size(); ++i)
     if (anchor_ticks.at(i) <= anchor_ticks.at(i - 1)) throw py::value_error("anchors do not ascend");

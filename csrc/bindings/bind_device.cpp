@@ -9,8 +9,9 @@
 namespace py = pybind11;
 
 void bind_device(py::module_& module) {
-  module.def("device_active", [] { return stashtrace_device_active() != 0; },
-             "Is a driver loaded, and does this thread have a context?");
+  module.def(
+      "device_active", [] { return stashtrace_device_active() != 0; },
+      "Is a driver loaded, and does this thread have a context?");
   module.def("device_bracket_begin", &stashtrace_device_bracket_begin, py::arg("kind"), py::arg("stream"),
              py::arg("correlation"), "First event of a Bracket on a stream; gives a token, 0 if nothing was begun.");
   module.def("device_bracket_end", &stashtrace_device_bracket_end, py::arg("token"), py::arg("correlation"),

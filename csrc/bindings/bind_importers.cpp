@@ -86,29 +86,33 @@ void bind_importers(py::module_& module) {
   py::module_ room = module.def_submodule("importers", "Scanners of foreign files.");
   room.attr("ABSENT") = stashtrace::importers::kAbsent;
   room.def("scaled_decimal", &stashtrace::importers::scaled_decimal, py::arg("text"), py::arg("power"));
-  room.def("unescape", [](const py::bytes& raw) {
-    return to_text(stashtrace::importers::unescape(static_cast<std::string_view>(raw)));
-  }, py::arg("raw"));
+  room.def(
+      "unescape",
+      [](const py::bytes& raw) { return to_text(stashtrace::importers::unescape(static_cast<std::string_view>(raw))); },
+      py::arg("raw"));
   py::class_<TraceEvents>(room, "TraceEvents")
       .def(py::init(&make), py::arg("arrays"), py::arg("tables"), py::arg("rules"))
       .def("feed", &feed, py::arg("chunk"))
       .def("finish", &TraceEvents::finish, py::call_guard<py::gil_scoped_release>())
       .def("take_tables", &take_tables)
-      .def("texts", [](const TraceEvents& scanner) {
-        py::list out;
-        for (const std::string& text : scanner.pool().texts()) out.append(to_text(text));
-        return out;
-      })
-      .def("top", [](const TraceEvents& scanner) {
-        py::dict out;
-        for (const auto& [key, text] : scanner.top()) out[to_text(key)] = to_text(text);
-        return out;
-      })
-      .def("categories", [](const TraceEvents& scanner) {
-        py::dict out;
-        for (const auto& [name, count] : scanner.categories()) out[to_text(name)] = count;
-        return out;
-      })
+      .def("texts",
+           [](const TraceEvents& scanner) {
+             py::list out;
+             for (const std::string& text : scanner.pool().texts()) out.append(to_text(text));
+             return out;
+           })
+      .def("top",
+           [](const TraceEvents& scanner) {
+             py::dict out;
+             for (const auto& [key, text] : scanner.top()) out[to_text(key)] = to_text(text);
+             return out;
+           })
+      .def("categories",
+           [](const TraceEvents& scanner) {
+             py::dict out;
+             for (const auto& [name, count] : scanner.categories()) out[to_text(name)] = count;
+             return out;
+           })
       .def("counts", [](const TraceEvents& scanner) {
         const auto& counts = scanner.counts();
         py::dict out;

@@ -41,7 +41,9 @@ Array to_array(std::vector<std::int64_t>&& values) {
   return Array(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
 }
 
-Pair to_pair(intervals::Intervals&& result) { return {to_array(std::move(result.begin)), to_array(std::move(result.end))}; }
+Pair to_pair(intervals::Intervals&& result) {
+  return {to_array(std::move(result.begin)), to_array(std::move(result.end))};
+}
 
 Pair unite(const Array& begin, const Array& end) {
   const Columns given = columns(begin, end);
@@ -165,10 +167,12 @@ void bind_intervals(py::module_& module) {
            "Time of one window that is not in the set.");
   room.def("coverage", &coverage, arg("begin"), arg("end"), arg("query_begin"), arg("query_end"),
            "Length of the set inside each query window.");
-  room.def("locate", &locate, arg("begin"), arg("end"), arg("points"), "Row of the interval that holds each point, or -1.");
+  room.def("locate", &locate, arg("begin"), arg("end"), arg("points"),
+           "Row of the interval that holds each point, or -1.");
   room.def("join", &join, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
            "(begin, end, row, row2) of each pair that overlaps; both sides sorted and disjoint.");
-  room.def("paint", &paint, arg("layers"), "(begin, end, layer): each piece of time with the first layer that covers it.");
+  room.def("paint", &paint, arg("layers"),
+           "(begin, end, layer): each piece of time with the first layer that covers it.");
   room.def("attribute", &attribute, arg("layers"), arg("window_begin"), arg("window_end"),
            "Matrix windows x (layers + 1): ns of each window by first covering layer, the rest last.");
 }

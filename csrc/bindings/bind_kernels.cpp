@@ -24,9 +24,11 @@ py::str demangle(const std::string& name) {
 }  // namespace
 
 void bind_kernels(py::module_& module) {
-  module.def("kernels_step", [](std::uint64_t step) { stashtrace_kernels_step(step); }, py::arg("step"),
-             "Deep mode: this many steps have ended.");
-  module.def("kernels_step_aside", [](const std::string& who) { stashtrace_kernels_step_aside(who.c_str()); },
-             py::arg("who"), "Deep mode: gives CUPTI back before another profiler takes it.");
+  module.def(
+      "kernels_step", [](std::uint64_t step) { stashtrace_kernels_step(step); }, py::arg("step"),
+      "Deep mode: this many steps have ended.");
+  module.def(
+      "kernels_step_aside", [](const std::string& who) { stashtrace_kernels_step_aside(who.c_str()); }, py::arg("who"),
+      "Deep mode: gives CUPTI back before another profiler takes it.");
   module.def("demangle", &demangle, py::arg("name"), "A C++ symbol as text; anything else as it is.");
 }

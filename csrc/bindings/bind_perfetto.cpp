@@ -35,7 +35,8 @@ std::span<const std::int64_t> view(const Ints& array) { return {array.data(), st
 void require_codes(const Ints& codes, const TextTable& texts, std::int64_t lowest, const std::string& what) {
   const auto limit = static_cast<std::int64_t>(texts.size());
   for (const std::int64_t code : view(codes)) {
-    if (code >= limit || code < lowest) throw py::value_error(what + ": code " + std::to_string(code) + " is not in its table");
+    if (code >= limit || code < lowest)
+      throw py::value_error(what + ": code " + std::to_string(code) + " is not in its table");
   }
 }
 
@@ -92,7 +93,8 @@ class Slices {
     if (rows.size() != ids.size()) throw py::value_error("flow: rows and ids differ in length");
     std::int64_t last = 0;
     for (const std::int64_t row : view(rows)) {
-      if (row < last || row >= static_cast<std::int64_t>(batch_.count)) throw py::value_error("flow: rows must ascend within the batch");
+      if (row < last || row >= static_cast<std::int64_t>(batch_.count))
+        throw py::value_error("flow: rows must ascend within the batch");
       last = row;
     }
     batch_.flows.push_back({view(rows), view(ids), terminating});
@@ -106,7 +108,8 @@ class Slices {
  private:
   void require_length(const py::array& column, const std::string& what) const {
     if (static_cast<std::size_t>(column.size()) != batch_.count) {
-      throw py::value_error(what + ": " + std::to_string(column.size()) + " values for " + std::to_string(batch_.count) + " slices");
+      throw py::value_error(what + ": " + std::to_string(column.size()) + " values for " +
+                            std::to_string(batch_.count) + " slices");
     }
   }
 
@@ -149,7 +152,8 @@ Sink make_sink(const py::object& target) {
   };
 }
 
-void add_track(Encoder& encoder, std::uint64_t uuid, std::string name, std::uint64_t parent, std::int64_t order, std::string description) {
+void add_track(Encoder& encoder, std::uint64_t uuid, std::string name, std::uint64_t parent, std::int64_t order,
+               std::string description) {
   TrackDescription track;
   track.uuid = uuid;
   track.parent = parent;
@@ -159,7 +163,8 @@ void add_track(Encoder& encoder, std::uint64_t uuid, std::string name, std::uint
   encoder.track(track);
 }
 
-void add_process(Encoder& encoder, std::uint64_t uuid, std::int32_t pid, std::string name, std::vector<std::string> labels, std::int64_t order) {
+void add_process(Encoder& encoder, std::uint64_t uuid, std::int32_t pid, std::string name,
+                 std::vector<std::string> labels, std::int64_t order) {
   TrackDescription track;
   track.uuid = uuid;
   track.is_process = true;
@@ -184,14 +189,16 @@ void add_counter(Encoder& encoder, std::uint64_t uuid, std::string name, std::ui
   encoder.track(track);
 }
 
-void write_slices(Encoder& encoder, std::uint32_t sequence_id, const std::vector<const Slices*>& slices, bool batch_first) {
+void write_slices(Encoder& encoder, std::uint32_t sequence_id, const std::vector<const Slices*>& slices,
+                  bool batch_first) {
   std::vector<SliceBatch> batches;
   for (const Slices* each : slices) batches.push_back(each->batch());
   const py::gil_scoped_release nogil;
   encoder.slices(sequence_id, batches, batch_first ? Ties::kBatchFirst : Ties::kLongerFirst);
 }
 
-void write_counter(Encoder& encoder, std::uint32_t sequence_id, std::uint64_t track, const Ints& ts_ns, const Doubles& values) {
+void write_counter(Encoder& encoder, std::uint32_t sequence_id, std::uint64_t track, const Ints& ts_ns,
+                   const Doubles& values) {
   if (ts_ns.size() != values.size()) throw py::value_error("counter: ts_ns and values differ in length");
   const std::span<const double> numbers{values.data(), static_cast<std::size_t>(values.size())};
   const py::gil_scoped_release nogil;
@@ -199,7 +206,8 @@ void write_counter(Encoder& encoder, std::uint32_t sequence_id, std::uint64_t tr
 }
 
 py::array_t<std::int32_t> lanes(const Ints& track, const Ints& begin_ns, const Ints& end_ns, bool nest) {
-  if (track.size() != begin_ns.size() || track.size() != end_ns.size()) throw py::value_error("lanes: columns differ in length");
+  if (track.size() != begin_ns.size() || track.size() != end_ns.size())
+    throw py::value_error("lanes: columns differ in length");
   std::vector<std::int32_t> found;
   {
     const py::gil_scoped_release nogil;
@@ -224,12 +232,15 @@ std::unique_ptr<Summing> make_sums(std::int64_t origin_ns, std::int64_t width_ns
   return std::make_unique<Summing>(origin_ns, width_ns, blocked_flags);
 }
 
-void add_calls(Summing& sums, std::int64_t track, const Column<std::int64_t>& begin_ns, const Column<std::int64_t>& end_ns,
-               const Column<std::int64_t>& result_bytes, const Column<std::int32_t>& path_code, const Column<std::int16_t>& io_flags) {
-  for (const py::array* other : std::initializer_list<const py::array*>{&end_ns, &result_bytes, &path_code, &io_flags}) {
+void add_calls(Summing& sums, std::int64_t track, const Column<std::int64_t>& begin_ns,
+               const Column<std::int64_t>& end_ns, const Column<std::int64_t>& result_bytes,
+               const Column<std::int32_t>& path_code, const Column<std::int16_t>& io_flags) {
+  for (const py::array* other :
+       std::initializer_list<const py::array*>{&end_ns, &result_bytes, &path_code, &io_flags}) {
     if (other->size() != begin_ns.size()) throw py::value_error("columns of calls differ in length");
   }
-  const stashtrace::call_sums::Calls calls{column(begin_ns), column(end_ns), column(result_bytes), column(path_code), column(io_flags)};
+  const stashtrace::call_sums::Calls calls{column(begin_ns), column(end_ns), column(result_bytes), column(path_code),
+                                           column(io_flags)};
   const py::gil_scoped_release nogil;
   sums.add(track, calls);
 }
@@ -237,7 +248,7 @@ void add_calls(Summing& sums, std::int64_t track, const Column<std::int64_t>& be
 py::dict sum_columns(const Summing& sums) {
   const std::span<const Sum> rows = sums.sums();
   py::dict columns;
-  const auto put = [&](const char* name, std::int64_t Sum::*field) {
+  const auto put = [&](const char* name, std::int64_t Sum::* field) {
     py::array_t<std::int64_t> values(static_cast<py::ssize_t>(rows.size()));
     std::int64_t* out = values.mutable_data();
     for (const Sum& row : rows) *out++ = row.*field;
@@ -267,35 +278,44 @@ void bind_perfetto(py::module_& module) {
     }
   });
 
-  py::class_<TextTable, std::shared_ptr<TextTable>>(perfetto, "TextTable", "Texts addressed by code, shared by batches.")
+  py::class_<TextTable, std::shared_ptr<TextTable>>(perfetto, "TextTable",
+                                                    "Texts addressed by code, shared by batches.")
       .def(py::init<std::vector<std::string>>(), py::arg("texts"))
       .def("__len__", &TextTable::size);
 
   py::class_<Slices>(perfetto, "Slices", "Columns of slices with the same arguments.")
-      .def(py::init<Ints, Ints, Ints, Ints, std::shared_ptr<TextTable>>(), py::arg("track"), py::arg("begin_ns"), py::arg("end_ns"),
-           py::arg("name"), py::arg("names"))
+      .def(py::init<Ints, Ints, Ints, Ints, std::shared_ptr<TextTable>>(), py::arg("track"), py::arg("begin_ns"),
+           py::arg("end_ns"), py::arg("name"), py::arg("names"))
       .def("arg_int", &Slices::arg_int, py::arg("name"), py::arg("values"), py::return_value_policy::reference_internal)
-      .def("arg_double", &Slices::arg_double, py::arg("name"), py::arg("values"), py::return_value_policy::reference_internal)
-      .def("arg_text", &Slices::arg_text, py::arg("name"), py::arg("codes"), py::arg("texts"), py::return_value_policy::reference_internal)
-      .def("correlation", &Slices::correlation, py::arg("codes"), py::arg("texts"), py::return_value_policy::reference_internal)
-      .def("flow", &Slices::flow, py::arg("rows"), py::arg("ids"), py::arg("terminating") = false, py::return_value_policy::reference_internal)
+      .def("arg_double", &Slices::arg_double, py::arg("name"), py::arg("values"),
+           py::return_value_policy::reference_internal)
+      .def("arg_text", &Slices::arg_text, py::arg("name"), py::arg("codes"), py::arg("texts"),
+           py::return_value_policy::reference_internal)
+      .def("correlation", &Slices::correlation, py::arg("codes"), py::arg("texts"),
+           py::return_value_policy::reference_internal)
+      .def("flow", &Slices::flow, py::arg("rows"), py::arg("ids"), py::arg("terminating") = false,
+           py::return_value_policy::reference_internal)
       .def("__len__", [](const Slices& slices) { return slices.batch().count; });
 
   py::class_<Encoder>(perfetto, "Encoder", "Writes tracks, slices and counters to a descriptor or a callable.")
-      .def(py::init([](const py::object& sink, std::size_t chunk_bytes) { return std::make_unique<Encoder>(make_sink(sink), chunk_bytes); }),
+      .def(py::init([](const py::object& sink, std::size_t chunk_bytes) {
+             return std::make_unique<Encoder>(make_sink(sink), chunk_bytes);
+           }),
            py::arg("sink"), py::arg("chunk_bytes") = std::size_t{1} << 20)
-      .def("process", &add_process, py::arg("uuid"), py::arg("pid"), py::arg("name"), py::arg("labels") = std::vector<std::string>{},
-           py::arg("order") = 0)
-      .def("track", &add_track, py::arg("uuid"), py::arg("name"), py::arg("parent") = 0, py::arg("order") = 0, py::arg("description") = "")
+      .def("process", &add_process, py::arg("uuid"), py::arg("pid"), py::arg("name"),
+           py::arg("labels") = std::vector<std::string>{}, py::arg("order") = 0)
+      .def("track", &add_track, py::arg("uuid"), py::arg("name"), py::arg("parent") = 0, py::arg("order") = 0,
+           py::arg("description") = "")
       .def("counter_track", &add_counter, py::arg("uuid"), py::arg("name"), py::arg("parent") = 0, py::arg("order") = 0,
            py::arg("description") = "", py::arg("unit") = "", py::arg("share_axis") = "")
       .def("view", &Encoder::view, py::arg("begin_ns"), py::arg("end_ns"), py::arg("process_name"))
       .def("slices", &write_slices, py::arg("sequence_id"), py::arg("batches"), py::arg("batch_first") = false)
       .def("counter", &write_counter, py::arg("sequence_id"), py::arg("track"), py::arg("ts_ns"), py::arg("values"))
-      .def("flush", [](Encoder& encoder) {
-        const py::gil_scoped_release nogil;
-        encoder.flush();
-      })
+      .def("flush",
+           [](Encoder& encoder) {
+             const py::gil_scoped_release nogil;
+             encoder.flush();
+           })
       .def_property_readonly("slice_count", &Encoder::slice_count)
       .def_property_readonly("byte_count", &Encoder::byte_count);
 

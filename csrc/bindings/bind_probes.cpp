@@ -135,7 +135,8 @@ void bind_probes(py::module_& module) {
              "Record a phase_span that ends now.");
   module.def("batch_ends", &batch_ends, py::arg("begin"), py::arg("phase"), py::arg("loader_id"), py::arg("index"),
              py::arg("worker"), "Record a batch that ends now.");
-  module.def("probe_account", [] { return py::make_tuple(account.ticks.load(), account.calls.load()); },
-             "Ticks that these calls took, and how many intervals they recorded.");
+  module.def(
+      "probe_account", [] { return py::make_tuple(account.ticks.load(), account.calls.load()); },
+      "Ticks that these calls took, and how many intervals they recorded.");
   module.def("forget_probe_account", [] { account.ticks = account.calls = 0; }, "For a forked child.");
 }

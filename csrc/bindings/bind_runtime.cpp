@@ -76,7 +76,8 @@ py::dict config() {
   stashtrace_config(&raw);
   py::list names;
   for (const auto& collector : stashtrace::schema::kCollectors)
-    if ((raw.collectors >> collector.code & 1) != 0) names.append(py::str(collector.name.data(), collector.name.size()));
+    if ((raw.collectors >> collector.code & 1) != 0)
+      names.append(py::str(collector.name.data(), collector.name.size()));
   py::dict out;
   out["dir"] = py::reinterpret_steal<py::str>(PyUnicode_DecodeFSDefault(raw.dir));
   out["run_id"] = raw.run_id;
@@ -120,9 +121,10 @@ void bind_runtime(py::module_& module) {
   module.def("usage", &usage, "(major_faults, block_inputs) of the calling thread.");
   module.def("intern", &intern_text, py::arg("text"));
   module.def("emit", &emit, py::arg("record_id"), py::arg("row"), "False if the row was not kept.");
-  module.def("set_thread_role",
-             [](std::uint32_t role, std::string_view name) { stashtrace_set_thread_role(role, name.data(), name.size()); },
-             py::arg("role"), py::arg("name"));
+  module.def(
+      "set_thread_role",
+      [](std::uint32_t role, std::string_view name) { stashtrace_set_thread_role(role, name.data(), name.size()); },
+      py::arg("role"), py::arg("name"));
   module.def("watch_waits", [](bool on) { stashtrace_watch_waits(on); }, py::arg("on"));
   module.def("start_drainer", [] { return stashtrace_start_drainer() != 0; });
   module.def("flush", [] {
@@ -131,10 +133,11 @@ void bind_runtime(py::module_& module) {
   });
   module.def("stats", &stats);
   module.def("config", &config);
-  module.def("report_loss",
-             [](std::uint32_t collector_code, const std::string& reason, std::uint64_t count, const std::string& detail,
-                std::uint32_t severity) {
-               stashtrace_report_loss(collector_code, reason.c_str(), count, detail.c_str(), severity);
-             },
-             py::arg("collector_code"), py::arg("reason"), py::arg("count"), py::arg("detail"), py::arg("severity"));
+  module.def(
+      "report_loss",
+      [](std::uint32_t collector_code, const std::string& reason, std::uint64_t count, const std::string& detail,
+         std::uint32_t severity) {
+        stashtrace_report_loss(collector_code, reason.c_str(), count, detail.c_str(), severity);
+      },
+      py::arg("collector_code"), py::arg("reason"), py::arg("count"), py::arg("detail"), py::arg("severity"));
 }

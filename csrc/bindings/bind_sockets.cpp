@@ -45,7 +45,8 @@ std::string text_of(const sockaddr_storage& address) {
 py::object tcp_ends(int fd) {
   tcp_info info{};
   socklen_t bytes = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 || info.tcpi_state != TCP_ESTABLISHED) return py::none();
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 || info.tcpi_state != TCP_ESTABLISHED)
+    return py::none();
   sockaddr_storage own{}, peer{};
   bytes = sizeof own;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return py::none();

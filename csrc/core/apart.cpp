@@ -30,9 +30,9 @@ constexpr int kMostInherited = 64;
 struct Thread {
   void (*work)(void*);
   void* argument;
-  bool shares_table;           // with the process, until it leaves it
-  int refused;                 // it could not leave: nothing was done
-  std::uint32_t alive;         // cleared and woken by the kernel when the thread ends
+  bool shares_table;    // with the process, until it leaves it
+  int refused;          // it could not leave: nothing was done
+  std::uint32_t alive;  // cleared and woken by the kernel when the thread ends
 };
 
 // Kernels before 5.9, and filters that do not know close_range: the thread begins with a copy of the whole table.
@@ -79,8 +79,8 @@ long start(unsigned long flags, void* stack_top, std::uint32_t* alive, void* mem
       "hlt\n"
       "1:"
       : "=a"(result)
-      : "0"(static_cast<long>(SYS_clone)), "D"(flags), "S"(stack_top), "d"(0L), "r"(r10), "r"(r8), "r"(r12), "r"(r13),
-        [exit] "i"(SYS_exit)
+      : "0"(static_cast<long>(SYS_clone)), "D"(flags), "S"(stack_top), "d"(0L), "r"(r10), "r"(r8), "r"(r12),
+        "r"(r13), [exit] "i"(SYS_exit)
       : "rcx", "r11", "memory", "cc");
   return result;
 #elif defined(__aarch64__)

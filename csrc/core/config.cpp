@@ -95,8 +95,7 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   for (const auto level : {LogLevel::info, LogLevel::debug})
     if (log == name_of(level)) config.log = level;
   const std::string_view kernels = variable(environment, "STASHTRACE_KERNELS");
-  if (!kernels.empty() && kernels != "0")
-    config.kernels = kernels == "graphs" ? KernelMode::graphs : KernelMode::nodes;
+  if (!kernels.empty() && kernels != "0") config.kernels = kernels == "graphs" ? KernelMode::graphs : KernelMode::nodes;
   const std::string_view kernels_steps = variable(environment, "STASHTRACE_KERNELS_STEPS");
   if (!kernels_steps.empty()) copy(config.kernels_steps, kernels_steps);
   for (const std::string_view name : {"CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"})

@@ -24,28 +24,28 @@ struct Config {
   static constexpr std::size_t kStepsBytes = 64;
   static constexpr std::size_t kChainBytes = 512;
 
-  bool active = false;                       // STASHTRACE_DIR is set and usable as a path
-  char dir[kDirBytes] = {};                  // STASHTRACE_DIR
-  char run_id[kRunIdBytes] = {};             // STASHTRACE_RUN_ID
-  char steps[kStepsBytes] = {};              // STASHTRACE_STEPS, checked by the launcher, used by the probes
-  char staged[kDirBytes] = {};               // STASHTRACE_STAGED: list of files of which copies are opened
-  std::uint32_t collectors = ~std::uint32_t{0};  // STASHTRACE_COLLECTORS: bit = code of records.def
-  std::int64_t wait_threshold_ns = 20'000;   // STASHTRACE_WAIT_THRESHOLD_NS
-  std::uint32_t sample_ms = 100;             // STASHTRACE_SAMPLE_MS
-  std::uint32_t nvml_hz = 10;                // STASHTRACE_NVML_HZ, 0: no sampling of devices
-  bool nvml_links = false;                   // STASHTRACE_NVML_LINKS
-  std::uint32_t io_lane_bytes = 0;           // STASHTRACE_LANE_BYTES, 0: as records.def says
-  bool force_events = false;                 // STASHTRACE_FORCE_EVENTS
-  bool lookup_hook = false;                  // STASHTRACE_LOOKUP_HOOK
-  std::int64_t event_budget = 10'000;        // STASHTRACE_EVENT_BUDGET: events per second, 0: no limit
+  bool active = false;                             // STASHTRACE_DIR is set and usable as a path
+  char dir[kDirBytes] = {};                        // STASHTRACE_DIR
+  char run_id[kRunIdBytes] = {};                   // STASHTRACE_RUN_ID
+  char steps[kStepsBytes] = {};                    // STASHTRACE_STEPS, checked by the launcher, used by the probes
+  char staged[kDirBytes] = {};                     // STASHTRACE_STAGED: list of files of which copies are opened
+  std::uint32_t collectors = ~std::uint32_t{0};    // STASHTRACE_COLLECTORS: bit = code of records.def
+  std::int64_t wait_threshold_ns = 20'000;         // STASHTRACE_WAIT_THRESHOLD_NS
+  std::uint32_t sample_ms = 100;                   // STASHTRACE_SAMPLE_MS
+  std::uint32_t nvml_hz = 10;                      // STASHTRACE_NVML_HZ, 0: no sampling of devices
+  bool nvml_links = false;                         // STASHTRACE_NVML_LINKS
+  std::uint32_t io_lane_bytes = 0;                 // STASHTRACE_LANE_BYTES, 0: as records.def says
+  bool force_events = false;                       // STASHTRACE_FORCE_EVENTS
+  bool lookup_hook = false;                        // STASHTRACE_LOOKUP_HOOK
+  std::int64_t event_budget = 10'000;              // STASHTRACE_EVENT_BUDGET: events per second, 0: no limit
   NcclSource nccl_source = NcclSource::automatic;  // STASHTRACE_NCCL_SOURCE
-  char nccl_chain[kChainBytes] = {};         // STASHTRACE_NCCL_CHAIN: what NCCL_PROFILER_PLUGIN was before us
-  DrainerMode drainer = DrainerMode::automatic;  // STASHTRACE_DRAINER
-  LogLevel log = LogLevel::error;            // STASHTRACE_LOG
+  char nccl_chain[kChainBytes] = {};               // STASHTRACE_NCCL_CHAIN: what NCCL_PROFILER_PLUGIN was before us
+  DrainerMode drainer = DrainerMode::automatic;    // STASHTRACE_DRAINER
+  LogLevel log = LogLevel::error;                  // STASHTRACE_LOG
 
-  KernelMode kernels = KernelMode::off;      // STASHTRACE_KERNELS
-  char kernels_steps[kStepsBytes] = "10:13"; // STASHTRACE_KERNELS_STEPS
-  char injected_profiler[32] = {};           // the variable by which another CUPTI user was put into the process
+  KernelMode kernels = KernelMode::off;       // STASHTRACE_KERNELS
+  char kernels_steps[kStepsBytes] = "10:13";  // STASHTRACE_KERNELS_STEPS
+  char injected_profiler[32] = {};            // the variable by which another CUPTI user was put into the process
 
   bool collector_on(std::string_view name) const noexcept;
 };

@@ -58,7 +58,9 @@ inline long read(int fd, void* buffer, std::size_t bytes) noexcept {
 inline long write(int fd, const void* buffer, std::size_t bytes) noexcept {
   return call(SYS_write, fd, address(buffer), static_cast<long>(bytes));
 }
-inline long writev(int fd, const iovec* parts, int count) noexcept { return call(SYS_writev, fd, address(parts), count); }
+inline long writev(int fd, const iovec* parts, int count) noexcept {
+  return call(SYS_writev, fd, address(parts), count);
+}
 inline long pread(int fd, void* buffer, std::size_t bytes, std::int64_t offset) noexcept {
   return call(SYS_pread64, fd, address(buffer), static_cast<long>(bytes), offset);
 }
@@ -87,7 +89,7 @@ inline long readlink(const char* path, char* buffer, std::size_t bytes) noexcept
 
 // Threads of this process at this moment, by the links of its folder of tasks; 0 where /proc does not tell.
 inline int threads_count() noexcept {
-  struct stat tasks {};
+  struct stat tasks{};
   if (call(SYS_newfstatat, AT_FDCWD, address("/proc/self/task"), address(&tasks), 0) != 0) return 0;
   return tasks.st_nlink > 2 ? static_cast<int>(tasks.st_nlink) - 2 : 0;
 }
@@ -100,8 +102,8 @@ inline void* mmap(void* hint, std::size_t bytes, int protection, int flags, int 
 // Moves a mapping over another one of the same size, as one step.
 inline int mremap_onto(void* from, std::size_t bytes, void* to) noexcept {
   constexpr long kMayMoveFixed = 1 | 2;
-  const long result = call(SYS_mremap, address(from), static_cast<long>(bytes), static_cast<long>(bytes), kMayMoveFixed,
-                           address(to));
+  const long result =
+      call(SYS_mremap, address(from), static_cast<long>(bytes), static_cast<long>(bytes), kMayMoveFixed, address(to));
   return result < 0 && result > -4096 ? static_cast<int>(result) : 0;
 }
 inline int munmap(void* start, std::size_t bytes) noexcept {
@@ -114,8 +116,8 @@ inline int madvise(void* start, std::size_t bytes, int advice) noexcept {
 // Waits while *word == expected, at most timeout_ns (below zero: for ever).
 inline int futex_wait(const void* word, std::uint32_t expected, std::int64_t timeout_ns) noexcept {
   const timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
-  return static_cast<int>(call(SYS_futex, address(word), FUTEX_WAIT_PRIVATE, expected,
-                               timeout_ns < 0 ? 0 : address(&limit)));
+  return static_cast<int>(
+      call(SYS_futex, address(word), FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? 0 : address(&limit)));
 }
 // Waits for a word that the kernel wakes when a thread ends, which it does without FUTEX_PRIVATE_FLAG.
 inline int futex_wait_shared(const void* word, std::uint32_t expected) noexcept {
@@ -128,7 +130,9 @@ inline int futex_wake(const void* word, int threads) noexcept {
 inline int getpid() noexcept { return static_cast<int>(call(SYS_getpid)); }
 inline int getppid() noexcept { return static_cast<int>(call(SYS_getppid)); }
 inline int gettid() noexcept { return static_cast<int>(call(SYS_gettid)); }
-inline int tgkill(int pid, int tid, int signal) noexcept { return static_cast<int>(call(SYS_tgkill, pid, tid, signal)); }
+inline int tgkill(int pid, int tid, int signal) noexcept {
+  return static_cast<int>(call(SYS_tgkill, pid, tid, signal));
+}
 inline void sched_yield() noexcept { call(SYS_sched_yield); }
 // Until no thread of the process has this id: also its last system calls are over then, and the kernel no longer counts
 // it (unshare(CLONE_NEWUSER) asks). Sleeps between looks, since the thread may have a lower priority than the caller.

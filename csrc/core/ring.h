@@ -76,7 +76,8 @@ inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
       committed.store(seen, std::memory_order_release);
       std::atomic_signal_fence(std::memory_order_seq_cst);
       const std::uint64_t reserved = relaxed(lane->reserved);
-      if (reserved == seen) [[likely]] break;
+      if (reserved == seen) [[likely]]
+        break;
       seen = reserved;
     }
   }

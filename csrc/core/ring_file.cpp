@@ -136,9 +136,7 @@ void RingFile::count_lost_row() noexcept {
   if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_add(1, std::memory_order_relaxed);
 }
 
-std::uint64_t RingFile::lost_rows() const noexcept {
-  return is_intact() ? ring::relaxed(header_->lost_lanes) : 0;
-}
+std::uint64_t RingFile::lost_rows() const noexcept { return is_intact() ? ring::relaxed(header_->lost_lanes) : 0; }
 
 void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
   if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_sub(told, std::memory_order_relaxed);

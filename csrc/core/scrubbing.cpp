@@ -73,8 +73,8 @@ void add_scrubbed_urls(std::string_view text, TextBuffer& out) noexcept {
                            text[scheme - 1] == '.' || text[scheme - 1] == '-'))
       --scheme;
     search = colon + 3;
-    if (std::none_of(text.begin() + static_cast<std::ptrdiff_t>(scheme), text.begin() + static_cast<std::ptrdiff_t>(colon),
-                     is_letter))
+    if (std::none_of(text.begin() + static_cast<std::ptrdiff_t>(scheme),
+                     text.begin() + static_cast<std::ptrdiff_t>(colon), is_letter))
       continue;
     const std::size_t end = first_of("/?#'\"", text, search);
     const std::size_t sign = text.substr(search, end - search).rfind('@');

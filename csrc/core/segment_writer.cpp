@@ -73,8 +73,7 @@ int SegmentWriter::append_to(int fd, const Due& due) noexcept {
   header.row_count = static_cast<std::uint32_t>(batch.count);
   header.first_sequence = batch.first;
   header.payload_bytes = static_cast<std::uint32_t>(batch.piece_bytes[0] + batch.piece_bytes[1]);
-  header.payload_crc32 =
-      crc32(crc32(0, batch.piece[0], batch.piece_bytes[0]), batch.piece[1], batch.piece_bytes[1]);
+  header.payload_crc32 = crc32(crc32(0, batch.piece[0], batch.piece_bytes[0]), batch.piece[1], batch.piece_bytes[1]);
   header.header_crc32 = crc32(0, &header, offsetof(container::SegmentHeader, header_crc32));
   iovec parts[] = {part(&header, sizeof header), part(batch.piece[0], batch.piece_bytes[0]),
                    part(batch.piece[1], batch.piece_bytes[1])};

@@ -66,8 +66,8 @@ bool read_event(ContextState& context, Reading& reading) noexcept {
   const std::int64_t until = clock_ns(CLOCK_MONOTONIC) + kTryNs;
   reading.before = now_ticks();
   cuda::Result result = driver.event_record(reading.event, context.private_stream);
-  if (result == cuda::kSuccess)
-    do result = driver.event_query(reading.event);
+  if (result == cuda::kSuccess) do
+      result = driver.event_query(reading.event);
     while (result == cuda::kNotReady && clock_ns(CLOCK_MONOTONIC) < until);
   reading.after = now_ticks();
   reading.host_ns = clock_ns(CLOCK_MONOTONIC);
@@ -204,7 +204,8 @@ void prepare_globaltimer() noexcept {
                       driver.host_device_pointer(&context->timer_device, memory, 0) == cuda::kSuccess &&
                       driver.stream_create(&stream, cuda::kStreamNonBlocking, 0) == cuda::kSuccess;
   if (!loaded) {
-    report("no_globaltimer", 0, "the kernel that reads %globaltimer was refused: device stamps of NCCL cannot be placed",
+    report("no_globaltimer", 0,
+           "the kernel that reads %globaltimer was refused: device stamps of NCCL cannot be placed",
            schema::codes::Severity::info);
     return;
   }

@@ -21,7 +21,8 @@ namespace {
 constexpr int kMostErrorsInARow = 64;
 constexpr const char* kNames[] = {"libcuda.so.1", "libcuda.so"};
 constinit std::atomic<int> g_errors_in_a_row{0};
-constinit std::atomic<unsigned long long> g_absent_at{0};  // libraries_added() when the driver was last looked for in vain
+constinit std::atomic<unsigned long long> g_absent_at{
+    0};  // libraries_added() when the driver was last looked for in vain
 
 std::uint16_t cuda_collector() noexcept {
   for (const auto& collector : schema::kCollectors)
@@ -46,10 +47,11 @@ void decide_timing() noexcept {
   const bool one_queue = variable(environ, "CUDA_DEVICE_MAX_CONNECTIONS") == "1";
   settings.timing = !one_queue || settings.forced;
   if (!settings.timing)
-    report("timing_events_off", 0,
-           "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events can serialise the job, so copies, waits, steps and collectives have "
-           "host times only; device times come from NCCL's profiler plugin. STASHTRACE_FORCE_EVENTS=1 records them",
-           schema::codes::Severity::info);
+    report(
+        "timing_events_off", 0,
+        "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events can serialise the job, so copies, waits, steps and collectives have "
+        "host times only; device times come from NCCL's profiler plugin. STASHTRACE_FORCE_EVENTS=1 records them",
+        schema::codes::Severity::info);
   else if (one_queue)
     report("timing_events_forced", 0, "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events may have slowed the job",
            schema::codes::Severity::info);
@@ -66,11 +68,12 @@ bool resolve_driver(bool may_load) noexcept {
   Access unknown = Access::unknown;
   if (!access_state.compare_exchange_strong(unknown, Access::resolving, std::memory_order_acq_rel))
     return unknown == Access::ready;  // while another thread resolves, this call goes unrecorded
-  const Inside ours;  // the look-up hook must not answer with our own functions
+  const Inside ours;                  // the look-up hook must not answer with our own functions
   const Dynlib library = may_load ? Dynlib::load(kNames, 2) : Dynlib::loaded(kNames, 2);
   if (!library) {
     if (may_load)
-      report("no_driver", 0, "libcuda.so.1 was not found: nothing of devices is recorded", schema::codes::Severity::info);
+      report("no_driver", 0, "libcuda.so.1 was not found: nothing of devices is recorded",
+             schema::codes::Severity::info);
     g_absent_at.store(added, std::memory_order_relaxed);
     access_state.store(may_load ? Access::off : Access::unknown, std::memory_order_release);
     return false;

@@ -34,7 +34,8 @@ bool same_process() noexcept;  // false in a forked child
 
 inline bool ready(bool may_load = true) noexcept {
   const Access now = access_state.load(std::memory_order_acquire);
-  if (now == Access::ready) [[likely]] return same_process();
+  if (now == Access::ready) [[likely]]
+    return same_process();
   return now == Access::unknown && resolve_driver(may_load);
 }
 void turn_off() noexcept;
@@ -83,7 +84,8 @@ class CurrentContext {
 template <class Question>
 cuda::Result ask_in(cuda::Context context, Question question) noexcept {
   const cuda::Result result = question();
-  if (result != cuda::kInvalidContext) [[likely]] return result;
+  if (result != cuda::kInvalidContext) [[likely]]
+    return result;
   cuda::Context now = nullptr;
   if (driver.context_current(&now) == cuda::kSuccess && now != nullptr) return result;
   const CurrentContext current(context);

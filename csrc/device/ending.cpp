@@ -19,7 +19,8 @@ constexpr std::int64_t kLookNs = 10'000'000;
 
 void wait_until_held(ContextState& context) noexcept {
   const std::int64_t until = clock_ns(CLOCK_MONOTONIC) + kHoldNs;
-  while (context.life.load(std::memory_order_acquire) == kAsked && harvester_runs() && clock_ns(CLOCK_MONOTONIC) < until) {
+  while (context.life.load(std::memory_order_acquire) == kAsked && harvester_runs() &&
+         clock_ns(CLOCK_MONOTONIC) < until) {
     wake_harvester();
     raw::futex_wait(&context.life, kAsked, kLookNs);
   }
@@ -32,7 +33,8 @@ std::uint32_t hold(Which which) noexcept {
   if (access_state.load(std::memory_order_acquire) != Access::ready || !same_process()) return held;
   for (std::size_t i = 0; ContextState* context = context_at(i); ++i) {
     std::uint32_t live = kLive;
-    if (which(*context) && context->life.compare_exchange_strong(live, kAsked, std::memory_order_acq_rel)) held |= 1U << i;
+    if (which(*context) && context->life.compare_exchange_strong(live, kAsked, std::memory_order_acq_rel))
+      held |= 1U << i;
   }
   for (std::size_t i = 0; i < kMostContexts; ++i)
     if ((held >> i & 1) != 0) wait_until_held(*context_at(i));
@@ -59,13 +61,13 @@ void keep(ContextState& context) noexcept { context.life.store(kLive, std::memor
 static_assert(kMostContexts <= 32);
 
 EndingContexts EndingContexts::with_handle(void* context) noexcept {
-  return EndingContexts(hold([=](const ContextState& state) {
-                          return state.context.load(std::memory_order_relaxed) == context;
-                        }), true);
+  return EndingContexts(
+      hold([=](const ContextState& state) { return state.context.load(std::memory_order_relaxed) == context; }), true);
 }
 
 EndingContexts EndingContexts::of_device(int device) noexcept {
-  return EndingContexts(hold([=](const ContextState& state) { return state.device == device && !state.not_primary; }), true);
+  return EndingContexts(hold([=](const ContextState& state) { return state.device == device && !state.not_primary; }),
+                        true);
 }
 
 EndingContexts EndingContexts::of_current_device() noexcept {

@@ -24,13 +24,13 @@ namespace {
 enum State : std::uint32_t { kNotStarted, kRunning, kStopping, kStopped, kGivenUp, kRefused };
 
 constexpr std::size_t kStackBytes = 256 * 1024;
-constexpr std::int64_t kBusyNs = 5'000'000;    // between rounds while brackets are open
+constexpr std::int64_t kBusyNs = 5'000'000;  // between rounds while brackets are open
 constexpr std::int64_t kQuietNs = 20'000'000;
 constexpr std::int64_t kIdleNs = 100'000'000;  // after a second without any; slots last for longer
 constexpr std::int64_t kIdleAfterNs = 1'000'000'000;
 // That the end of the process is put off: a driver may hang, and on a busy machine the thread may get no processor for long.
 constexpr std::int64_t kStopNs = 1'000'000'000;
-constexpr std::uint32_t kMostRounds = 3;       // that a wait is put off for the end of what it waited for
+constexpr std::uint32_t kMostRounds = 3;  // that a wait is put off for the end of what it waited for
 constexpr std::size_t kEndsKept = 65536;
 
 // When the bracket of an id ended, for waits that come later.
@@ -70,7 +70,8 @@ bool find_awaited(Slot& slot, bool last_chance) noexcept {
   if (slot.awaited_mark == 0) return true;
   const End& end = g_ends[slot.awaited_mark % kEndsKept];
   if (end.bracket_id == slot.awaited_mark) {
-    if (end.device == slot.row.device_index) slot.row.awaited_device_ns = end.device_ns;  // clocks differ between devices
+    if (end.device == slot.row.device_index)
+      slot.row.awaited_device_ns = end.device_ns;  // clocks differ between devices
     return true;
   }
   return last_chance || ++slot.rounds >= kMostRounds;
@@ -185,7 +186,8 @@ void answer_contexts(std::int64_t now_ns) noexcept {
 void harvest_all(std::int64_t now_ns, bool last_chance) noexcept {
   bool anchored[kMostContexts] = {};
   for (std::size_t i = 0; ContextState* context = context_at(i); ++i)
-    anchored[i] = context->life.load(std::memory_order_acquire) == kLive && keep_anchored(*context, now_ns, last_chance);
+    anchored[i] =
+        context->life.load(std::memory_order_acquire) == kLive && keep_anchored(*context, now_ns, last_chance);
   for (std::size_t i = 0; i < g_listed_count;) {
     StreamState& stream = *g_listed[i];
     const auto context = static_cast<std::size_t>(stream.context - context_at(0));
@@ -217,15 +219,17 @@ void tell_counters(bool last) noexcept {
     char memory[160];
     TextBuffer text(memory, sizeof memory);
     text.add("more than ").add(settings.event_budget).add(" timing events a second (--event-budget): only one of ");
-    text.add(std::int64_t{counters.stride.load(std::memory_order_relaxed)}).add(" steps has them; the count is of steps without");
+    text.add(std::int64_t{counters.stride.load(std::memory_order_relaxed)})
+        .add(" steps has them; the count is of steps without");
     report("event_budget", last ? thinned : 0, text.c_str(), schema::codes::Severity::info);
     g_told_thinned = true;
   }
   const std::uint64_t refused = counters.legacy_refused.load(std::memory_order_relaxed);
   if (refused != 0 && (last || !g_told_legacy)) {
-    report("legacy_stream_untimed", last ? refused : 0,
-           "brackets on the legacy default stream have no events: a blocking stream exists, which each event would join",
-           schema::codes::Severity::info);
+    report(
+        "legacy_stream_untimed", last ? refused : 0,
+        "brackets on the legacy default stream have no events: a blocking stream exists, which each event would join",
+        schema::codes::Severity::info);
     g_told_legacy = true;
   }
   const std::uint64_t no_slot = counters.no_slot.load(std::memory_order_relaxed);
@@ -243,7 +247,8 @@ void tell_counters(bool last) noexcept {
   }
   const std::uint64_t failed = counters.failed.load(std::memory_order_relaxed);
   if (failed == g_told_failed) return;
-  report("events_failed", failed - g_told_failed, "timing events that the driver refused; these brackets have no device times",
+  report("events_failed", failed - g_told_failed,
+         "timing events that the driver refused; these brackets have no device times",
          schema::codes::Severity::data_loss);
   g_told_failed = failed;
 }

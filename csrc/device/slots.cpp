@@ -57,7 +57,7 @@ constinit std::atomic<std::uint64_t> g_spent{0};
 constinit std::atomic<std::int64_t> g_began_ns{0};
 constinit std::atomic<std::int64_t> g_last_step_ns{0};
 constinit std::atomic<bool> g_timed{true};
-constinit std::uint64_t g_seconds = 0;       // the harvester's
+constinit std::uint64_t g_seconds = 0;  // the harvester's
 constinit std::int64_t g_last_second_ns = 0;
 constinit std::atomic<std::uint32_t> g_periods{0};  // since the rate was looked at
 
@@ -84,7 +84,8 @@ void look_at_rate(std::int64_t now) noexcept {
   const auto most = static_cast<double>(limit);
   double thinned = rate;
   for (; stride < kMostStride && thinned > most; thinned /= 2) stride *= 2;
-  for (; whole && stride > 1 && thinned * 2 < 0.7 * most; thinned *= 2) stride /= 2;  // 0.7: no flutter around the limit
+  for (; whole && stride > 1 && thinned * 2 < 0.7 * most; thinned *= 2)
+    stride /= 2;  // 0.7: no flutter around the limit
   counters.stride.store(stride, std::memory_order_relaxed);
   begin_count(now);
 }

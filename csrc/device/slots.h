@@ -20,18 +20,18 @@ struct Slot {
   schema::DeviceBracket row;
   cuda::Event first, second;  // null: none; a mark has only the first
   StreamState* stream;
-  std::uint32_t awaited_mark; // bracket whose end is when the awaited work was done
-  std::uint32_t next;         // harvester: behind this one on the same stream
+  std::uint32_t awaited_mark;          // bracket whose end is when the awaited work was done
+  std::uint32_t next;                  // harvester: behind this one on the same stream
   std::atomic<std::uint32_t> open_id;  // bracket_id between begin and end, else 0
-  std::uint32_t rounds;       // harvester: how often it was put off
+  std::uint32_t rounds;                // harvester: how often it was put off
 };
 
 Slot& slot_at(std::uint32_t number) noexcept;
-std::uint32_t take_slot() noexcept;            // kNone if all are in use
+std::uint32_t take_slot() noexcept;  // kNone if all are in use
 void give_slot(std::uint32_t number) noexcept;
-void submit(std::uint32_t number) noexcept;    // to the harvester
-std::uint32_t next_submitted() noexcept;       // kNone if there is none
-std::uint64_t submitted_count() noexcept;      // since the process began
+void submit(std::uint32_t number) noexcept;  // to the harvester
+std::uint32_t next_submitted() noexcept;     // kNone if there is none
+std::uint64_t submitted_count() noexcept;    // since the process began
 std::uint32_t new_bracket_id() noexcept;
 
 // Counted by job threads, told by the harvester.

@@ -17,7 +17,8 @@ namespace stashtrace::device {
 namespace {
 
 constexpr std::uint64_t kGone = 1;
-constexpr std::uint64_t kReserved = 2;  // a thread's default stream whose context is gone: only that thread gives the place back
+constexpr std::uint64_t kReserved =
+    2;  // a thread's default stream whose context is gone: only that thread gives the place back
 constexpr std::uintptr_t kGoneContext = 1;
 constexpr std::size_t kMostProbes = 64;
 
@@ -28,7 +29,8 @@ constinit std::atomic<int> g_blocking{0};
 constinit std::atomic<bool> g_told_full{false};
 constinit FutexLock g_lock;
 constinit thread_local std::uint32_t t_tid = 0;
-constinit thread_local std::uint32_t t_own = 0;  // place + 1 of the latest of this thread's default streams, one per context
+constinit thread_local std::uint32_t t_own =
+    0;  // place + 1 of the latest of this thread's default streams, one per context
 
 std::size_t hash_of(std::uint64_t key) noexcept { return (key * 0x9E3779B97F4A7C15ULL) >> 40; }
 
@@ -92,31 +94,30 @@ void write_device(cuda::Device device) noexcept {
   const bool placed = driver.device_bus != nullptr && driver.device_bus(bus, sizeof bus - 1, device) == 0;
   const bool sized = driver.device_memory != nullptr && driver.device_memory(&bytes, device) == 0;
   driver.driver_version(&version);
-  emit(schema::DeviceInfo{
-      .ticks = now_ticks(),
-      .memory_bytes = sized ? static_cast<std::int64_t>(bytes) : -1,
-      .uuid_id = uuid_text(device),
-      .name_id = named ? intern(name) : 0,
-      .bus_id = placed ? intern(bus) : 0,
-      .device_index = device,
-      .multiprocessors_count = attribute(cuda::kMultiprocessorCount, device, -1),
-      .capability_code = 10 * attribute(cuda::kCapabilityMajor, device, 0) + attribute(cuda::kCapabilityMinor, device, 0),
-      .driver_code = version,
-      .reserved_flags = 0});
+  emit(schema::DeviceInfo{.ticks = now_ticks(),
+                          .memory_bytes = sized ? static_cast<std::int64_t>(bytes) : -1,
+                          .uuid_id = uuid_text(device),
+                          .name_id = named ? intern(name) : 0,
+                          .bus_id = placed ? intern(bus) : 0,
+                          .device_index = device,
+                          .multiprocessors_count = attribute(cuda::kMultiprocessorCount, device, -1),
+                          .capability_code = 10 * attribute(cuda::kCapabilityMajor, device, 0) +
+                                             attribute(cuda::kCapabilityMinor, device, 0),
+                          .driver_code = version,
+                          .reserved_flags = 0});
 }
 
 void write_stream(const StreamState& stream) noexcept {
   const bool compute = stream.carries_compute.load(std::memory_order_relaxed);
-  emit(schema::StreamInfo{
-      .ticks = now_ticks(),
-      .stream_key = stream.stream_key,
-      .handle_key = stream.handle_key,
-      .device_index = stream.context->device,
-      .priority_index = stream.priority,
-      .name_id = 0,
-      .stream_flags = static_cast<std::uint16_t>(
-          stream.flags | (compute ? schema::codes::StreamFlag::carries_compute : 0)),
-      .reserved_flags = 0});
+  emit(schema::StreamInfo{.ticks = now_ticks(),
+                          .stream_key = stream.stream_key,
+                          .handle_key = stream.handle_key,
+                          .device_index = stream.context->device,
+                          .priority_index = stream.priority,
+                          .name_id = 0,
+                          .stream_flags = static_cast<std::uint16_t>(
+                              stream.flags | (compute ? schema::codes::StreamFlag::carries_compute : 0)),
+                          .reserved_flags = 0});
 }
 
 // What the driver says of a stream that is new to us.
@@ -318,7 +319,8 @@ ContextState* find_context(cuda::Context context) noexcept {
 bool is_primary_active(cuda::Device device) noexcept {
   unsigned flags = 0;
   int active = 1;
-  return driver.primary_state == nullptr || driver.primary_state(device, &flags, &active) != cuda::kSuccess || active != 0;
+  return driver.primary_state == nullptr || driver.primary_state(device, &flags, &active) != cuda::kSuccess ||
+         active != 0;
 }
 
 void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)) noexcept {

@@ -32,9 +32,9 @@ struct ContextState {
   std::atomic<cuda::Context> context;  // null: never used; kGoneContext: destroyed
   std::atomic<std::uint32_t> life;
   std::int32_t device;
-  bool not_primary;                    // surely made by cuCtxCreate; false: may be the device's primary one
+  bool not_primary;  // surely made by cuCtxCreate; false: may be the device's primary one
   BoundedQueue<cuda::Event, 16384> events;
-  std::atomic<std::uint32_t> brackets;     // begun with events since the last anchor: no anchors without
+  std::atomic<std::uint32_t> brackets;       // begun with events since the last anchor: no anchors without
   std::atomic<bool> timer_tried;             // one thread loads the kernel
   std::atomic<cuda::Function> timer_kernel;  // set last: reads %globaltimer into timer_host
   volatile std::uint64_t* timer_host;
@@ -43,8 +43,8 @@ struct ContextState {
   // Harvester alone
   cuda::Stream private_stream;
   cuda::Event anchor;
-  std::int64_t anchor_ns;        // device time of `anchor`
-  std::int64_t anchored_at_ns;   // host, CLOCK_MONOTONIC; 0: never
+  std::int64_t anchor_ns;       // device time of `anchor`
+  std::int64_t anchored_at_ns;  // host, CLOCK_MONOTONIC; 0: never
   std::int64_t retry_at_ns;
   bool timer_in_flight, timer_missed;
 };
@@ -54,15 +54,15 @@ struct StreamState {
   cuda::Stream handle;                 // as the driver is told, default streams by their own handles
   std::uint64_t stream_key;
   std::uint64_t handle_key;
-  unsigned long long driver_id;        // of this life of the handle, 0 if the driver cannot tell
+  unsigned long long driver_id;  // of this life of the handle, 0 if the driver cannot tell
   ContextState* context;
   std::int32_t priority;
   std::uint16_t flags;
   std::atomic<bool> carries_compute;
-  std::atomic<bool> blocking;          // joins the legacy stream
-  std::atomic<std::uint64_t> last;     // LastWork, packed
-  std::atomic<std::uint32_t> open;     // brackets not harvested yet
-  std::uint32_t next_own;              // place + 1 of the owning thread's next default stream, 0: none
+  std::atomic<bool> blocking;       // joins the legacy stream
+  std::atomic<std::uint64_t> last;  // LastWork, packed
+  std::atomic<std::uint32_t> open;  // brackets not harvested yet
+  std::uint32_t next_own;           // place + 1 of the owning thread's next default stream, 0: none
 
   // Harvester alone: brackets in the order in which their last events were recorded
   std::uint32_t first, end;
@@ -89,7 +89,7 @@ inline bool has_ended(const StreamState& stream) noexcept {
 }
 
 bool is_legacy(const StreamState& stream) noexcept;
-StreamState* find_stream(cuda::Stream stream) noexcept;     // null: no context, no room, or the driver refused
+StreamState* find_stream(cuda::Stream stream) noexcept;        // null: no context, no room, or the driver refused
 StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking the driver for more than the context
 StreamState& stream_at(std::size_t i) noexcept;
 void forget_stream(cuda::Stream stream) noexcept;
@@ -102,8 +102,8 @@ ContextState* context_at(std::size_t i) noexcept;  // null past the last
 // The context was destroyed. Its streams are not found any more; `forget` is told the key of each.
 void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)) noexcept;
 bool has_open_brackets(const ContextState& context) noexcept;
-void free_context(ContextState& context) noexcept;  // of an ended one without open brackets
-bool is_primary_active(cuda::Device device) noexcept;  // true also where the driver cannot tell
+void free_context(ContextState& context) noexcept;       // of an ended one without open brackets
+bool is_primary_active(cuda::Device device) noexcept;    // true also where the driver cannot tell
 cuda::Event take_event(ContextState& context) noexcept;  // null if the driver gives none
 void give_event(ContextState& context, cuda::Event event) noexcept;
 void drop_events(ContextState& context) noexcept;  // the context was reset: their handles mean nothing now

@@ -137,7 +137,8 @@ Slot* claim(Begin begin) noexcept {
   return slot.open_id.compare_exchange_strong(id, 0, std::memory_order_acq_rel) ? &slot : nullptr;
 }
 
-std::uint32_t mark_on(StreamState& stream, std::uint16_t kind, std::uint64_t correlation, std::uint16_t awaited) noexcept {
+std::uint32_t mark_on(StreamState& stream, std::uint16_t kind, std::uint64_t correlation,
+                      std::uint16_t awaited) noexcept {
   const std::uint32_t number = open_slot(kind, stream, correlation, 0);
   if (number == kNone) return 0;
   Slot& slot = slot_at(number);
@@ -298,7 +299,7 @@ Wait wait_begin(Stream stream, void* event, std::uint16_t flags) noexcept {
   if (state == nullptr) return {.begin = {.stream_unknown = true}};
   if (is_capturing(*state)) return {};
   const bool known = g_event_map.get(event, meaning);
-  if (meaning.awaited == kCaptured) return {};  // the wait takes this stream into the capture
+  if (meaning.awaited == kCaptured) return {};                      // the wait takes this stream into the capture
   if (known && meaning.stream_key == state->stream_key) return {};  // of its own stream: nothing to wait for
   if (meaning.awaited == awaited_code::nothing && !state->carries_compute.load(std::memory_order_relaxed)) return {};
   Wait wait{begin_on(*state, bracket_code::stream_wait, 0, flags), meaning.awaited, meaning.work_id, meaning.copy_code};
@@ -315,7 +316,8 @@ void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t cal
   if (wait.awaited == awaited_code::nothing || !ready()) return;
   StreamState* state = find_known_stream(stream);
   if (state != nullptr && !state->carries_compute.load(std::memory_order_relaxed))
-    state->last.store(LastWork{wait.awaited_bracket, wait.awaited, wait.copy_code, true}.packed(), std::memory_order_relaxed);
+    state->last.store(LastWork{wait.awaited_bracket, wait.awaited, wait.copy_code, true}.packed(),
+                      std::memory_order_relaxed);
 }
 
 void note_stream_created(Stream stream) noexcept {

@@ -23,7 +23,7 @@ namespace bracket_code = schema::codes::Bracket;
 namespace awaited_code = schema::codes::Awaited;
 namespace bracket_flag = schema::codes::BracketFlag;
 
-bool available() noexcept;       // a driver was found and a context is current on this thread
+bool available() noexcept;  // a driver was found and a context is current on this thread
 bool timing_allowed() noexcept;  // false: CUDA_DEVICE_MAX_CONNECTIONS=1 without STASHTRACE_FORCE_EVENTS=1, or a driver too old
 bool capturing(Stream stream) noexcept;  // also true when the answer is "invalidated" or "implicit": back off
 
@@ -34,7 +34,8 @@ std::int32_t current_device() noexcept;             // of the calling thread's c
 struct Begin {
   std::uint32_t bracket_id = 0;  // 0: nothing was begun
   std::uint32_t slot = 0;        // for bracket_end() alone
-  bool stream_unknown = false;   // a default stream on a thread without a context: begin again, untimed, when the call has made one
+  bool stream_unknown =
+      false;  // a default stream on a thread without a context: begin again, untimed, when the call has made one
 };
 
 struct BracketExtra {
@@ -107,9 +108,9 @@ class EndingContexts {
   static EndingContexts of_device(int device) noexcept;  // that may be its primary one
   static EndingContexts of_current_device() noexcept;    // null context: of whichever device turns out to be reset
 
-  void ended() const noexcept;            // the call has destroyed them
+  void ended() const noexcept;              // the call has destroyed them
   void ended_if_inactive() const noexcept;  // those of devices that have no primary context now
-  void kept() const noexcept;             // it was refused
+  void kept() const noexcept;               // it was refused
 
  private:
   explicit EndingContexts(std::uint32_t held, bool sure) noexcept : held_(held), sure_(sure) {}

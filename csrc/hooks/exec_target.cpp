@@ -66,10 +66,12 @@ bool interpreter_of(const char* line, std::size_t bytes, char (&room)[256]) noex
   return length > 0;
 }
 
-bool needs_to_be_first(const File& file, const Elf64_Phdr* headers, unsigned count, const Elf64_Phdr& dynamic) noexcept {
+bool needs_to_be_first(const File& file, const Elf64_Phdr* headers, unsigned count,
+                       const Elf64_Phdr& dynamic) noexcept {
   const auto offset_of = [&](std::uint64_t address) -> std::uint64_t {
     for (unsigned i = 0; i < count; ++i)
-      if (headers[i].p_type == PT_LOAD && address >= headers[i].p_vaddr && address - headers[i].p_vaddr < headers[i].p_filesz)
+      if (headers[i].p_type == PT_LOAD && address >= headers[i].p_vaddr &&
+          address - headers[i].p_vaddr < headers[i].p_filesz)
         return address - headers[i].p_vaddr + headers[i].p_offset;
     return 0;
   };

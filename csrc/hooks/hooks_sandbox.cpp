@@ -43,7 +43,8 @@ void before_filter(unsigned long address) noexcept {
   if (stashtrace::sandboxed()) return seal(true);
   const auto* program = reinterpret_cast<const sock_fprog*>(address);
   if (!stashtrace::all_readable(program, sizeof *program)) return;
-  const bool known = program->len <= BPF_MAXINSNS && stashtrace::all_readable(program->filter, program->len * sizeof(sock_filter));
+  const bool known =
+      program->len <= BPF_MAXINSNS && stashtrace::all_readable(program->filter, program->len * sizeof(sock_filter));
   seal(!known || stashtrace::filter_kills(program->filter, program->len));
 }
 
@@ -76,9 +77,10 @@ STASHTRACE_HOOK(int, prctl, int option, unsigned long a, unsigned long b, unsign
 }
 
 // The same by number: syscall(SYS_prctl, ...) and syscall(SYS_seccomp, ...), from the assembler of collectors/waits.
-extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_sandbox_hook(long number, long a, long b, long c, long d,
-                                                                                   long e, long f) {
-  if (number == SYS_prctl) before_prctl(static_cast<int>(a), static_cast<unsigned long>(b), static_cast<unsigned long>(c));
+extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_sandbox_hook(long number, long a, long b, long c,
+                                                                                    long d, long e, long f) {
+  if (number == SYS_prctl)
+    before_prctl(static_cast<int>(a), static_cast<unsigned long>(b), static_cast<unsigned long>(c));
   else if (a == SECCOMP_SET_MODE_FILTER) before_filter(static_cast<unsigned long>(c));
   else if (a == SECCOMP_SET_MODE_STRICT) seal(false);
   return real::syscall(number, a, b, c, d, e, f);

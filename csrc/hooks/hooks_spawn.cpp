@@ -86,7 +86,8 @@ int place_of_preload(char* const* environment, std::size_t count) noexcept {
     const std::size_t begin = stashtrace::readable_length<can_read>(environment[i], kPreload.size(), false);
     if (begin == stashtrace::kUnreadable) return -1;
     if (begin < kPreload.size() || std::memcmp(environment[i], kPreload.data(), begin) != 0) continue;
-    const std::size_t length = stashtrace::readable_length<can_read>(environment[i], kPreload.size() + kPreloadBytes, true);
+    const std::size_t length =
+        stashtrace::readable_length<can_read>(environment[i], kPreload.size() + kPreloadBytes, true);
     if (length == stashtrace::kUnreadable || length == kPreload.size() + kPreloadBytes) return -1;
     return names_us({environment[i] + kPreload.size(), length - kPreload.size()}) ? static_cast<int>(i) : -1;
   }
@@ -108,9 +109,9 @@ int place_of_preload(char* const* environment, std::size_t count) noexcept {
 
 // As far as the kernel tells before it reads the file.
 bool is_program(const char* path) noexcept {
-  struct stat status {};
-  return stashtrace::raw::call(SYS_newfstatat, AT_FDCWD, address(path), address(&status), 0) == 0 && S_ISREG(status.st_mode) &&
-         stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(path), 1 /* X_OK */) == 0;
+  struct stat status{};
+  return stashtrace::raw::call(SYS_newfstatat, AT_FDCWD, address(path), address(&status), 0) == 0 &&
+         S_ISREG(status.st_mode) && stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(path), 1 /* X_OK */) == 0;
 }
 
 enum class Found { no, yes, elsewhere };
@@ -201,7 +202,8 @@ auto starting(const char* name, const char* why, char* const* environment, Start
 // here, which may be one that cannot live with us: so it starts without. Such an action is known by the functions that add it; libc may
 // have others (POSIX.1-2024 names some), and then a file that is not here tells.
 template <class Start>
-int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t* actions, char* const* environment, Start start) {
+int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t* actions, char* const* environment,
+             Start start) {
   if (stashtrace::sandboxed()) return starting(name, nullptr, environment, start, true);
   const bool moved = actions != nullptr && folder_changes.load(std::memory_order_relaxed);
   const Target target = look_at(name, along_path, moved);
@@ -259,14 +261,17 @@ STASHTRACE_HOOK(int, execv, const char* path, char* const* arguments) { return e
 STASHTRACE_HOOK(int, execvpe, const char* name, char* const* arguments, char* const* environment) {
   return execute_found(name, arguments, environment);
 }
-STASHTRACE_HOOK(int, execvp, const char* name, char* const* arguments) { return execute_found(name, arguments, environ); }
+STASHTRACE_HOOK(int, execvp, const char* name, char* const* arguments) {
+  return execute_found(name, arguments, environ);
+}
 STASHTRACE_HOOK(int, fexecve, int fd, char* const* arguments, char* const* environment) {
   char room[64];
   const char* path = descriptor_path(fd, room);
   return replacing(path, look_to_replace(path), environment,
                    [&](char* const* in) { return real::fexecve(fd, arguments, in); });
 }
-STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment, int flags) {
+STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment,
+                int flags) {
   char room[64];
   const auto start = [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); };
   if (stashtrace::sandboxed()) return replacing(path, Target{}, environment, start);
@@ -298,18 +303,18 @@ STASHTRACE_HOOK(int, posix_spawnp, pid_t* pid, const char* name, const posix_spa
 }
 
 // The lists of execl, execlp and execle end in a null pointer; behind it execle has the environment.
-#define STASHTRACE_COLLECT(first, arguments, rest, after)                                       \
-  va_list rest;                                                                                 \
-  va_start(rest, first);                                                                        \
-  std::size_t count = 1;                                                                        \
-  if (first != nullptr)                                                                         \
-    while (va_arg(rest, char*) != nullptr) ++count;                                             \
-  va_end(rest);                                                                                 \
-  auto** arguments = static_cast<char**>(alloca((count + 1) * sizeof(char*)));                  \
-  arguments[0] = const_cast<char*>(first);                                                      \
-  va_start(rest, first);                                                                        \
+#define STASHTRACE_COLLECT(first, arguments, rest, after)                                          \
+  va_list rest;                                                                                    \
+  va_start(rest, first);                                                                           \
+  std::size_t count = 1;                                                                           \
+  if (first != nullptr)                                                                            \
+    while (va_arg(rest, char*) != nullptr) ++count;                                                \
+  va_end(rest);                                                                                    \
+  auto** arguments = static_cast<char**>(alloca((count + 1) * sizeof(char*)));                     \
+  arguments[0] = const_cast<char*>(first);                                                         \
+  va_start(rest, first);                                                                           \
   for (std::size_t i = 1; first != nullptr && i <= count; ++i) arguments[i] = va_arg(rest, char*); \
-  after;                                                                                        \
+  after;                                                                                           \
   va_end(rest)
 
 STASHTRACE_HOOK(int, execl, const char* path, const char* first, ...) {

@@ -85,17 +85,17 @@ struct Stub {
 
 }  // namespace
 
-#define REAL(Result, name, system_call, ...)                                     \
-  namespace {                                                                    \
-  struct Name_##name {                                                           \
-    static constexpr const char* text = #name;                                   \
-  };                                                                             \
-  template <class F>                                                             \
-  struct StubOf_##name;                                                          \
-  template <class R, class... A>                                                 \
+#define REAL(Result, name, system_call, ...)                                        \
+  namespace {                                                                       \
+  struct Name_##name {                                                              \
+    static constexpr const char* text = #name;                                      \
+  };                                                                                \
+  template <class F>                                                                \
+  struct StubOf_##name;                                                             \
+  template <class R, class... A>                                                    \
   struct StubOf_##name<R(A...)> : Stub<name, Name_##name, system_call, R, A...> {}; \
-  using Of_##name = StubOf_##name<Result(__VA_ARGS__)>;                          \
-  }                                                                              \
+  using Of_##name = StubOf_##name<Result(__VA_ARGS__)>;                             \
+  }                                                                                 \
   constinit decltype(name) name{&Of_##name::call};
 #include "hooks/real_functions.def"
 #undef REAL

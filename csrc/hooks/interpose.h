@@ -60,6 +60,6 @@ void resolve_all() noexcept;
 // Defines an exported function under its C name without meeting the header's own declaration of it, whose
 // attributes (noexcept, nonnull, redirects) would let the compiler drop what a transparent wrapper needs.
 // Not noexcept: a cancelled thread unwinds through us.
-#define STASHTRACE_HOOK(Result, name, ...)                                                     \
+#define STASHTRACE_HOOK(Result, name, ...)                                                          \
   extern "C" __attribute__((visibility("default"))) Result hook_##name(__VA_ARGS__) __asm__(#name); \
   extern "C" Result hook_##name(__VA_ARGS__)

@@ -33,8 +33,7 @@ unsigned nesting_marks(Position at) {
   const __m128i folded = _mm_or_si128(block, _mm_set1_epi8(0x20));
   const __m128i brackets =
       _mm_or_si128(_mm_cmpeq_epi8(folded, _mm_set1_epi8('{')), _mm_cmpeq_epi8(folded, _mm_set1_epi8('}')));
-  return static_cast<unsigned>(
-      _mm_movemask_epi8(_mm_or_si128(brackets, _mm_cmpeq_epi8(block, _mm_set1_epi8('"')))));
+  return static_cast<unsigned>(_mm_movemask_epi8(_mm_or_si128(brackets, _mm_cmpeq_epi8(block, _mm_set1_epi8('"')))));
 }
 #endif
 

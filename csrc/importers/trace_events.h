@@ -116,7 +116,7 @@ class TraceEvents {
   std::vector<Group> groups_;
   std::vector<EventTable> tables_;
   std::vector<std::pair<std::vector<int>, std::vector<int>>> slots_of_table_;  // of its ints, of its texts
-  std::array<std::vector<std::pair<std::string, int>>, 64> slots_;              // by length of the key
+  std::array<std::vector<std::pair<std::string, int>>, 64> slots_;             // by length of the key
   std::vector<std::string_view> args_;
   std::string phases_;  // first letters of the phases that any rule wants
   TextPool pool_;

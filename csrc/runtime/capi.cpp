@@ -51,7 +51,7 @@ void stashtrace_stamp(stashtrace_stamp_t* out) noexcept {
 }
 
 void stashtrace_usage(int64_t* major_faults_count, int64_t* block_inputs_count) noexcept {
-  struct rusage usage {};
+  struct rusage usage{};
   raw::getrusage(RUSAGE_THREAD, &usage);
   *major_faults_count = usage.ru_majflt;
   *block_inputs_count = usage.ru_inblock;
@@ -82,15 +82,15 @@ void stashtrace_report_loss(uint32_t collector_code, const char* reason, uint64_
 
 void stashtrace_stats(stashtrace_stats_t* out) noexcept {
   const RuntimeStats stats = runtime().stats();
-  *out = {stats.rows_count,     stats.written_rows_count, stats.dropped_rows_count, stats.lanes_count,
-          stats.ring_bytes,     stats.written_bytes,      stats.segments_count,     stats.drainer_cpu_ns,
-          stats.self_drain_ns,  stats.incarnation,        stats.drainer_running};
+  *out = {stats.rows_count,    stats.written_rows_count, stats.dropped_rows_count, stats.lanes_count,
+          stats.ring_bytes,    stats.written_bytes,      stats.segments_count,     stats.drainer_cpu_ns,
+          stats.self_drain_ns, stats.incarnation,        stats.drainer_running};
 }
 
 void stashtrace_config(stashtrace_config_t* out) noexcept {
   const Config& config = runtime().config();
-  *out = {config.dir,        config.run_id,    config.steps, name_of(config.drainer), name_of(config.log),
-          config.collectors, config.sample_ms, config.wait_threshold_ns};
+  *out = {config.dir,          config.run_id,     config.steps,     name_of(config.drainer),
+          name_of(config.log), config.collectors, config.sample_ms, config.wait_threshold_ns};
 }
 
 const char* stashtrace_stash_path() noexcept { return runtime().stash_path(); }
@@ -100,8 +100,8 @@ int stashtrace_device_active() noexcept { return recording() && device::availabl
 uint64_t stashtrace_device_bracket_begin(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept {
   if (!device::available()) return 0;
   const device::Inside inside;
-  const device::Begin begin = device::bracket_begin(static_cast<std::uint16_t>(kind),
-                                                    reinterpret_cast<device::Stream>(stream), correlation, 0);
+  const device::Begin begin =
+      device::bracket_begin(static_cast<std::uint16_t>(kind), reinterpret_cast<device::Stream>(stream), correlation, 0);
   return std::uint64_t{begin.bracket_id} << 32 | begin.slot;
 }
 

@@ -142,8 +142,8 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
   // A process of one thread may do what others may not (unshare(CLONE_NEWUSER), fork without a warning of Python), so its
   // own thread drains. Where there are several already, each would wait for whoever drains, and drop rows when the machine
   // is busy: ours does it for them. Not inside a signal handler, as far as a mask can tell: pthread_create allocates.
-  const bool wants_thread = config_.drainer == DrainerMode::thread ||
-                            (config_.drainer == DrainerMode::automatic && raw::threads_count() > 1);
+  const bool wants_thread =
+      config_.drainer == DrainerMode::thread || (config_.drainer == DrainerMode::automatic && raw::threads_count() > 1);
   if (wants_thread && !drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
   if (drainer_.running()) {
     drainer_.wake();
@@ -239,7 +239,7 @@ void Runtime::tell_drops() noexcept {
 // used that have been waited for stands apart; rows of a vfork child are ours, its CPU time is not.
 void Runtime::write_own_cost() noexcept {
   const auto cpu_ns = [](int who) {
-    struct rusage usage {};
+    struct rusage usage{};
     if (raw::getrusage(who, &usage) != 0) return std::int64_t{-1};
     return (std::int64_t{usage.ru_utime.tv_sec} + usage.ru_stime.tv_sec) * 1'000'000'000 +
            (std::int64_t{usage.ru_utime.tv_usec} + usage.ru_stime.tv_usec) * 1'000;

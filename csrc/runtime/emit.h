@@ -33,8 +33,8 @@ enum ChildFilter : std::uint8_t { kNoFilter, kFilter, kKillingFilter };
 struct ThreadState {
   container::LaneHeader* lanes[schema::kRecords.size()];
   std::uint32_t tid;
-  bool known;          // its thread_info row is written
-  bool watches_waits;  // set by the probes for the step thread
+  bool known;                // its thread_info row is written
+  bool watches_waits;        // set by the probes for the step thread
   ChildFilter child_filter;  // of a vfork child that has not ended yet: no system call may be made
 };
 extern constinit thread_local ThreadState thread_state;
@@ -51,7 +51,8 @@ bool emit_slowly(std::size_t index, const void* row) noexcept;
 // Should hooks record now? One relaxed load; false in a process that is not traced and outside STASHTRACE_STEPS.
 inline bool recording() noexcept {
   const std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
-  if (state == detail::kRecording) [[likely]] return true;
+  if (state == detail::kRecording) [[likely]]
+    return true;
   return state == detail::kForked && detail::revive();
 }
 
@@ -82,7 +83,8 @@ template <class R, class... Words>
 [[gnu::always_inline]] inline bool emit_if_plain(Words... words) noexcept {
   static_assert(sizeof...(Words) * 8 == sizeof(R) && (std::is_same_v<Words, std::uint64_t> && ...));
   container::LaneHeader* lane = detail::thread_state.lanes[schema::record_index<R>()];
-  if (lane == nullptr || ring::must_look_up(lane)) [[unlikely]] return false;
+  if (lane == nullptr || ring::must_look_up(lane)) [[unlikely]]
+    return false;
   ring::put(lane, sizeof(R), [=](std::byte* to) {
     std::size_t at = 0;
     ((std::memcpy(to + at, &words, 8), at += 8), ...);

@@ -19,7 +19,7 @@ struct Identity {
   int incarnation = 0;          // number in the file name: exec and reused pids make new ones
   int parent_incarnation = -1;  // of a forked child: of the ancestor whose string ids it keeps
   char host[65] = {};
-  ClockReading start{};         // library loaded, or forked
+  ClockReading start{};  // library loaded, or forked
 };
 
 void read_host(Identity& identity) noexcept;

@@ -31,7 +31,7 @@ void LaneTable::release(LaneHeader* lane) noexcept {
 LaneHeader* LaneTable::take_over(LaneHeader* lane, std::uint32_t tid) noexcept {
   const std::uint64_t committed = ring::relaxed(lane->committed);
   std::atomic_ref(lane->reserved).store(committed, std::memory_order_relaxed);  // its owner may have died in a row
-  std::atomic_ref(lane->mark).store(committed, std::memory_order_relaxed);  // the first row looks up the right one
+  std::atomic_ref(lane->mark).store(committed, std::memory_order_relaxed);      // the first row looks up the right one
   std::atomic_ref(lane->tid).store(tid, std::memory_order_relaxed);
   std::atomic_ref(lane->state).store(ring::kInUse, std::memory_order_release);
   return lane;
@@ -57,8 +57,7 @@ LaneHeader* LaneTable::acquire(RingFile& file, Drainer& drainer, std::size_t ind
     if (is_free(lane) && (is_drained(lane) || drainer.drain(lane, 0))) return take_over(lane, tid);
   }
   if (count == kMostLanes) return nullptr;
-  LaneHeader* lane =
-      file.add_lane(record.id, record.row_bytes, lane_bytes, static_cast<std::uint32_t>(count), tid);
+  LaneHeader* lane = file.add_lane(record.id, record.row_bytes, lane_bytes, static_cast<std::uint32_t>(count), tid);
   if (lane == nullptr) return nullptr;
   lanes_[count] = lane;
   count_.store(count + 1, std::memory_order_release);

@@ -21,8 +21,8 @@ class LaneTable {
   static constexpr std::size_t kMakeFirst = 4;
 
   // A lane for the calling thread; the drainer empties lanes whose owner has ended. Null: no room for another.
-  container::LaneHeader* acquire(RingFile& file, Drainer& drainer, std::size_t index, std::uint32_t lane_bytes,
-                                 int pid, std::uint32_t tid) noexcept;
+  container::LaneHeader* acquire(RingFile& file, Drainer& drainer, std::size_t index, std::uint32_t lane_bytes, int pid,
+                                 std::uint32_t tid) noexcept;
   static void release(container::LaneHeader* lane) noexcept;  // its thread ends
 
   std::size_t count() const noexcept { return count_.load(std::memory_order_acquire); }

@@ -56,17 +56,17 @@ class Runtime final : public Context {
   std::uint32_t begin_exec() noexcept;
   void exec_failed(std::uint32_t number) noexcept;
   bool has_files() const noexcept { return opened_ && owns_files(); }
-  void forked() noexcept;            // in the child, before anything else of ours
-  void thread_ends() noexcept;       // of the calling thread
+  void forked() noexcept;       // in the child, before anything else of ours
+  void thread_ends() noexcept;  // of the calling thread
 
   // emit.cpp
   container::LaneHeader* take_lane(std::size_t index) noexcept;
   bool make_room(container::LaneHeader* lane) noexcept;
-  bool lose_row() noexcept {         // counts it; false
+  bool lose_row() noexcept {  // counts it; false
     ring_.count_lost_row();
     return false;
   }
-  void greet() noexcept;             // rows that open a file or a thread, after take_lane()
+  void greet() noexcept;  // rows that open a file or a thread, after take_lane()
   std::uint32_t state_after_fork() const noexcept;
   // False in a child that shares its parent's memory without being a thread of it (vfork, clone(CLONE_VM)): a thread
   // started there would belong to the child, keep it from ending, and be missing in the parent when it has ended.
@@ -98,11 +98,11 @@ class Runtime final : public Context {
  private:
   void start_rooms() noexcept;
   void end(const char* reason) noexcept;  // null: the process ends
-  bool owns_files() const noexcept;  // not given up, no vfork child, no forked child that has not recorded
-  bool begin_end() noexcept;         // false: nothing to end, or another thread does
-  void close_files() noexcept;       // nothing is recorded any more
-  bool nothing_left() const noexcept;  // in the ring: no row, and no count that no loss row has told
-  bool open_files() noexcept;        // under files_lock_
+  bool owns_files() const noexcept;       // not given up, no vfork child, no forked child that has not recorded
+  bool begin_end() noexcept;              // false: nothing to end, or another thread does
+  void close_files() noexcept;            // nothing is recorded any more
+  bool nothing_left() const noexcept;     // in the ring: no row, and no count that no loss row has told
+  bool open_files() noexcept;             // under files_lock_
   bool create_files() noexcept;
   Status create_files_apart(std::uint64_t tick_hz) noexcept;
   bool give_space(container::LaneHeader* lane) noexcept;
@@ -115,7 +115,7 @@ class Runtime final : public Context {
   void write_own_cost() noexcept;
 
   Config config_;
-  ClockReading epoch_{};             // library loaded, also of a forked child's ancestor: far enough for the rate
+  ClockReading epoch_{};  // library loaded, also of a forked child's ancestor: far enough for the rate
   Identity identity_;
   char rank_variables_[16 * 1024] = {};  // JSON object, copied at start: setproctitle() overwrites the originals
   // A thread may be gone that held it: a vfork child that was killed in the middle.
@@ -126,13 +126,13 @@ class Runtime final : public Context {
   LaneTable lanes_;
   Drainer drainer_;
   FileSampler file_sampler_;
-  std::atomic<bool> opened_{false};  // the files of this incarnation exist
-  std::atomic<bool> gave_up_{false}; // the directory takes no files, or the process is over
+  std::atomic<bool> opened_{false};   // the files of this incarnation exist
+  std::atomic<bool> gave_up_{false};  // the directory takes no files, or the process is over
   std::atomic<bool> known_to_libc_{true};
   std::atomic<bool> ending_{false};  // one thread writes what is left
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};
-  std::atomic<bool> wanted_{true};   // recording, but for what a fork wiped
+  std::atomic<bool> wanted_{true};  // recording, but for what a fork wiped
   std::atomic<std::int64_t> no_lane_until_ns_{0};
   FullWait full_wait_;
   std::atomic<std::int64_t> next_sync_ns_{0};

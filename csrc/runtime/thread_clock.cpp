@@ -13,8 +13,9 @@ namespace {
 constexpr char kPath[] = "/proc/thread-self/schedstat";
 
 struct ThreadClock {
-  int fd;                    // high number, valid if generation is the process's
-  std::uint32_t generation;  // 0: none yet; of the parent in a forked child, where the file tells of the parent's thread
+  int fd;  // high number, valid if generation is the process's
+  std::uint32_t
+      generation;  // 0: none yet; of the parent in a forked child, where the file tells of the parent's thread
   dev_t device;
   ino_t inode;
   // The last reading of the run queue, and when it was made.
@@ -63,7 +64,8 @@ std::int64_t read_runqueue(int fd) noexcept {
 std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   ThreadClock& clock = thread_clock;
   const std::uint32_t generation = runtime().generation();
-  if (clock.generation != 0 && clock.generation == generation && still_holds(clock, ticks, cpu_ns)) return clock.value_ns;
+  if (clock.generation != 0 && clock.generation == generation && still_holds(clock, ticks, cpu_ns))
+    return clock.value_ns;
   if (clock.generation != 0 && is_ours(clock)) {
     if (clock.generation == generation) {
       clock.read_ticks = ticks;

@@ -22,9 +22,9 @@ namespace stashtrace::container {
 
 inline constexpr char kFileMagic[8] = {'S', 'T', 'A', 'S', 'H', 'T', 'R', '\n'};
 inline constexpr char kRingMagic[8] = {'S', 'T', 'A', 'S', 'H', 'R', 'G', '\n'};
-inline constexpr std::uint32_t kLaneMagic = 0x454e414c;        // "LANE"
+inline constexpr std::uint32_t kLaneMagic = 0x454e414c;  // "LANE"
 inline constexpr std::uint64_t kSyncWord = 0xd15c0b5e9a7e5eedULL;
-inline constexpr std::uint16_t kContainerMajor = 1;            // other framing: +1
+inline constexpr std::uint16_t kContainerMajor = 1;  // other framing: +1
 inline constexpr std::uint16_t kContainerMinor = 0;
 inline constexpr std::uint16_t kOldestMajor = 1;
 inline constexpr std::uint32_t kPageBytes = 4096;
@@ -64,43 +64,43 @@ struct SegmentHeader {
   std::uint16_t record_id;
   std::uint16_t codec;
   std::uint32_t tid;
-  std::uint32_t lane_id;        // index of the lane in the ring file
+  std::uint32_t lane_id;  // index of the lane in the ring file
   std::uint32_t row_count;
   std::uint64_t first_sequence;  // of the lane
   std::uint32_t payload_bytes;
   std::uint32_t payload_crc32;
-  std::uint32_t header_crc32;    // of the 40 bytes before this field
+  std::uint32_t header_crc32;  // of the 40 bytes before this field
   std::uint32_t reserved;
 };
 static_assert(sizeof(SegmentHeader) == 48 && offsetof(SegmentHeader, header_crc32) == 40);
 // Payloads are padded with zeros to a multiple of 8; payload_bytes counts without padding.
 
-struct RingHeader {                 // first page of X.ring
+struct RingHeader {  // first page of X.ring
   char magic[8];
   std::uint16_t container_major;
   std::uint16_t container_minor;
   std::uint32_t pid;
-  std::uint64_t used_bytes;         // lanes lie in [kPageBytes, used_bytes); grows, release-stored
-  std::uint64_t lost_lanes;         // rows not recorded because no lane could be made, not yet told in a loss row
+  std::uint64_t used_bytes;  // lanes lie in [kPageBytes, used_bytes); grows, release-stored
+  std::uint64_t lost_lanes;  // rows not recorded because no lane could be made, not yet told in a loss row
 };
 
-struct LaneHeader {                 // first page of a lane
+struct LaneHeader {  // first page of a lane
   std::uint32_t lane_magic;
   std::uint16_t record_id;
   std::uint16_t row_bytes;
   std::uint32_t lane_id;
-  std::uint32_t capacity_rows;      // a power of two
-  std::uint64_t lane_bytes;         // header page + rows, rounded up to pages
-  std::uint32_t tid;                // present owner; all rows in [consumed, committed) are its
-  std::uint32_t state;              // 0 in use, 1 free (owner ended), may be taken once drained
-  alignas(64) std::uint64_t reserved;   // producer: rows claimed
-  std::uint64_t committed;          // producer: rows complete, release-stored
-  std::uint64_t dropped;            // rows refused because the lane was full, not yet told in a loss row
-  std::uint64_t mark;               // producer's own: leaves its fast path when reserved gets here
-  std::uint64_t row_mask;           // producer's own: capacity_rows - 1
-  std::uint64_t space_end;          // producer's own: rows from here on have no space in the file yet; 0: all have it
-  std::uint64_t offset_bytes;       // of this page in the file
-  alignas(64) std::uint64_t consumed;   // drainer: rows that are in X.stash
+  std::uint32_t capacity_rows;         // a power of two
+  std::uint64_t lane_bytes;            // header page + rows, rounded up to pages
+  std::uint32_t tid;                   // present owner; all rows in [consumed, committed) are its
+  std::uint32_t state;                 // 0 in use, 1 free (owner ended), may be taken once drained
+  alignas(64) std::uint64_t reserved;  // producer: rows claimed
+  std::uint64_t committed;             // producer: rows complete, release-stored
+  std::uint64_t dropped;               // rows refused because the lane was full, not yet told in a loss row
+  std::uint64_t mark;                  // producer's own: leaves its fast path when reserved gets here
+  std::uint64_t row_mask;              // producer's own: capacity_rows - 1
+  std::uint64_t space_end;     // producer's own: rows from here on have no space in the file yet; 0: all have it
+  std::uint64_t offset_bytes;  // of this page in the file
+  alignas(64) std::uint64_t consumed;  // drainer: rows that are in X.stash
 };
 static_assert(sizeof(LaneHeader) == 192 && std::is_standard_layout_v<LaneHeader>);
 static_assert(offsetof(LaneHeader, reserved) == 64 && offsetof(LaneHeader, consumed) == 128);

@@ -71,10 +71,10 @@ struct CodeDesc {
 #define CODE(Enum, name, value, doc)
 #define STASHTRACE_MEMBER(type, name, doc) type name;
 #define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS) \
-  struct Struct {                                                            \
-    FIELDS(STASHTRACE_MEMBER)                                                \
-    static constexpr std::uint16_t kId = id;                                 \
-    static constexpr std::uint32_t kLaneBytes = lane_bytes;                  \
+  struct Struct {                                                             \
+    FIELDS(STASHTRACE_MEMBER)                                                 \
+    static constexpr std::uint16_t kId = id;                                  \
+    static constexpr std::uint32_t kLaneBytes = lane_bytes;                   \
   };
 #include "schema/records.def"
 #undef RECORD
@@ -85,12 +85,12 @@ struct CodeDesc {
   FieldDesc{#name, field_type<type>(), static_cast<std::uint16_t>(offsetof(S, name)), \
             static_cast<std::uint16_t>(sizeof(type)), doc},
 #define STASHTRACE_SIZE(type, name, doc) +sizeof(type)
-#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS)                 \
-  template <typename S>                                                                       \
+#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS)                    \
+  template <typename S>                                                                          \
   inline constexpr auto name##_fields_of = std::to_array<FieldDesc>({FIELDS(STASHTRACE_FIELD)}); \
-  inline constexpr auto& name##_fields = name##_fields_of<Struct>;                            \
-  static_assert(std::is_trivially_copyable_v<Struct> && sizeof(Struct) % 8 == 0);             \
-  static_assert(sizeof(Struct) == (0 FIELDS(STASHTRACE_SIZE)), #Struct " has padding");       \
+  inline constexpr auto& name##_fields = name##_fields_of<Struct>;                               \
+  static_assert(std::is_trivially_copyable_v<Struct> && sizeof(Struct) % 8 == 0);                \
+  static_assert(sizeof(Struct) == (0 FIELDS(STASHTRACE_SIZE)), #Struct " has padding");          \
   static_assert((lane_bytes) % 4096 == 0);
 #include "schema/records.def"
 #undef RECORD
@@ -98,9 +98,9 @@ struct CodeDesc {
 #undef STASHTRACE_FIELD
 
 // Pass 3: the table of records, in the order of records.def.
-#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS)                      \
-  RecordDesc{#name, #collector, id, version, sizeof(Struct), lane_bytes, doc, name##_fields.data(), \
-             name##_fields.size()},
+#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS) \
+  RecordDesc{                                                                 \
+      #name, #collector, id, version, sizeof(Struct), lane_bytes, doc, name##_fields.data(), name##_fields.size()},
 inline constexpr auto kRecords = std::to_array<RecordDesc>({
 #include "schema/records.def"
 });
@@ -134,9 +134,10 @@ inline constexpr auto kCodes = std::to_array<CodeDesc>({
 // Pass 5: the enumerations themselves, as scoped constants: io_op::read is codes::IoOp::read.
 namespace codes {
 #undef CODES
-#define CODES(Enum, doc) namespace Enum {}
-#define CODE(Enum, name, value, doc) \
-  namespace Enum {                   \
+#define CODES(Enum, doc) \
+  namespace Enum {}
+#define CODE(Enum, name, value, doc)           \
+  namespace Enum {                             \
   inline constexpr std::uint16_t name = value; \
   }
 #include "schema/records.def"

@@ -64,14 +64,13 @@ CopyFacts look_at(const Copy& copy) noexcept {
 void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,
                 Result result) noexcept {
   const std::uint64_t end = now_ticks();
-  emit(schema::DeviceCallRow{
-      .begin_ticks = begin,
-      .end_ticks = end,
-      .stream_key = has_stream ? device::stream_key(stream) : 0,
-      .size_bytes = static_cast<std::int64_t>(bytes),
-      .device_index = has_stream ? device::device_index(stream) : device::current_device(),
-      .call_code = code,
-      .status_code = static_cast<std::uint16_t>(result)});
+  emit(schema::DeviceCallRow{.begin_ticks = begin,
+                             .end_ticks = end,
+                             .stream_key = has_stream ? device::stream_key(stream) : 0,
+                             .size_bytes = static_cast<std::int64_t>(bytes),
+                             .device_index = has_stream ? device::device_index(stream) : device::current_device(),
+                             .call_code = code,
+                             .status_code = static_cast<std::uint16_t>(result)});
 }
 
 // A caching allocator asks for the same size again when it has given memory back; a job that goes on with a smaller batch does

@@ -69,14 +69,16 @@ Result copying(const Copy& copy, Call call) noexcept {
     result = call();
   }
   const bool first_call = bracket.stream_unknown && result == kSuccess;
-  if (first_call) bracket = device::bracket_begin(device::bracket_code::copy, copy.stream, 0, device::bracket_flag::untimed);
+  if (first_call)
+    bracket = device::bracket_begin(device::bracket_code::copy, copy.stream, 0, device::bracket_flag::untimed);
   if (facts.refused && result == kSuccess) facts = look_at(copy);
   if (result == kSuccess && facts.copy_code != direction::host_to_host) {
     device::bracket_end(bracket, {.size_bytes = static_cast<std::int64_t>(copy.bytes),
                                   .copy_code = facts.copy_code,
                                   .flags = facts.flags,
                                   .call_ticks = first_call ? begin : 0});
-    if (bracket.bracket_id != 0) device::note_work(copy.stream, device::awaited_code::copy, bracket.bracket_id, facts.copy_code);
+    if (bracket.bracket_id != 0)
+      device::note_work(copy.stream, device::awaited_code::copy, bracket.bracket_id, facts.copy_code);
   } else {
     device::bracket_cancel(bracket);
   }
@@ -90,7 +92,8 @@ template <class Call>
 Result copying_box(const BoxCopy* told, Stream stream, bool blocking, Call call) noexcept {
   if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
   const Extent& size = told->extent;
-  return copying({told->to.pointer, told->from.pointer, size.width * size.height * size.depth, told->kind, stream, blocking, false},
+  return copying({told->to.pointer, told->from.pointer, size.width * size.height * size.depth, told->kind, stream,
+                  blocking, false},
                  call);
 }
 
@@ -99,8 +102,9 @@ template <class Call>
 Result copying_box(const PeerBoxCopy* told, Stream stream, Call call) noexcept {
   if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
   const Extent& size = told->extent;
-  return copying({told->to.pointer, told->from.pointer, size.width * size.height * size.depth, kDefaultKind, stream, false, false},
-                 call);
+  return copying(
+      {told->to.pointer, told->from.pointer, size.width * size.height * size.depth, kDefaultKind, stream, false, false},
+      call);
 }
 
 // The driver's descriptions of such copies.
@@ -135,7 +139,8 @@ Result waiting_for(Stream stream, Event event, Call call) noexcept {
     const device::Inside inside;
     result = call();
   }
-  if (first_call_ticks != 0 && result == kSuccess) wait = device::wait_begin(stream, event, device::bracket_flag::untimed);
+  if (first_call_ticks != 0 && result == kSuccess)
+    wait = device::wait_begin(stream, event, device::bracket_flag::untimed);
   device::wait_end(wait, stream, result == kSuccess, first_call_ticks);
   return result;
 }
@@ -195,8 +200,8 @@ Result launching(Stream stream, Call call) noexcept {
 
 // A call that puts one piece of work on a stream, of which the device's time is all there is to know: between two events.
 template <class Call>
-Result bracketing(std::uint16_t code, std::uint16_t awaited, Stream stream, std::uint64_t correlation, std::uint64_t begin,
-                  Call call) noexcept {
+Result bracketing(std::uint16_t code, std::uint16_t awaited, Stream stream, std::uint64_t correlation,
+                  std::uint64_t begin, Call call) noexcept {
   device::Begin bracket = device::bracket_begin(code, stream, correlation, 0);
   Result result;
   {
@@ -229,7 +234,8 @@ Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
 template <class Call>
 Result enqueuing_host_function(Stream stream, Call call) noexcept {
   if (!watching()) return call();
-  return bracketing(device::bracket_code::host_function, device::awaited_code::host_function, stream, 0, now_ticks(), call);
+  return bracketing(device::bracket_code::host_function, device::awaited_code::host_function, stream, 0, now_ticks(),
+                    call);
 }
 
 // A call that destroys contexts may tell an error of earlier work and destroy them nevertheless; these come from calls that did nothing.

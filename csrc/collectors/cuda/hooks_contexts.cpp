@@ -29,10 +29,10 @@ Result call_driver(std::atomic<DriverCall<Argument>>& known, const char* name, A
 
 }  // namespace
 
-#define STASHTRACE_CONTEXT_HOOK(name, Argument, does)                                      \
-  extern "C" __attribute__((visibility("default"))) Result name(Argument which) {          \
-    static constinit std::atomic<DriverCall<Argument>> known{nullptr};                     \
-    return does(which, [=] { return call_driver<Argument>(known, #name, which); });        \
+#define STASHTRACE_CONTEXT_HOOK(name, Argument, does)                               \
+  extern "C" __attribute__((visibility("default"))) Result name(Argument which) {   \
+    static constinit std::atomic<DriverCall<Argument>> known{nullptr};              \
+    return does(which, [=] { return call_driver<Argument>(known, #name, which); }); \
   }
 
 STASHTRACE_CONTEXT_HOOK(cuCtxDestroy, Context, destroying_context)

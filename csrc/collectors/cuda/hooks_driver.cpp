@@ -85,7 +85,8 @@ struct Ours {
   static Result cuMemcpy3DAsync_v2(const DriverBoxCopy* told, Stream stream) {
     return copying_described(told, of(stream), false, [=] { return real_cuMemcpy3DAsync_v2[kVariant](told, stream); });
   }
-  static Result cuMemcpyPeer(DevicePointer to, Context to_context, DevicePointer from, Context from_context, std::size_t bytes) {
+  static Result cuMemcpyPeer(DevicePointer to, Context to_context, DevicePointer from, Context from_context,
+                             std::size_t bytes) {
     return copying({address(to), address(from), bytes, kDeviceToDevice, of(nullptr), false, false},
                    [=] { return real_cuMemcpyPeer[kVariant](to, to_context, from, from_context, bytes); });
   }
@@ -141,7 +142,8 @@ struct Ours {
                       [=] { return real_cuStreamSynchronize[kVariant](stream); });
   }
   static Result cuCtxSynchronize() {
-    return timed_call(call_code::device_synchronize, nullptr, false, 0, [] { return real_cuCtxSynchronize[kVariant](); });
+    return timed_call(call_code::device_synchronize, nullptr, false, 0,
+                      [] { return real_cuCtxSynchronize[kVariant](); });
   }
   static Result cuCtxSynchronize_v2(Context context) {
     return timed_call(call_code::device_synchronize, nullptr, false, 0,
@@ -177,12 +179,14 @@ struct Ours {
   static Result cuMemsetD32_v2(DevicePointer to, unsigned value, std::size_t count) {
     return launching(of(nullptr), [=] { return real_cuMemsetD32_v2[kVariant](to, value, count); });
   }
-  static Result cuMemsetD2D8_v2(DevicePointer to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height) {
+  static Result cuMemsetD2D8_v2(DevicePointer to, std::size_t pitch, unsigned char value, std::size_t width,
+                                std::size_t height) {
     return launching(of(nullptr), [=] { return real_cuMemsetD2D8_v2[kVariant](to, pitch, value, width, height); });
   }
   static Result cuMemsetD2D8Async(DevicePointer to, std::size_t pitch, unsigned char value, std::size_t width,
                                   std::size_t height, Stream stream) {
-    return launching(of(stream), [=] { return real_cuMemsetD2D8Async[kVariant](to, pitch, value, width, height, stream); });
+    return launching(of(stream),
+                     [=] { return real_cuMemsetD2D8Async[kVariant](to, pitch, value, width, height, stream); });
   }
   static Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t count, Stream stream) {
     return launching(of(stream), [=] { return real_cuMemsetD8Async[kVariant](to, value, count, stream); });
@@ -191,16 +195,17 @@ struct Ours {
     return launching(of(stream), [=] { return real_cuMemsetD32Async[kVariant](to, value, count, stream); });
   }
   static Result cuLaunchKernel(Function kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                               unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments,
-                               void** extra) {
+                               unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream,
+                               void** arguments, void** extra) {
     return launching(of(stream), [=] {
-      return real_cuLaunchKernel[kVariant](kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
-                                           arguments, extra);
+      return real_cuLaunchKernel[kVariant](kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
+                                           stream, arguments, extra);
     });
   }
   static Result cuLaunchKernelEx(const DriverLaunchConfig* config, Function kernel, void** arguments, void** extra) {
     if (config == nullptr) return real_cuLaunchKernelEx[kVariant](config, kernel, arguments, extra);
-    return launching(of(config->stream), [=] { return real_cuLaunchKernelEx[kVariant](config, kernel, arguments, extra); });
+    return launching(of(config->stream),
+                     [=] { return real_cuLaunchKernelEx[kVariant](config, kernel, arguments, extra); });
   }
   static Result cuGraphLaunch(GraphExec graph, Stream stream) {
     return launching_graph(graph, of(stream), [=] { return real_cuGraphLaunch[kVariant](graph, stream); });
@@ -209,7 +214,8 @@ struct Ours {
     return enqueuing_host_function(of(stream), [=] { return real_cuLaunchHostFunc[kVariant](stream, function, data); });
   }
   static Result cuLaunchHostFunc_v2(Stream stream, HostFunction function, void* data, unsigned how) {
-    return enqueuing_host_function(of(stream), [=] { return real_cuLaunchHostFunc_v2[kVariant](stream, function, data, how); });
+    return enqueuing_host_function(of(stream),
+                                   [=] { return real_cuLaunchHostFunc_v2[kVariant](stream, function, data, how); });
   }
   static Result cuStreamAddCallback(Stream stream, StreamCallback function, void* data, unsigned flags) {
     return enqueuing_host_function(of(stream),
@@ -233,12 +239,12 @@ struct Known {
   }
 };
 
-#define LOOKED_UP(name, suffix, since, until, per_thread, per_thread_since, ...)     \
-  {#name,                                                                            \
-   {#name #suffix, #name #suffix #per_thread},                                       \
-   {since, per_thread_since},                                                        \
-   until,                                                                            \
-   {reinterpret_cast<void*>(&Ours<0>::name##suffix),                                 \
+#define LOOKED_UP(name, suffix, since, until, per_thread, per_thread_since, ...)        \
+  {#name,                                                                               \
+   {#name #suffix, #name #suffix #per_thread},                                          \
+   {since, per_thread_since},                                                           \
+   until,                                                                               \
+   {reinterpret_cast<void*>(&Ours<0>::name##suffix),                                    \
     per_thread_since != 0 ? reinterpret_cast<void*>(&Ours<1>::name##suffix) : nullptr}, \
    reinterpret_cast<void**>(real_##name##suffix)},
 const Known kKnown[] = {
@@ -258,7 +264,8 @@ void tell_too_new(std::string_view name) noexcept {
   if (!recording() || told.exchange(true, std::memory_order_relaxed)) return;
   char memory[160];
   TextBuffer text(memory, sizeof memory);
-  text.add(name).add(" and perhaps other functions were asked for in a version of CUDA that is newer than this recorder knows: ");
+  text.add(name).add(
+      " and perhaps other functions were asked for in a version of CUDA that is newer than this recorder knows: ");
   text.add("these calls are not recorded");
   device::report("driver_call_too_new", 0, text.c_str(), schema::codes::Severity::info);
 }
@@ -316,7 +323,8 @@ extern "C" void* stashtrace_lookup(const char* symbol, void* real) noexcept {
   if (!lookup_hook_is_on() || stashtrace::device::Inside::already()) return real;
   const std::string_view name(symbol);
   if (name == "cuGetProcAddress_v2") {
-    if (real != reinterpret_cast<void*>(&look_up_with_status)) g_look_up_with_status = reinterpret_cast<LookUpWithStatus>(real);
+    if (real != reinterpret_cast<void*>(&look_up_with_status))
+      g_look_up_with_status = reinterpret_cast<LookUpWithStatus>(real);
     return reinterpret_cast<void*>(&look_up_with_status);
   }
   if (name == "cuGetProcAddress") {

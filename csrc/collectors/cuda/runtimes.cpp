@@ -42,21 +42,21 @@ unsigned find_runtime(const void* caller) noexcept {
 }  // namespace
 
 namespace rt {
-#define CUDART(name, ...)                                                                                  \
-  namespace {                                                                                              \
-  struct Name_##name {                                                                                     \
-    static constexpr const char* text = #name;                                                             \
-  };                                                                                                       \
-  template <unsigned Runtime, class F>                                                                     \
-  struct StubOf_##name;                                                                                    \
-  template <unsigned Runtime, class... A>                                                                  \
-  struct StubOf_##name<Runtime, Result(A...)> : Stub<name, Runtime, Name_##name, A...> {};                 \
-  }                                                                                                        \
-  constinit PerRuntime<Result(__VA_ARGS__)> name{{                                                         \
-      Behind<Result(__VA_ARGS__)>(&StubOf_##name<0, Result(__VA_ARGS__)>::call),                           \
-      Behind<Result(__VA_ARGS__)>(&StubOf_##name<1, Result(__VA_ARGS__)>::call),                           \
-      Behind<Result(__VA_ARGS__)>(&StubOf_##name<2, Result(__VA_ARGS__)>::call),                           \
-      Behind<Result(__VA_ARGS__)>(&StubOf_##name<kNextInScope, Result(__VA_ARGS__)>::call)}};
+#define CUDART(name, ...)                                                                  \
+  namespace {                                                                              \
+  struct Name_##name {                                                                     \
+    static constexpr const char* text = #name;                                             \
+  };                                                                                       \
+  template <unsigned Runtime, class F>                                                     \
+  struct StubOf_##name;                                                                    \
+  template <unsigned Runtime, class... A>                                                  \
+  struct StubOf_##name<Runtime, Result(A...)> : Stub<name, Runtime, Name_##name, A...> {}; \
+  }                                                                                        \
+  constinit PerRuntime<Result(__VA_ARGS__)> name{                                          \
+      {Behind<Result(__VA_ARGS__)>(&StubOf_##name<0, Result(__VA_ARGS__)>::call),          \
+       Behind<Result(__VA_ARGS__)>(&StubOf_##name<1, Result(__VA_ARGS__)>::call),          \
+       Behind<Result(__VA_ARGS__)>(&StubOf_##name<2, Result(__VA_ARGS__)>::call),          \
+       Behind<Result(__VA_ARGS__)>(&StubOf_##name<kNextInScope, Result(__VA_ARGS__)>::call)}};
 #include "collectors/cuda/runtime_calls.def"
 #undef CUDART
 }  // namespace rt
@@ -65,7 +65,8 @@ unsigned runtime_of(const void* caller) noexcept {
   const auto address = reinterpret_cast<std::uint64_t>(caller);
   auto& place = g_callers[(address * 0x9E3779B97F4A7C15ULL) >> 52];
   const std::uint64_t known = place.load(std::memory_order_relaxed);
-  if ((known & 0xffff'ffff'ffff) == address) [[likely]] return static_cast<unsigned>(known >> 48);
+  if ((known & 0xffff'ffff'ffff) == address) [[likely]]
+    return static_cast<unsigned>(known >> 48);
   const unsigned runtime = find_runtime(caller);
   place.store(address | std::uint64_t{runtime} << 48, std::memory_order_relaxed);
   return runtime;

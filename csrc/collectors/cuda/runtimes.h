@@ -45,22 +45,23 @@ unsigned runtime_of(const void* caller) noexcept;
 #define STASHTRACE_CUDART_LIST(...) __VA_OPT__(, ) __VA_ARGS__
 
 // The version nodes are those of exports.map; "@@" marks the default.
-#define STASHTRACE_CUDART_ENTRY(tag, runtime, version, name, parameters, arguments)         \
+#define STASHTRACE_CUDART_ENTRY(tag, runtime, version, name, parameters, arguments)          \
   extern "C" __attribute__((visibility("default"))) Result cudart_##tag##_##name parameters; \
-  extern "C" Result cudart_##tag##_##name parameters {                                      \
-    return body_##name(rt::name.of[runtime].get() STASHTRACE_CUDART_LIST arguments);        \
-  }                                                                                         \
+  extern "C" Result cudart_##tag##_##name parameters {                                       \
+    return body_##name(rt::name.of[runtime].get() STASHTRACE_CUDART_LIST arguments);         \
+  }                                                                                          \
   __asm__(".symver cudart_" #tag "_" #name ", " #name version);
 
 // Defines the hook of one function of libcudart: its parameters, their names, and what to do, with `call` for the real call.
-#define STASHTRACE_CUDART_HOOK(name, parameters, arguments, ...)                                    \
-  namespace {                                                                                       \
-  Result body_##name(decltype(rt::name)::Function real STASHTRACE_CUDART_LIST parameters) { \
-    const auto call = [=] { return real arguments; };                                               \
-    return __VA_ARGS__;                                                                             \
-  }                                                                                                 \
-  }                                                                                                 \
-  STASHTRACE_CUDART_ENTRY(13, 0, "@libcudart.so.13", name, parameters, arguments)                   \
-  STASHTRACE_CUDART_ENTRY(12, 1, "@libcudart.so.12", name, parameters, arguments)                   \
-  STASHTRACE_CUDART_ENTRY(11, 2, "@libcudart.so.11.0", name, parameters, arguments)                 \
-  STASHTRACE_CUDART_ENTRY(any, runtime_of(__builtin_return_address(0)), "@@STASHTRACE_CUDART", name, parameters, arguments)
+#define STASHTRACE_CUDART_HOOK(name, parameters, arguments, ...)                                                 \
+  namespace {                                                                                                    \
+  Result body_##name(decltype(rt::name)::Function real STASHTRACE_CUDART_LIST parameters) {                      \
+    const auto call = [=] { return real arguments; };                                                            \
+    return __VA_ARGS__;                                                                                          \
+  }                                                                                                              \
+  }                                                                                                              \
+  STASHTRACE_CUDART_ENTRY(13, 0, "@libcudart.so.13", name, parameters, arguments)                                \
+  STASHTRACE_CUDART_ENTRY(12, 1, "@libcudart.so.12", name, parameters, arguments)                                \
+  STASHTRACE_CUDART_ENTRY(11, 2, "@libcudart.so.11.0", name, parameters, arguments)                              \
+  STASHTRACE_CUDART_ENTRY(any, runtime_of(__builtin_return_address(0)), "@@STASHTRACE_CUDART", name, parameters, \
+                          arguments)

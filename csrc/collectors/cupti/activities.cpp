@@ -33,8 +33,8 @@ std::uint16_t direction_of(CopyKind kind) noexcept {
   return codes::CopyDirection::unknown;
 }
 
-constexpr std::string_view kMemoryKinds[] = {"unknown", "pageable", "pinned", "device", "array", "managed",
-                                             "device", "managed"};
+constexpr std::string_view kMemoryKinds[] = {"unknown", "pageable", "pinned", "device",
+                                             "array",   "managed",  "device", "managed"};
 
 std::uint32_t copy_name(std::uint8_t source, std::uint8_t target) noexcept {
   const auto name = [](std::uint8_t kind) { return kMemoryKinds[kind < std::size(kMemoryKinds) ? kind : 0]; };
@@ -130,45 +130,90 @@ void Activities::keep_work(const abi::cupti::Activity* record) noexcept {
       const auto& kernel = *reinterpret_cast<const abi::cupti::ActivityKernel*>(record);
       const std::string_view name = kernel.name != nullptr ? kernel.name : "";
       learn_context(kernel.context_id, kernel.device_id);
-      work = {kernel.start_ns, kernel.end_ns, 0, kernel.graph_node_id, kernel.correlation_id, kernel.stream_id,
-              intern(name), static_cast<std::int32_t>(kernel.device_id),
-              is_nccl_kernel(name) ? codes::DeviceWork::communication : codes::DeviceWork::kernel, 0};
+      work = {kernel.start_ns,
+              kernel.end_ns,
+              0,
+              kernel.graph_node_id,
+              kernel.correlation_id,
+              kernel.stream_id,
+              intern(name),
+              static_cast<std::int32_t>(kernel.device_id),
+              is_nccl_kernel(name) ? codes::DeviceWork::communication : codes::DeviceWork::kernel,
+              0};
       break;
     }
     case ActivityKind::memcpy: {
       const auto& copy = *reinterpret_cast<const abi::cupti::ActivityMemcpy*>(record);
       learn_context(copy.context_id, copy.device_id);
-      work = {copy.start_ns, copy.end_ns, copy.bytes, copy.graph_node_id, copy.correlation_id, copy.stream_id,
-              copy_name(copy.source_kind, copy.target_kind), static_cast<std::int32_t>(copy.device_id),
-              codes::DeviceWork::copy, direction_of(copy.copy_kind)};
+      work = {copy.start_ns,
+              copy.end_ns,
+              copy.bytes,
+              copy.graph_node_id,
+              copy.correlation_id,
+              copy.stream_id,
+              copy_name(copy.source_kind, copy.target_kind),
+              static_cast<std::int32_t>(copy.device_id),
+              codes::DeviceWork::copy,
+              direction_of(copy.copy_kind)};
       break;
     }
     case ActivityKind::memcpy_peer: {
       const auto& copy = *reinterpret_cast<const abi::cupti::ActivityMemcpyPeer*>(record);
       learn_context(copy.context_id, copy.device_id);
-      work = {copy.start_ns, copy.end_ns, copy.bytes, copy.graph_node_id, copy.correlation_id, copy.stream_id,
-              intern("memcpy peer"), static_cast<std::int32_t>(copy.device_id), codes::DeviceWork::copy,
+      work = {copy.start_ns,
+              copy.end_ns,
+              copy.bytes,
+              copy.graph_node_id,
+              copy.correlation_id,
+              copy.stream_id,
+              intern("memcpy peer"),
+              static_cast<std::int32_t>(copy.device_id),
+              codes::DeviceWork::copy,
               codes::CopyDirection::peer};
       break;
     }
     case ActivityKind::memset: {
       const auto& set = *reinterpret_cast<const abi::cupti::ActivityMemset*>(record);
       learn_context(set.context_id, set.device_id);
-      work = {set.start_ns, set.end_ns, set.bytes, set.graph_node_id, set.correlation_id, set.stream_id,
-              intern("memset"), static_cast<std::int32_t>(set.device_id), codes::DeviceWork::memset, 0};
+      work = {set.start_ns,
+              set.end_ns,
+              set.bytes,
+              set.graph_node_id,
+              set.correlation_id,
+              set.stream_id,
+              intern("memset"),
+              static_cast<std::int32_t>(set.device_id),
+              codes::DeviceWork::memset,
+              0};
       break;
     }
     case ActivityKind::graph_trace: {
       const auto& graph = *reinterpret_cast<const abi::cupti::ActivityGraphTrace*>(record);
       learn_context(graph.context_id, graph.device_id);
-      work = {graph.start_ns, graph.end_ns, 0, graph.graph_id, graph.correlation_id, graph.stream_id, intern("graph"),
-              static_cast<std::int32_t>(graph.device_id), codes::DeviceWork::graph, 0};
+      work = {graph.start_ns,
+              graph.end_ns,
+              0,
+              graph.graph_id,
+              graph.correlation_id,
+              graph.stream_id,
+              intern("graph"),
+              static_cast<std::int32_t>(graph.device_id),
+              codes::DeviceWork::graph,
+              0};
       break;
     }
     case ActivityKind::synchronization: {
       const auto& wait = *reinterpret_cast<const abi::cupti::ActivitySynchronization*>(record);
-      work = {wait.start_ns, wait.end_ns, 0, 0, wait.correlation_id, wait.stream_id,
-              intern(synchronization_name(wait.type)), device_of(wait.context_id), codes::DeviceWork::synchronization, 0};
+      work = {wait.start_ns,
+              wait.end_ns,
+              0,
+              0,
+              wait.correlation_id,
+              wait.stream_id,
+              intern(synchronization_name(wait.type)),
+              device_of(wait.context_id),
+              codes::DeviceWork::synchronization,
+              0};
       break;
     }
     default: return;

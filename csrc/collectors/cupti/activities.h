@@ -45,7 +45,7 @@ class Activities {
     std::uint64_t begin_ns, end_ns;
     std::uint32_t correlation_id, tid;
   };
-  struct Work;  // what all kinds of records have
+  struct Work;                                    // what all kinds of records have
   static constexpr std::size_t kCalls = 1 << 16;  // of launches in flight; older ones give way
   static constexpr std::size_t kContexts = 64;
 
@@ -58,7 +58,7 @@ class Activities {
 
   FutexLock lock_;
   Readings readings_;
-  Call* calls_ = nullptr;  // by correlation id; kCalls of them
+  Call* calls_ = nullptr;                           // by correlation id; kCalls of them
   std::int32_t device_of_context_[kContexts] = {};  // device + 1, 0 if not seen
   std::atomic<std::uint64_t> begin_ns_{0}, end_ns_{0};
   std::atomic<std::uint64_t> rows_{0}, dropped_{0}, incomplete_{0}, unread_buffers_{0};

@@ -20,9 +20,8 @@ constexpr int kVersionsOfMajor = 1000;  // 13020 is 13.2
 Status find_library(Library& out, bool may_load) noexcept {
   const std::size_t count = std::size(kNames);
   const Dynlib library = may_load ? Dynlib::load(kNames, count) : Dynlib::loaded(kNames, count);
-  if (!library)
-    return Status::failed("no_libcupti", "libcupti.so.13 or .12 is not loaded and not on the library path");
-#define CUPTI_CALL(name, required, ...) \
+  if (!library) return Status::failed("no_libcupti", "libcupti.so.13 or .12 is not loaded and not on the library path");
+#define CUPTI_CALL(name, required, ...)           \
   if (!library.find(out.name, #name) && required) \
     return Status::failed("cupti_symbol_missing", #name " is not in libcupti");
   STASHTRACE_CUPTI_CALLS(CUPTI_CALL)

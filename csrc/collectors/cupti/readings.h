@@ -47,7 +47,8 @@ class Readings {
     if (at + 1 < count_ && kept_[at + 1].device_ns - device_ns < device_ns - kept_[at].device_ns) ++at;
     const Reading& near = kept_[at];
     const std::uint64_t middle = near.before_ticks + (near.after_ticks - near.before_ticks) / 2;
-    const auto distance = static_cast<__int128>(device_ns - near.device_ns) * static_cast<std::int64_t>(hz_) / 1'000'000'000;
+    const auto distance =
+        static_cast<__int128>(device_ns - near.device_ns) * static_cast<std::int64_t>(hz_) / 1'000'000'000;
     return middle + static_cast<std::uint64_t>(static_cast<std::int64_t>(distance));
   }
 

@@ -29,8 +29,8 @@ struct Kind {
 };
 // Graphs are resolved into their nodes unless the second list is asked for.
 constexpr Kind kKinds[] = {
-    {ActivityKind::concurrent_kernel, true}, {ActivityKind::memcpy, true},  {ActivityKind::memset, false},
-    {ActivityKind::memcpy_peer, false},      {ActivityKind::runtime, false}, {ActivityKind::driver, false},
+    {ActivityKind::concurrent_kernel, true}, {ActivityKind::memcpy, true},       {ActivityKind::memset, false},
+    {ActivityKind::memcpy_peer, false},      {ActivityKind::runtime, false},     {ActivityKind::driver, false},
     {ActivityKind::synchronization, false},  {ActivityKind::graph_trace, false},
 };
 constexpr std::size_t kNodeKinds = std::size(kKinds) - 1;

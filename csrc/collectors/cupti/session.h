@@ -64,7 +64,7 @@ class Session {
   bool registered_at_exit_ = false;
   bool drainer_ticks_ = false;  // somebody else may flush for the step thread
   std::int32_t pid_ = 0;
-  std::uint32_t enabled_ = 0;   // bit = place in the list of kinds
+  std::uint32_t enabled_ = 0;  // bit = place in the list of kinds
   std::int64_t closing_since_ns_ = 0;
   std::uint64_t tick_hz_ = 0;
   std::atomic<bool> leave_now_{false};

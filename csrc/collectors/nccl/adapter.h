@@ -82,8 +82,7 @@ struct Interface {
                                      profiler::Logger logger) noexcept {
     if constexpr (kVersion == 4)
       return other.init(context, mask, facts.name, facts.comm_id, facts.nodes, facts.size, facts.rank, logger);
-    else
-      return other.init(context, facts.comm_id, mask, facts.name, facts.nodes, facts.size, facts.rank, logger);
+    else return other.init(context, facts.comm_id, mask, facts.name, facts.nodes, facts.size, facts.rank, logger);
   }
 };
 
@@ -105,22 +104,24 @@ class Adapter {
  private:
   static constexpr int kSuccess = 0;
 
-  static profiler::Result init_of_v4(void** context, int* mask, const char* name, std::uint64_t comm_id, int nodes, int size,
-                                     int rank, profiler::Logger logger) noexcept {
+  static profiler::Result init_of_v4(void** context, int* mask, const char* name, std::uint64_t comm_id, int nodes,
+                                     int size, int rank, profiler::Logger logger) noexcept {
     return init(context, mask, {4, comm_id, name, nodes, size, rank}, logger);
   }
-  static profiler::Result init_since_v5(void** context, std::uint64_t comm_id, int* mask, const char* name, int nodes, int size,
-                                        int rank, profiler::Logger logger) noexcept {
+  static profiler::Result init_since_v5(void** context, std::uint64_t comm_id, int* mask, const char* name, int nodes,
+                                        int size, int rank, profiler::Logger logger) noexcept {
     return init(context, mask, {Api::kVersion, comm_id, name, nodes, size, rank}, logger);
   }
 
-  static profiler::Result init(void** context, int* mask, const plugin::CommFacts& facts, profiler::Logger logger) noexcept {
+  static profiler::Result init(void** context, int* mask, const plugin::CommFacts& facts,
+                               profiler::Logger logger) noexcept {
     std::uint64_t wanted = 0;
     void* const ours = plugin::init(facts, &wanted);
     const auto* other = static_cast<const Structure*>(chain::plugin_of(Api::kVersion));
     chain::masks.ours.store(wanted, std::memory_order_relaxed);
     if (other == nullptr) {
-      __atomic_store_n(mask, static_cast<int>(wanted), __ATOMIC_RELAXED);  // NCCL's one mask, whichever communicator begins
+      __atomic_store_n(mask, static_cast<int>(wanted),
+                       __ATOMIC_RELAXED);  // NCCL's one mask, whichever communicator begins
       *context = ours;
       return kSuccess;
     }
@@ -205,8 +206,10 @@ class Adapter {
   static profiler::Result start_both(const Structure& other, chain::ContextPair* contexts, void** handle,
                                      const Descriptor& descriptor) noexcept {
     const auto type = static_cast<std::uint64_t>(descriptor.type);
-    const bool for_other = contexts->other != nullptr &&
-                           (chain::closure(static_cast<std::uint64_t>(__atomic_load_n(&chain::masks.other, __ATOMIC_RELAXED))) & type) != 0;
+    const bool for_other =
+        contexts->other != nullptr &&
+        (chain::closure(static_cast<std::uint64_t>(__atomic_load_n(&chain::masks.other, __ATOMIC_RELAXED))) & type) !=
+            0;
     // With PXN the parent of a proxy operation is another process's: both plugins check the pid and leave it alone.
     const bool foreign = type == profiler::kProxyOp && descriptor.proxy_op.pid != raw::getpid();
     Descriptor copy = descriptor;
@@ -223,7 +226,8 @@ class Adapter {
       count(Count::pool_full);
       return kSuccess;
     }
-    pair->ours = (chain::masks.ours.load(std::memory_order_relaxed) & type) != 0 ? plugin::start(contexts->ours, event) : nullptr;
+    pair->ours = (chain::masks.ours.load(std::memory_order_relaxed) & type) != 0 ? plugin::start(contexts->ours, event)
+                                                                                 : nullptr;
     if (for_other) other.start_event(contexts->other, &pair->other, &copy);
     pair->pinned = event.captured;  // parent of operations at each replay of the graph
     if (pair->ours == nullptr && pair->other == nullptr) chain::pairs.give_back(pair_handle);

@@ -32,7 +32,8 @@ void begin_call(const Operation& operation, Started& started) noexcept {
   row.call_ticks = now_ticks();
   row.group_hash = started.entry != nullptr ? started.entry->group_hash : 0;
   row.sequence = sequence;
-  const std::int64_t ranks = operation.per_rank && started.entry != nullptr && started.entry->size > 0 ? started.entry->size : 1;
+  const std::int64_t ranks =
+      operation.per_rank && started.entry != nullptr && started.entry->size > 0 ? started.entry->size : 1;
   row.message_bytes = static_cast<std::int64_t>(operation.elements) * bytes_of(operation.type) * ranks;
   row.stream_key = device::stream_key(operation.stream);
   row.call_id = new_call_id();
@@ -41,9 +42,9 @@ void begin_call(const Operation& operation, Started& started) noexcept {
   row.op_code = operation.op;
   row.source_code = source_code::events;
   const bool captured = device::capturing(operation.stream);
-  row.nccl_flags = static_cast<std::uint16_t>((started.grouped ? nccl_flag::grouped : 0) |
-                                              (captured ? nccl_flag::captured : 0) |
-                                              (settings.attached.load(std::memory_order_relaxed) ? nccl_flag::attached : 0));
+  row.nccl_flags =
+      static_cast<std::uint16_t>((started.grouped ? nccl_flag::grouped : 0) | (captured ? nccl_flag::captured : 0) |
+                                 (settings.attached.load(std::memory_order_relaxed) ? nccl_flag::attached : 0));
   thread.current_call_id = row.call_id;
   if (started.entry != nullptr) plugin::note_call(*started.entry, row, operation.elements);
   if (started.grouped || !wants_events(started.entry)) return;
@@ -75,7 +76,8 @@ void end_call(Started& started, Result result) noexcept {
       device::bracket_end(begun, extra);
     }
   }
-  if (!failed && !started.grouped) device::note_work(started.stream, device::awaited_code::collective, started.bracket_id);
+  if (!failed && !started.grouped)
+    device::note_work(started.stream, device::awaited_code::collective, started.bracket_id);
   emit(row);
 }
 

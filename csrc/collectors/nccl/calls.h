@@ -21,8 +21,8 @@ struct Operation {
   std::uint16_t op;
   std::uint64_t elements;  // as given to the call
   DataType type;
-  bool per_rank;           // the input is `elements` for each rank
-  int peer;                // root or peer, -1 if none
+  bool per_rank;  // the input is `elements` for each rank
+  int peer;       // root or peer, -1 if none
   Comm comm;
   Stream stream;
 };
@@ -68,8 +68,8 @@ struct EndingGroup {
   std::uint16_t buffer;
   std::uint64_t begin_ticks;
 };
-EndingGroup group_ends(bool simulated) noexcept;                                      // before the real call
-void group_ended(const EndingGroup& group, Result result, bool simulated) noexcept;   // after it
+EndingGroup group_ends(bool simulated) noexcept;                                     // before the real call
+void group_ended(const EndingGroup& group, Result result, bool simulated) noexcept;  // after it
 
 // Of a group that made communicators: *where is filled in when the outermost ncclGroupEnd returns.
 bool group_open() noexcept;

@@ -53,8 +53,8 @@ void* find_library(const char* name) noexcept {
     found = open_library(path.c_str());
   }
   if (found == nullptr)
-    report_loss(kCollectorCode, "chained_plugin_missing", 1, "the NCCL profiler plugin that was configured before cannot be loaded",
-                schema::codes::Severity::error);
+    report_loss(kCollectorCode, "chained_plugin_missing", 1,
+                "the NCCL profiler plugin that was configured before cannot be loaded", schema::codes::Severity::error);
   return found;
 }
 

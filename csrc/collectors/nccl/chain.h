@@ -36,8 +36,9 @@ struct ContextPair {
   void* ours;
   void* other;
 };
-ContextPair* take_context() noexcept;  // without a place: one that all such communicators share, without the other plugin
-void forget() noexcept;  // in a forked child
+ContextPair*
+take_context() noexcept;  // without a place: one that all such communicators share, without the other plugin
+void forget() noexcept;   // in a forked child
 bool is_nobody(const ContextPair* pair) noexcept;
 void free_context(ContextPair* pair) noexcept;
 

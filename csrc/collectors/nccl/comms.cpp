@@ -13,7 +13,7 @@ namespace stashtrace::nccl {
 
 namespace {
 
-constexpr unsigned kSlots = 1024;     // communicators alive at a time; a power of two
+constexpr unsigned kSlots = 1024;  // communicators alive at a time; a power of two
 constexpr unsigned kPromises = 64;
 const Comm kGone = reinterpret_cast<Comm>(1);
 
@@ -23,7 +23,8 @@ constinit NewComm g_promises[kPromises] = {};
 constinit unsigned g_promised = 0;
 
 unsigned home_of(Comm comm) noexcept {
-  return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(comm) >> 4) * 0x9e3779b97f4a7c15u >> 40) & (kSlots - 1);
+  return static_cast<unsigned>((reinterpret_cast<std::uintptr_t>(comm) >> 4) * 0x9e3779b97f4a7c15u >> 40) &
+         (kSlots - 1);
 }
 
 std::int32_t ask(Name name, Comm comm) noexcept {
@@ -123,7 +124,8 @@ std::uint64_t hash_of(const UniqueId* ids, int count) noexcept {
   return ids == nullptr || count <= 0 ? 0 : hash_bytes(ids, sizeof(UniqueId) * static_cast<std::size_t>(count), 0);
 }
 
-std::uint64_t derived_hash(std::uint64_t parent, std::uint16_t event, std::int64_t what, std::uint64_t ordinal) noexcept {
+std::uint64_t derived_hash(std::uint64_t parent, std::uint16_t event, std::int64_t what,
+                           std::uint64_t ordinal) noexcept {
   const std::uint64_t words[] = {parent, event, static_cast<std::uint64_t>(what), ordinal};
   return hash_bytes(words, sizeof words, 1);
 }

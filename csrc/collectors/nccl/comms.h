@@ -18,9 +18,9 @@ namespace stashtrace::nccl {
 // What the plugin can say about device stamps of a communicator.
 enum Stamps : std::uint8_t {
   kStampsUnknown = 0,
-  kStampsCome = 1,      // the last operations had all of theirs: no events needed
-  kStampsMissing = 2,   // one had none: events stay on
-  kStampsDistrusted = 3 // NCCL's mapping is known to be wrong: they are not used
+  kStampsCome = 1,       // the last operations had all of theirs: no events needed
+  kStampsMissing = 2,    // one had none: events stay on
+  kStampsDistrusted = 3  // NCCL's mapping is known to be wrong: they are not used
 };
 
 struct RecentCall {
@@ -32,13 +32,13 @@ struct RecentCall {
 inline constexpr unsigned kRecentCalls = 64;
 
 struct CommEntry {
-  std::atomic<Comm> comm;                  // null: free; kGone: was in use
+  std::atomic<Comm> comm;  // null: free; kGone: was in use
   std::uint64_t group_hash;
   std::uint64_t parent_hash;
-  bool grown, unseen;                      // unseen: no hook saw how it was made
-  std::uint16_t event;                     // how it was made; the row of that is written when its size and rank are known
+  bool grown, unseen;   // unseen: no hook saw how it was made
+  std::uint16_t event;  // how it was made; the row of that is written when its size and rank are known
   std::uint64_t begin_ticks, end_ticks;
-  std::atomic<bool> unknown;               // size or rank must be asked for again: it is still being made
+  std::atomic<bool> unknown;  // size or rank must be asked for again: it is still being made
   std::int32_t rank, size, nodes, device;
   std::uint32_t name_id;
   std::atomic<std::uint64_t> sequence;     // of the next operation
@@ -46,12 +46,13 @@ struct CommEntry {
   std::atomic<std::uint8_t> stamps;        // Stamps
   std::atomic<bool> wants_plugin;          // not yet joined with a context of the plugin
   std::atomic<std::uint32_t> recent_at;
-  RecentCall recent[kRecentCalls];         // for plugin versions that do not tell the call
+  RecentCall recent[kRecentCalls];  // for plugin versions that do not tell the call
 };
 
 std::uint64_t hash_bytes(const void* bytes, std::size_t count, std::uint64_t seed) noexcept;
 std::uint64_t hash_of(const UniqueId* ids, int count) noexcept;
-std::uint64_t derived_hash(std::uint64_t parent, std::uint16_t event, std::int64_t what, std::uint64_t ordinal) noexcept;
+std::uint64_t derived_hash(std::uint64_t parent, std::uint16_t event, std::int64_t what,
+                           std::uint64_t ordinal) noexcept;
 
 // The entry, or null for a communicator that is not known (it was made before we looked).
 CommEntry* find_comm(Comm comm) noexcept;

@@ -27,7 +27,8 @@ const FunctionDesc& describe(Name name) noexcept { return kFunctions[static_cast
 void* find_function(Name name) noexcept {
   std::atomic<void*>& slot = g_found[static_cast<unsigned>(name)];
   void* found = slot.load(std::memory_order_acquire);
-  if (found != nullptr) [[likely]] return found != &g_absent ? found : nullptr;
+  if (found != nullptr) [[likely]]
+    return found != &g_absent ? found : nullptr;
   const FunctionDesc& wanted = describe(name);
   constexpr std::size_t kCount = sizeof kLibraries / sizeof kLibraries[0];
   const Dynlib library = Dynlib::loaded(kLibraries, kCount);

@@ -40,14 +40,14 @@ const Hook kHooks[] = {
     STASHTRACE_NCCL_EXPORTED(STASHTRACE_NCCL_ROW)
 #undef STASHTRACE_NCCL_ROW
 #define STASHTRACE_NCCL_ROW(name) {Name::name, reinterpret_cast<void*>(&hooked::name), false},
-    STASHTRACE_NCCL_HIDDEN(STASHTRACE_NCCL_ROW)
+        STASHTRACE_NCCL_HIDDEN(STASHTRACE_NCCL_ROW)
 #undef STASHTRACE_NCCL_ROW
 };
 static_assert(sizeof kHooks / sizeof kHooks[0] == kHookedCount, "each hooked function is exported or hidden");
 
 constinit FutexLock g_lock;
 constinit std::atomic<unsigned long long> g_seen_loads{0};
-constinit unsigned g_unfinished = 0;        // passes in a row, under g_lock
+constinit unsigned g_unfinished = 0;  // passes in a row, under g_lock
 constexpr unsigned kMostUnfinished = 100;
 
 struct Range {
@@ -58,9 +58,9 @@ struct Range {
 struct Object {
   Range whole{};
   Range read_only_after_relocation{};
-  const ElfW(Sym)* symbols = nullptr;
+  const ElfW(Sym) * symbols = nullptr;
   const char* names = nullptr;
-  const ElfW(Rela)* tables[2] = {};
+  const ElfW(Rela) * tables[2] = {};
   std::size_t counts[2] = {};
 };
 
@@ -68,8 +68,8 @@ struct Pass {
   bool preloaded;
   Range own, nccl;  // objects; begin: an address in each, until they are found
   int changed;
-  bool unfinished;            // an object is still being relocated
-  void* real[kHookedCount];   // looked up before, null: this libnccl has it not
+  bool unfinished;              // an object is still being relocated
+  void* real[kHookedCount];     // looked up before, null: this libnccl has it not
   bool in_front[kHookedCount];  // exported ones: whoever looks the name up comes to our hook first
 };
 
@@ -77,7 +77,7 @@ bool read_object(const dl_phdr_info& info, Object& object) noexcept {
   const ElfW(Dyn)* dynamic = nullptr;
   object.whole = {~std::uintptr_t{0}, 0};
   for (int i = 0; i < info.dlpi_phnum; ++i) {
-    const ElfW(Phdr)& segment = info.dlpi_phdr[i];
+    const ElfW(Phdr) & segment = info.dlpi_phdr[i];
     const std::uintptr_t begin = info.dlpi_addr + segment.p_vaddr;
     if (segment.p_type == PT_LOAD) {
       if (begin < object.whole.begin) object.whole.begin = begin;
@@ -173,7 +173,7 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
   if (object.whole.holds(pass.own.begin) || object.whole.holds(pass.nccl.begin)) return 0;
   for (int t = 0; t < 2; ++t)
     for (std::size_t i = 0; object.tables[t] != nullptr && i < object.counts[t]; ++i) {
-      const ElfW(Rela)& entry = object.tables[t][i];
+      const ElfW(Rela) & entry = object.tables[t][i];
       const auto type = ELF64_R_TYPE(entry.r_info);
       if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
       const auto symbol = ELF64_R_SYM(entry.r_info);
@@ -183,7 +183,8 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
       auto** slot = reinterpret_cast<void**>(info->dlpi_addr + entry.r_offset);
       // R_X86_64_64: a function pointer in data. With an addend it is no plain address.
       if (entry.r_addend != 0 && type == R_X86_64_64) continue;
-      if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) && write_slot(object, slot, hook->hook, pass))
+      if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) &&
+          write_slot(object, slot, hook->hook, pass))
         ++pass.changed;
     }
   return 0;
@@ -212,8 +213,13 @@ int patch_imports(bool preloaded) noexcept {
   if (real == nullptr) return 0;  // no libnccl yet
   if (!g_lock.try_lock()) return 0;
   const unsigned long long loads = loads_now();
-  Pass pass{
-      preloaded, {reinterpret_cast<std::uintptr_t>(&g_lock), 0}, {reinterpret_cast<std::uintptr_t>(real), 0}, 0, false, {}, {}};
+  Pass pass{preloaded,
+            {reinterpret_cast<std::uintptr_t>(&g_lock), 0},
+            {reinterpret_cast<std::uintptr_t>(real), 0},
+            0,
+            false,
+            {},
+            {}};
   // Before dl_iterate_phdr, below which nothing may be looked up.
   for (std::size_t i = 0; i < kHookedCount; ++i) pass.real[i] = find_function(kHooks[i].name);
   for (std::size_t i = 0; i < kHookedCount; ++i)

@@ -13,8 +13,8 @@ namespace stashtrace::nccl {
 
 namespace {
 
-constexpr unsigned kBuffers = 32;   // threads with a group open at the same time
-constexpr unsigned kCalls = 2048;   // operations of one group: an all-to-all of 1,024 ranks
+constexpr unsigned kBuffers = 32;  // threads with a group open at the same time
+constexpr unsigned kCalls = 2048;  // operations of one group: an all-to-all of 1,024 ranks
 constexpr unsigned kStreams = 64;
 constexpr unsigned kComms = 64;
 
@@ -142,8 +142,8 @@ EndingGroup group_ends(bool simulated) noexcept {
   for (unsigned i = 0; i < buffer->streams_count; ++i) {
     StreamUse& use = buffer->streams[i];
     if (!use.wants_events) continue;
-    const auto flags = static_cast<std::uint16_t>(device::bracket_flag::grouped |
-                                                  (use.captured ? device::bracket_flag::captured : 0));
+    const auto flags =
+        static_cast<std::uint16_t>(device::bracket_flag::grouped | (use.captured ? device::bracket_flag::captured : 0));
     use.begun = device::bracket_begin(device::bracket_code::collective, use.stream, use.first_call_id, flags);
   }
   return group;

@@ -24,7 +24,7 @@ constinit bool g_allgatherv_off = false;
 constinit std::atomic<bool> g_told_shift{false};
 
 std::uint64_t free_shared_bytes() noexcept {
-  struct statfs shm {};
+  struct statfs shm{};
   if (raw::call(SYS_statfs, raw::address("/dev/shm"), raw::address(&shm)) != 0) return 0;
   return static_cast<std::uint64_t>(shm.f_bavail) * static_cast<std::uint64_t>(shm.f_bsize);
 }
@@ -36,16 +36,18 @@ void set_allgatherv_off(bool off) noexcept { g_allgatherv_off = off; }
 bool stamps_are_safe(int plugin_version) noexcept {
   if (plugin_version < 4) return false;
   if (free_shared_bytes() < kEnoughSharedBytes) {
-    report_loss(kCollectorCode, "shm_too_small", 1,
-                "less than 128 MiB free in /dev/shm: NCCL's device stamps are off, since it can crash with them; hint: --shm-size=1g",
-                schema::codes::Severity::error);
+    report_loss(
+        kCollectorCode, "shm_too_small", 1,
+        "less than 128 MiB free in /dev/shm: NCCL's device stamps are off, since it can crash with them; hint: --shm-size=1g",
+        schema::codes::Severity::error);
     return false;
   }
   const bool other_source = settings.source == NcclSource::automatic && device::timing_allowed();
   if (other_source && (plugin_version >= 7 || nccl_version() >= kCostlyFirst)) {
-    report_loss(kCollectorCode, "stamps_cost", 0,
-                "NCCL 2.31 takes several percent for device stamps: events are used instead; --nccl-source plugin asks for stamps",
-                schema::codes::Severity::info);
+    report_loss(
+        kCollectorCode, "stamps_cost", 0,
+        "NCCL 2.31 takes several percent for device stamps: events are used instead; --nccl-source plugin asks for stamps",
+        schema::codes::Severity::info);
     return false;
   }
   return true;
@@ -57,9 +59,10 @@ bool broadcast_shifts_stamps() noexcept {
   // A NCCL that does not tell its version (static) is judged by its plugin interface.
   const bool hit = version != 0 ? version >= kShiftFirst && version < kShiftEnd : plugin::version() >= 6;
   if (hit && !g_told_shift.exchange(true))
-    report_loss(kCollectorCode, "stamps_shifted", 1,
-                "NCCL 2.29 to 2.31 gives wrong device stamps after a broadcast: not used there; hint: NCCL_ALLGATHERV_ENABLE=0",
-                schema::codes::Severity::error);
+    report_loss(
+        kCollectorCode, "stamps_shifted", 1,
+        "NCCL 2.29 to 2.31 gives wrong device stamps after a broadcast: not used there; hint: NCCL_ALLGATHERV_ENABLE=0",
+        schema::codes::Severity::error);
   return hit;
 }
 

@@ -9,6 +9,9 @@ namespace stashtrace::nccl {
 
 #pragma GCC visibility push(hidden)
 
+// Rows of names: clang-format would move each row further to the right.
+// clang-format off
+
 // In all releases from 2.18 on, hence exported for preload; hook_ is the prefix of STASHTRACE_HOOK.
 #define STASHTRACE_NCCL_EXPORTED(X)                                                                                       \
   X(ncclAllReduce) X(ncclReduce) X(ncclBroadcast) X(ncclBcast) X(ncclAllGather) X(ncclReduceScatter) X(ncclSend) X(ncclRecv) \
@@ -20,6 +23,8 @@ namespace stashtrace::nccl {
   X(ncclAllGatherConfig) X(ncclReduceScatterConfig) X(ncclAlltoAllConfig) X(ncclGatherConfig) X(ncclScatterConfig)        \
   X(ncclPutSignal) X(ncclSignal) X(ncclWaitSignal) X(ncclGroupSimulateEnd) X(ncclCommInitRankScalable) X(ncclCommShrink)  \
   X(ncclCommGrow) X(ncclCommRevoke)
+
+// clang-format on
 
 namespace hooked {
 #define STASHTRACE_NCCL_DECLARE(name) function::name name;

@@ -29,7 +29,8 @@ constexpr bool kPerRank = true, kWhole = false;
 
 STASHTRACE_HOOK(Result, ncclAllReduce, const void* in, void* out, std::size_t count, DataType type, RedOp op, Comm comm,
                 Stream stream) {
-  return traced(OPERATION(all_reduce, count, type, kWhole, -1), REAL_CALL(ncclAllReduce, in, out, count, type, op, comm, stream));
+  return traced(OPERATION(all_reduce, count, type, kWhole, -1),
+                REAL_CALL(ncclAllReduce, in, out, count, type, op, comm, stream));
 }
 STASHTRACE_HOOK(Result, ncclReduce, const void* in, void* out, std::size_t count, DataType type, RedOp op, int root,
                 Comm comm, Stream stream) {
@@ -42,31 +43,37 @@ STASHTRACE_HOOK(Result, ncclBroadcast, const void* in, void* out, std::size_t co
                 REAL_CALL(ncclBroadcast, in, out, count, type, root, comm, stream));
 }
 STASHTRACE_HOOK(Result, ncclBcast, void* data, std::size_t count, DataType type, int root, Comm comm, Stream stream) {
-  return traced(OPERATION(broadcast, count, type, kWhole, root), REAL_CALL(ncclBcast, data, count, type, root, comm, stream));
+  return traced(OPERATION(broadcast, count, type, kWhole, root),
+                REAL_CALL(ncclBcast, data, count, type, root, comm, stream));
 }
 STASHTRACE_HOOK(Result, ncclAllGather, const void* in, void* out, std::size_t count, DataType type, Comm comm,
                 Stream stream) {
-  return traced(OPERATION(all_gather, count, type, kWhole, -1), REAL_CALL(ncclAllGather, in, out, count, type, comm, stream));
+  return traced(OPERATION(all_gather, count, type, kWhole, -1),
+                REAL_CALL(ncclAllGather, in, out, count, type, comm, stream));
 }
-STASHTRACE_HOOK(Result, ncclReduceScatter, const void* in, void* out, std::size_t count, DataType type, RedOp op, Comm comm,
-                Stream stream) {
+STASHTRACE_HOOK(Result, ncclReduceScatter, const void* in, void* out, std::size_t count, DataType type, RedOp op,
+                Comm comm, Stream stream) {
   return traced(OPERATION(reduce_scatter, count, type, kPerRank, -1),
                 REAL_CALL(ncclReduceScatter, in, out, count, type, op, comm, stream));
 }
-STASHTRACE_HOOK(Result, ncclSend, const void* in, std::size_t count, DataType type, int peer, Comm comm, Stream stream) {
+STASHTRACE_HOOK(Result, ncclSend, const void* in, std::size_t count, DataType type, int peer, Comm comm,
+                Stream stream) {
   return traced(OPERATION(send, count, type, kWhole, peer), REAL_CALL(ncclSend, in, count, type, peer, comm, stream));
 }
 STASHTRACE_HOOK(Result, ncclRecv, void* out, std::size_t count, DataType type, int peer, Comm comm, Stream stream) {
-  return traced(OPERATION(receive, count, type, kWhole, peer), REAL_CALL(ncclRecv, out, count, type, peer, comm, stream));
+  return traced(OPERATION(receive, count, type, kWhole, peer),
+                REAL_CALL(ncclRecv, out, count, type, peer, comm, stream));
 }
 
 namespace stashtrace::nccl::hooked {
 
 Result ncclAlltoAll(const void* in, void* out, std::size_t count, DataType type, Comm comm, Stream stream) {
-  return traced(OPERATION(all_to_all, count, type, kPerRank, -1), REAL_CALL(ncclAlltoAll, in, out, count, type, comm, stream));
+  return traced(OPERATION(all_to_all, count, type, kPerRank, -1),
+                REAL_CALL(ncclAlltoAll, in, out, count, type, comm, stream));
 }
 Result ncclGather(const void* in, void* out, std::size_t count, DataType type, int root, Comm comm, Stream stream) {
-  return traced(OPERATION(gather, count, type, kWhole, root), REAL_CALL(ncclGather, in, out, count, type, root, comm, stream));
+  return traced(OPERATION(gather, count, type, kWhole, root),
+                REAL_CALL(ncclGather, in, out, count, type, root, comm, stream));
 }
 Result ncclScatter(const void* in, void* out, std::size_t count, DataType type, int root, Comm comm, Stream stream) {
   return traced(OPERATION(scatter, count, type, kPerRank, root),
@@ -74,8 +81,8 @@ Result ncclScatter(const void* in, void* out, std::size_t count, DataType type, 
 }
 
 // 2.31: the same with a configuration per call.
-Result ncclAllReduceConfig(const void* in, void* out, std::size_t count, DataType type, RedOp op, Comm comm, Stream stream,
-                           const CollConfig* config) {
+Result ncclAllReduceConfig(const void* in, void* out, std::size_t count, DataType type, RedOp op, Comm comm,
+                           Stream stream, const CollConfig* config) {
   return traced(OPERATION(all_reduce, count, type, kWhole, -1),
                 REAL_CALL(ncclAllReduceConfig, in, out, count, type, op, comm, stream, config));
 }
@@ -84,8 +91,8 @@ Result ncclReduceConfig(const void* in, void* out, std::size_t count, DataType t
   return traced(OPERATION(reduce, count, type, kWhole, root),
                 REAL_CALL(ncclReduceConfig, in, out, count, type, op, root, comm, stream, config));
 }
-Result ncclBroadcastConfig(const void* in, void* out, std::size_t count, DataType type, int root, Comm comm, Stream stream,
-                           const CollConfig* config) {
+Result ncclBroadcastConfig(const void* in, void* out, std::size_t count, DataType type, int root, Comm comm,
+                           Stream stream, const CollConfig* config) {
   return traced(OPERATION(broadcast, count, type, kWhole, root),
                 REAL_CALL(ncclBroadcastConfig, in, out, count, type, root, comm, stream, config));
 }
@@ -109,8 +116,8 @@ Result ncclGatherConfig(const void* in, void* out, std::size_t count, DataType t
   return traced(OPERATION(gather, count, type, kWhole, root),
                 REAL_CALL(ncclGatherConfig, in, out, count, type, root, comm, stream, config));
 }
-Result ncclScatterConfig(const void* in, void* out, std::size_t count, DataType type, int root, Comm comm, Stream stream,
-                         const CollConfig* config) {
+Result ncclScatterConfig(const void* in, void* out, std::size_t count, DataType type, int root, Comm comm,
+                         Stream stream, const CollConfig* config) {
   return traced(OPERATION(scatter, count, type, kPerRank, root),
                 REAL_CALL(ncclScatterConfig, in, out, count, type, root, comm, stream, config));
 }
@@ -118,8 +125,8 @@ Result ncclScatterConfig(const void* in, void* out, std::size_t count, DataType 
 // One-sided operations have no counterpart call to match with: op "other".
 constexpr DataType kBytes = 0;
 
-Result ncclPutSignal(const void* in, std::size_t count, DataType type, int peer, Window window, std::size_t offset, int signal,
-                     int context, unsigned flags, Comm comm, Stream stream) {
+Result ncclPutSignal(const void* in, std::size_t count, DataType type, int peer, Window window, std::size_t offset,
+                     int signal, int context, unsigned flags, Comm comm, Stream stream) {
   return traced(OPERATION(other, count, type, kWhole, peer),
                 REAL_CALL(ncclPutSignal, in, count, type, peer, window, offset, signal, context, flags, comm, stream));
 }

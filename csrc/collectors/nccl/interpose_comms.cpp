@@ -42,7 +42,8 @@ NewComm begun(std::uint16_t event, std::uint64_t hash, std::uint64_t parent, int
   facts.rank = rank;
   facts.size = size;
   facts.begin_ticks = now_ticks();
-  if (config != nullptr && config->magic == kConfigMagic && config->size >= sizeof(Config) && config->comm_name != nullptr)
+  if (config != nullptr && config->magic == kConfigMagic && config->size >= sizeof(Config) &&
+      config->comm_name != nullptr)
     facts.name_id = stashtrace::intern(config->comm_name);
   return facts;
 }
@@ -143,7 +144,8 @@ STASHTRACE_HOOK(Result, ncclCommInitAll, Comm* comms, int count, const int* devi
   before_communicator();
   // All ranks are in this process: an identity that no other process has is enough.
   static constinit std::atomic<std::uint64_t> ordinal{0};
-  const std::uint64_t words[] = {static_cast<std::uint64_t>(stashtrace::raw::getpid()), now_ticks(), ordinal.fetch_add(1)};
+  const std::uint64_t words[] = {static_cast<std::uint64_t>(stashtrace::raw::getpid()), now_ticks(),
+                                 ordinal.fetch_add(1)};
   NewComm facts = begun(comm_event::init, hash_bytes(words, sizeof words, 3), 0, 0, count, nullptr);
   const Result result = REAL_CALL(ncclCommInitAll, comms, count, devices);
   for (int i = 0; comms != nullptr && i < count && result == kSuccess; ++i) {
@@ -157,8 +159,8 @@ STASHTRACE_HOOK(Result, ncclCommSplit, Comm parent, int color, int key, Comm* co
   const InsideHook guard;
   const std::uint64_t parent_hash = hash_of_comm(parent);
   const std::uint32_t ordinal = next_child(parent, 0);
-  NewComm facts = begun(comm_event::split, derived_hash(parent_hash, comm_event::split, color, ordinal), parent_hash, -1, -1,
-                        config);
+  NewComm facts = begun(comm_event::split, derived_hash(parent_hash, comm_event::split, color, ordinal), parent_hash,
+                        -1, -1, config);
   const Result result = REAL_CALL(ncclCommSplit, parent, color, key, comm, config);
   if (color != kNoColor) made(comm, facts, result, true);
   return result;
@@ -199,8 +201,9 @@ Result ncclCommShrink(Comm parent, int* excluded, int count, Comm* comm, Config*
   std::uint64_t sum = 0;  // in whatever order a rank lists them
   for (int i = 0; excluded != nullptr && i < count; ++i) sum += hash_bytes(excluded + i, sizeof(int), 4);
   const std::uint32_t ordinal = next_child(parent, 1);
-  NewComm facts = begun(comm_event::shrink, derived_hash(parent_hash, comm_event::shrink, static_cast<std::int64_t>(sum), ordinal),
-                        parent_hash, -1, -1, config);
+  NewComm facts =
+      begun(comm_event::shrink, derived_hash(parent_hash, comm_event::shrink, static_cast<std::int64_t>(sum), ordinal),
+            parent_hash, -1, -1, config);
   const Result result = REAL_CALL(ncclCommShrink, parent, excluded, count, comm, config, flags);
   made(comm, facts, result, true);
   return result;
@@ -212,8 +215,8 @@ Result ncclCommGrow(Comm parent, int size, const UniqueId* id, int rank, Comm* c
   // Old ranks know the parent, new ones the unique id, and nothing that both know: add_comm() takes the identity that the
   // plugin tells, and without it the new ranks stay apart from the old ones.
   const std::uint64_t parent_hash = parent != nullptr ? hash_of_comm(parent) : 0;
-  const std::uint64_t hash = parent != nullptr ? derived_hash(parent_hash, comm_event::grow, size, next_child(parent, 2))
-                                               : hash_of(id, 1);
+  const std::uint64_t hash =
+      parent != nullptr ? derived_hash(parent_hash, comm_event::grow, size, next_child(parent, 2)) : hash_of(id, 1);
   NewComm facts = begun(comm_event::grow, hash, parent_hash, rank, size, config);
   const Result result = REAL_CALL(ncclCommGrow, parent, size, id, rank, comm, config);
   made(comm, facts, result, true);

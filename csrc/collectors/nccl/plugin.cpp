@@ -84,7 +84,8 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
     tell("nccl_plugin_version", facts.version);
   }
   ContextSlot* context = take_context();
-  *mask = events_of(facts.version);  // NCCL has one mask for all communicators: also one without a place must not clear it
+  *mask =
+      events_of(facts.version);  // NCCL has one mask for all communicators: also one without a place must not clear it
   if (context == nullptr) {
     count(Count::registry_full);
     return &g_nobody;

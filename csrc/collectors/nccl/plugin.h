@@ -56,8 +56,8 @@ void leave(CommEntry& entry) noexcept;
 // A hooked call is about to be made. For interfaces without API events; and watches for operations that NCCL maps wrongly.
 void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elements) noexcept;
 
-bool loaded() noexcept;     // NCCL called init of some version
-int version() noexcept;     // which one, 0 if none
+bool loaded() noexcept;  // NCCL called init of some version
+int version() noexcept;  // which one, 0 if none
 bool wants_stamps() noexcept;
 
 // Writes rows of what will not end any more. Drainer's thread; `all`: at the end.

@@ -30,8 +30,9 @@ constexpr struct {
   const char* name;
   std::int64_t bytes;
 } kTypes[] = {
-    {"ncclInt8", 1},    {"ncclUint8", 1},   {"ncclInt32", 4},   {"ncclUint32", 4},   {"ncclInt64", 8},      {"ncclUint64", 8},
-    {"ncclFloat16", 2}, {"ncclFloat32", 4}, {"ncclFloat64", 8}, {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1},
+    {"ncclInt8", 1},    {"ncclUint8", 1},    {"ncclInt32", 4},      {"ncclUint32", 4},
+    {"ncclInt64", 8},   {"ncclUint64", 8},   {"ncclFloat16", 2},    {"ncclFloat32", 4},
+    {"ncclFloat64", 8}, {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1},
 };
 
 // NCCL does not say when a graph is gone, so what captured calls keep is bounded: the other half is for calls that end.
@@ -59,7 +60,8 @@ void fill_own_row(ContextSlot& context, const Event& event, std::uint16_t op, sc
   row.stream_key = event.stream != nullptr ? device::stream_key(event.stream) : 0;
   row.call_id = new_call_id();
   row.tid = static_cast<std::uint32_t>(raw::gettid());
-  row.peer_rank = op == op_code::all_reduce || op == op_code::all_gather || op == op_code::reduce_scatter ? -1 : event.peer;
+  row.peer_rank =
+      op == op_code::all_reduce || op == op_code::all_gather || op == op_code::reduce_scatter ? -1 : event.peer;
   row.op_code = op;
   row.nccl_flags = event.captured ? nccl_flag::captured : 0;
   row.source_code = source_code::plugin;

@@ -16,14 +16,14 @@ namespace stashtrace::nccl::plugin {
 
 struct ContextSlot {
   std::atomic<bool> in_use;
-  std::atomic<bool> announced;           // its nccl_comm row is written
-  std::atomic<bool> distrusted;          // a broadcast was enqueued where NCCL mixes stamps up then
-  std::atomic<CommEntry*> entry;         // joined communicator, null if only the plugin knows it
-  std::atomic<std::uint64_t> group_hash; // of the entry, else comm_id
+  std::atomic<bool> announced;            // its nccl_comm row is written
+  std::atomic<bool> distrusted;           // a broadcast was enqueued where NCCL mixes stamps up then
+  std::atomic<CommEntry*> entry;          // joined communicator, null if only the plugin knows it
+  std::atomic<std::uint64_t> group_hash;  // of the entry, else comm_id
   std::uint64_t comm_id, init_ticks;
   std::uint32_t name_id;
   std::int32_t nodes, size, rank, device, version;
-  std::atomic<std::uint64_t> sequence;   // of calls that no hook saw
+  std::atomic<std::uint64_t> sequence;  // of calls that no hook saw
 };
 
 // Group, collective or point-to-point call as the API sees it.
@@ -31,8 +31,8 @@ struct ApiEvent {
   ContextSlot* context;
   std::uint32_t call_id;
   bool captured, own_row, is_group;
-  void* group;                       // handle, null if none
-  std::atomic<void*> first, next;    // of a group: calls without a hook; in a list of them
+  void* group;                     // handle, null if none
+  std::atomic<void*> first, next;  // of a group: calls without a hook; in a list of them
   std::uint32_t calls_count, batch_id;
   schema::NcclCall row;
   void reset() noexcept {
@@ -53,8 +53,8 @@ struct Task {
   std::uint32_t call_id, task_id, algorithm_id, protocol_id;
   std::int32_t device;
   std::uint16_t op, flags, channels;
-  bool expects_stamps, distrusted;  // distrusted: enqueued after NCCL began to mix stamps up
-  std::atomic<std::int32_t> pending;          // its own stop, channels, proxy operations; 0: row written
+  bool expects_stamps, distrusted;    // distrusted: enqueued after NCCL began to mix stamps up
+  std::atomic<std::int32_t> pending;  // its own stop, channels, proxy operations; 0: row written
   std::atomic<std::uint32_t> channels_ended, timed;
   std::atomic<std::uint64_t> end_ticks;
   std::atomic<std::int64_t> begin_device_ns, end_device_ns;
@@ -161,8 +161,8 @@ void stop_task(Task& task, void* handle) noexcept;
 void* start_kernel(const Event& event) noexcept;
 void stop_kernel(KernelCh& kernel, void* handle) noexcept;
 void sweep_tasks(std::uint64_t now, bool all, std::uint64_t tick_hz) noexcept;
-void end_tasks(ContextSlot& context) noexcept;             // of a communicator that ends
-bool adopt_child(Task& task) noexcept;                     // false: its row is written already
+void end_tasks(ContextSlot& context) noexcept;  // of a communicator that ends
+bool adopt_child(Task& task) noexcept;          // false: its row is written already
 void child_ended(Task& task, void* handle) noexcept;
 void announce(ContextSlot& context) noexcept;
 

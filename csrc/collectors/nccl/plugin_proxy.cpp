@@ -100,7 +100,8 @@ void proxy_state(ProxyStep& step, int state, const profiler::StateArgs* args) no
   step.state = wait_of(state);
   step.state_ticks = now;
   // The size is known from the state in which it is posted on; earlier ones say 0 or what the step before moved.
-  if (args != nullptr && step.state != kNoWait && step.state != kPeer) step.bytes = static_cast<std::int64_t>(args->transfer_bytes);
+  if (args != nullptr && step.state != kNoWait && step.state != kPeer)
+    step.bytes = static_cast<std::int64_t>(args->transfer_bytes);
 }
 
 void stop_proxy_step(ProxyStep& step, void* handle) noexcept {

@@ -34,7 +34,8 @@ void judge_stamps(Task& task, std::uint32_t timed) noexcept {
   if (entry == nullptr) return;
   std::uint8_t now = entry->stamps.load(std::memory_order_relaxed);
   const bool complete = timed > 0 && timed >= task.channels;
-  if (complete && now == kStampsUnknown) entry->stamps.compare_exchange_strong(now, kStampsCome, std::memory_order_relaxed);
+  if (complete && now == kStampsUnknown)
+    entry->stamps.compare_exchange_strong(now, kStampsCome, std::memory_order_relaxed);
   if (timed == 0 && (now == kStampsUnknown || now == kStampsCome) && (task.flags & nccl_flag::replayed) == 0)
     entry->stamps.compare_exchange_strong(now, kStampsMissing, std::memory_order_relaxed);
 }
@@ -43,7 +44,8 @@ void judge_stamps(Task& task, std::uint32_t timed) noexcept {
 bool is_distrusted(ContextSlot& context, std::uint16_t op) noexcept {
   const CommEntry* entry = context.entry.load(std::memory_order_acquire);
   if (entry != nullptr) return entry->stamps.load(std::memory_order_relaxed) == kStampsDistrusted;
-  if (op == op_code::broadcast && hazards::broadcast_shifts_stamps()) context.distrusted.store(true, std::memory_order_relaxed);
+  if (op == op_code::broadcast && hazards::broadcast_shifts_stamps())
+    context.distrusted.store(true, std::memory_order_relaxed);
   return context.distrusted.load(std::memory_order_relaxed);
 }
 
@@ -139,8 +141,8 @@ void* start_kernel(const Event& event) noexcept {
 }
 
 void stop_kernel(KernelCh& kernel, void* handle) noexcept {
-  const KernelCh seen{kernel.task, kernel.begin_ticks, kernel.begin_timer, kernel.end_timer.load(std::memory_order_acquire),
-                      kernel.channel};
+  const KernelCh seen{kernel.task, kernel.begin_ticks, kernel.begin_timer,
+                      kernel.end_timer.load(std::memory_order_acquire), kernel.channel};
   if (!pools.kernels.give_back(handle)) return;
   Task* task = pools.tasks.find(seen.task);
   const std::uint64_t end = seen.end_timer.load(std::memory_order_relaxed);
@@ -152,11 +154,12 @@ void stop_kernel(KernelCh& kernel, void* handle) noexcept {
     return;
   }
   if (!task->distrusted)
-    emit(schema::NcclChannel{.begin_device_ns = seen.begin_timer != 0 ? static_cast<std::int64_t>(seen.begin_timer) : -1,
-                             .end_device_ns = timed ? static_cast<std::int64_t>(end) : -1,
-                             .task_id = task->task_id,
-                             .channel_index = seen.channel,
-                             .reserved_flags = 0});
+    emit(
+        schema::NcclChannel{.begin_device_ns = seen.begin_timer != 0 ? static_cast<std::int64_t>(seen.begin_timer) : -1,
+                            .end_device_ns = timed ? static_cast<std::int64_t>(end) : -1,
+                            .task_id = task->task_id,
+                            .channel_index = seen.channel,
+                            .reserved_flags = 0});
   const std::uint32_t ended = task->channels_ended.fetch_add(1, std::memory_order_relaxed) + 1;
   if (timed && !task->written.load(std::memory_order_acquire)) {
     stretch(task->begin_device_ns, static_cast<std::int64_t>(seen.begin_timer), true);

@@ -41,7 +41,8 @@ struct Told {
 };
 // In the order of Count.
 constexpr Told kTold[] = {
-    {"plugin_pool_full", "more events of NCCL's plugin in flight than there are slots", schema::codes::Severity::data_loss},
+    {"plugin_pool_full", "more events of NCCL's plugin in flight than there are slots",
+     schema::codes::Severity::data_loss},
     {"group_full", "operations of a group that was too large: they have no event and no time of return",
      schema::codes::Severity::data_loss},
     {"stamp_order", "channels whose stop was seen before their start, or not at all (NCCL before 2.31): untimed",

@@ -21,10 +21,10 @@ namespace comm_event = schema::codes::CommEvent;
 inline constexpr std::uint16_t kCollectorCode = 9;  // records.def
 
 struct Settings {
-  std::atomic<bool> on{false};          // start() succeeded and stop() was not called
-  std::atomic<bool> attached{false};    // by import tables, not by preload
+  std::atomic<bool> on{false};        // start() succeeded and stop() was not called
+  std::atomic<bool> attached{false};  // by import tables, not by preload
   NcclSource source = NcclSource::automatic;
-  const char* chain = "";               // the plugin that was configured before ours
+  const char* chain = "";  // the plugin that was configured before ours
 };
 extern constinit Settings settings;
 
@@ -39,18 +39,17 @@ inline bool is_on() noexcept { return settings.on.load(std::memory_order_relaxed
 
 // Things that happen on hot paths and are told on the drainer's tick and at the end.
 enum class Count : unsigned {
-  pool_full,        // plugin events without a slot
-  group_full,       // calls of a group that got no event and no time of return
-  stamp_order,      // KernelCh stop before its start, or without one
-  untimed,          // tasks that should have had device stamps and got none
-  late_child,       // an event whose parent was forgotten
+  pool_full,    // plugin events without a slot
+  group_full,   // calls of a group that got no event and no time of return
+  stamp_order,  // KernelCh stop before its start, or without one
+  untimed,      // tasks that should have had device stamps and got none
+  late_child,   // an event whose parent was forgotten
   registry_full,
-  other_process,    // proxy operations of another process (PXN)
+  other_process,  // proxy operations of another process (PXN)
   kCount
 };
 void count(Count what, std::uint64_t by = 1) noexcept;
 void tell_counts() noexcept;
-
 
 bool operation_seen() noexcept;  // of any communicator of this process: from then on a kernel of NCCL may wait on a device
 std::uint32_t new_call_id() noexcept;

@@ -61,7 +61,8 @@ class Slab {
   }
 
   void show(const void* handle) noexcept {
-    if (slots_ != nullptr) slots_[reinterpret_cast<std::uint64_t>(handle) >> 4 & 0xfffff].shown.store(true, std::memory_order_release);
+    if (slots_ != nullptr)
+      slots_[reinterpret_cast<std::uint64_t>(handle) >> 4 & 0xfffff].shown.store(true, std::memory_order_release);
   }
 
   // What the handle names, in use or freed but not reused; null for a stale handle, another kind, or null.
@@ -92,7 +93,8 @@ class Slab {
     Slot* const slots = slots_;
     for (std::uint32_t i = 0; slots != nullptr && i < kSlots; ++i) {
       const std::uint64_t life = slots[i].life.load(std::memory_order_acquire);
-      if ((life & kInUse) != 0 && slots[i].shown.load(std::memory_order_acquire)) visit(handle_of(life >> 1, i), slots[i].value);
+      if ((life & kInUse) != 0 && slots[i].shown.load(std::memory_order_acquire))
+        visit(handle_of(life >> 1, i), slots[i].value);
     }
   }
 

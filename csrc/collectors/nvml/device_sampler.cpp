@@ -92,13 +92,15 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
     if (slot.off || (paces >> static_cast<int>(pace) & 1) == 0) continue;
     values[count] = {};
     values[count].field_id = slot.field->id;
-    if (slot.field->of_links) values[count].scope_id = slot.link < 0 ? abi::kNvmlAllLinks : static_cast<unsigned>(slot.link);
+    if (slot.field->of_links)
+      values[count].scope_id = slot.link < 0 ? abi::kNvmlAllLinks : static_cast<unsigned>(slot.link);
     asked[count++] = &slot;
   }
   if (count == 0) return;
   const std::uint64_t before = now_ticks();
-  const abi::NvmlReturn result =
-      context.nvml.field_values == nullptr ? abi::kNvmlFunctionNotFound : context.nvml.field_values(device_, count, values);
+  const abi::NvmlReturn result = context.nvml.field_values == nullptr
+                                     ? abi::kNvmlFunctionNotFound
+                                     : context.nvml.field_values(device_, count, values);
   const std::uint64_t middle = before + (now_ticks() - before) / 2;
   const ClockReading now = read_clocks(2);
   bool no_link_sum = false;
@@ -119,8 +121,8 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
 }
 
 // `ticks`: of the middle of the call, for values without a time stamp of their own.
-void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value, std::uint64_t ticks,
-                         const ClockReading& now) noexcept {
+void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value,
+                         std::uint64_t ticks, const ClockReading& now) noexcept {
   const std::int64_t age_us = now.realtime_ns / 1'000 - value.timestamp_us;
   if (value.timestamp_us > 0 && age_us >= 0 && age_us < kOldestUs) {
     if (value.timestamp_us == slot.timestamp_us) return;  // not refreshed since

@@ -30,7 +30,8 @@ class Nvml final : public Collector, public TickListener {
     if (context.config().nvml_hz == 0) return Status::ok();
     context_ = &context;
     pid_ = raw::getpid();
-    if (!context.add_tick_listener(*this)) return Status::failed("no_tick_listener_left", "device counters are missing");
+    if (!context.add_tick_listener(*this))
+      return Status::failed("no_tick_listener_left", "device counters are missing");
     on_.store(true, std::memory_order_release);
     return Status::ok();
   }

@@ -16,8 +16,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/pinned_file.h"
 #include "core/config.h"
+#include "core/pinned_file.h"
 #include "core/raw_syscall.h"
 #include "core/text_buffer.h"
 
@@ -41,7 +41,7 @@ class Ownership {
     if (fd_ < 0) return is_first_of_host();
     std::uint64_t hash = 14695981039346656037u;  // FNV-1a
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-    struct flock lock {};
+    struct flock lock{};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
     lock.l_start = static_cast<off_t>(hash >> 2);

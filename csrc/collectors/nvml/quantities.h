@@ -15,10 +15,10 @@ inline constexpr int kPaces = 3;
 struct Field {
   std::uint32_t id;
   const char* name;
-  double scale;     // to the unit of the name
+  double scale;  // to the unit of the name
   Pace pace;
   bool cumulative;
-  bool of_links;    // scope: all links, or one
+  bool of_links;  // scope: all links, or one
 };
 
 inline constexpr double kKib = 1024.0;
@@ -54,9 +54,12 @@ struct Single {
   const char* name;
 };
 inline constexpr Single kSingles[] = {
-    {Call::power, "power_watts"},           {Call::sm_clock, "sm_clock_hz"},
-    {Call::memory_clock, "memory_clock_hz"}, {Call::temperature, "temperature_celsius"},
-    {Call::memory_used, "memory_used_bytes"}, {Call::busy, "busy_ratio"},
+    {Call::power, "power_watts"},
+    {Call::sm_clock, "sm_clock_hz"},
+    {Call::memory_clock, "memory_clock_hz"},
+    {Call::temperature, "temperature_celsius"},
+    {Call::memory_used, "memory_used_bytes"},
+    {Call::busy, "busy_ratio"},
     {Call::throttle, "throttle_reasons_code"},
 };
 inline constexpr int kSinglesCount = sizeof kSingles / sizeof kSingles[0];

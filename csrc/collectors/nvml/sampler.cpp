@@ -20,11 +20,11 @@ namespace stashtrace::nvml {
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
-constexpr std::int64_t kClaimEvery = 2 * kSecond;        // devices of processes that ended meanwhile, contexts made later
-constexpr std::int64_t kAskEvery = kSecond / 4;          // has the job initialised CUDA?
-constexpr std::int64_t kOwnContexts = 10 * kSecond;      // no primary context so long after: it makes its own
+constexpr std::int64_t kClaimEvery = 2 * kSecond;    // devices of processes that ended meanwhile, contexts made later
+constexpr std::int64_t kAskEvery = kSecond / 4;      // has the job initialised CUDA?
+constexpr std::int64_t kOwnContexts = 10 * kSecond;  // no primary context so long after: it makes its own
 constexpr std::int64_t kSteadyEvery = kSecond / 10;
-constexpr std::int64_t kGpmEvery = kSecond / 5;          // NVML wants more than 100 ms between two samples
+constexpr std::int64_t kGpmEvery = kSecond / 5;  // NVML wants more than 100 ms between two samples
 constexpr std::int64_t kForkWait = 100'000'000;
 constexpr std::size_t kStackBytes = 1024 * 1024;
 
@@ -53,7 +53,8 @@ void Sampler::stop(std::int64_t wait_ns) noexcept {
   if (!state_.compare_exchange_strong(running, kStopping, std::memory_order_acq_rel)) return;
   raw::futex_wake(&state_, 1);
   constexpr std::int64_t kSlice = 10'000'000;
-  for (std::int64_t waited = 0; waited < wait_ns && state_.load(std::memory_order_acquire) != kStopped; waited += kSlice)
+  for (std::int64_t waited = 0; waited < wait_ns && state_.load(std::memory_order_acquire) != kStopped;
+       waited += kSlice)
     raw::futex_wait(&state_, kStopping, kSlice);
 }
 

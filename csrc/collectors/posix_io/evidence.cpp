@@ -19,9 +19,7 @@ constinit std::uint64_t refresh_ticks = 2'500'000;
 constinit std::atomic<bool> rate_known = false;
 constexpr int kArmedCalls = 16;
 
-bool read_usage(rusage& usage) noexcept {
-  return raw::call(SYS_getrusage, RUSAGE_THREAD, raw::address(&usage)) == 0;
-}
+bool read_usage(rusage& usage) noexcept { return raw::call(SYS_getrusage, RUSAGE_THREAD, raw::address(&usage)) == 0; }
 
 void store(Evidence& state, const rusage& usage, std::uint64_t ticks) noexcept {
   state.baseline_ticks = ticks;
@@ -33,8 +31,8 @@ void store(Evidence& state, const rusage& usage, std::uint64_t ticks) noexcept {
 }  // namespace
 
 void set_tick_rate(std::uint64_t ticks_per_s) noexcept {
-  hot.slow_ticks = ticks_per_s / 50'000;    // 20 us
-  refresh_ticks = ticks_per_s / 1'000;  // 1 ms
+  hot.slow_ticks = ticks_per_s / 50'000;  // 20 us
+  refresh_ticks = ticks_per_s / 1'000;    // 1 ms
 }
 
 std::uint64_t take_baseline() noexcept {

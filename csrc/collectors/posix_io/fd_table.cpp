@@ -34,10 +34,10 @@ constinit std::atomic<std::uint64_t> device_cache[64] = {};
 
 bool is_network_magic(std::uint64_t magic) noexcept {
   constexpr std::uint64_t kNetwork[] = {
-      NFS_SUPER_MAGIC, 0x65735546 /* FUSE */,   0x0bd00bd0 /* Lustre */, 0xff534d42 /* CIFS */,
-      0xfe534d42 /* SMB2 */, SMB_SUPER_MAGIC,   0x00c36400 /* Ceph */,   0x01021997 /* 9p */,
-      0x47504653 /* GPFS */, 0x19830326 /* BeeGFS */, AFS_SUPER_MAGIC,   0x5346414f /* kAFS */,
-      CODA_SUPER_MAGIC, 0x7461636f /* OCFS2 */, 0x01161970 /* GFS2 */,   0x013111a8 /* IBRIX */,
+      NFS_SUPER_MAGIC,       0x65735546 /* FUSE */,   0x0bd00bd0 /* Lustre */, 0xff534d42 /* CIFS */,
+      0xfe534d42 /* SMB2 */, SMB_SUPER_MAGIC,         0x00c36400 /* Ceph */,   0x01021997 /* 9p */,
+      0x47504653 /* GPFS */, 0x19830326 /* BeeGFS */, AFS_SUPER_MAGIC,         0x5346414f /* kAFS */,
+      CODA_SUPER_MAGIC,      0x7461636f /* OCFS2 */,  0x01161970 /* GFS2 */,   0x013111a8 /* IBRIX */,
   };
   return std::find(std::begin(kNetwork), std::end(kNetwork), magic) != std::end(kNetwork);
 }

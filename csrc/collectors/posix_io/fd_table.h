@@ -58,7 +58,8 @@ class FdTable {
   // Never fails: a descriptor out of reach (negative, too high, no memory) gets an entry that knows nothing.
   FdEntry& at(int fd) noexcept {
     const unsigned index = static_cast<unsigned>(fd);
-    if (index < kChunkEntries) [[likely]] return first_[index];
+    if (index < kChunkEntries) [[likely]]
+      return first_[index];
     return beyond(index);
   }
 
@@ -104,7 +105,8 @@ std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uin
 // The word of a descriptor about to be used.
 inline std::uint64_t word_for_use(int fd, FdEntry& entry) noexcept {
   const std::uint64_t word = entry.word.load(std::memory_order_relaxed);
-  if ((word & kKnown) == 0) [[unlikely]] return identify(fd, entry, word);
+  if ((word & kKnown) == 0) [[unlikely]]
+    return identify(fd, entry, word);
   return word;
 }
 

@@ -24,7 +24,8 @@ STASHTRACE_HOOK(ssize_t, pread64, int fd, void* buffer, std::size_t bytes, std::
 STASHTRACE_HOOK(ssize_t, __pread_chk, int fd, void* buffer, std::size_t bytes, std::int64_t offset, std::size_t room) {
   return on_descriptor<op::pread, real::__pread_chk>(offset, bytes, fd, buffer, bytes, offset, room);
 }
-STASHTRACE_HOOK(ssize_t, __pread64_chk, int fd, void* buffer, std::size_t bytes, std::int64_t offset, std::size_t room) {
+STASHTRACE_HOOK(ssize_t, __pread64_chk, int fd, void* buffer, std::size_t bytes, std::int64_t offset,
+                std::size_t room) {
   return on_descriptor<op::pread, real::__pread64_chk>(offset, bytes, fd, buffer, bytes, offset, room);
 }
 
@@ -154,12 +155,8 @@ STASHTRACE_HOOK(ssize_t, splice, int in, std::int64_t* in_offset, int out, std::
                  [&] { return real::splice(in, in_offset, out, out_offset, bytes, flags); });
 }
 
-STASHTRACE_HOOK(int, fsync, int fd) {
-  return on_descriptor<op::fsync, real::fsync>(-1, 0, fd);
-}
-STASHTRACE_HOOK(int, fdatasync, int fd) {
-  return on_descriptor<op::fsync, real::fdatasync>(-1, 0, fd);
-}
+STASHTRACE_HOOK(int, fsync, int fd) { return on_descriptor<op::fsync, real::fsync>(-1, 0, fd); }
+STASHTRACE_HOOK(int, fdatasync, int fd) { return on_descriptor<op::fsync, real::fdatasync>(-1, 0, fd); }
 STASHTRACE_HOOK(int, sync_file_range, int fd, std::int64_t offset, std::int64_t bytes, unsigned int flags) {
   return on_descriptor<op::fsync, real::sync_file_range>(offset, 0, fd, offset, bytes, flags);
 }

@@ -47,10 +47,12 @@ int on_mapping(std::uint16_t op_code, std::uint64_t word, Call call) {
 
 }  // namespace
 
-STASHTRACE_HOOK(void*, mmap, void* address, std::size_t length, int protection, int flags, int fd, std::int64_t offset) {
+STASHTRACE_HOOK(void*, mmap, void* address, std::size_t length, int protection, int flags, int fd,
+                std::int64_t offset) {
   return mapping(length, flags, fd, offset, [&] { return real::mmap(address, length, protection, flags, fd, offset); });
 }
-STASHTRACE_HOOK(void*, mmap64, void* address, std::size_t length, int protection, int flags, int fd, std::int64_t offset) {
+STASHTRACE_HOOK(void*, mmap64, void* address, std::size_t length, int protection, int flags, int fd,
+                std::int64_t offset) {
   return mapping(length, flags, fd, offset,
                  [&] { return real::mmap64(address, length, protection, flags, fd, offset); });
 }

@@ -70,10 +70,12 @@ STASHTRACE_HOOK(int, __openat64_2, int dirfd, const char* path, int flags) {
   return opening(dirfd, path, flags, [&](int at, const char* to) { return real::__openat64_2(at, to, flags); });
 }
 STASHTRACE_HOOK(int, creat, const char* path, mode_t mode) {
-  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, [&](int, const char* to) { return real::creat(to, mode); });
+  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC,
+                 [&](int, const char* to) { return real::creat(to, mode); });
 }
 STASHTRACE_HOOK(int, creat64, const char* path, mode_t mode) {
-  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, [&](int, const char* to) { return real::creat64(to, mode); });
+  return opening(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC,
+                 [&](int, const char* to) { return real::creat64(to, mode); });
 }
 
 STASHTRACE_HOOK(int, close, int fd) {
@@ -84,7 +86,8 @@ STASHTRACE_HOOK(int, close, int fd) {
   const int result = real::close(fd);
   const std::uint64_t end = stashtrace::now_ticks();
   const bool was_open = result == 0 || errno != EBADF;  // loops that close every number are not I/O
-  if (was_open && (word & kOurs) == 0 && stashtrace::recording()) record(op::close, word, -1, begin, end, or_errno(result));
+  if (was_open && (word & kOurs) == 0 && stashtrace::recording())
+    record(op::close, word, -1, begin, end, or_errno(result));
   return result;
 }
 STASHTRACE_HOOK(int, close_range, unsigned int first, unsigned int last, int flags) {

@@ -12,7 +12,8 @@ STASHTRACE_HOOK(ssize_t, recv, int fd, void* buffer, std::size_t bytes, int flag
 STASHTRACE_HOOK(ssize_t, __recv_chk, int fd, void* buffer, std::size_t bytes, std::size_t room, int flags) {
   return on_descriptor<op::recv, real::__recv_chk>(-1, bytes, fd, buffer, bytes, room, flags);
 }
-STASHTRACE_HOOK(ssize_t, recvfrom, int fd, void* buffer, std::size_t bytes, int flags, sockaddr* from, socklen_t* length) {
+STASHTRACE_HOOK(ssize_t, recvfrom, int fd, void* buffer, std::size_t bytes, int flags, sockaddr* from,
+                socklen_t* length) {
   return on_descriptor<op::recv, real::recvfrom>(-1, bytes, fd, buffer, bytes, flags, from, length);
 }
 STASHTRACE_HOOK(ssize_t, __recvfrom_chk, int fd, void* buffer, std::size_t bytes, std::size_t room, int flags,

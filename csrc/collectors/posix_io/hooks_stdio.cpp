@@ -20,9 +20,7 @@ namespace {
 int descriptor_of(const FILE* stream) noexcept { return stream == nullptr ? -1 : stream->_fileno; }
 
 // libc answers a request for nothing without a look at the stream, which may then be anything.
-bool is_stream(const FILE* stream) noexcept {
-  return stream != nullptr && stashtrace::is_readable(&stream->_fileno);
-}
+bool is_stream(const FILE* stream) noexcept { return stream != nullptr && stashtrace::is_readable(&stream->_fileno); }
 
 // moved(result) tells the bytes of a result, or minus errno.
 template <class Call, class Moved>
@@ -42,26 +40,28 @@ template <class Call, class Moved>
 
 template <class Call>
 std::size_t on_items(std::uint16_t op_code, const FILE* stream, std::size_t size, std::size_t count, Call call) {
-  if (size * count == 0 && !is_stream(stream)) [[unlikely]] return call();
+  if (size * count == 0 && !is_stream(stream)) [[unlikely]]
+    return call();
   return on_stream(op_code, stream, size * count, call,
                    [&](std::size_t items) { return static_cast<std::int64_t>(items * size); });
 }
 template <class Call>
 char* on_line(const FILE* stream, int room, Call call) {
-  if (room <= 1 && !is_stream(stream)) [[unlikely]] return call();
+  if (room <= 1 && !is_stream(stream)) [[unlikely]]
+    return call();
   return on_stream(op::fread, stream, 0, call,
                    [](const char* line) { return line == nullptr ? 0 : static_cast<std::int64_t>(std::strlen(line)); });
 }
 template <class Call>
 ssize_t on_delimited(const void* line, const void* room, const FILE* stream, Call call) {
-  if ((line == nullptr || room == nullptr) && !is_stream(stream)) [[unlikely]] return call();
+  if ((line == nullptr || room == nullptr) && !is_stream(stream)) [[unlikely]]
+    return call();
   return on_stream(op::fread, stream, 0, call, [](ssize_t bytes) { return bytes < 0 ? 0 : std::int64_t{bytes}; });
 }
 template <class Call>
 int on_text(const char* text, const FILE* stream, Call call) {
-  return on_stream(op::fwrite, stream, 0, call, [&](int result) {
-    return result < 0 ? -errno : static_cast<std::int64_t>(std::strlen(text));
-  });
+  return on_stream(op::fwrite, stream, 0, call,
+                   [&](int result) { return result < 0 ? -errno : static_cast<std::int64_t>(std::strlen(text)); });
 }
 template <class Call>
 int on_status(std::uint16_t op_code, const FILE* stream, Call call) {

@@ -64,7 +64,8 @@ void finish_named_open(int fd, const PathName& name, std::uint64_t extra, std::i
                        std::uint64_t begin, std::uint64_t end, std::int64_t error) noexcept {
   const std::uint64_t word = word_of(name) | extra;
   if (fd >= 0) fd_table.set(fd, word & ~flag_bits(flag::stdio), position);
-  if (broken_list.load(std::memory_order_relaxed) != nullptr) [[unlikely]] report_broken_list();
+  if (broken_list.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    report_broken_list();
   if (!name.ours && recording()) record(op_code, word, -1, begin, end, error);
 }
 
@@ -100,8 +101,8 @@ ssize_t record_and_return(std::uint64_t begin_ticks, std::uint64_t end_ticks, st
   return result;
 }
 
-void record_named(std::uint16_t op_code, int dirfd, const char* path, std::uint64_t begin_ticks, std::uint64_t end_ticks,
-                  std::int64_t result) noexcept {
+void record_named(std::uint16_t op_code, int dirfd, const char* path, std::uint64_t begin_ticks,
+                  std::uint64_t end_ticks, std::int64_t result) noexcept {
   const KeepErrno keep;
   const PathName name = path_name(dirfd, path, has_read_path(op_code, result));
   if (!name.ours) record(op_code, word_of(name), -1, begin_ticks, end_ticks, result);

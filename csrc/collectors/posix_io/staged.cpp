@@ -28,7 +28,9 @@ struct StagedList {
   const Slot* slots() const noexcept { return reinterpret_cast<const Slot*>(this + 1); }
   const char* texts() const noexcept { return reinterpret_cast<const char*>(slots() + slots_count); }
   // Empty for a place that does not exist.
-  std::string_view text(std::uint32_t at) const noexcept { return at < texts_bytes ? texts() + at : std::string_view{}; }
+  std::string_view text(std::uint32_t at) const noexcept {
+    return at < texts_bytes ? texts() + at : std::string_view{};
+  }
 };
 
 namespace {
@@ -37,7 +39,7 @@ constexpr std::uint64_t kMagic = 0x3230474154534853;  // "SHSTAG02"
 constexpr std::uint64_t kMostSlots = 1ULL << 28;
 constexpr std::int64_t kForgotten = -1;
 constinit const char* g_path = nullptr;  // of the list; lives as long as the configuration
-constexpr char kBack = '>';  // begins the key of an entry that leads from a copy to its file
+constexpr char kBack = '>';              // begins the key of an entry that leads from a copy to its file
 
 // FNV-1a.
 std::uint64_t hash_of(std::string_view text, std::uint64_t hash = 0xcbf29ce484222325) noexcept {
@@ -51,7 +53,8 @@ bool is_whole(const StagedList& list, std::size_t bytes) noexcept {
   const std::uint64_t count = list.slots_count;
   if (count == 0 || count > kMostSlots || (count & (count - 1)) != 0 || list.texts_bytes == 0) return false;
   const std::size_t rest = bytes - sizeof list;
-  if (rest < count * sizeof(StagedList::Slot) || rest - count * sizeof(StagedList::Slot) != list.texts_bytes) return false;
+  if (rest < count * sizeof(StagedList::Slot) || rest - count * sizeof(StagedList::Slot) != list.texts_bytes)
+    return false;
   return list.texts()[list.texts_bytes - 1] == '\0';
 }
 
@@ -92,7 +95,7 @@ constinit std::atomic<const StagedList*> staged_list{nullptr};
 bool open_staged_list(const char* path) noexcept {
   const int fd = raw::open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
-  struct stat status {};
+  struct stat status{};
   void* mapped = nullptr;
   std::size_t bytes = 0;
   if (raw::fstat(fd, &status) == 0 && status.st_size > 0) {
@@ -127,7 +130,7 @@ std::string_view staged_original(std::string_view copy) noexcept {
 }
 
 bool has_size(int fd, std::int64_t size_bytes) noexcept {
-  struct stat status {};
+  struct stat status{};
   return raw::fstat(fd, &status) == 0 && status.st_size == size_bytes;
 }
 

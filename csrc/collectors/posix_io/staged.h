@@ -36,7 +36,8 @@ void forget_staged(const StagedList& list, int dirfd, const char* path) noexcept
 
 inline void forget_if_staged(int dirfd, const char* path) noexcept {
   const StagedList* list = staged_list.load(std::memory_order_acquire);
-  if (list != nullptr) [[unlikely]] forget_staged(*list, dirfd, path);
+  if (list != nullptr) [[unlikely]]
+    forget_staged(*list, dirfd, path);
 }
 
 // What an open is for, as far as a copy may stand in.
@@ -63,7 +64,8 @@ inline Purpose purpose_of(const char* mode) noexcept {
 template <class Call, class Descriptor, class Close>
 auto open_staged(int dirfd, const char* path, Purpose purpose, bool& staged, Call call, Descriptor fd_of, Close close) {
   const StagedList* list = staged_list.load(std::memory_order_acquire);
-  if (list == nullptr || purpose == Purpose::other) [[likely]] return call(dirfd, path);
+  if (list == nullptr || purpose == Purpose::other) [[likely]]
+    return call(dirfd, path);
   if (purpose == Purpose::writing) {
     forget_staged(*list, dirfd, path);
     return call(dirfd, path);

@@ -41,8 +41,8 @@ void record(const Finished& call) noexcept;
 ssize_t record_and_return(std::uint64_t begin_ticks, std::uint64_t end_ticks, std::int64_t offset_bytes, ssize_t result,
                           std::uint64_t word, std::uint16_t op_code) noexcept;
 // Call on a path: the name is made absolute and interned now, after the call. Keeps errno.
-void record_named(std::uint16_t op_code, int dirfd, const char* path, std::uint64_t begin_ticks, std::uint64_t end_ticks,
-                  std::int64_t result) noexcept;
+void record_named(std::uint16_t op_code, int dirfd, const char* path, std::uint64_t begin_ticks,
+                  std::uint64_t end_ticks, std::int64_t result) noexcept;
 
 inline std::int64_t or_errno(std::int64_t result) noexcept { return result >= 0 ? result : -errno; }
 
@@ -67,16 +67,14 @@ inline std::uint64_t begin_call(std::size_t bytes) {
 
 // Neither on() nor the clock is asked here: no descriptor is known before the collector was on, nothing is recorded
 // after it went off, and without a trusted counter a baseline is always due.
-inline bool is_plain(std::uint64_t word) noexcept {
-  return (word & (kKnown | kOurs)) == kKnown && recording_already();
-}
+inline bool is_plain(std::uint64_t word) noexcept { return (word & (kKnown | kOurs)) == kKnown && recording_already(); }
 
 [[gnu::always_inline]] inline ssize_t finish_plain(std::uint16_t op_code, std::uint64_t word, std::int64_t offset_bytes,
                                                    std::uint64_t begin, std::uint64_t end, ssize_t result) {
   const std::uint64_t duration = end - begin;
   const std::uint64_t duration_result = duration | static_cast<std::uint64_t>(result) << 32;
-  const std::uint64_t path_op_flags = path_of(word) | static_cast<std::uint64_t>(op_code) << 32 |
-                                      static_cast<std::uint64_t>(flags_of(word)) << 48;
+  const std::uint64_t path_op_flags =
+      path_of(word) | static_cast<std::uint64_t>(op_code) << 32 | static_cast<std::uint64_t>(flags_of(word)) << 48;
   if (result >= 0 && duration <= hot.slow_ticks &&
       emit_if_plain<schema::IoOp>(begin, static_cast<std::uint64_t>(offset_bytes), duration_result, path_op_flags))
       [[likely]]
@@ -153,7 +151,8 @@ template <std::uint16_t kOp, std::uint16_t kSocketOp, auto& kReal, class... A>
 // A call on a path, with -1 for failure.
 template <class Call>
 inline auto on_path(std::uint16_t op_code, int dirfd, const char* path, Call call) {
-  if (!on() || !recording()) [[unlikely]] return call();
+  if (!on() || !recording()) [[unlikely]]
+    return call();
   const std::uint64_t begin = begin_call(0);
   const auto result = call();
   const std::uint64_t end = now_ticks();

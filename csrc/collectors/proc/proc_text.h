@@ -41,7 +41,8 @@ inline std::int64_t take_number(std::string_view& text) noexcept {
   while (i < text.size() && text[i] != '\n' && (text[i] < '0' || text[i] > '9')) ++i;
   if (i == text.size() || text[i] == '\n') return -1;
   std::uint64_t value = 0;
-  for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i) value = value * 10 + static_cast<unsigned>(text[i] - '0');
+  for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i)
+    value = value * 10 + static_cast<unsigned>(text[i] - '0');
   text.remove_prefix(i);
   return static_cast<std::int64_t>(value);
 }

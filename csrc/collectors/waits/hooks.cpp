@@ -33,7 +33,8 @@ namespace {
 }  // namespace
 
 STASHTRACE_HOOK(int, pthread_mutex_lock, pthread_mutex_t* mutex) {
-  if (!stashtrace::watches_waits()) [[likely]] return real::pthread_mutex_lock(mutex);
+  if (!stashtrace::watches_waits()) [[likely]]
+    return real::pthread_mutex_lock(mutex);
   return watched_lock(mutex);
 }
 
@@ -66,7 +67,8 @@ STASHTRACE_HOOK(int, epoll_wait, int fd, epoll_event* events, int room, int time
 STASHTRACE_HOOK(int, epoll_pwait, int fd, epoll_event* events, int room, int timeout_ms, const sigset_t* mask) {
   return waiting(code::poll, events, [=] { return real::epoll_pwait(fd, events, room, timeout_ms, mask); });
 }
-STASHTRACE_HOOK(int, epoll_pwait2, int fd, epoll_event* events, int room, const timespec* timeout, const sigset_t* mask) {
+STASHTRACE_HOOK(int, epoll_pwait2, int fd, epoll_event* events, int room, const timespec* timeout,
+                const sigset_t* mask) {
   return waiting(code::poll, events, [=] { return real::epoll_pwait2(fd, events, room, timeout, mask); });
 }
 
@@ -105,8 +107,8 @@ STASHTRACE_HOOK(int, waitid, idtype_t kind, id_t id, siginfo_t* info, int option
 // syscall(SYS_futex, ...): std::atomic::wait, std::latch and others of libstdc++. Everything else leaves by a jump with
 // registers and stack as they came, so that even vfork by number, which returns twice on the caller's frame, works.
 extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_futex_hook(long number, long word, long action,
-                                                                                 long value, long timeout, long word2,
-                                                                                 long value3) {
+                                                                                  long value, long timeout, long word2,
+                                                                                  long value3) {
   const auto call = [=] { return real::syscall(number, word, action, value, timeout, word2, value3); };
   constexpr long kCommand = 0x7f;  // without FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME
   constexpr long kWait = 0, kLockPi = 6, kWaitBitset = 9;
@@ -117,8 +119,8 @@ extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_futex_hoo
 
 namespace stashtrace::waits {
 // The assembler below reads the pointer under this name; it is all there is in the object.
-extern decltype(&real::syscall) const real_syscall_slot
-    __asm__("stashtrace_real_syscall_slot") __attribute__((visibility("hidden")));
+extern decltype(&real::syscall) const real_syscall_slot __asm__("stashtrace_real_syscall_slot")
+    __attribute__((visibility("hidden")));
 [[gnu::used]] constinit decltype(&real::syscall) const real_syscall_slot = &real::syscall;
 }  // namespace stashtrace::waits
 

@@ -34,7 +34,8 @@ template <class Call>
 
 template <class Call>
 [[gnu::always_inline]] inline auto waiting(std::uint16_t wait_code, const void* object, Call call) {
-  if (!watches_waits()) [[likely]] return call();
+  if (!watches_waits()) [[likely]]
+    return call();
   return watched_wait(wait_code, object, call);
 }
 
@@ -46,7 +47,8 @@ template <class Call>
 
 template <class Call>
 [[gnu::always_inline]] inline int waiting_on(const void* condition, const void* caller, Call call) {
-  if (!watches_waits()) [[likely]] return call();
+  if (!watches_waits()) [[likely]]
+    return call();
   return watched_condition(condition, caller, call);
 }
 
