@@ -5,6 +5,7 @@
 #   truth: injections by amount, the null test, sharpness of clocks and samplers.    bench: every benchmark, one by one.
 #   trust: attacks, kills, fuzzing, and real programs and test suites, each with and without the recorder.
 # native: build both shared objects into stashtrace/, for work from a checkout.
+# changelog: print what changes/ says of the next version.
 # Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +19,7 @@ workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 torch_stamp := $(VENV)/.installed-$(subst :,_,$(subst /,_,$(TORCH)))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test truth trust bench native clean
+.PHONY: demo test truth trust bench native changelog clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built $(torch_stamp)
@@ -53,6 +54,9 @@ bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 
 native:
 	$(PYTHON) setup.py build_ext --inplace
+
+changelog: $(VENV)/.test-tools
+	@$(bin)/python -m towncrier build --draft
 
 clean:
 	rm -rf $(VENV) build $(DEMO_DIR) stashtrace/*.so
