@@ -28,7 +28,7 @@ import numpy as np
 from ports import free_port
 
 from stashtrace.errors import DataLossWarning
-from stashtrace.launch.environment import COLLECTORS, traced_environment
+from stashtrace.launch.environment import default_collectors, traced_environment
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
@@ -144,7 +144,7 @@ def run_traced(
         "format": 1, "run_id": run_id, "command": ["python", "script.py"], "host": socket.gethostname(),
         "begin_realtime_ns": time.time_ns(), "begin_monotonic_ns": time.monotonic_ns(),
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
-        "exit_code": None, "signal": None, "collectors": list(collectors or COLLECTORS),
+        "exit_code": None, "signal": None, "collectors": list(collectors or default_collectors()),
         "stashtrace_version": "test", "launcher_pid": os.getpid(),
     }  # fmt: skip
     if traced:

@@ -12,7 +12,7 @@ from stashtrace.cli.ending import conclude, processes_text, shown_directory
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.launch.directory import file_rights
-from stashtrace.launch.environment import COLLECTORS, KERNEL_STEPS, NCCL_SOURCES
+from stashtrace.launch.environment import KERNEL_STEPS, NCCL_SOURCES, default_collectors
 from stashtrace.launch.run import Outcome, run_command
 
 #: Two tell whether batches are alike, and fill no device that holds one in use and the next.
@@ -63,7 +63,7 @@ def recording_options(parser: Parser) -> None:
     parser.add_argument("--steps", metavar="A:B", help="record steps A to B-1 only; the others are counted")
     parser.add_argument(
         "--collectors", metavar="NAMES", type=lambda text: text.split(","),
-        help="comma list of what to record (default: all): " + ", ".join(COLLECTORS),
+        help="comma list of what to record (default: all): " + ", ".join(default_collectors()),
     )  # fmt: skip
     parser.add_argument(
         "--nvml-hz", metavar="N", type=int, help="samples of device counters per second, 0 for none (default: 10)"

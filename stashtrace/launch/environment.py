@@ -8,6 +8,7 @@ caller's environment stays as it is. The variables are the whole contract betwee
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,19 +16,6 @@ from pathlib import Path
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.launch.staged_list import check_staged_list
 
-#: Collectors that a run turns on unless told otherwise; names as in ``csrc/schema/records.def``.
-COLLECTORS = (
-    "posix_io",
-    "waits",
-    "proc",
-    "cuda",
-    "nccl",
-    "nvml",
-    "torch_dataloader",
-    "torch_step",
-    "torch_distributed",
-    "annotations",
-)
 #: Deep mode: on with ``--kernels`` alone.
 KERNEL_COLLECTOR = "cupti"
 #: Steps that deep mode records unless told otherwise; the same in ``csrc/core/config.h``.
@@ -36,10 +24,31 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
 #: Preloaded beside it with ``--lookup-hook`` alone: stands in front of dlsym.
 LOOKUP_LIBRARY = "libstashtrace_lookup.so"
+_BUILD_HINT = "build it with `make native`, or install the package again"
 _MOST_NVML_HZ = 1000
 #: Where the device times of NCCL's operations come from; the same in ``csrc/core/config.h``.
 NCCL_SOURCES = ("auto", "plugin", "events")
 INJECT_PATH = _PACKAGE / "probes" / "inject"
+
+
+@functools.cache
+def default_collectors() -> tuple[str, ...]:
+    """Collectors that a run turns on unless told otherwise: all of ``csrc/schema/records.def`` but deep mode's.
+
+    Native ones first, then probes; what the user's own code says comes last.
+
+    Raises
+    ------
+    CaptureError
+        If the extension that knows them cannot be loaded.
+    """
+    try:
+        from stashtrace import _native
+    except ImportError as error:
+        raise CaptureError(f"the recorder cannot be loaded: {error}", hint=_BUILD_HINT) from error
+    named = [c for c in _native.schema()["collectors"] if c["name"] not in ("core", KERNEL_COLLECTOR)]
+    named.sort(key=lambda c: (not c["native"], c["name"] == "annotations"))
+    return tuple(c["name"] for c in named)
 
 
 def traced_environment(
@@ -77,7 +86,7 @@ def traced_environment(
     run_id : str
         Hexadecimal name of the run, stored in every file.
     collectors : sequence of str, optional
-        Subset of :data:`COLLECTORS`; all by default.
+        Subset of :func:`default_collectors`; all by default.
     steps : str or (first, last), optional
         ``"A:B"``: record probes and hooks for these steps alone.
     until_step : int, optional
@@ -200,7 +209,7 @@ def _library_path(library: str | os.PathLike[str] | None) -> str:
     if not path.is_file():
         raise CaptureError(
             f"{path.name} is not in {path.parent}",
-            hint="build it with `make native`, or install the package again",
+            hint=_BUILD_HINT,
         )
     if any(separator in str(path) for separator in ": "):
         # The loader splits LD_PRELOAD at both characters and knows no quoting.
@@ -212,7 +221,7 @@ def _library_path(library: str | os.PathLike[str] | None) -> str:
 
 
 def _known_collectors(collectors: Sequence[str] | None, deep: bool) -> tuple[str, ...]:
-    known = (*COLLECTORS, KERNEL_COLLECTOR) if deep else COLLECTORS
+    known = (*default_collectors(), KERNEL_COLLECTOR) if deep else default_collectors()
     if collectors is None:
         return known
     unknown = [name for name in collectors if name not in known]

@@ -3,12 +3,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.launch.environment import COLLECTORS, INJECT_PATH, traced_environment
+from stashtrace.launch.environment import INJECT_PATH, default_collectors, traced_environment
 
 
 @pytest.fixture
@@ -36,6 +37,31 @@ def test_says_where_and_what_to_record(library: Path, monkeypatch: pytest.Monkey
     assert env["STASHTRACE_STEPS"] == "5:"
 
 
+def test_what_a_run_records_unless_told_otherwise() -> None:
+    assert default_collectors() == (
+        "posix_io",
+        "waits",
+        "proc",
+        "cuda",
+        "nccl",
+        "nvml",
+        "torch_dataloader",
+        "torch_step",
+        "torch_distributed",
+        "annotations",
+    )
+
+
+def test_a_recorder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import stashtrace
+
+    monkeypatch.delattr(stashtrace, "_native", raising=False)
+    monkeypatch.setitem(sys.modules, "stashtrace._native", None)
+    with pytest.raises(CaptureError, match="the recorder cannot be loaded") as error:
+        default_collectors.__wrapped__()
+    assert "make native" in (error.value.hint or "")
+
+
 def test_twice_is_once(library: Path) -> None:
     once = traced_environment({}, run_dir="/x", run_id="1", steps="1:2", synthetic_batches=2, library=library)
     assert once["STASHTRACE_SYNTHETIC"] == "2"
@@ -44,7 +70,7 @@ def test_twice_is_once(library: Path) -> None:
     assert twice["PYTHONPATH"] == str(INJECT_PATH)
     assert "STASHTRACE_STEPS" not in twice, "a nested run must not inherit the outer window"
     assert "STASHTRACE_SYNTHETIC" not in twice
-    assert twice["STASHTRACE_COLLECTORS"].split(",") == list(COLLECTORS)
+    assert twice["STASHTRACE_COLLECTORS"].split(",") == list(default_collectors())
 
 
 def test_options_override_only_when_given(library: Path) -> None:

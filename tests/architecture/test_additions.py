@@ -1,0 +1,417 @@
+"""Adds a collector, an importer, an analysis and a command to a copy of the tree, and counts the files that takes.
+
+New files are what is added. Of files that are there, one is edited: that is the promise of the table in
+``CONTRIBUTING.md``, and each addition is then used, so that the one file is enough.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from source_tree import ROOT, tracked_files
+
+#: What an addition needs to be used and checked; the rest of the tree takes no part in it.
+_COPIED = ("stashtrace", "csrc", "docs", "tests/architecture", "CONTRIBUTING.md", "pyproject.toml")
+#: What generators write is no edit.
+_GENERATED = {"docs/reference/cli.md", "docs/reference/format.md", "docs/reference/tables.md"}
+
+
+class Tree:
+    """A copy of the tree that knows what was done to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for path in tracked_files():
+            inside = path.relative_to(ROOT)
+            if inside.as_posix().startswith(_COPIED) or inside.parent == Path("tests"):
+                (root / inside).parent.mkdir(parents=True, exist_ok=True)
+                if path.is_file():
+                    shutil.copy(path, root / inside)
+        for built in (ROOT / "stashtrace").glob("*.so"):
+            shutil.copy(built, root / "stashtrace")
+        self._before = self._contents()
+
+    def _contents(self) -> dict[str, bytes]:
+        files = (p for p in self.root.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+        return {p.relative_to(self.root).as_posix(): p.read_bytes() for p in files}
+
+    def write(self, path: str, text: str) -> None:
+        """Add a file."""
+        file = self.root / path
+        assert not file.exists()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text).lstrip(), encoding="utf-8")
+
+    def insert(self, path: str, before: str, line: str) -> None:
+        """Put lines in front of the first that begins so."""
+        file = self.root / path
+        text = file.read_text(encoding="utf-8")
+        assert f"\n{before}" in text
+        file.write_text(text.replace(f"\n{before}", f"\n{line}\n{before}", 1), encoding="utf-8")
+
+    def edited(self) -> set[str]:
+        """Files that were there and are not as they were, but for generated ones."""
+        now = self._contents()
+        return {path for path, content in self._before.items() if now.get(path) != content} - _GENERATED
+
+    def python(self, *words: object) -> str:
+        """Stdout of Python with the copy's package."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_") and k != "LD_PRELOAD"}
+        environment = {**kept, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, *map(str, words)], cwd=self.root, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    def stashtrace(self, *words: object) -> str:
+        """Stdout of the copy's command line."""
+        return self.python("-m", "stashtrace", *words)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "tree")
+
+
+def promised(what: str) -> str:
+    """The cell of ``CONTRIBUTING.md`` that says what an addition edits."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    cells = [elsewhere for added, _, elsewhere in rows if re.search(rf"\ban? {what}\b", added)]
+    assert len(cells) == 1
+    return cells[0]
+
+
+def add_analysis(tree: Tree) -> None:
+    """``phase_counts``, with its schema beside it."""
+    tree.write(
+        "stashtrace/analysis/phase_counts.py",
+        '''
+        """How many phases each process went through."""
+
+        # SPDX-License-Identifier: Apache-2.0
+        from __future__ import annotations
+
+        import numpy as np
+
+        from stashtrace.errors import MissingDataError
+        from stashtrace.model.columns import Column, Schema
+        from stashtrace.model.table import Table
+        from stashtrace.model.trace import Trace
+
+        PHASE_COUNTS = Schema(
+            "phase_counts",
+            (
+                Column("process_id", "i8", unit="", doc="processes.process_id"),
+                Column("phases_count", "i8", unit="", doc="how many"),
+            ),
+            "Phases by process",
+        )
+
+
+        def phase_counts(trace: Trace) -> Table:
+            """Count the phases of each process.
+
+            Columns
+            -------
+            process_id, phases_count
+            """
+            if not len(trace.phases):
+                raise MissingDataError("no rank has phases", hint="record with the collector torch_step on")
+            process_id, counts = np.unique(trace.phases["process_id"], return_counts=True)
+            return Table(PHASE_COUNTS, {"process_id": process_id, "phases_count": counts})
+        ''',
+    )
+    registry = "stashtrace/analysis/registry.py"
+    entry = '    ("phase_counts", "stashtrace.analysis.phase_counts:phase_counts", "how many phases there were"),'
+    tree.insert(registry, '    ("stalls", ', entry)
+    tree.insert(
+        registry, '    ("What sets the length of the run?"', '    ("How many phases are there?", ("phase_counts",)),'
+    )
+
+
+def add_importer(tree: Tree) -> None:
+    """``phase_lines``: a text of ``phase begin_ns end_ns``."""
+    tree.write(
+        "stashtrace/importers/phase_lines.py",
+        '''
+        """Imports lines of ``phase begin_ns end_ns`` behind a head."""
+
+        # SPDX-License-Identifier: Apache-2.0
+        from __future__ import annotations
+
+        from pathlib import Path
+
+        from stashtrace.importers.context import ImportContext
+        from stashtrace.importers.source import Source
+        from stashtrace.model.kinds import Phase
+
+
+        def sniff(head: bytes, path: Path) -> bool:
+            """Whether the head is ours."""
+            return head.startswith(b"phase lines\\n")
+
+
+        def load(source: Source, context: ImportContext) -> None:
+            """Read the phases of rank 0."""
+            process_id = context.process(pid=7, rank=0, host="here")
+            rows = [line.split() for line in source.path.read_text(encoding="utf-8").splitlines()[1:]]
+            context.add(
+                "phases",
+                process_id=process_id,
+                track_id=context.tracks.thread(process_id, 7),
+                phase_code=[int(Phase[name.upper()]) for name, _, _ in rows],
+                begin_ns=[int(begin) for _, begin, _ in rows],
+                end_ns=[int(end) for _, _, end in rows],
+            )
+        ''',
+    )
+    entry = '    ("phase_lines", "stashtrace.importers.phase_lines", "lines of phases"),'
+    tree.insert("stashtrace/importers/registry.py", '    ("kineto", ', entry)
+
+
+def add_command(tree: Tree) -> None:
+    """``stashtrace ranks``."""
+    tree.write(
+        "stashtrace/cli/ranks.py",
+        '''
+        """``stashtrace ranks PATH``: which ranks a run has."""
+
+        # SPDX-License-Identifier: Apache-2.0
+        from __future__ import annotations
+
+        import sys
+        from collections.abc import Sequence
+
+        from stashtrace.cli.parsing import Parser, existing_run
+        from stashtrace.units import ranks_text
+
+
+        def parser() -> Parser:
+            """Options of ``stashtrace ranks``."""
+            parser = Parser("ranks", "Say which ranks a run has.")
+            parser.add_argument("path", metavar="PATH", help="run directory")
+            return parser
+
+
+        def main(argv: Sequence[str]) -> int:
+            """Print the ranks."""
+            path = str(existing_run(parser().read(argv).path))
+            from stashtrace.cli.loading import load_watched
+
+            sys.stdout.write(ranks_text([int(rank) for rank in load_watched(path).ranks]) + "\\n")
+            return 0
+        ''',
+    )
+    entry = '    ("ranks", "stashtrace.cli.ranks:main", "Say which ranks a run has"),'
+    tree.insert("stashtrace/cli/__init__.py", '    ("summary", ', entry)
+
+
+_FANS = """
+COLLECTOR(fans, 20, native, "Fans of the machine")
+#define FAN_SPEED_FIELDS(FIELD)                          \\
+  FIELD(std::uint64_t, ticks, "when it was read")        \\
+  FIELD(double, speed_per_s, "turns per second")         \\
+  FIELD(std::uint32_t, fan_index, "which fan")           \\
+  FIELD(std::uint32_t, reserved_padding, "0")
+RECORD(fans, FanSpeed, fan_speed, 0x7f00, 1, 4096, "One reading of one fan", FAN_SPEED_FIELDS)
+"""
+
+
+def add_collector(tree: Tree) -> None:
+    """``fans``, made from the template as ``CONTRIBUTING.md`` says."""
+    template = (ROOT / "csrc/collectors/template_room/template_room.cpp").read_text(encoding="utf-8")
+    emitted = "emit(schema::Counter{now, bytes, intern("
+    assert emitted in template
+    room = re.sub(r"emit\(schema::Counter.*?\);", "emit(schema::FanSpeed{now, bytes, 0, 0});", template)
+    room = room.replace("template_room", "fans").replace("TemplateRoom", "Fans")
+    tree.write("csrc/collectors/fans/fans.cpp", room)
+    tree.write(
+        "stashtrace/collectors/fans.py",
+        '''
+        """Decodes readings of fans into counters."""
+
+        # SPDX-License-Identifier: Apache-2.0
+        from __future__ import annotations
+
+        import numpy as np
+
+        from stashtrace.collectors.context import DecodeContext
+        from stashtrace.model.trace import EventTables, RawProcess
+
+        RECORDS = ("fan_speed",)
+        TABLES = ("counters",)
+
+
+        def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
+            """Fill ``counters``."""
+            records = raw.records.get("fan_speed")
+            if records is None:
+                return context.tables()
+            fans, which = np.unique(records.rows["fan_index"], return_inverse=True)
+            tracks = np.array([context.counter_track(f"fan.{fan}", "per_s") for fan in fans.tolist()])
+            ts_ns = context.to_ns(records.rows["ticks"])
+            values = records.rows["speed_per_s"]
+            return context.tables(counters={"ts_ns": ts_ns, "track_id": tracks[which], "value": values})
+        ''',
+    )
+    tree.write("tests/collectors/test_fans.py", '"""Fans are decoded."""\n')
+    headings = ("What it sees", "How it hooks", "Records", "Cost", "Blind spots")
+    tree.write("docs/collectors/fans.md", "# fans\n" + "".join(f"\n## {heading}\n\nFans.\n" for heading in headings))
+    with (tree.root / "csrc/schema/records.def").open("a", encoding="utf-8") as file:
+        file.write(_FANS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    subprocess.run(
+        [sys.executable, "-m", "stashtrace", "synth", str(folder), "--ranks", "2", "--steps", "3"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+def test_an_analysis_edits_one_file(tree: Tree, run: Path) -> None:
+    add_analysis(tree)
+    assert tree.edited() == {"stashtrace/analysis/registry.py"}
+    assert "`analysis/registry.py`" in promised("analysis")
+    listed = tree.stashtrace("analyze", "--help")
+    assert re.search(r"^How many phases are there\?\n  phase_counts +how many phases there were$", listed, re.M)
+    rows = json.loads(tree.stashtrace("analyze", "phase_counts", run, "--format", "json"))
+    assert len(rows) == 2
+    assert all(row["phases_count"] > 0 for row in rows)
+
+
+def test_an_importer_edits_one_file(tree: Tree, tmp_path: Path) -> None:
+    add_importer(tree)
+    assert tree.edited() == {"stashtrace/importers/registry.py"}
+    assert "`importers/registry.py`" in promised("importer")
+    (tmp_path / "phases.txt").write_text(
+        "phase lines\nforward 0 10\nbackward 10 30\noptimizer 30 31\n", encoding="utf-8"
+    )
+    facts = json.loads(tree.stashtrace("info", tmp_path / "phases.txt", "--format", "json"))
+    assert (facts["importers"], facts["records"]) == ("1 phase_lines", {"phases": 3})
+
+
+def test_a_command_edits_one_file(tree: Tree, run: Path) -> None:
+    add_command(tree)
+    assert tree.edited() == {"stashtrace/cli/__init__.py"}
+    assert "its registry" in promised("exporter, a command")
+    assert tree.stashtrace("ranks", run) == "0,1\n"
+    assert re.search(r"^  ranks +Say which ranks a run has$", tree.stashtrace("--help"), re.M)
+    tree.python("docs/generate_cli.py")
+    assert "## stashtrace ranks\n" in (tree.root / "docs/reference/cli.md").read_text(encoding="utf-8")
+    assert tree.edited() == {"stashtrace/cli/__init__.py"}
+
+
+#: Prints what the compiled schema says of the collector: its code, its record, a line for each field.
+_DUMP = r"""
+#include <iostream>
+#include "schema/schema.h"
+int main() {
+  using namespace stashtrace::schema;
+  const char* types[] = {"", "u16", "i32", "u32", "i64", "u64", "f64", "text56"};
+  for (const auto& c : kCollectors)
+    if (c.name == "fans") std::cout << c.code << ' ' << c.native << '\n';
+  for (const auto& r : kRecords)
+    if (r.name == "fan_speed") {
+      std::cout << r.id << ' ' << r.version << ' ' << r.row_bytes << ' ' << r.lane_bytes << '\n';
+      for (std::size_t i = 0; i < r.field_count; ++i) {
+        const FieldDesc& field = r.fields[i];
+        std::cout << field.name << ' ' << types[static_cast<int>(field.type)] << ' ' << field.offset_bytes << ' '
+                  << field.size_bytes << '\n';
+      }
+    }
+}
+"""
+
+
+def additions_to_the_schema(dumped: str) -> str:
+    """What ``_native.schema()`` will have more, as JSON."""
+    collector, record, *fields = (line.split() for line in dumped.splitlines())
+    keys = ("id", "version", "row_bytes", "lane_bytes")
+    return json.dumps(
+        {
+            "collector": {"name": "fans", "code": int(collector[0]), "native": collector[1] == "1", "doc": ""},
+            "record": {
+                **dict(zip(keys, map(int, record), strict=True)),
+                "name": "fan_speed",
+                "collector": "fans",
+                "doc": "",
+                "fields": [
+                    {"name": name, "type": kind, "offset": int(offset), "size": int(size), "doc": ""}
+                    for name, kind, offset, size in fields
+                ],
+            },
+        }
+    )
+
+
+#: Stands in for an extension that was built with the new schema; everything behind it is the copy's own.
+_RECORD_AND_READ = """
+import json, sys
+from stashtrace import _native
+built, added = _native.schema(), json.loads(sys.argv[1])
+built["collectors"].append(added["collector"])
+built["records"].append(added["record"])
+_native.schema = lambda: built
+sys.path.insert(0, "tests")
+import stashtrace
+from stash_files import StashWriter, ms
+from stashtrace.launch.environment import default_collectors
+file = StashWriter("run", env={"RANK": "0"})
+file.sync(0, 100)
+rows = [file.row("fan_speed", ticks=ms(at), speed_per_s=20.5 + at, fan_index=at % 2) for at in range(4)]
+file.add("fan_speed", rows)
+file.save()
+trace = stashtrace.load("run")
+names = [trace.text(code) for code in trace.tracks["name_code"][trace.counters["track_id"]]]
+print(json.dumps([default_collectors(), names, trace.counters["value"].tolist()]))
+"""
+
+
+def test_a_collector_edits_one_file(tree: Tree) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    add_collector(tree)
+    assert tree.edited() == {"csrc/schema/records.def"}
+    assert "`csrc/schema/records.def`" in promised("collector")
+    (tree.root / "dump.cpp").write_text(_DUMP, encoding="utf-8")
+    compile_it = [compiler, "-std=c++20", "-Icsrc"]
+    for words in (["-fsyntax-only", "csrc/collectors/fans/fans.cpp"], ["dump.cpp", "-o", "dump"]):
+        done = subprocess.run([*compile_it, *words], cwd=tree.root, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    dumped = subprocess.run([tree.root / "dump"], capture_output=True, text=True, check=True).stdout
+    known, names, values = json.loads(tree.python("-c", _RECORD_AND_READ, additions_to_the_schema(dumped)))
+    # Behind the other native collectors, in front of the probes: a run turns it on.
+    assert known[known.index("fans") - 1 : known.index("fans") + 2] == ["nvml", "fans", "torch_dataloader"]
+    assert sorted(zip(names, values, strict=True)) == [
+        ("fan.0", 20.5),
+        ("fan.0", 22.5),
+        ("fan.1", 21.5),
+        ("fan.1", 23.5),
+    ]
+
+
+def test_what_was_added_keeps_the_rules(tree: Tree) -> None:
+    for add in (add_analysis, add_importer, add_command, add_collector):
+        add(tree)
+    assert len(tree.edited()) == 4
+    tree.python("-m", "ruff", "check", "--no-cache", "--quiet", "stashtrace")
+    tree.python("-m", "ruff", "format", "--no-cache", "--check", "--quiet", "stashtrace")
+    new = "phase_counts or phase_lines or ranks or fans or floor"
+    answer = tree.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/architecture/test_layers.py", "-k", new)
+    assert re.search(r"\b[5-9] passed", answer.splitlines()[-1]), answer
