@@ -112,21 +112,21 @@ def _installed(path: tuple[str, ...]) -> tuple[Plugin, ...]:
     found: list[Plugin] = []
     seen: set[str] = set()
     for distribution in distributions(path=list(path)):
-        # Most packages have nothing for us: a look into one file settles it, and damage there is not ours to report.
-        text = distribution.read_text("entry_points.txt") or ""
-        if not any(group in text for group in kinds):
-            continue
-        name = str(distribution.metadata["Name"])
-        if name in seen:
-            continue  # found again further down the path, where Python would not import it from
-        seen.add(name)
-        package = f"{name} {distribution.version}"
+        package = "a package"
         try:
+            # Most packages have nothing for us, and one file settles it.
+            text = distribution.read_text("entry_points.txt") or ""
+            if not any(group in text for group in kinds):
+                continue
+            name = str(distribution.metadata["Name"])
+            package = f"{name} {distribution.version}"
             entries = [entry for entry in distribution.entry_points if entry.group in kinds]
-        except Exception as error:
+        except Exception as error:  # whatever an installation of somebody else's looks like
             warn(f"the entry points of {package} cannot be read and are left out: {one_line(error)}")
             continue
-        found += [Plugin(kinds[entry.group], entry.name, package, entry) for entry in entries]
+        if name not in seen:  # else found again further down the path, where Python would not import it from
+            seen.add(name)
+            found += [Plugin(kinds[entry.group], entry.name, package, entry) for entry in entries]
     return tuple(found)
 
 

@@ -114,7 +114,7 @@ def _hints(function: Callable[..., object]) -> dict[str, Any]:
         for name, annotation in getattr(target, "__annotations__", {}).items():
             with contextlib.suppress(Exception):  # of this one the type of the default counts
                 found[name] = eval(annotation, scope) if isinstance(annotation, str) else annotation
-        return found
+        return {name: hint for name, hint in found.items() if not isinstance(hint, str)}
 
 
 def _how(hint: Any) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -30,9 +31,6 @@ IMPORTERS: tuple[tuple[str, str, str], ...] = (
     ("straggler", "stashtrace.importers.straggler", "StragglerAnalysis: trace-*.parquet of a job (extra: arrow)"),
     ("chakra", "stashtrace.importers.chakra", "execution traces: PyTorch's JSON, Chakra's .et; no times"),
 )
-
-#: Other packages' importers of which it was said that they fail on files that are not theirs.
-_FAILED: set[Plugin] = set()
 
 
 class Importer(Protocol):
@@ -57,16 +55,21 @@ def importer_names() -> list[str]:
     return [*(name for name, _, _ in IMPORTERS), *plugins()]
 
 
-def recognise(source: Source) -> tuple[str, Importer] | None:
-    """The importer that reads this file, None if there is none."""
+def importers() -> Iterator[tuple[str, Importer]]:
+    """Names and modules of all importers, our own first; other packages are looked for only when these are through."""
     for name, module, _ in IMPORTERS:
-        importer = cast(Importer, importlib.import_module(module))
-        if importer.sniff(source.head, source.path):
-            return name, importer
+        yield name, cast(Importer, importlib.import_module(module))
     for name, plugin in plugins().items():
         added = _of_plugin(plugin)
-        if added is not None and _takes(plugin, added, source):
-            return name, added
+        if added is not None:
+            yield name, added
+
+
+def recognise(source: Source) -> tuple[str, Importer] | None:
+    """The importer that reads this file, None if there is none."""
+    for name, importer in importers():
+        if importer.sniff(source.head, source.path):
+            return name, importer
     return None
 
 
@@ -82,16 +85,24 @@ def _of_plugin(plugin: Plugin) -> Importer | None:
     if lacks:
         warn(f"{plugin} is left out: it has no function {' and no '.join(lacks)}")
         return None
-    return cast(Importer, importer)
+    return _Added(plugin, importer)
 
 
-def _takes(plugin: Plugin, importer: Importer, source: Source) -> bool:
-    try:
-        return bool(importer.sniff(source.head, source.path))
-    except Exception as error:
-        if plugin not in _FAILED:
-            _FAILED.add(plugin)
-            warn(
-                f"{plugin} failed to look at {source.path}: {one_line(error)}; files that it cannot look at are not its"
-            )
-        return False
+class _Added:
+    """An importer of another package, which keeps the promise that ``sniff`` never raises."""
+
+    def __init__(self, plugin: Plugin, importer: Importer) -> None:
+        self._plugin, self._importer = plugin, importer
+        self._has_failed = False
+        self.load = importer.load
+
+    def sniff(self, head: bytes, path: Path) -> bool:
+        """What the importer says; False, and once a warning, if it fails."""
+        try:
+            return bool(self._importer.sniff(head, path))
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                why = f"{one_line(error)}; files that it cannot look at are not its"
+                warn(f"{self._plugin} failed to look at {path}: {why}")
+            return False
