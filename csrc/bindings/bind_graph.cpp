@@ -93,8 +93,8 @@ class Plan {
   Array<std::int32_t> order() const { return to_array(std::vector<std::int32_t>(order_.nodes)); }
 
   std::pair<Array<std::int64_t>, Array<std::int32_t>> replay(const Array<std::int64_t>& release_ns,
-                                                              const Array<std::int64_t>& duration_ns,
-                                                              const Array<std::int64_t>& lag_ns) const {
+                                                             const Array<std::int64_t>& duration_ns,
+                                                             const Array<std::int64_t>& lag_ns) const {
     const graph::Edges given = edges(lag_ns);
     const graph::Times released = column(release_ns, nodes_), duration = column(duration_ns, nodes_);
     graph::Replay found;
@@ -127,7 +127,8 @@ class Plan {
   }
 
   Array<std::int64_t> slack(const Array<std::int64_t>& begin_ns, const Array<std::int64_t>& duration_ns,
-                            const Array<std::int64_t>& lag_ns, const Array<std::int32_t>& sinks, std::int64_t none) const {
+                            const Array<std::int64_t>& lag_ns, const Array<std::int32_t>& sinks,
+                            std::int64_t none) const {
     const graph::Edges given = edges(lag_ns);
     const graph::Times begin = column(begin_ns, nodes_), duration = column(duration_ns, nodes_);
     const graph::Ids last = column(sinks, static_cast<std::size_t>(sinks.size()));

@@ -58,8 +58,7 @@ Plan cheapest_width(const std::array<std::uint16_t, 65>& counts, std::size_t row
     exceptions += counts[width + 1];
     if (exceptions > kMaxExceptions) break;
     std::size_t bits = rows * width + exceptions * 8;
-    for (unsigned above = width + 1; above <= widest; ++above)
-      bits += counts[above] * ((above - width + 6) / 7) * 8;
+    for (unsigned above = width + 1; above <= widest; ++above) bits += counts[above] * ((above - width + 6) / 7) * 8;
     if (bits < best.bits) {
       best.width = width;
       best.bits = bits;
@@ -145,8 +144,7 @@ void encode_block(std::span<const std::uint64_t> residuals, std::vector<std::uin
   }
 }
 
-const std::uint8_t* decode_block(const std::uint8_t* cursor, const std::uint8_t* end,
-                                 std::span<std::uint64_t> out) {
+const std::uint8_t* decode_block(const std::uint8_t* cursor, const std::uint8_t* end, std::span<std::uint64_t> out) {
   if (end - cursor < 2) return nullptr;
   const bool is_zigzag = (cursor[0] & kZigzag) != 0;
   const unsigned width = cursor[0] & 0x7f;
@@ -168,7 +166,8 @@ const std::uint8_t* decode_block(const std::uint8_t* cursor, const std::uint8_t*
     std::fill(out.begin(), out.end(), 0);
     i = out.size();
   } else if (width <= 56) {  // any value lies within the 8 bytes that begin at its first byte
-    const std::size_t safe = static_cast<std::size_t>(end - cursor) < 8 ? 0 : static_cast<std::size_t>(end - cursor) - 8;
+    const std::size_t safe =
+        static_cast<std::size_t>(end - cursor) < 8 ? 0 : static_cast<std::size_t>(end - cursor) - 8;
     for (; i < out.size() && (i * width) / 8 <= safe && end - cursor >= 8; ++i) {
       std::uint64_t word;
       std::memcpy(&word, cursor + (i * width) / 8, 8);

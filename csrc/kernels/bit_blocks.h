@@ -20,7 +20,6 @@ std::size_t cost_bits(std::span<const std::uint64_t> residuals);
 void encode_block(std::span<const std::uint64_t> residuals, std::vector<std::uint8_t>& out);
 
 // Reads one block of out.size() residuals from [cursor, end); the cursor after it, nullptr if malformed.
-const std::uint8_t* decode_block(const std::uint8_t* cursor, const std::uint8_t* end,
-                                 std::span<std::uint64_t> out);
+const std::uint8_t* decode_block(const std::uint8_t* cursor, const std::uint8_t* end, std::span<std::uint64_t> out);
 
 }  // namespace stashtrace::bit_blocks

@@ -28,8 +28,8 @@ struct Calls {
 // The calls of one thread in one bin.
 struct Sum {
   std::int64_t track = 0;
-  std::int64_t begin_ns = 0;       // of the first call
-  std::int64_t end_ns = 0;         // latest of all calls
+  std::int64_t begin_ns = 0;  // of the first call
+  std::int64_t end_ns = 0;    // latest of all calls
   std::int64_t calls_count = 0;
   std::int64_t bytes = 0;          // of calls that did not fail
   std::int64_t busy_ns = 0;        // what the calls add to the time that earlier ones cover

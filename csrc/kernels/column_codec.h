@@ -27,12 +27,12 @@
 namespace stashtrace::column_codec {
 
 enum class Predictor : std::uint8_t {
-  zero = 0,        // the value itself
-  previous = 1,    // the row before
-  linear = 2,      // twice the row before, minus the one before that
-  advanced = 3,    // the row before, plus `other` of the row before: next offset, next begin
-  same_row = 4,    // `other` of the same row: end near begin
-  context = 5,     // what followed the last three values when they came last; for codes in a loop
+  zero = 0,      // the value itself
+  previous = 1,  // the row before
+  linear = 2,    // twice the row before, minus the one before that
+  advanced = 3,  // the row before, plus `other` of the row before: next offset, next begin
+  same_row = 4,  // `other` of the same row: end near begin
+  context = 5,   // what followed the last three values when they came last; for codes in a loop
 };
 enum class Grouping : std::uint8_t { none = 0, packed = 1, chained = 2 };
 

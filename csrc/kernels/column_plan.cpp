@@ -108,7 +108,8 @@ class Chooser {
 
   // Ties go to the plan that is cheapest to undo.
   static void sort(Candidates& found) {
-    std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.bits < b.bits; });
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.bits < b.bits; });
   }
 
   static std::size_t total(const std::vector<Candidates>& columns) {

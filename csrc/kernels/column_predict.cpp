@@ -131,9 +131,8 @@ void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, 
     scratch.resize(values.size());
     const auto at = [&](std::size_t k) { return groups.order[k]; };
     for (std::size_t g = 0; g + 1 < groups.starts.size(); ++g)
-      walk(plan, other, groups.starts[g], groups.starts[g + 1], at, [&](std::size_t k, std::uint64_t prediction) {
-        return scratch[groups.order[k]] = values[k] + prediction;
-      });
+      walk(plan, other, groups.starts[g], groups.starts[g + 1], at,
+           [&](std::size_t k, std::uint64_t prediction) { return scratch[groups.order[k]] = values[k] + prediction; });
     values.swap(scratch);
     return;
   }
@@ -142,8 +141,9 @@ void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, 
     for (std::size_t k = 0; k < scratch.size(); ++k) scratch[groups.order[k]] = values[k];
     values.swap(scratch);
   }
-  walk(plan, other, 0, values.size(), [](std::size_t k) { return k; },
-       [&](std::size_t k, std::uint64_t prediction) { return values[k] += prediction; });
+  walk(
+      plan, other, 0, values.size(), [](std::size_t k) { return k; },
+      [&](std::size_t k, std::uint64_t prediction) { return values[k] += prediction; });
 }
 
 }  // namespace stashtrace::column_codec

@@ -106,7 +106,8 @@ Replay replay(const Order& order, const Edges& edges, Times release_ns, Times du
   return found;
 }
 
-std::vector<Ns> slack(const Order& order, const Edges& edges, const Replay& replayed, Times duration_ns, Ids sinks, Ns none) {
+std::vector<Ns> slack(const Order& order, const Edges& edges, const Replay& replayed, Times duration_ns, Ids sinks,
+                      Ns none) {
   std::vector<Ns> found(edges.nodes, none);
   for (const std::int32_t sink : sinks) found[at(sink)] = 0;
   for (auto node = order.nodes.rbegin(); node != order.nodes.rend(); ++node) {

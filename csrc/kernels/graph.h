@@ -26,10 +26,10 @@ struct Edges {
 };
 
 struct Order {
-  std::vector<std::int32_t> nodes;    // each node once, sources before targets
-  std::vector<std::int32_t> cut;      // edges that stood in a cycle and were left out
-  std::vector<std::int32_t> first;    // nodes + 1: where the kept edges of each target begin in `edges`
-  std::vector<std::int32_t> edges;    // kept edges by target
+  std::vector<std::int32_t> nodes;  // each node once, sources before targets
+  std::vector<std::int32_t> cut;    // edges that stood in a cycle and were left out
+  std::vector<std::int32_t> first;  // nodes + 1: where the kept edges of each target begin in `edges`
+  std::vector<std::int32_t> edges;  // kept edges by target
 };
 
 // Of nodes that may come next the one with the smallest begin. Where a cycle stops all, the least certain edge into the
@@ -46,6 +46,7 @@ Replay replay(const Order& order, const Edges& edges, Times release_ns, Times du
 
 // By how much each node can end later before one of `sinks` ends later than it did: latest end minus end. Nodes that no
 // sink waits for have the slack `none`.
-std::vector<Ns> slack(const Order& order, const Edges& edges, const Replay& replayed, Times duration_ns, Ids sinks, Ns none);
+std::vector<Ns> slack(const Order& order, const Edges& edges, const Replay& replayed, Times duration_ns, Ids sinks,
+                      Ns none);
 
 }  // namespace stashtrace::graph

@@ -57,7 +57,8 @@ Intervals intersect(const Set& a, const Set& b) {
     const std::int64_t from = std::max(a.begin(i), b.begin(j));
     const std::int64_t to = std::min(a.end(i), b.end(j));
     if (from < to) out.push_merged(from, to);
-    if (a.end(i) < b.end(j)) ++i; else ++j;
+    if (a.end(i) < b.end(j)) ++i;
+    else ++j;
   }
   return out;
 }
@@ -105,7 +106,8 @@ std::vector<std::int64_t> coverage(const Set& a, Column query_begin, Column quer
         std::size_t low = 0, high = i;
         while (low < high) {
           const std::size_t middle = (low + high) / 2;
-          if (a.begin(middle) <= point) low = middle + 1; else high = middle;
+          if (a.begin(middle) <= point) low = middle + 1;
+          else high = middle;
         }
         i = low;
       }
@@ -130,8 +132,8 @@ std::vector<std::int64_t> locate(Column begin, Column end, Column points) {
   for (std::size_t q = 0; q < points.size(); ++q) {
     const std::int64_t point = points[q];
     if (point < last)
-      i = static_cast<std::size_t>(std::upper_bound(begin.begin(), begin.begin() + static_cast<std::ptrdiff_t>(i), point) -
-                                   begin.begin());
+      i = static_cast<std::size_t>(
+          std::upper_bound(begin.begin(), begin.begin() + static_cast<std::ptrdiff_t>(i), point) - begin.begin());
     while (i < begin.size() && begin[i] <= point) ++i;
     last = point;
     out[q] = i > 0 && point < end[i - 1] ? static_cast<std::int64_t>(i - 1) : -1;
@@ -150,7 +152,8 @@ Pieces join(Column begin_a, Column end_a, Column begin_b, Column end_b) {
       out.left.push_back(static_cast<std::int64_t>(i));
       out.right.push_back(static_cast<std::int64_t>(j));
     }
-    if (end_a[i] < end_b[j]) ++i; else ++j;
+    if (end_a[i] < end_b[j]) ++i;
+    else ++j;
   }
   return out;
 }
@@ -227,8 +230,7 @@ std::vector<std::int64_t> attribute(const std::vector<Set>& layers, Column windo
     std::int64_t rest = std::max<std::int64_t>(0, window_end[w] - window_begin[w]);
     while (i < painted.size() && painted.end[i] <= window_begin[w]) ++i;
     for (std::size_t k = i; k < painted.size() && painted.begin[k] < window_end[w]; ++k) {
-      const std::int64_t length =
-          std::min(painted.end[k], window_end[w]) - std::max(painted.begin[k], window_begin[w]);
+      const std::int64_t length = std::min(painted.end[k], window_end[w]) - std::max(painted.begin[k], window_begin[w]);
       row[painted.layer[k]] += length;
       rest -= length;
     }

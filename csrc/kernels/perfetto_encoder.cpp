@@ -62,7 +62,9 @@ constexpr std::uint64_t kDeltaClock = 64;
 constexpr std::size_t kPacketBytes = 96;
 constexpr std::size_t kArgBytes = 32;
 
-constexpr std::uint8_t byte_tag(std::uint32_t field, std::uint8_t wire) { return static_cast<std::uint8_t>(tag(field, wire)); }
+constexpr std::uint8_t byte_tag(std::uint32_t field, std::uint8_t wire) {
+  return static_cast<std::uint8_t>(tag(field, wire));
+}
 
 // One packet with a track event; p is where the next byte goes. One length byte is kept free for packet and event.
 struct EventPacket {
@@ -70,7 +72,8 @@ struct EventPacket {
   std::uint8_t* event;
   std::uint8_t* p;
 
-  EventPacket(std::uint8_t* at, std::int64_t delta_ns, std::uint32_t sequence_id, std::uint8_t type, std::uint64_t track) {
+  EventPacket(std::uint8_t* at, std::int64_t delta_ns, std::uint32_t sequence_id, std::uint8_t type,
+              std::uint64_t track) {
     at[0] = byte_tag(kTracePacket, protobuf::kWireBytes);
     packet = at + 2;
     at[2] = byte_tag(kTimestamp, protobuf::kWireVarint);
@@ -106,7 +109,7 @@ void Encoder::flush() {
   if (buffer_.size() == 0) return;
   byte_count_ += buffer_.size();
   const std::size_t size = buffer_.size();
-  buffer_.clear();                        // first: a sink that throws must not see the bytes twice
+  buffer_.clear();  // first: a sink that throws must not see the bytes twice
   sink_(buffer_.data(), size);
 }
 
@@ -120,7 +123,7 @@ void Encoder::keep_order_of_processes() {
   processes_ordered_ = true;
   const std::size_t packet = buffer_.begin_message(kTracePacket);
   const std::size_t descriptor = buffer_.begin_message(kTrackDescriptor);
-  buffer_.varint_field(1, 0);             // the root, above all processes
+  buffer_.varint_field(1, 0);  // the root, above all processes
   buffer_.varint_field(kProcessOrdering, 1);
   buffer_.end_message(descriptor);
   buffer_.end_message(packet);
@@ -146,7 +149,7 @@ void Encoder::track(const TrackDescription& track) {
     if (!track.share_axis.empty()) buffer_.text_field(7, track.share_axis);
     buffer_.end_message(counter);
   }
-  buffer_.varint_field(11, 3);            // children in the order of their rank
+  buffer_.varint_field(11, 3);  // children in the order of their rank
   buffer_.varint_field(12, static_cast<std::uint64_t>(track.rank_among_siblings));
   if (!track.description.empty()) buffer_.text_field(14, track.description);
   buffer_.end_message(descriptor);
@@ -198,7 +201,8 @@ std::vector<std::uint32_t>& Encoder::Interner::of(const TextTable& table) {
 }
 
 std::uint32_t Encoder::intern(Sequence& seq, Interner& interner, std::uint32_t field, std::string_view text) {
-  const auto [found, is_new] = interner.iids.try_emplace(std::string(text), static_cast<std::uint32_t>(interner.iids.size() + 1));
+  const auto [found, is_new] =
+      interner.iids.try_emplace(std::string(text), static_cast<std::uint32_t>(interner.iids.size() + 1));
   if (is_new) {
     const std::size_t packet = buffer_.begin_message(kTracePacket);
     buffer_.varint_field(kSequenceId, seq.id);
@@ -217,7 +221,8 @@ std::uint32_t Encoder::intern(Sequence& seq, Interner& interner, std::uint32_t f
 std::uint32_t Encoder::intern_code(Sequence& seq, Interner& interner, std::uint32_t field, const TextTable& table,
                                    std::vector<std::uint32_t>& iids, std::int64_t code) {
   std::uint32_t& iid = iids[static_cast<std::size_t>(code)];
-  if (iid == 0) [[unlikely]] iid = intern(seq, interner, field, table.text(code));
+  if (iid == 0) [[unlikely]]
+    iid = intern(seq, interner, field, table.text(code));
   return iid;
 }
 
@@ -245,20 +250,25 @@ Encoder::Prepared Encoder::prepare(Sequence& seq, const SliceBatch& batch) {
 
 void Encoder::write_begin(Sequence& seq, const Prepared& prepared, std::size_t row, std::int64_t begin_ns) {
   const SliceBatch& batch = *prepared.batch;
-  const std::uint32_t name = intern_code(seq, seq.names, kEventNames, *batch.names, *prepared.name_iids, batch.name[row]);
+  const std::uint32_t name =
+      intern_code(seq, seq.names, kEventNames, *batch.names, *prepared.name_iids, batch.name[row]);
   std::size_t room = kPacketBytes + kArgBytes * prepared.columns.size();
-  for (const Column& column : prepared.columns) {       // a packet must not be interrupted by the text it needs
+  for (const Column& column : prepared.columns) {  // a packet must not be interrupted by the text it needs
     if (column.text_iids != nullptr && column.source->ints[row] >= 0) {
-      intern_code(seq, seq.arg_texts, kAnnotationTexts, *column.source->texts, *column.text_iids, column.source->ints[row]);
+      intern_code(seq, seq.arg_texts, kAnnotationTexts, *column.source->texts, *column.text_iids,
+                  column.source->ints[row]);
     }
   }
-  for (const std::vector<std::uint32_t>& starts : prepared.flow_starts) room += kArgBytes * (starts[row + 1] - starts[row]);
+  for (const std::vector<std::uint32_t>& starts : prepared.flow_starts)
+    room += kArgBytes * (starts[row + 1] - starts[row]);
 
   std::string_view correlation;
-  if (batch.correlation != nullptr && batch.correlation[row] >= 0) correlation = batch.correlations->text(batch.correlation[row]);
+  if (batch.correlation != nullptr && batch.correlation[row] >= 0)
+    correlation = batch.correlations->text(batch.correlation[row]);
   room += correlation.size();
 
-  EventPacket packet(buffer_.reserve(room), begin_ns - seq.last_ns, seq.id, kSliceBegin, static_cast<std::uint64_t>(batch.track[row]));
+  EventPacket packet(buffer_.reserve(room), begin_ns - seq.last_ns, seq.id, kSliceBegin,
+                     static_cast<std::uint64_t>(batch.track[row]));
   seq.last_ns = begin_ns;
   std::uint8_t* p = packet.p;
   *p = byte_tag(kNameIid, protobuf::kWireVarint);
@@ -282,7 +292,8 @@ void Encoder::write_begin(Sequence& seq, const Prepared& prepared, std::size_t r
     std::uint8_t* const body = p + 2;
     std::memcpy(body, column.prefix.data(), column.prefix.size());
     p = body + column.prefix_bytes;
-    p = is_double ? write_fixed64(p, static_cast<std::uint64_t>(value)) : write_varint(p, static_cast<std::uint64_t>(value));
+    p = is_double ? write_fixed64(p, static_cast<std::uint64_t>(value))
+                  : write_varint(p, static_cast<std::uint64_t>(value));
     body[-1] = static_cast<std::uint8_t>(p - body);
   }
   for (std::size_t f = 0; f < prepared.flow_starts.size(); ++f) {
@@ -316,7 +327,7 @@ void Encoder::slices(std::uint32_t sequence_id, std::span<const SliceBatch> batc
   prepared.reserve(batches.size());
   for (const SliceBatch& batch : batches) prepared.push_back(prepare(seq, batch));
 
-  std::vector<Open> open;                 // heap: the slice that ends first on top
+  std::vector<Open> open;  // heap: the slice that ends first on top
   const auto ends_later = [](const Open& a, const Open& b) { return a.end_ns > b.end_ns; };
   for (; !order.done(); order.advance()) {
     const WriteOrder::Row next = order.front();
@@ -326,7 +337,8 @@ void Encoder::slices(std::uint32_t sequence_id, std::span<const SliceBatch> batc
       open.pop_back();
     }
     write_begin(seq, prepared[next.batch], next.row, next.begin_ns);
-    open.push_back({std::max(next.begin_ns, next.end_ns), static_cast<std::uint64_t>(batches[next.batch].track[next.row])});
+    open.push_back(
+        {std::max(next.begin_ns, next.end_ns), static_cast<std::uint64_t>(batches[next.batch].track[next.row])});
     std::push_heap(open.begin(), open.end(), ends_later);
     ++slice_count_;
     send_if_full();

@@ -46,13 +46,13 @@ inline constexpr std::int64_t kNoValue = std::numeric_limits<std::int64_t>::min(
 
 struct ArgColumn {
   std::string name;
-  const std::int64_t* ints = nullptr;     // values, or codes when texts is set
-  const double* doubles = nullptr;        // instead of ints
+  const std::int64_t* ints = nullptr;  // values, or codes when texts is set
+  const double* doubles = nullptr;     // instead of ints
   const TextTable* texts = nullptr;
 };
 
 struct FlowColumn {
-  std::span<const std::int64_t> rows;     // of the batch, ascending, repeats allowed
+  std::span<const std::int64_t> rows;  // of the batch, ascending, repeats allowed
   std::span<const std::int64_t> ids;
   bool terminating = false;
 };
@@ -61,10 +61,10 @@ struct SliceBatch {
   std::size_t count = 0;
   const std::int64_t* begin_ns = nullptr;
   const std::int64_t* end_ns = nullptr;
-  const std::int64_t* track = nullptr;    // track uuid
-  const std::int64_t* name = nullptr;     // code in names
+  const std::int64_t* track = nullptr;  // track uuid
+  const std::int64_t* name = nullptr;   // code in names
   const TextTable* names = nullptr;
-  const std::int64_t* correlation = nullptr;   // code in correlations, negative: none; viewers colour slices by it
+  const std::int64_t* correlation = nullptr;  // code in correlations, negative: none; viewers colour slices by it
   const TextTable* correlations = nullptr;
   std::vector<ArgColumn> args;
   std::vector<FlowColumn> flows;
@@ -77,16 +77,16 @@ enum class Ties { kLongerFirst, kBatchFirst };
 
 struct TrackDescription {
   std::uint64_t uuid = 0;
-  std::uint64_t parent = 0;               // 0: none
+  std::uint64_t parent = 0;  // 0: none
   std::string name;
   std::string description;
   std::int64_t rank_among_siblings = 0;
   bool is_process = false;
-  std::int32_t pid = 0;                   // process only
-  std::vector<std::string> labels;        // process only: shown beside its name
+  std::int32_t pid = 0;             // process only
+  std::vector<std::string> labels;  // process only: shown beside its name
   bool is_counter = false;
-  std::string unit;                       // counter only
-  std::string share_axis;                 // counter only: tracks of one parent with this key have one scale
+  std::string unit;        // counter only
+  std::string share_axis;  // counter only: tracks of one parent with this key have one scale
 };
 
 // Takes finished bytes; may throw, which ends the call that encoded them.
@@ -110,9 +110,9 @@ class Encoder {
   [[nodiscard]] std::uint64_t byte_count() const { return byte_count_ + buffer_.size(); }
 
  private:
-  struct Interner {                       // one per sequence and kind of text
+  struct Interner {  // one per sequence and kind of text
     std::unordered_map<std::string, std::uint32_t> iids;
-    std::map<std::uint64_t, std::vector<std::uint32_t>> by_table;   // code -> iid, 0: not yet
+    std::map<std::uint64_t, std::vector<std::uint32_t>> by_table;  // code -> iid, 0: not yet
     std::vector<std::uint32_t>& of(const TextTable& table);
   };
   struct Sequence {
@@ -120,7 +120,7 @@ class Encoder {
     std::int64_t last_ns = 0;
     Interner names, arg_names, arg_texts;
   };
-  struct Column {                         // an ArgColumn, made ready for the loop
+  struct Column {  // an ArgColumn, made ready for the loop
     const ArgColumn* source;
     std::vector<std::uint32_t>* text_iids;
     std::array<std::uint8_t, 16> prefix;  // name_iid field and the tag of the value
@@ -130,9 +130,9 @@ class Encoder {
     const SliceBatch* batch;
     std::vector<std::uint32_t>* name_iids;
     std::vector<Column> columns;
-    std::vector<std::vector<std::uint32_t>> flow_starts;   // per FlowColumn: first flow of each row, then the count
+    std::vector<std::vector<std::uint32_t>> flow_starts;  // per FlowColumn: first flow of each row, then the count
   };
-  struct Open {                           // a slice whose END is still to be written
+  struct Open {  // a slice whose END is still to be written
     std::int64_t end_ns;
     std::uint64_t track;
   };

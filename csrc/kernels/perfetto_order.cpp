@@ -32,7 +32,8 @@ WriteOrder::WriteOrder(std::span<const SliceBatch> batches, Ties ties) : batches
 }
 
 bool WriteOrder::before(const Head& a, const Head& b) const {
-  if (a.begin_ns != b.begin_ns) [[likely]] return a.begin_ns < b.begin_ns;
+  if (a.begin_ns != b.begin_ns) [[likely]]
+    return a.begin_ns < b.begin_ns;
   if (ties_ == Ties::kBatchFirst && a.batch != b.batch) return a.batch < b.batch;
   if (a.end_ns != b.end_ns) return a.end_ns > b.end_ns;
   return std::pair(a.batch, a.row) < std::pair(b.batch, b.row);
@@ -76,7 +77,7 @@ std::vector<std::int32_t> assign_lanes(std::span<const std::int64_t> track, std:
   if (!std::is_sorted(order.begin(), order.end(), less)) std::stable_sort(order.begin(), order.end(), less);
 
   std::vector<std::int32_t> lanes(count);
-  std::vector<std::vector<std::int64_t>> open;   // per lane: ends of open slices, innermost last
+  std::vector<std::vector<std::int64_t>> open;  // per lane: ends of open slices, innermost last
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t row = order[i];
     if (i == 0 || track[order[i - 1]] != track[row]) open.clear();

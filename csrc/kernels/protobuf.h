@@ -42,9 +42,8 @@ inline std::uint8_t* write_varint(std::uint8_t* p, std::uint64_t value) {
   }
   if (value < (std::uint64_t{1} << 56)) {
     const std::uint32_t length = (static_cast<std::uint32_t>(std::bit_width(value)) + 6) / 7;
-    const std::uint64_t groups =
-        std::uint64_t{spread(static_cast<std::uint32_t>(value) & 0xfffffff)} |
-        std::uint64_t{spread(static_cast<std::uint32_t>(value >> 28))} << 32;
+    const std::uint64_t groups = std::uint64_t{spread(static_cast<std::uint32_t>(value) & 0xfffffff)} |
+                                 std::uint64_t{spread(static_cast<std::uint32_t>(value >> 28))} << 32;
     const std::uint64_t bytes = groups | 0x0080808080808080u >> (8 * (8 - length));
     std::memcpy(p, &bytes, sizeof bytes);
     return p + length;

@@ -49,9 +49,15 @@ std::size_t at(std::int32_t id) noexcept { return static_cast<std::size_t>(id); 
 class Simulation {
  public:
   Simulation(const Order& order, const Edges& edges, Times release, Times duration, const Sharing& sharing)
-      : edges_(edges), duration_(duration), sharing_(sharing), hosts_(sharing.cpus.size()),
-        use_(sharing.links, edges.nodes), versions_(sharing.links.first.empty() ? 0 : edges.nodes, 0),
-        missing_(edges.nodes), first_out_(edges.nodes + 1, 0), ready_(edges.nodes) {
+      : edges_(edges),
+        duration_(duration),
+        sharing_(sharing),
+        hosts_(sharing.cpus.size()),
+        use_(sharing.links, edges.nodes),
+        versions_(sharing.links.first.empty() ? 0 : edges.nodes, 0),
+        missing_(edges.nodes),
+        first_out_(edges.nodes + 1, 0),
+        ready_(edges.nodes) {
     found_.begin_ns.assign(edges.nodes, 0);
     found_.end_ns.assign(edges.nodes, 0);
     found_.binding.assign(edges.nodes, -1);
@@ -112,10 +118,8 @@ class Simulation {
     found_.begin_ns[at(node)] = std::llround(moment);
     const auto length = static_cast<double>(duration_[at(node)]);
     const bool shares = sharing_.host[at(node)] >= 0 || !sharing_.links.of(node).empty();
-    if (!shares || busy(node) <= 0)
-      events_.push({moment + length, What::end, node, 0});
-    else
-      events_.push({moment + length - busy(node), What::work, node, 0});
+    if (!shares || busy(node) <= 0) events_.push({moment + length, What::end, node, 0});
+    else events_.push({moment + length - busy(node), What::work, node, 0});
   }
 
   void end(std::int32_t node, double moment) {
@@ -161,7 +165,8 @@ class Simulation {
 
 }  // namespace
 
-SharedReplay replay_shared(const Order& order, const Edges& edges, Times release_ns, Times duration_ns, const Sharing& sharing) {
+SharedReplay replay_shared(const Order& order, const Edges& edges, Times release_ns, Times duration_ns,
+                           const Sharing& sharing) {
   return Simulation(order, edges, release_ns, duration_ns, sharing).run();
 }
 

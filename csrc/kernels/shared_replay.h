@@ -17,10 +17,10 @@
 namespace stashtrace::graph {
 
 struct Sharing {
-  Times busy_ns;                      // of each node, the part of its duration that is work of a CPU, or over its links
-  Ids host;                           // of each node, an index in `cpus`; -1: nobody shares its CPU
-  std::span<const double> cpus;       // of each host, above 0
-  Links links;                        // of nodes without a host
+  Times busy_ns;                 // of each node, the part of its duration that is work of a CPU, or over its links
+  Ids host;                      // of each node, an index in `cpus`; -1: nobody shares its CPU
+  std::span<const double> cpus;  // of each host, above 0
+  Links links;                   // of nodes without a host
 };
 
 struct SharedReplay {
@@ -31,6 +31,7 @@ struct SharedReplay {
 
 // `order` is that of these edges. One event for each begin, wait and end: O(nodes log nodes), and for
 // links as many as they have users at once.
-SharedReplay replay_shared(const Order& order, const Edges& edges, Times release_ns, Times duration_ns, const Sharing& sharing);
+SharedReplay replay_shared(const Order& order, const Edges& edges, Times release_ns, Times duration_ns,
+                           const Sharing& sharing);
 
 }  // namespace stashtrace::graph

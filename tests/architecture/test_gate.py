@@ -50,7 +50,7 @@ def test_native_format() -> None:
 
 def test_native_format_sees_a_file_that_is_laid_out_otherwise(tmp_path: Path) -> None:
     tool = clang_format()
-    for name in (".clang-format", ".clang-format-ignore"):
+    for name in (".clang-format",):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "one.cpp").write_text("int  one( ) {return 1;}\n", encoding="utf-8")
