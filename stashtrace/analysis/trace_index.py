@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stashtrace.analysis.device_matching import DeviceCollectives, on_devices
 from stashtrace.analysis.link_estimates import NetworkCuts, network_cuts
 from stashtrace.analysis.matching import Matched, match
-from stashtrace.analysis.steps import steps
+from stashtrace.analysis.steps import host_steps, steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.model.table import Table
@@ -181,6 +181,11 @@ class TraceIndex:
     def steps(self) -> Table:
         """Steps of all ranks."""
         return steps(self.origin)
+
+    @cached_property
+    def host_steps(self) -> Table:
+        """The same as the loops went through them, on their hosts' clocks."""
+        return host_steps(self.origin)
 
     @cached_property
     def brackets(self) -> RowsBy:

@@ -26,7 +26,6 @@ from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import host_steps
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import (
@@ -128,7 +127,7 @@ class _Rank:
 
     def __init__(self, index: TraceIndex, thread: StepThread, steps: Table, pieces: _Pieces, parts: Parts) -> None:
         self.index, self.thread, self.steps, self.pieces, self.parts = index, thread, steps, pieces, parts
-        on_host = host_steps(index.origin)
+        on_host = index.host_steps
         mine = (on_host["rank"] == thread.rank) & np.isin(on_host["step"], steps["step"])
         self.host_steps = on_host.take(mine).sort_by("begin_ns")
         self.launches_ns = np.unique(pieces.launch_ns[pieces.launch_ns >= 0])

@@ -22,10 +22,12 @@ from builders import MS
 from importers.kineto_files import device, host, launch, step, write
 
 import stashtrace
+from stashtrace.analysis import steps
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
 from stashtrace.analysis.graph.critical import critical_time
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import CollectiveSource, StallKind
+from stashtrace.model.trace import Trace
 from stashtrace.replay import Answer, Change, what_if
 
 US = 1000
@@ -331,3 +333,17 @@ def test_only_steps_with_all_their_kernels_are_part_of_the_graph() -> None:
     graph = build(trace.replace(kernels=kernels.take(some)))
     assert 1 <= len(np.unique(graph.ends_step)) < PLAIN.steps
     assert asked(graph).error_ratio == 0
+
+
+def test_the_steps_of_all_ranks_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the devices' clocks and on the hosts', not once for each rank: that would cost the square of their number."""
+    looked = []
+
+    def counted(trace: Trace) -> list[steps.RankSteps]:
+        looked.append(trace)
+        return local_steps(trace)
+
+    local_steps = steps.local_steps
+    monkeypatch.setattr(steps, "local_steps", counted)
+    assert len(np.unique(job(tmp_path, (300, 400, 500, 600)).ends_rank)) == 4
+    assert len(looked) == 2
