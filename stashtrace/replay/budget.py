@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
-from stashtrace.analysis.timeset import NEVER, Int64, TimeSet
+from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet
 from stashtrace.model.kinds import StallKind
 
 _COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for kind in kinds}
@@ -33,8 +34,10 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     threads = np.flatnonzero(on_thread & np.isin(graph.step, steps))
     _add_threads(graph, replayed, threads, found)
     on_devices = np.unique(graph.rank[graph.resource == Resource.STREAM]).tolist()
-    for rank in on_devices:
-        _add_device(graph, replayed, rank, steps, found)
+    if on_devices:
+        places = _Places.of(graph)
+        for rank in on_devices:
+            _add_device(graph, replayed, places, rank, steps, found)
     count = max((len(np.unique(graph.rank[threads])) + len(on_devices)) * len(steps), 1)
     return {name: ns / count for name, ns in found.items()}
 
@@ -46,9 +49,7 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, found: dict[str
         found[_COLUMN[StallKind(kind)]] += float((length[mine] - graph.gap_ns[mine]).sum())
     found["other"] += float(graph.gap_ns[nodes].sum())
 
-    before = np.full(len(graph), -1, dtype=np.int64)
-    program = graph.edge_kind == EdgeKind.PROGRAM
-    before[graph.target[program]] = graph.source[program]
+    before = _before(graph)
     waits = nodes[before[nodes] >= 0]
     waited = replayed.begin_ns[waits] - replayed.end_ns[before[waits]]
     waits, waited = waits[waited > 0], waited[waited > 0]
@@ -74,20 +75,68 @@ def _arrived(graph: Graph, replayed: Replayed) -> Int64:
     return np.where(found > -NEVER, found, replayed.begin_ns)
 
 
-def _add_device(graph: Graph, replayed: Replayed, rank: int, steps: Int64, found: dict[str, float]) -> None:
-    """Paint the rank's streams, then its host's waits, over its steps."""
-    own = graph.rank == rank
-    begin, end = replayed.begin_ns + graph.gap_ns, replayed.end_ns
-    streams = own & (graph.resource == Resource.STREAM) & (end > begin)
-    host = own & (graph.resource == Resource.HOST) & (end > begin)
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each rank's part of a graph is, so that no rank looks through those of the others.
 
-    def ran(nodes: npt.NDArray[np.bool_], *kinds: StallKind) -> tuple[Int64, Int64]:
-        chosen = nodes & np.isin(graph.kind, kinds)
-        time = TimeSet.of(begin[chosen], end[chosen])
+    Attributes
+    ----------
+    nodes, nodes_of : int array, RowsBy
+        Nodes of streams and hosts, and their places by rank.
+    members, members_of : int array, RowsBy
+        Edges into transfers, by the rank that enters.
+    releases, releases_of : int array, RowsBy
+        Edges out of transfers, by the rank that goes on.
+    before : int array
+        Of each node the one before it on its thread, -1 if there is none.
+    """
+
+    nodes: Int64
+    nodes_of: RowsBy
+    members: Int64
+    members_of: RowsBy
+    releases: Int64
+    releases_of: RowsBy
+    before: Int64
+
+    @classmethod
+    def of(cls, graph: Graph) -> _Places:
+        nodes = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
+        members, releases = (np.flatnonzero(graph.edge_kind == kind) for kind in (EdgeKind.MEMBER, EdgeKind.RELEASE))
+        return cls(
+            nodes,
+            RowsBy(graph.rank[nodes]),
+            members,
+            RowsBy(graph.rank[graph.source[members]]),
+            releases,
+            RowsBy(graph.rank[graph.target[releases]]),
+            _before(graph),
+        )
+
+
+def _before(graph: Graph) -> Int64:
+    """Of each node the one before it on its thread, -1 if there is none."""
+    found = np.full(len(graph), -1, dtype=np.int64)
+    program = graph.edge_kind == EdgeKind.PROGRAM
+    found[graph.target[program]] = graph.source[program]
+    return found
+
+
+def _add_device(
+    graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, found: dict[str, float]
+) -> None:
+    """Paint the rank's streams, then its host's waits, over its steps."""
+    own = places.nodes[places.nodes_of.rows(rank)]
+    own = own[replayed.end_ns[own] > replayed.begin_ns[own] + graph.gap_ns[own]]
+    streams, host = (own[graph.resource[own] == resource] for resource in (Resource.STREAM, Resource.HOST))
+
+    def ran(nodes: Int64, *kinds: StallKind) -> tuple[Int64, Int64]:
+        chosen = nodes[np.isin(graph.kind[nodes], kinds)]
+        time = TimeSet.of(replayed.begin_ns[chosen] + graph.gap_ns[chosen], replayed.end_ns[chosen])
         return time.begin, time.end
 
-    late, link = _in_collectives(graph, replayed, rank)
-    data = _taken_from_workers(graph, replayed, rank)
+    late, link = _in_collectives(graph, replayed, places, rank)
+    data = _taken_from_workers(graph, replayed, places, rank)
     layers: list[tuple[str, tuple[Int64, Int64]]] = [
         ("compute", ran(streams, StallKind.COMPUTE)),
         ("late", (late.begin, late.end)),
@@ -111,10 +160,10 @@ def _add_device(graph: Graph, replayed: Replayed, rank: int, steps: Int64, found
     found["host"] += float((until - since).sum() - total[: len(layers)].sum())
 
 
-def _in_collectives(graph: Graph, replayed: Replayed, rank: int) -> tuple[TimeSet, TimeSet]:
+def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> tuple[TimeSet, TimeSet]:
     """When a rank's streams stood in collectives before the last member had come, and after."""
-    member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & (graph.rank[graph.source] == rank))
-    release = np.flatnonzero((graph.edge_kind == EdgeKind.RELEASE) & (graph.rank[graph.target] == rank))
+    member = places.members[places.members_of.rows(rank)]
+    release = places.releases[places.releases_of.rows(rank)]
     shared, joins, leaves = np.intersect1d(graph.target[member], graph.source[release], return_indices=True)
     joined = replayed.end_ns[graph.source[member[joins]]]
     left = replayed.begin_ns[graph.target[release[leaves]]]
@@ -122,13 +171,9 @@ def _in_collectives(graph: Graph, replayed: Replayed, rank: int) -> tuple[TimeSe
     return TimeSet.of(joined, all_there), TimeSet.of(all_there, left)
 
 
-def _taken_from_workers(graph: Graph, replayed: Replayed, rank: int) -> TimeSet:
+def _taken_from_workers(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> TimeSet:
     """When a rank's host waited for a batch that a worker made."""
-    edge = replayed.binding
-    waits = np.flatnonzero((graph.rank == rank) & (graph.resource == Resource.HOST) & (edge >= 0))
+    waits, edge = places.nodes[places.nodes_of.rows(rank)], replayed.binding
+    waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
     waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
-    before = np.full(len(graph), -1, dtype=np.int64)
-    program = graph.edge_kind == EdgeKind.PROGRAM
-    before[graph.target[program]] = graph.source[program]
-    waits = waits[before[waits] >= 0]
-    return TimeSet.of(replayed.end_ns[before[waits]], replayed.begin_ns[waits])
+    return TimeSet.of(replayed.end_ns[places.before[waits]], replayed.begin_ns[waits])
