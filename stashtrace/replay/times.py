@@ -112,6 +112,11 @@ def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
     batches = graph.is_batch & (spent > 0)
     present = float(spent[steps].sum()) / max(int(counted.sum()), 1)
     present += float(spent[batches].mean()) if batches.any() else 0.0
+    if present <= 0 and (graph.resource == Resource.DEVICE).any():
+        raise MissingDataError(
+            f"{change}: devices timed by events show waits, not how long the work behind them takes",
+            hint=f"{change.quantity}=x0.5, or 0",
+        )
     if present <= 0:
         raise MissingDataError(
             f"{change}: the steps of this run have no {change.quantity}, so it cannot be {change.text}",
@@ -128,7 +133,7 @@ def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: F
     """
     graph, luck = scenario.graph, scenario.unknowns.luck
     on_device = graph.resource == Resource.DEVICE
-    if not on_device.any():
+    if factor == 1 or not on_device.any():
         return work
     if factor > 1 and change.quantity != "compute":
         raise MissingDataError(
