@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.timeset import Int64, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import CollectiveOp, StallKind
 from stashtrace.models.ring import bytes_factor
@@ -48,36 +49,78 @@ _BITS = 8
 
 
 def with_link(scenario: Scenario, change: Change) -> Scenario:
-    """Bandwidth or latency of a link multiplied, or set to what it is to be for one hop."""
+    """Bandwidth or latency of a link multiplied, or set to what it is to be; a latency, for one hop.
+
+    Raises
+    ------
+    MissingDataError
+        If it is to be set, and the run does not tell how many hops its transfers take, or what the bandwidth is now.
+    """
     link, _, what = change.quantity.partition(".")
     graph = scenario.graph
-    carries = graph.is_transfer | (graph.resource == Resource.STREAM)
-    chosen = carries & (graph.kind == LINKS[link]) & (graph.work_ns > 0)
-    if not chosen.any():
-        return scenario
+    chosen = over_link(graph, link)
     fixed = latency_ns(scenario, chosen)
     if what == "latency":
-        present = _per_hop(graph, chosen, fixed)
-        factor = change.factor_from(present) if change.factor is not None or present > 0 else 1.0
-        return _retimed(scenario, factor * fixed + (scenario.work - fixed), factor * fixed, chosen)
-    present = _bits_per_s(graph, chosen, scenario.work - fixed)
-    if change.factor is None and not math.isfinite(present):
-        raise MissingDataError(
-            f"how much this run moved over the {link} is not known: {change}", hint=f"{change.quantity}=x2"
-        )
-    factor = change.factor_from(present)
+        later = change.factor * fixed if change.factor is not None else _set_latency_ns(graph, chosen, change)
+        return _retimed(scenario, later + (scenario.work - fixed), later, chosen)
+    factor = change.factor_from(
+        1.0 if change.factor is not None else _present_bits_per_s(scenario, chosen, fixed, change)
+    )
     # What a transfer takes longer than most of its size may be the link, or threads that wait for their turn.
     excess = np.minimum(_excess_ns(scenario, chosen), scenario.work - fixed)
     stays = excess * (scenario.unknowns.luck if factor > 1 else 1 - scenario.unknowns.luck)
     return _retimed(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, fixed, chosen)
 
 
+def over_link(graph: Graph, link: str) -> Bools:
+    """Transfers and kernels that moved something over a link (a key of ``LINKS``), and took time for it."""
+    carries = graph.is_transfer | (graph.resource == Resource.STREAM)
+    return np.asarray(carries & (graph.kind == LINKS[link]) & (graph.work_ns > 0))
+
+
+def _set_latency_ns(graph: Graph, chosen: Bools, change: Change) -> Floats:
+    """Latency of each chosen transfer if each of its hops has that of the change, 0 of other nodes."""
+    if graph.facts is None or change.amount is None:
+        raise MissingDataError(
+            f"{change}: how many hops the transfers of this run take is not known", hint=f"{change.quantity}=x0.5"
+        )
+    return np.where(chosen, change.amount * _hops(graph.facts.op, graph.facts.members), 0.0)
+
+
+def _present_bits_per_s(scenario: Scenario, chosen: Bools, fixed: Floats, change: Change) -> float:
+    """The bandwidth that is to be set to another one."""
+    graph = scenario.graph
+    present = _bits_per_s(graph, chosen, scenario.work - fixed)
+    if math.isfinite(present):
+        return present
+    sized = graph.facts is not None and (chosen & (graph.moved_bytes > 0) & _in_span(graph)).any()
+    why = (
+        "its messages do not differ enough in size, so their time may be latency alone"
+        if sized
+        else "how much the steps of this run moved over it is not known"
+    )
+    raise MissingDataError(f"{change}: {why}", hint=f"{change.quantity}=x2")
+
+
 def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """What each chosen transfer takes longer than the quick ones of its size, 0 of other nodes."""
     graph, found = scenario.graph, np.zeros(len(scenario.work))
-    for size in np.unique(graph.moved_bytes[chosen & (graph.moved_bytes > 0)]).tolist():
-        nodes = np.flatnonzero(chosen & (graph.moved_bytes == size))
-        found[nodes] = np.maximum(scenario.work[nodes] - np.quantile(scenario.work[nodes], _QUICK_RATIO), 0.0)
+    nodes = np.flatnonzero(chosen & (graph.moved_bytes > 0))
+    quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], _QUICK_RATIO)
+    found[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
+    return found
+
+
+def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float) -> Floats:
+    """For each time the quantile of all times of its size."""
+    order = np.lexsort((times, sizes))
+    _, first, size, count = np.unique(sizes[order], return_index=True, return_inverse=True, return_counts=True)
+    place = first + ratio * (count - 1)
+    below = place.astype(np.int64)
+    above = np.minimum(below + 1, first + count - 1)
+    low, high = times[order][below], times[order][above]
+    found = np.empty(len(times))
+    found[order] = (low + (place - below) * (high - low))[size]
     return found
 
 
@@ -137,9 +180,13 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             f"{change}: a run of {present} ranks does not tell of {count}",
             hint=f"from 2 to {_FARTHEST * present} ranks can be asked for",
         )
-    if count < 1:
-        raise MissingDataError(f"ranks={change.text} leaves no rank")
     whole = graph.is_transfer & (facts.members == present)
+    if not whole.any() or (facts.members[graph.is_transfer] > present).any():
+        raise MissingDataError(
+            f"{change}: {present} ranks were recorded, but their collectives are not known to be theirs alone:"
+            " what other ranks would cost cannot be told",
+            hint="give the files of all ranks",
+        )
     fixed = latency_ns(scenario, whole)
     work = scenario.work.copy()
     for op in np.unique(facts.op[whole]).tolist():
@@ -166,8 +213,6 @@ def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_onl
     A ring of n ranks takes n - 1 hops (an all-reduce twice as many) and sends (n - 1) / n of the result; a tree takes
     log2 n levels and sends the message once each way; of a hierarchy only the ring of hosts grows.
     """
-    if count == 1:
-        return [(0.0, 0.0)]
     gathers = op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
     share = (count - 1) / (present - 1) if gathers else bytes_factor(count) / bytes_factor(present)
     found = [((count - 1) / (present - 1), share)]
@@ -275,7 +320,7 @@ def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[fl
     if not len(times):
         times = graph.work_ns[chosen].astype(np.float64)
         return 0.0, float(np.median(times)) if len(times) else 0.0
-    typical = min(float(np.median(times[sizes == size])) for size in np.unique(sizes).tolist())
+    typical = float(of_sizes(sizes, times, 0.5).min())
     if sizes.max() >= _SPREAD * sizes.min():
         order = np.argsort(sizes, kind="stable")
         times = np.maximum(times[order], 1.0)
@@ -295,28 +340,16 @@ def _tiny_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> float:
     if not len(tiny):
         return math.inf
     members = int(np.median(graph.facts.members[chosen]))
-    pairs = zip(graph.facts.op[tiny].tolist(), graph.facts.members[tiny].tolist(), strict=True)
-    hops = np.array([_hops(CollectiveOp(max(one, 0)), size) for one, size in pairs])
-    return _HOPS_DIFFER * float((graph.work_ns[tiny] / hops).min()) * _hops(op, max(members, 2))
+    hop = (graph.work_ns[tiny] / _hops(graph.facts.op[tiny], graph.facts.members[tiny])).min()
+    return _HOPS_DIFFER * float(hop) * float(_hops(int64([op]), int64([members]))[0])
 
 
-def _hops(op: CollectiveOp, members: int) -> int:
-    """Messages one after the other that an operation of so many ranks takes, at least."""
-    if op == CollectiveOp.ALL_REDUCE:
-        return 2 * (members - 1)
-    if op in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL):
-        return members - 1
-    return max(math.ceil(math.log2(members)), 1)
-
-
-def _per_hop(graph: Graph, chosen: Bools, fixed: Floats) -> float:
-    """Mean latency of a hop of these transfers in ns."""
-    if graph.facts is None:
-        return 0.0
-    own = np.flatnonzero(chosen & _in_span(graph))
-    pairs = zip(graph.facts.op[own].tolist(), graph.facts.members[own].tolist(), strict=True)
-    hops = sum(_hops(CollectiveOp(max(op, 0)), max(members, 2)) for op, members in pairs)
-    return float(fixed[own].sum()) / hops if hops else 0.0
+def _hops(op: Int64, members: Int64) -> Floats:
+    """Messages one after the other that each operation of so many ranks takes, at least."""
+    ring = np.maximum(members, 2) - 1
+    parts = np.isin(op, (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL))
+    levels = np.ceil(np.log2(ring + 1.0))
+    return np.select([op == CollectiveOp.ALL_REDUCE, parts], [2.0 * ring, 1.0 * ring], levels)
 
 
 def _bits_per_s(graph: Graph, chosen: Bools, moving_ns: Floats) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.timeset import Int64
-from stashtrace.errors import MissingDataError
+from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.model.kinds import StallKind
 from stashtrace.replay.buckets import Buckets, regrouped
 from stashtrace.replay.budget import step_budget
@@ -31,7 +31,7 @@ from stashtrace.replay.scenario import Bools, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
-from stashtrace.replay.transfers import LINKS, compressed, with_link, with_ranks
+from stashtrace.replay.transfers import LINKS, compressed, over_link, with_link, with_ranks
 
 #: A replay that misses by more, or explains less, says nothing about changes.
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
@@ -54,6 +54,8 @@ _WORTH_NAMING = 0.03
 _COMPANY_DOUBT = 0.15
 #: ... but no more of the step.
 _MOST_DOUBT = 0.08
+#: What all work may take together, and fits 64 bits with what it is added to: a hundred years.
+_LONGEST_NS = 3.2e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
     MissingDataError
         If no rank has two steps, a change is one of something that the recording says nothing of, or nothing is known
         of the buckets that are to change.
+    UsageError
+        If a change makes the job take more than a hundred years.
     """
     changes = tuple(changes)
     for change in changes:
@@ -178,8 +182,8 @@ def _require_known(graph: Graph, change: Change) -> None:
             hint="compute, straggler and the links of its transfers can be changed",
         )
     link = change.quantity.partition(".")[0]
-    if link in LINKS and not (graph.kind == LINKS[link]).any():
-        known = [name for name, kind in LINKS.items() if (graph.kind == kind).any()]
+    if link in LINKS and not over_link(graph, link).any():
+        known = [name for name in LINKS if over_link(graph, name).any()]
         raise MissingDataError(
             f"{change}: no transfer of this run is known to have gone over the {link}",
             hint=f"its transfers count as {' and '.join(known)}" if known else "it has no transfers",
@@ -231,6 +235,8 @@ class _Run:
         if not self.counted.any():
             raise MissingDataError("no rank has two steps", hint="the length of a step is that between the ends of two")
         self.measured_ns = float(measured[self.counted].mean())
+        if self.measured_ns <= 0:
+            raise MissingDataError("the steps that count took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
         self.unchanged = graph.replay()
         self._shared: dict[tuple[str, ...], tuple[Replayed, Contention]] = {}
@@ -307,6 +313,7 @@ class _Run:
             graph = self._with_buckets(run, changes, latency=latency > 0)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
             found.append(_changed(scenario, changes))
+            _require_possible(scenario, changes)
         return found
 
     @cached_property
@@ -386,6 +393,7 @@ def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float
     """The least and the most that any of these times may be."""
     pairs = list(zip(times, doubts, strict=True))
     return min(ns - doubt for ns, doubt in pairs), max(ns + doubt for ns, doubt in pairs)
+            _require_possible(scenario, changes)
 
 
 def _gap_ratio(graph: Graph, replayed: Replayed, counted: Bools) -> float:

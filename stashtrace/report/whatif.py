@@ -159,7 +159,7 @@ def slowdown_lines(table: Table) -> list[str]:
 
 
 def _cells(answer: Answer) -> tuple[str, str, str, str]:
-    saved = (_saving(1 - ns / answer.replayed_ns) for ns in (answer.high_ns, answer.low_ns))
+    saved = (_saving(1 - ns / max(answer.replayed_ns, 1.0)) for ns in (answer.high_ns, answer.low_ns))
     step = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
     return ", ".join(map(str, answer.changes)), step, _range(*saved), _NAMES[answer.bottleneck]
 

@@ -211,3 +211,19 @@ def test_amounts_are_in_ns_bits_a_second_and_numbers() -> None:
 def test_a_time_may_be_set(change: str, expected_ms: float) -> None:
     """A step of LATE computes 4.5 ms in the mean, 6 of them on the late rank, and 2 ms of transfer follow."""
     assert asked(LATE, change).high_ns / MS == pytest.approx(expected_ms, abs=0.01)
+
+
+@pytest.mark.parametrize("change", ["compute=x99999999999999999999", "compute=999999999999s"])
+def test_what_would_not_fit_64_bits_is_refused(change: str) -> None:
+    with pytest.raises(UsageError, match="more than a hundred years"):
+        asked(LATE, change)
+
+
+def test_steps_that_take_no_time_are_refused() -> None:
+    """By damaged times all but the first of them begin and end at one moment."""
+    still = TraceBuilder()
+    still.rank(0).phase("forward", 0, 3 * MS).phase("optimizer", 3 * MS, 5 * MS)
+    for _ in range(8):
+        still.rank(0).phase("forward", 5 * MS, 5 * MS).phase("optimizer", 5 * MS, 5 * MS)
+    with pytest.raises(MissingDataError, match="took no time"):
+        what_if(build(still.trace()), [])

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from builders import MS, US, TraceBuilder
 
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.model.kinds import CollectiveOp, StallKind
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.replay.transfers import of_sizes
 
 MB = 1_000_000
 STEPS = 12
@@ -29,14 +31,18 @@ def job(
     tiny: int = 0,
     hosts: tuple[str, ...] = ("node00",),
     steps: int = STEPS,
+    world: int = 0,
 ) -> Graph:
     """Each step computes 3 ms, reduces messages one after the other at 1 ms a MB and a latency, and updates in 1 ms.
 
     ``compute`` has the milliseconds by step and rank where they differ; the last rank goes on ``later`` than the first
-    after each transfer; ``tiny`` is the time of a barrier before the first step, none if 0.
+    after each transfer; ``tiny`` is the time of a barrier before the first step, none if 0; ``world`` are the ranks of
+    the job where others of it were not recorded.
     """
     build_ = TraceBuilder(hosts)
     build_.group(range(ranks), backend=backend)
+    for row in build_.rows["groups"]:
+        row["group_size"] = max(world, ranks)
     now = 0
     if tiny:
         build_.collective(dict.fromkeys(range(ranks), (0, tiny)), op=CollectiveOp.BARRIER, message_bytes=0)
@@ -89,6 +95,23 @@ def test_of_one_size_the_latency_is_between_nothing_and_all() -> None:
     assert ms(asked(job(sizes=(8 * MB,)), "interconnect.bandwidth=x2")) == pytest.approx((8.5, 13), abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("change", "step_ms"),
+    [("interconnect.latency=10ms", (4 + 2 * 10, 4 + 2 * 10 + 9)), ("interconnect.latency=50us", (4.1, 4.1 + 9))],
+)
+def test_a_latency_is_set_whatever_it_was(change: str, step_ms: tuple[float, float]) -> None:
+    """The 9 ms of the message are bytes alone, or latency alone: its two hops have the new one in both cases."""
+    assert ms(asked(job(sizes=(8 * MB,)), change)) == pytest.approx(step_ms, abs=0.01)
+
+
+def test_a_bandwidth_is_not_set_where_nobody_knows_what_it_was() -> None:
+    with pytest.raises(MissingDataError, match="may be latency alone") as raised:
+        asked(job(sizes=(8 * MB,)), "interconnect.bandwidth=16gbit")
+    assert raised.value.hint == "interconnect.bandwidth=x2"
+    with pytest.raises(MissingDataError, match="how much the steps of this run moved"):
+        asked(job(sizes=(0, 0)), "interconnect.bandwidth=16gbit")
+
+
 def test_a_tiny_message_bounds_the_latency_of_large_ones() -> None:
     """A barrier of 100 us is one hop: the two of an all-reduce take 400 us at most, if they differ by two times."""
     low, high = ms(asked(job(sizes=(8 * MB,), tiny=100 * US), "interconnect.bandwidth=x2"))
@@ -139,6 +162,43 @@ def test_ranks_that_a_run_does_not_tell_of(count: int) -> None:
     with pytest.raises(MissingDataError, match=f"does not tell of {count}") as raised:
         asked(job(), f"ranks={count}")
     assert raised.value.hint == "from 2 to 64 ranks can be asked for"
+
+
+@pytest.mark.parametrize("world", [3, 128])
+def test_some_ranks_of_a_job_do_not_tell_what_others_would_cost(world: int) -> None:
+    with pytest.raises(MissingDataError, match="2 ranks were recorded") as raised:
+        asked(job(world=world), "ranks=x2")
+    assert raised.value.hint == "give the files of all ranks"
+
+
+def test_messages_that_cannot_be_matched_are_no_transfers() -> None:
+    """Three sends of one number: their waits take time of the step, but no link is known to have been used."""
+    build_ = TraceBuilder()
+    now = 0
+    for number in range(8):
+        for rank in range(3):
+            build_.rank(rank).phase("forward", now, now + MS).phase("optimizer", now + 5 * MS, now + 6 * MS)
+        times = dict.fromkeys(range(3), (now + MS, now + 5 * MS))
+        keys = build_.collective(times, op=CollectiveOp.SEND, sequence=number)
+        for rank, key in keys.items():
+            build_.rank(rank).collective_wait(key, now + MS, now + 5 * MS)
+        now += 6 * MS
+    graph = build(build_.trace())
+    assert (graph.kind == StallKind.INTERCONNECT).any()
+    assert not graph.is_transfer.any()
+    with pytest.raises(MissingDataError, match="no transfer of this run") as raised:
+        asked(graph, "interconnect.bandwidth=x2")
+    assert raised.value.hint == "it has no transfers"
+
+
+def test_the_quick_ones_of_each_size() -> None:
+    rng = np.random.default_rng(1)
+    sizes, times = rng.choice([3, 50, 700, 9000], 500), rng.uniform(1, 1e6, 500)
+    for ratio in (0.1, 0.5):
+        found = of_sizes(sizes, times, ratio)
+        for size in np.unique(sizes).tolist():
+            assert found[sizes == size] == pytest.approx(np.quantile(times[sizes == size], ratio))
+    assert of_sizes(sizes[:1], times[:1], 0.1).tolist() == times[:1].tolist()
 
 
 def test_a_link_that_nothing_went_over() -> None:

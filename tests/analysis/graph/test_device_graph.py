@@ -325,6 +325,20 @@ def test_events_do_not_tell_how_long_a_hidden_copy_takes() -> None:
     assert "--kernels" in str(raised.value.hint)
 
 
+@pytest.mark.parametrize("change", ["h2d=x1", "prep=x1", "launch=x1", "compute=x1"])
+def test_a_change_of_nothing_changes_no_wait_of_a_device(change: str) -> None:
+    graph = build(replace(PLAIN, copy_ms=45, batch_ms=60).trace(kernels=False))
+    answer = asked(graph, change)
+    assert answer.low_ns == answer.high_ns == answer.measured_ns
+
+
+@pytest.mark.parametrize("change", ["h2d=5ms", "prep=5ms", "launch=1ms"])
+def test_events_do_not_tell_what_a_time_is_now(change: str) -> None:
+    with pytest.raises(MissingDataError, match="show waits") as raised:
+        asked(build(replace(PLAIN, copy_ms=45, batch_ms=60).trace(kernels=False)), change)
+    assert raised.value.hint == f"{change.partition('=')[0]}=x0.5, or 0"
+
+
 def test_only_steps_with_all_their_kernels_are_part_of_the_graph() -> None:
     """Deep mode is on for some steps: others have no work to replay."""
     trace = PLAIN.trace(kernels=True)
