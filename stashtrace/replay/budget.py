@@ -152,6 +152,11 @@ def _add_device(
         return
     until = (replayed.end_ns[graph.ends] + graph.ends_lag_ns)[ends]
     since = until - length[ends]
+    # By damaged times a step may end before the one that it follows.
+    order = np.argsort(until, kind="stable")
+    since, until = since[order], until[order]
+    since = np.maximum(since, np.append(since[:1], until[:-1]))
+    since, until = since[until > since], until[until > since]
     spent = intervals.attribute([times for _, times in layers], since, until)
     total = np.asarray(spent).reshape(len(until), -1).sum(axis=0)
     for (column, _), ns in zip(layers, total.tolist(), strict=False):

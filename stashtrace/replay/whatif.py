@@ -366,7 +366,8 @@ class _Run:
         return self._shared[hosts]
 
     def _mean(self, graph: Graph, replayed: Replayed) -> float:
-        return float(graph.step_ns(replayed)[self.counted].mean())
+        # By damaged times a step may end before the one that it follows.
+        return float(np.maximum(graph.step_ns(replayed)[self.counted], 0).mean())
 
     def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]]) -> float:
         """By how much another recording may differ, by the steps that replays give."""
@@ -393,7 +394,16 @@ def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float
     """The least and the most that any of these times may be."""
     pairs = list(zip(times, doubts, strict=True))
     return min(ns - doubt for ns, doubt in pairs), max(ns + doubt for ns, doubt in pairs)
-            _require_possible(scenario, changes)
+
+
+def _require_possible(scenario: Scenario, changes: Sequence[Change]) -> None:
+    """Refuse times that do not fit the nanoseconds of a replay."""
+    longest_ns = float(np.abs(scenario.work).sum() + np.abs(scenario.lag).sum())
+    if not longest_ns < _LONGEST_NS:
+        raise UsageError(
+            f"{', '.join(map(str, changes))}: the work of all ranks would take more than a hundred years",
+            hint="ask for less",
+        )
 
 
 def _gap_ratio(graph: Graph, replayed: Replayed, counted: Bools) -> float:

@@ -154,7 +154,10 @@ class _Rank:
         waits = waits | saves.waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
         # The host comes to the end of the last step also where it waited for its device until then.
-        cells = Cells.of(life - waits, painted_begin, painted_end, np.concatenate(points), moments, until_ns=until_ns)
+        free = life - waits
+        if not len(free.begin):  # all was launched before, or nobody knows when: it waited from the begin on
+            free = TimeSet.of([begin_ns], [begin_ns + 1])
+        cells = Cells.of(free, painted_begin, painted_end, np.concatenate(points), moments, until_ns=until_ns)
         at = np.searchsorted(painted_begin, cells.begin, side="right") - 1
         inside = (at >= 0) & (cells.begin < np.append(painted_end, -1)[at])
         kinds = np.array([*(int(x.kind) for x in layers), -1], dtype=np.int64)[np.append(layer, -1)[at]]

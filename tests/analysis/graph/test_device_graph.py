@@ -26,9 +26,10 @@ from stashtrace.analysis import steps
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
 from stashtrace.analysis.graph.critical import critical_time
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveSource, StallKind
+from stashtrace.model.kinds import CollectiveSource, DeviceCall, StallKind
 from stashtrace.model.trace import Trace
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.replay.budget import step_budget
 
 US = 1000
 STEP = 1000.0
@@ -337,6 +338,33 @@ def test_events_do_not_tell_what_a_time_is_now(change: str) -> None:
     with pytest.raises(MissingDataError, match="show waits") as raised:
         asked(build(replace(PLAIN, copy_ms=45, batch_ms=60).trace(kernels=False)), change)
     assert raised.value.hint == f"{change.partition('=')[0]}=x0.5, or 0"
+
+
+def test_a_host_that_waits_for_its_device_all_the_time(tmp_path: Path) -> None:
+    """Its kernels were launched as the recording began, all at once, and it waits for them until after the end."""
+    for rank in (0, 1):
+        events = [event for n in range(3) for event in step_events(n, 300)]
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info, deviceProperties=[{"id": 0, "name": "H100"}])
+    trace = stashtrace.load(tmp_path)
+    assert (trace.device_calls["call_code"] == DeviceCall.DEVICE_SYNCHRONIZE).all()
+    calls = trace.device_calls.take(np.arange(2))
+    assert calls["process_id"].tolist() == [0, 1]
+    calls = calls.replace(begin_ns=np.zeros(len(calls), dtype=np.int64), end_ns=np.full(len(calls), 10**9))
+    kernels = trace.kernels.replace(launch_ns=np.zeros(len(trace.kernels), dtype=np.int64))
+    graph = build(trace.replace(device_calls=calls, kernels=kernels))
+    assert (graph.step_ns(graph.replay()) == graph.measured_step_ns).all()
+    on_streams = graph.row[(graph.resource == Resource.STREAM) & (graph.row >= 0)]
+    assert sorted(set(on_streams.tolist())) == list(range(len(kernels)))
+
+
+def test_steps_that_end_in_disorder_have_a_budget() -> None:
+    """By damaged times step 3 ends after step 4 does: no part of the time counts twice."""
+    graph = build(PLAIN.trace(kernels=True))
+    later = graph.ends_lag_ns + np.where(graph.ends_step == 3, 30 * MS, 0)
+    budget = step_budget(replace(graph, ends_lag_ns=later), graph.replay(), np.arange(1, PLAIN.steps))
+    whole = (graph.end_ns[graph.ends[graph.ends_step == PLAIN.steps - 1]]).mean()
+    assert 0 < sum(budget.values()) * (PLAIN.steps - 1) <= whole
 
 
 def test_only_steps_with_all_their_kernels_are_part_of_the_graph() -> None:
