@@ -221,3 +221,29 @@ def test_what_else_runs_on_a_host_leaves_fewer_cpus(busy_cpus: float) -> None:
     facts = build(job(1, cpus=2.0).trace(elsewhere=busy_cpus)).facts
     assert facts is not None
     assert facts.cpus["node00"] == pytest.approx(2.0 - busy_cpus, abs=0.05)
+
+
+def passes(compute_ms: int, count: int = 6) -> Graph:
+    """Passes of four batches over the data; each starts a worker anew, which takes 10 ms for that and 2 for a batch."""
+    build_, now = TraceBuilder(), 0
+    rank = build_.rank(0)
+    for number in range(count):
+        worker, started = rank.worker(number), now + 10 * MS
+        for batch in range(4):
+            made = started + 2 * (batch + 1) * MS
+            worker.fetch(batch, made - 2 * MS, made, worker=number, loader=number)
+            end = max(made, now)
+            rank.batch_wait(batch, now, end, worker=number, loader=number)
+            rank.phase("forward", end, end + (compute_ms - 1) * MS)
+            now = end + compute_ms * MS
+            rank.phase("optimizer", now - MS, now)
+    return build(build_.trace())
+
+
+@pytest.mark.parametrize("factor", ["0.5", "1.5"])
+def test_a_new_worker_of_each_pass_begins_when_the_thread_has_started_it(factor: str) -> None:
+    """Steps of 4 ms, the first of each pass 12 ms longer: a faster loop starts the next workers earlier."""
+    truth = what_if(passes(round(4 * float(factor))), []).measured_ns
+    answer = what_if(passes(4), [Change.parse(f"compute=x{factor}")])
+    assert answer.high_ns == pytest.approx(truth, rel=0.02)
+    assert abs(answer.high_ns - answer.measured_ns) > MS

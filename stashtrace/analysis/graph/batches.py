@@ -116,7 +116,7 @@ def add_batches(
     parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
     for one in loaders:
         _taken(cells, nodes, batches[one.rows], one, parts)
-        _asked(cells, nodes, batches[one.rows], one, idle[one.rows], parts)
+        _asked(cells, nodes, batches[one.rows], one, idle[one.rows], ~same[one.rows], parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,18 @@ def _taken(cells: Cells, nodes: Int64, batches: Int64, loader: _Loader, parts: P
     parts.edge(source, target, EdgeKind.BATCH, had - loader.end[made])
 
 
-def _asked(cells: Cells, nodes: Int64, batches: Int64, loader: _Loader, idle: Int64, parts: Parts) -> None:
-    """A worker begins a batch when it was asked for it."""
-    waiting, begin, asked = idle > _IDLE_NS, loader.begin, loader.asked
+def _asked(
+    cells: Cells,
+    nodes: Int64,
+    batches: Int64,
+    loader: _Loader,
+    idle: Int64,
+    started: npt.NDArray[np.bool_],
+    parts: Parts,
+) -> None:
+    """A worker begins a batch when it was asked for it; the first one of a new worker after the thread started that."""
+    begin, asked = loader.begin, loader.asked
+    waiting = (idle > _IDLE_NS) | (started & (asked < 0))
     # A pass begins when the thread makes its iterator: what it did last before then is as good as a take.
     moment = np.where(asked >= 0, loader.takes["end_ns"][asked], begin)
     moment = np.where(waiting & (begin - moment > _ASKED_NS), begin, moment)
