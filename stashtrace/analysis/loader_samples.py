@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from stashtrace.model.trace import Trace
 
 #: Metadata key of an iterator, before its ``loader_id``; the same in ``probes/torch_loader_facts``.
 FACT = "dataloader "
+_KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (\d{1,15}) (\d{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,13 @@ class LoaderSamples:
 
 
 def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
-    """What the iterators of a run said of their samples, by ``loader_id``."""
+    """What the iterators of a run said of their samples, by ``loader_id``; what cannot be read counts as not said."""
     found = {}
     for row in trace.metadata.rows():
-        key = trace.text(row["key_code"])
-        if key.startswith(FACT):
-            found[int(key[len(FACT) :], 16)] = LoaderSamples(*map(int, trace.text(row["value_code"]).split()))
+        key = _KEY.fullmatch(trace.text(row["key_code"]))
+        value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
+        if key and value:
+            found[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
     return found
 
 

@@ -189,7 +189,7 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
         "collective_sequence": comm.sequence,
         "group": comm.group,
         "group_size": comm.group_size,
-        "needed_node_ids": [_number(need) for need in node.get("data_deps", ())],
+        "needed_node_ids": [_number(need) for need in _values(node.get("data_deps"))],
     }
 
 
@@ -205,7 +205,7 @@ def _size(count: int) -> int:
 
 
 def _values(given: Any) -> Sequence[Any]:
-    """Inputs or outputs of a node: a list, or since 1.0.2 a list inside an object."""
+    """Inputs, outputs or dependencies of a node: a list, or since 1.0.2 a list inside an object; none if damaged."""
     values = given.get("values") if isinstance(given, dict) else given
     return values if isinstance(values, list) else ()
 

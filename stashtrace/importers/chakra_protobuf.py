@@ -130,7 +130,7 @@ def _node(message: bytes) -> dict[str, Any]:
             node["ctrl_deps"] = _varint(value, 0)[0] if isinstance(value, bytes) else value
         elif number == _DATA_DEPS:
             needs += _numbers(value)
-        elif number == _DURATION:
+        elif number == _DURATION and isinstance(value, int):
             node["duration_ns"] = value * 1000
         elif number == _ATTRIBUTES and isinstance(value, bytes):
             attrs.update(_attribute(value))

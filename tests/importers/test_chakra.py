@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,30 @@ def test_data_dependencies_are_kept(tmp_path: Path) -> None:
     assert rows["node_id"].tolist() == [8, 8, 300, 300]
     assert rows["needed_node_id"].tolist() == [7, 300, 7, 8]
     assert rows["rank"].tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("damaged", [None, 7, "x", {"values": 1}])
+def test_dependencies_that_are_no_list_are_none(tmp_path: Path, damaged: object) -> None:
+    nodes = [new(3, "a"), {**new(4, "b"), "data_deps": damaged}, {**new(5, "c"), "data_deps": [3, "x", 1 << 70]}]
+    trace = load(write(tmp_path / "et_0.json", nodes))
+    assert trace.execution_nodes["node_id"].tolist() == [3, 4, 5]
+    assert trace.execution_dependencies["node_id"].tolist() == [5, 5, 5]
+    assert trace.execution_dependencies["needed_node_id"].tolist() == [3, -1, -1]
+
+
+def test_a_duration_that_is_text_is_none_and_not_a_thousand_times_the_text(tmp_path: Path) -> None:
+    (tmp_path / "workload.0.et").write_bytes(
+        sized(text(1, "0.0.4")) + sized(integer(1, 7) + text(2, "a") + text(7, "x" * 50_000))
+    )
+    load(tmp_path / "workload.0.et")  # what is imported with it
+    tracemalloc.start()
+    try:
+        durations = load(tmp_path / "workload.0.et").execution_nodes["duration_ns"].tolist()
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert durations == [-1]
+    assert most_bytes < 25_000_000
 
 
 @pytest.mark.parametrize("version", ["", "0.0.4"])

@@ -9,13 +9,20 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.loader_samples import told_samples
 from stashtrace.model.trace import Trace
 from stashtrace.replay import Answer, Change, what_if
 
 STEPS = 24
 
 
-def job(work_ms: Callable[[int, int], int], *, ranks: int = 2, samples: dict[int, int] | None = None) -> Trace:
+def job(
+    work_ms: Callable[[int, int], int],
+    *,
+    ranks: int = 2,
+    samples: dict[int, int] | None = None,
+    told: str = "{} 1000 1000",
+) -> Trace:
     """Each rank computes for so long in each step (by rank and step), all reduce for 2 ms, and update for 1 ms."""
     build_ = TraceBuilder()
     clock = 0
@@ -36,7 +43,7 @@ def job(work_ms: Callable[[int, int], int], *, ranks: int = 2, samples: dict[int
         clock = end + MS
     for rank, batch in (samples or {}).items():
         key = build_.strings.code(f"dataloader {1 + rank:016x}")
-        value = build_.strings.code(f"{batch} 1000 1000")
+        value = build_.strings.code(told.format(batch))
         build_.add("metadata", process_id=build_.rank(rank).process_id, key_code=key, value_code=value)
     return build_.trace()
 
@@ -72,6 +79,12 @@ def test_a_rank_with_more_samples_is_not_late() -> None:
     assert without(build(trace)).high_ns / MS == pytest.approx(13, abs=0.1)
     told_alike = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 16})
     assert without(build(told_alike)).high_ns / MS == pytest.approx(8, abs=0.1)
+
+
+def test_samples_that_cannot_be_read_count_as_not_told() -> None:
+    trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32}, told="{} many")
+    assert told_samples(trace) == {}
+    assert without(build(trace)).high_ns / MS == pytest.approx(8, abs=0.1)
 
 
 def test_a_rank_that_is_slow_for_its_samples_is_late() -> None:
