@@ -72,21 +72,24 @@ Array<std::int64_t> alone(const Array<std::int64_t>& begin_ns, const Array<std::
   return to_array(std::move(found));
 }
 
-// A graph without cycles, ready to be replayed with other durations and lags as often as wanted.
+// A graph without cycles, ready to be replayed with other durations and lags as often as wanted. Its edges are copies:
+// the arrays that it was made of may change later.
 class Plan {
  public:
   Plan(const Array<std::int32_t>& source, const Array<std::int32_t>& target, const Array<std::int64_t>& begin_ns,
        const Array<std::int8_t>& certainty)
-      : source_(source), target_(target), nodes_(static_cast<std::size_t>(begin_ns.size())) {
+      : nodes_(static_cast<std::size_t>(begin_ns.size())) {
     const auto edges = static_cast<std::size_t>(source.size());
-    const graph::Ids from = column(source_, edges), to = column(target_, edges);
-    for (const graph::Ids ends : {from, to})
+    const graph::Ids from = column(source, edges), to = column(target, edges);
+    source_.assign(from.begin(), from.end());
+    target_.assign(to.begin(), to.end());
+    for (const graph::Ids ends : {graph::Ids(source_), graph::Ids(target_)})
       for (const std::int32_t id : ends)
         if (id < 0 || static_cast<std::size_t>(id) >= nodes_) throw std::invalid_argument("an edge of no node");
     const auto sure = column(certainty, edges);
     const graph::Times begin = column(begin_ns, nodes_);
     const py::gil_scoped_release release;
-    order_ = graph::order({nodes_, from, to, {}}, begin, sure);
+    order_ = graph::order({nodes_, source_, target_, {}}, begin, sure);
   }
 
   Array<std::int32_t> cut() const { return to_array(std::vector<std::int32_t>(order_.cut)); }
@@ -144,11 +147,10 @@ class Plan {
 
  private:
   graph::Edges edges(const Array<std::int64_t>& lag_ns) const {
-    const auto count = static_cast<std::size_t>(source_.size());
-    return {nodes_, column(source_, count), column(target_, count), column(lag_ns, count)};
+    return {nodes_, source_, target_, column(lag_ns, source_.size())};
   }
 
-  Array<std::int32_t> source_, target_;
+  std::vector<std::int32_t> source_, target_;
   std::size_t nodes_;
   graph::Order order_;
 };

@@ -3,6 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from builders import MS, trace_from_text
@@ -163,6 +166,22 @@ def test_edges_of_no_node_are_refused() -> None:
     with pytest.raises(ValueError, match="no node"):
         native.Plan(np.array([7], dtype=np.int32), np.array([0], dtype=np.int32), np.zeros(2, dtype=np.int64),
                     np.zeros(1, dtype=np.int8))  # fmt: skip
+
+
+def test_a_plan_keeps_its_edges_when_the_arrays_it_was_made_of_change() -> None:
+    """In a process of its own: edges of no node would end it."""
+    code = """
+import numpy as np
+from stashtrace._native import graph
+edges = [np.array(ends, dtype=np.int32) for ends in ([0, 1], [1, 2])]
+plan = graph.Plan(*edges, np.zeros(3, dtype=np.int64), np.zeros(2, dtype=np.int8))
+for ends in edges:
+    ends[:] = 2**30
+begin, _ = plan.replay(np.zeros(3, dtype=np.int64), np.full(3, 5), np.zeros(2, dtype=np.int64))
+print(begin.tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[0, 5, 10]\n")
 
 
 def test_no_steps() -> None:
