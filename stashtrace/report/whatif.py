@@ -88,7 +88,7 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
     if not run.is_reliable:
         return [*lines, *_wrapped(f"no change is predicted: {unreliable(run)}")]
     if not answers:
-        return [*lines, "", "no single change of what is known would make it shorter"]
+        return [*lines, "", "no single change of what is known would make it shorter by 0.5 % or more"]
     head = ("change", "step", "saves", "largest stall then")
     rows = [head, *(_cells(answer) for answer in answers)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

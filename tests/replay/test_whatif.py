@@ -12,8 +12,9 @@ from builders import MS, TraceBuilder, trace_from_text
 
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.model.kinds import CollectiveOp
 from stashtrace.replay import Answer, Change, single_changes, what_if
-from stashtrace.report.whatif import limit_lines
+from stashtrace.report.whatif import limit_lines, whatif_lines
 
 
 def asked(text: str, *changes: str) -> Answer:
@@ -227,3 +228,22 @@ def test_steps_that_take_no_time_are_refused() -> None:
         still.rank(0).phase("forward", 5 * MS, 5 * MS).phase("optimizer", 5 * MS, 5 * MS)
     with pytest.raises(MissingDataError, match="took no time"):
         what_if(build(still.trace()), [])
+
+
+def test_what_saves_little_is_not_listed_and_not_denied() -> None:
+    """Two ranks compute for 4 us of a millisecond, and wait for a message for the rest of it."""
+    idle, now = TraceBuilder(), 0
+    for _ in range(12):
+        for rank in range(2):
+            idle.rank(rank).phase("forward", now, now + 2000).phase("optimizer", now + MS, now + MS + 2000)
+        keys = idle.collective(dict.fromkeys(range(2), (now + 2000, now + MS)), op=CollectiveOp.BARRIER)
+        for rank, key in keys.items():
+            idle.rank(rank).collective_wait(key, now + 2000, now + MS)
+        now += MS + 2000
+    graph = build(idle.trace())
+    saved = what_if(graph, [Change.parse("compute=x0.5")])
+    assert 0 < 1 - saved.high_ns / saved.replayed_ns < 0.005
+    listed = [answer for answer in single_changes(graph) if answer.changes[0].quantity == "compute"]
+    assert listed == []
+    lines = whatif_lines(what_if(graph, []), listed, asked=False)
+    assert lines[-1] == "no single change of what is known would make it shorter by 0.5 % or more"
