@@ -3,12 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from replay.loader_jobs import Job
 
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
+from stashtrace.model.kinds import BatchPhase
 from stashtrace.replay import Answer, Change, what_if
 
 WORKERS = (1, 2, 3, 4)
@@ -247,3 +249,14 @@ def test_a_new_worker_of_each_pass_begins_when_the_thread_has_started_it(factor:
     answer = what_if(passes(4), [Change.parse(f"compute=x{factor}")])
     assert answer.high_ns == pytest.approx(truth, rel=0.02)
     assert abs(answer.high_ns - answer.measured_ns) > MS
+
+
+def test_batches_that_end_before_they_began_are_left_out() -> None:
+    whole = job(2).trace()
+    batches = whole.batches
+    fetches = np.flatnonzero(batches["phase_code"] == BatchPhase.FETCH)
+    end = batches["end_ns"].copy()
+    end[fetches[20:23]] = batches["begin_ns"][fetches[20:23]] - MS
+    graph = build(whole.replace(batches=batches.replace(end_ns=end)))
+    assert (graph.work_ns >= 0).all()
+    assert np.count_nonzero(graph.is_batch) == len(fetches) - 3

@@ -68,7 +68,9 @@ def add_batches(
     """Batches that workers make: one after the other, each after it was asked for; the thread takes what is made."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = index.fetches.rows(thread.rank)
-    made = made[(fetches["process_id"][made] != thread.process_id) & (fetches["end_ns"][made] > life.begin[0])]
+    begin, end = fetches["begin_ns"][made], fetches["end_ns"][made]
+    # One that ended before it began has damaged times, and no length.
+    made = made[(fetches["process_id"][made] != thread.process_id) & (end > life.begin[0]) & (end >= begin)]
     if not len(made):
         return
     order = made[np.lexsort((fetches["begin_ns"][made], fetches["process_id"][made]))]
