@@ -313,6 +313,7 @@ class _Run:
             graph = self._with_buckets(run, changes, latency=latency > 0)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
             found.append(_changed(scenario, changes))
+            _require_possible(found[-1], changes)
             _require_possible(scenario, changes)
         return found
 
