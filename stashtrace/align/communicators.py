@@ -32,7 +32,9 @@ def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tra
     """
     text = tracks.strings.text
     rows = list(groups.rows())
-    members = [ranks_of(text(row["members_code"])) for row in rows]
+    # Thousands of rows name few sets of members.
+    ranks = {code: ranks_of(text(code)) for code in {row["members_code"] for row in rows}}
+    members = [ranks[row["members_code"]] for row in rows]
     torch = {row["group_hash"]: (text(row["name_code"]), m) for row, m in zip(rows, members, strict=True) if m}
     mine = [row for row, m in zip(rows, members, strict=True) if not m and text(row["backend_code"]) == "nccl"]
     if not mine:

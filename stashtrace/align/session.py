@@ -55,6 +55,8 @@ class Session:
         self._io_losses: dict[int, list[LossRow]] = {}
         self.device_times: list[dict[tuple[int, int], DeviceTime]] = []
         self.group_notes = GroupNotes()
+        self._resolved: dict[str, Room | None] = {}
+        self._collectors: dict[StashFile, tuple[str, ...]] = {}
         self.reference = ""
         self.origin_monotonic_ns = 0
 
@@ -183,10 +185,8 @@ class Session:
         context = self._context(index, raw, wanted)
         found: dict[str, list[Table]] = {}
         for room in rooms:
-            tables = room.decode(raw, context)
-            for name in TABLES:
-                table = tables.table(name)
-                if len(table) and (wanted is None or name in wanted or name in ("losses", "metadata")):
+            for name, table in room.decode(raw, context).filled():
+                if wanted is None or name in wanted or name in ("losses", "metadata"):
                     found.setdefault(name, []).append(table)
         merge_collectives(found, context, self.group_notes)
         joined = {name: self._placed(Table.concat(TABLES[name], parts), context) for name, parts in found.items()}
@@ -258,27 +258,29 @@ class Session:
         )
 
     def _rooms(self, file: StashFile, wanted: frozenset[str] | None) -> list[Room]:
-        """Rooms that have rows in this file and fill a wanted table; a room without decoder is a loss."""
-        counts = file.row_counts()
-        names = dict.fromkeys(
-            [
-                "core",
-                *(
-                    lay.collector
-                    for lay in file.layouts.values()
-                    if counts.get(lay.name) and lay.name in current_layouts()
-                ),
-            ]
-        )
-        rooms = []
+        """Rooms that have rows in this file and fill a wanted table."""
+        if file not in self._collectors:
+            self._collectors[file] = self._collectors_of(file)
+        rooms = (self._resolved[name] for name in self._collectors[file])
+        return [
+            room
+            for room in rooms
+            if room is not None
+            and (wanted is None or room.name == "core" or not room.tables or wanted.intersection(room.tables))
+        ]
+
+    def _collectors_of(self, file: StashFile) -> tuple[str, ...]:
+        """Collectors that have rows in this file, looked up once; one without decoder is a loss."""
+        current, layouts, counts = current_layouts(), file.layouts.values(), file.row_counts()
+        filled = (lay.collector for lay in layouts if counts.get(lay.name) and lay.name in current)
+        names = tuple(dict.fromkeys(("core", *filled)))
         for name in names:
-            room = resolve(name)
-            if room is None:
+            if name not in self._resolved:
+                self._resolved[name] = resolve(name)
+            if self._resolved[name] is None:
                 text = f"records of {name} cannot be read by this stashtrace"
                 self.losses.append((-1, ("format", "no_decoder", int(Severity.ERROR), 1, text)))
-            elif wanted is None or name == "core" or not room.tables or wanted.intersection(room.tables):
-                rooms.append(room)
-        return rooms
+        return names
 
     def _end_of(self, index: int, tables: dict[str, Table]) -> int:
         """Last sign of life: the latest moment in any of its rows."""

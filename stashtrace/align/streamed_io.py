@@ -113,7 +113,8 @@ class _Notable:
 def _load(session: Session, outline: Outline, notable: _Notable | None = None) -> Table:
     """The io table, filled piece by piece: beside it there is never more than one piece."""
     schema = TABLES["io"]
-    columns = {c.name: np.empty(session.io_rows_count(), dtype=c.dtype) for c in schema.columns}
+    rows_count = session.io_rows_count()
+    columns = {c.name: np.empty(rows_count, dtype=c.dtype) for c in schema.columns}
     in_order = _read(outline, notable=notable, columns=columns)
     table = Table(schema, {n: c[: outline.rows_count] for n, c in columns.items()})
     if notable is not None:

@@ -10,7 +10,6 @@ A rank without timed step marks, and any rank outside its steps, is attributed b
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex
 from stashtrace.model.kinds import DeviceClock, DeviceWork
-from stashtrace.model.trace import Trace
 
 #: Method of a stretch of a rank's time -> the rank's layers by it, in order of priority.
 METHODS: dict[str, Callable[[TraceIndex, StepThread], RankLayers]] = {
@@ -30,15 +28,13 @@ METHODS: dict[str, Callable[[TraceIndex, StepThread], RankLayers]] = {
     "brackets": bracket_layers,
     "kernels": kernel_layers,
 }
-#: What was made of each trace that is still in use: the totals, the time line and the summary all need it.
-_made: WeakKeyDictionary[Trace, dict[tuple[str, StepThread], RankLayers]] = WeakKeyDictionary()
 #: The first and the last step of a recorded window count if they hold this share of the kernels of the one between.
 _WHOLE_STEP_RATIO = 0.9
 
 
 def by_method(index: TraceIndex, thread: StepThread, method: str) -> RankLayers:
     """Layers of a rank's whole life by one method, made once per trace."""
-    known = _made.setdefault(index.origin, {})
+    known = index.layers
     key = (method, thread)
     if key not in known:
         known[key] = METHODS[method](index, thread)
@@ -74,10 +70,9 @@ def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     windows = device_windows(index, thread)
     if not windows:
         return by_method(index, thread, "host")
-    known = _made.setdefault(index.origin, {})
-    if ("", thread) not in known:
-        known["", thread] = _combined(index, thread, windows)
-    return known["", thread]
+    if ("", thread) not in index.layers:
+        index.layers["", thread] = _combined(index, thread, windows)
+    return index.layers["", thread]
 
 
 def _combined(index: TraceIndex, thread: StepThread, windows: dict[str, TimeSet]) -> RankLayers:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
-from stashtrace.model.trace import Trace
+from stashtrace.model.trace import Trace, kept_with_trace
 
 #: Weights of the evidence that a thread drives the loop: one update outweighs any number of forwards.
 _UPDATE, _MARK, _OTHER, _ROLE = 1 << 40, 1 << 30, 1 << 2, 1
@@ -27,7 +27,8 @@ class StepThread:
     end_ns: int
 
 
-def step_threads(trace: Trace) -> list[StepThread]:
+@kept_with_trace
+def step_threads(trace: Trace) -> tuple[StepThread, ...]:
     """One StepThread per rank, ascending.
 
     Of all threads of the rank's processes it is the one with the most optimizer updates; then, with the most step
@@ -74,7 +75,7 @@ def step_threads(trace: Trace) -> list[StepThread]:
         )
     )
     chosen = sorted(best.items())
-    return [StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in chosen]
+    return tuple(StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in chosen)
 
 
 def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weight: int) -> None:

@@ -25,7 +25,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import BatchPhase, CollectiveOp, PhaseFlag, SpanKind
 from stashtrace.model.schemas import STEPS
 from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.model.trace import Trace, kept_with_trace
 
 #: Steps at the head of a run that are left out by default, and the length that marks further ones.
 WARMUP_STEPS, WARMUP_FACTOR = 5, 3
@@ -63,6 +63,7 @@ class RankSteps:
     numbered: bool = False
 
 
+@kept_with_trace
 def steps(trace: Trace) -> Table:
     """Find the steps of every rank and number them alike on all ranks.
 
@@ -107,6 +108,7 @@ def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
     return out
 
 
+@kept_with_trace
 def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
     ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]
@@ -120,10 +122,11 @@ def host_steps(trace: Trace) -> Table:
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
-def local_steps(trace: Trace) -> list[RankSteps]:
+@kept_with_trace
+def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
     """Steps of each rank by its own rows alone, numbered from 0 on each unless they come with their numbers."""
     rows, devices = _Rows(trace), DeviceSteps(trace)
-    return [_rank_steps(thread, rows, devices) for thread in step_threads(trace)]
+    return tuple(_rank_steps(thread, rows, devices) for thread in step_threads(trace))
 
 
 def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:

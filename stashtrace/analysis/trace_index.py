@@ -118,15 +118,25 @@ _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns"
 
 
 class TraceIndex:
-    """Groupings of one trace, each made when first asked for.
+    """Groupings of one trace, and results that several analyses need, each made when first asked for.
 
-    ``trace`` holds the collectives in an order of their own content, so that no result depends on the order of rows;
+    They are kept with the trace: every index of the same trace has the same ones, so making another index costs nothing.
     ``origin`` is the trace as it was given.
     """
 
+    __slots__ = ("__dict__", "origin")
+
     def __init__(self, trace: Trace) -> None:
+        # A cached property keeps its value in ``__dict__``. That of all indexes is the trace's own, and ``origin`` is
+        # not in it: a trace that refers to itself would hold its memory until the next collection of garbage.
+        self.__dict__ = trace.kept
         self.origin = trace
-        self.trace = trace.replace(collectives=trace.collectives.sort_by(*_COLLECTIVE_ORDER))
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace with its collectives in an order of their own content: no result depends on the order of rows."""
+        collectives = self.origin.collectives
+        return self.origin.replace(collectives=collectives.sort_by(*_COLLECTIVE_ORDER))
 
     @cached_property
     def matched(self) -> Matched:
@@ -177,7 +187,7 @@ class TraceIndex:
         enter = np.maximum(found.last_enter_ns, self.entered_ns)
         return network_cuts(self.trace, found.link, enter, found.end_ns, network)
 
-    @cached_property
+    @property
     def steps(self) -> Table:
         """Steps of all ranks."""
         return steps(self.origin)
@@ -186,6 +196,11 @@ class TraceIndex:
     def host_steps(self) -> Table:
         """The same as the loops went through them, on their hosts' clocks."""
         return host_steps(self.origin)
+
+    @cached_property
+    def layers(self) -> dict[tuple[str, StepThread], RankLayers]:
+        """What each method made of each rank, as far as it was asked for; filled by ``methods``."""
+        return {}
 
     @cached_property
     def brackets(self) -> RowsBy:

@@ -297,6 +297,5 @@ def _stream_name(number: int, flags: int, priority: int) -> str:
 def _table(name: str, columns: Mapping[str, Any]) -> Table:
     schema = TABLES[name]
     rows = max((len(v) for v in columns.values() if np.ndim(v)), default=1)
-    dtypes = {c.name: c.dtype for c in schema.columns}
-    full = {k: v if np.ndim(v) else np.full(rows, v, dtype=dtypes.get(k)) for k, v in columns.items()}
+    full = {k: v if np.ndim(v) else np.full(rows, v, dtype=schema.dtypes.get(k)) for k, v in columns.items()}
     return Table(schema, full)

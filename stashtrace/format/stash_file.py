@@ -60,6 +60,7 @@ class StashFile:
         #: Rows that are there and cannot be read; a merge carries them along.
         self._unread: Counter[tuple[str, str, int, str]] = Counter()
         self._by_thread: dict[int, list[int]] | None = None  # numbers of segments
+        self._row_counts: dict[str, int] | None = None
         self._own_texts: dict[int, str] | None = None
         self._all_texts: dict[int, str] | None = None
         #: File of the process this one was forked from; its string ids are valid here too. Set by open_run.
@@ -114,7 +115,12 @@ class StashFile:
         return [(c, r, s, n, a) for (c, r, s, a), n in self._losses.items()]
 
     def row_counts(self) -> dict[str, int]:
-        """Rows per record name, by the headers alone."""
+        """Rows per record name, by the headers alone; not to be changed."""
+        if self._row_counts is None:
+            self._row_counts = self._count_rows()
+        return self._row_counts
+
+    def _count_rows(self) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for segment in self.segments:
             layout = self.layouts.get(segment.record_id)

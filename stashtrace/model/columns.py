@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 _MINUS_ONE = re.compile(r"-1 (if|untimed|when|for)")
 
@@ -31,16 +34,26 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A named, ordered set of columns."""
+    """A named, ordered set of columns.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Column names in order.
+    dtypes : dict of str to numpy dtype
+        Type of each column, in the same order.
+    """
 
     name: str
     columns: tuple[Column, ...]
     doc: str
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    dtypes: dict[str, np.dtype[Any]] = field(init=False, repr=False, compare=False)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Column names in order."""
-        return tuple(c.name for c in self.columns)
+    def __post_init__(self) -> None:
+        # Thousands of tables are made of each schema: its texts are read once.
+        object.__setattr__(self, "names", tuple(c.name for c in self.columns))
+        object.__setattr__(self, "dtypes", {c.name: np.dtype(c.dtype) for c in self.columns})
 
 
 def schema(name: str, doc: str, *columns: tuple[str, str, str, str]) -> Schema:

@@ -41,31 +41,41 @@ class Table:
     __slots__ = ("_columns", "schema")
 
     def __init__(self, schema: Schema, columns: Mapping[str, Any]) -> None:
-        extra = set(columns) - set(schema.names)
-        missing = set(schema.names) - set(columns)
-        if extra or missing:
+        if columns.keys() != schema.dtypes.keys():
+            extra = set(columns) - set(schema.names)
+            missing = set(schema.names) - set(columns)
             raise ValueError(f"table {schema.name}: missing {sorted(missing)}, unknown {sorted(extra)}")
         arrays: dict[str, Array] = {}
         length: int | None = None
-        for column in schema.columns:
-            array = np.ascontiguousarray(columns[column.name])
-            if not (column.dtype.startswith("U") and array.dtype.kind == "U"):
-                array = array.astype(column.dtype, copy=False)
+        for name, dtype in schema.dtypes.items():
+            array = np.ascontiguousarray(columns[name])
+            if array.dtype != dtype and not (dtype.kind == "U" and array.dtype.kind == "U"):
+                array = array.astype(dtype)
             if array.ndim != 1 or (length is not None and len(array) != length):
-                raise ValueError(f"table {schema.name}: {column.name} has shape {array.shape}, expected ({length},)")
+                raise ValueError(f"table {schema.name}: {name} has shape {array.shape}, expected ({length},)")
             length = len(array)
-            array = array.view()
-            array.flags.writeable = False
-            arrays[column.name] = array
+            if array.flags.writeable:  # only the view is locked: the array may be the caller's
+                array = array.view()
+                array.flags.writeable = False
+            arrays[name] = array
         self.schema = schema
         self._columns = arrays
+
+    @classmethod
+    def _of(cls, schema: Schema, arrays: dict[str, Array]) -> Table:
+        """Table of rows of a table of the same schema; nobody else has the arrays."""
+        table = cls.__new__(cls)
+        for array in arrays.values():
+            array.flags.writeable = False
+        table.schema, table._columns = schema, arrays
+        return table
 
     @classmethod
     def empty(cls, schema: Schema) -> Table:
         """Table of no rows, the same one for each call: a run of thousands of processes asks for many."""
         found = _EMPTY.get(schema.name)
         if found is None or found.schema is not schema or type(found) is not cls:
-            found = _EMPTY[schema.name] = cls(schema, {c.name: np.empty(0, dtype=c.dtype) for c in schema.columns})
+            found = _EMPTY[schema.name] = cls(schema, {n: np.empty(0, dtype=t) for n, t in schema.dtypes.items()})
         return found
 
     @classmethod
@@ -161,7 +171,17 @@ class Table:
         return self.schema.names
 
     def take(self, index: Array | slice) -> Table:
-        """Rows chosen by a boolean mask, an index array, or a slice (which copies nothing)."""
+        """Rows chosen by a boolean mask, an index array, or a slice (which copies nothing).
+
+        Raises
+        ------
+        IndexError
+            If the mask is not as long as the table, or a row is not there.
+        """
+        if isinstance(index, np.ndarray) and index.ndim == 1:
+            if index.dtype == np.bool_ and len(index) == len(self):
+                index = np.flatnonzero(index)  # once, not for each column
+            return Table._of(self.schema, {n: a[index] for n, a in self._columns.items()})
         return Table(self.schema, {n: a[index] for n, a in self._columns.items()})
 
     def head(self, n: int = 5) -> Table:

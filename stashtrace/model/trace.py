@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 from stashtrace.units import ranks_text
 from stashtrace.visible import visible_line
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class _Tables:
     """Attribute access to tables by name; absent ones are empty."""
 
     def __init__(self, strings: StringPool, tables: Mapping[str, Table]) -> None:
-        unknown = set(tables) - set(TABLES)
+        unknown = tables.keys() - TABLES.keys()
         if unknown:
             raise ValueError(f"unknown tables {sorted(unknown)}")
         self.strings = strings
@@ -94,6 +97,13 @@ def _no_table(name: str) -> str:
 
 class EventTables(_Tables):
     """Tables of one process or file, in its own clock (``*_ns`` columns hold that clock's values)."""
+
+    def filled(self) -> Iterator[tuple[str, Table]]:
+        """Name and rows of each table that has any, in the order of ``TABLES``."""
+        for name in TABLES:
+            table = self._tables.get(name)
+            if table is not None and len(table):
+                yield name, table
 
 
 class IoOutline(Protocol):
@@ -152,6 +162,20 @@ class Trace(_Tables):
         super().__init__(strings, tables)
         self.path = path
         self._io_outline = io_outline
+        self._kept: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled and copied: not the kept results, which whoever needs them computes again."""
+        return {**self.__dict__, "_kept": {}}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Results that were computed from this trace, by name; see :func:`kept_with_trace`.
+
+        A trace does not change, so they hold as long as it lives. None of them may refer to the trace: then its memory
+        is free as soon as nobody has it any more.
+        """
+        return self._kept
 
     def __repr__(self) -> str:
         """Path, ranks and rows of the tables that have any; computes no analysis and leaves calls on disk there."""
@@ -230,3 +254,20 @@ class Trace(_Tables):
     def text(self, code: int) -> str:
         """Text of a ``*_code`` value."""
         return self.strings.text(int(code))
+
+
+def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
+    """Decorate a function of a trace alone: its result is computed once for each trace and kept with it.
+
+    The result must not refer to the trace, and nobody may change it.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def kept(trace: Trace) -> Result:
+        if name not in trace.kept:
+            trace.kept[name] = compute(trace)
+        result: Result = trace.kept[name]
+        return result
+
+    return kept
