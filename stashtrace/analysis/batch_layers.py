@@ -20,7 +20,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collective_layers import disjoint_rows
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
-from stashtrace.analysis.trace_index import Layer, TraceIndex
+from stashtrace.analysis.trace_index import Layer, TraceIndex, kept_per_thread
 from stashtrace.model.kinds import BatchPhase, StallKind, WaitOp
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
@@ -60,6 +60,7 @@ class BatchWaits:
         return TimeSet.of(self.begin, self.end)
 
 
+@kept_per_thread
 def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     """Waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
 

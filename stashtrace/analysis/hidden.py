@@ -3,13 +3,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.batch_layers import batch_waits
-from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives, own_collectives
+from stashtrace.analysis.collective_layers import Blocked, own_collectives
 from stashtrace.analysis.device_hidden import device_hidden, painted
 from stashtrace.analysis.device_links import LINK_KINDS
 from stashtrace.analysis.gap_layers import outer_phase_rows
+from stashtrace.analysis.host_layers import host_blocked
 from stashtrace.analysis.matching import Matched
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
@@ -49,42 +53,41 @@ def hidden(trace: Trace) -> Table:
         If no rank has steps.
     """
     index = TraceIndex(trace)
-    steal = _Steal(trace)
-    tables = [_rank(index, thread, own, steal) for thread, own in ranks_and_steps(trace, index.steps)]
-    return Table.concat(HIDDEN, tables)
+    steal, saves = _Steal(trace), _Saves(trace)
+    ranks = [_rank(index, thread, own, steal, saves) for thread, own in ranks_and_steps(trace, index.steps)]
+    if not ranks:
+        return Table.empty(HIDDEN)
+    return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
 
 
-def _rank(index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal) -> Table:
+def _rank(
+    index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal, saves: _Saves
+) -> dict[str, npt.NDArray[Any]]:
     trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
-    loads = batch_waits(index, thread).time
-    blocked = blocked_on_collectives(index, thread, loads)
+    loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
     spans, own = trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     estimated = made.beside.get("estimated", TimeSet.empty()) & painted(made, _DIVIDED)
     on_host = (_hidden_communication(index, thread, blocked) - painted(made, LINK_KINDS)).within(begin, end)
-    return Table(
-        HIDDEN,
-        {
-            "rank": steps["rank"],
-            "step": steps["step"],
-            "wall_ns": end - begin,
-            "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
-            "hidden_loading_ns": (_loading(index, thread) - loads - painted(made, (StallKind.PREP,))).within(
-                begin, end
-            ),
-            "hidden_checkpoint_ns": _hidden_checkpoint(trace, thread).within(begin, end),
-            "cpu_contention_ns": _contention(index, thread, begin, end),
-            "steal_ratio": steal.ratio(thread.process_id, begin, end),
-            "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
-            "queued_ns": device.queued_ns if device.present else _queued(index.in_flight, blocked).within(begin, end),
-            "hidden_copy_ns": device.hidden_copy_ns,
-            "host_paced_ns": device.host_paced_ns,
-            "graph_opaque_ns": device.graph_opaque_ns,
-            "untimed_count": device.untimed_count,
-            "estimated_ns": estimated.within(begin, end),
-        },
-    )
+    loading = _loading(index, thread) - loads - painted(made, (StallKind.PREP,))
+    return {
+        "rank": steps["rank"],
+        "step": steps["step"],
+        "wall_ns": end - begin,
+        "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
+        "hidden_loading_ns": loading.within(begin, end),
+        "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
+        "cpu_contention_ns": _contention(index, thread, begin, end),
+        "steal_ratio": steal.ratio(thread.process_id, begin, end),
+        "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
+        "queued_ns": device.queued_ns if device.present else _queued(index.in_flight, blocked).within(begin, end),
+        "hidden_copy_ns": device.hidden_copy_ns,
+        "host_paced_ns": device.host_paced_ns,
+        "graph_opaque_ns": device.graph_opaque_ns,
+        "untimed_count": device.untimed_count,
+        "estimated_ns": estimated.within(begin, end),
+    }
 
 
 def _hidden_communication(index: TraceIndex, thread: StepThread, blocked: Blocked) -> TimeSet:
@@ -99,12 +102,20 @@ def _loading(index: TraceIndex, thread: StepThread) -> TimeSet:
     return TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
 
 
-def _hidden_checkpoint(trace: Trace, thread: StepThread) -> TimeSet:
-    phases = trace.phases
-    saves = (phases["process_id"] == thread.process_id) & (phases["phase_code"] == Phase.CHECKPOINT)
-    aside = (phases["track_id"] != thread.track_id) | ((phases["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
-    begin, end = phases["begin_ns"], phases["end_ns"]
-    return TimeSet.of(begin[saves & aside], end[saves & aside]) - TimeSet.of(begin[saves & ~aside], end[saves & ~aside])
+class _Saves:
+    """Checkpoints of all processes, grouped once."""
+
+    def __init__(self, trace: Trace) -> None:
+        phases = trace.phases
+        self._table = phases.take(phases["phase_code"] == Phase.CHECKPOINT)
+        self._by_process = RowsBy(self._table["process_id"])
+
+    def hidden(self, thread: StepThread) -> TimeSet:
+        """When the rank saved beside its step thread alone."""
+        own = self._table.take(self._by_process.rows(thread.process_id))
+        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+        begin, end = own["begin_ns"], own["end_ns"]
+        return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
 
 
 def _queued(matched: Matched, blocked: Blocked) -> TimeSet:

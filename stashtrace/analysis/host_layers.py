@@ -24,7 +24,7 @@ from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases, phas
 from stashtrace.analysis.matching import is_imported
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex
+from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.worker_layers import beside_workers
 from stashtrace.model.kinds import (
     OPERATORS,
@@ -108,15 +108,20 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
 
 def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
     """Annotations that do not reach from one step into another: one around the loop does not say what a step did."""
-    ends = index.steps["end_ns"][index.steps["rank"] == thread.rank]
+    ends = index.steps["end_ns"][index.steps_by_rank.rows(thread.rank)]
     within = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, begin, side="right")] >= end
     return begin[within], end[within]
 
 
+@kept_per_thread
+def host_blocked(index: TraceIndex, thread: StepThread) -> Blocked:
+    """Pieces of the step thread's time outside batch waits that it spends blocked on collectives."""
+    return blocked_on_collectives(index, thread, batch_waits(index, thread).time)
+
+
 def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
-    loads = batch_waits(index, thread)
-    blocked = blocked_on_collectives(index, thread, loads.time)
+    loads, blocked = batch_waits(index, thread), host_blocked(index, thread)
     layers, late, estimated = collective_layers(index, blocked)
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)

@@ -19,7 +19,7 @@ from stashtrace.analysis.host_layers import host_layers
 from stashtrace.analysis.kernel_layers import kernel_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.timeset import TimeSet, int64
-from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex
+from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.model.kinds import DeviceClock, DeviceWork
 
 #: Method of a stretch of a rank's time -> the rank's layers by it, in order of priority.
@@ -34,19 +34,20 @@ _WHOLE_STEP_RATIO = 0.9
 
 def by_method(index: TraceIndex, thread: StepThread, method: str) -> RankLayers:
     """Layers of a rank's whole life by one method, made once per trace."""
-    known = index.layers
+    known: dict[tuple[str, StepThread], RankLayers] = index.of_threads
     key = (method, thread)
     if key not in known:
         known[key] = METHODS[method](index, thread)
     return known[key]
 
 
+@kept_per_thread
 def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
     """Steps that kernels, and that brackets attribute; a step can be in both. Empty for a rank without a device."""
-    steps = index.steps
-    own = steps.take((steps["rank"] == thread.rank) & (steps["clock_code"] != 0))
-    if not len(own):
+    if thread.rank not in index.ranks_on_device:
         return {}
+    own = index.steps_of(thread.rank)
+    own = own.take(own["clock_code"] != 0)
     windows = {}
     if (own["clock_code"] == DeviceClock.EVENT).any():
         windows["brackets"] = TimeSet.of(own["begin_ns"], own["end_ns"])
@@ -67,16 +68,15 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
 
 def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Layers of a rank by its methods, made once per trace."""
-    windows = device_windows(index, thread)
-    if not windows:
+    if not device_windows(index, thread):
         return by_method(index, thread, "host")
-    if ("", thread) not in index.layers:
-        index.layers["", thread] = _combined(index, thread, windows)
-    return index.layers["", thread]
+    return _combined(index, thread)
 
 
-def _combined(index: TraceIndex, thread: StepThread, windows: dict[str, TimeSet]) -> RankLayers:
+@kept_per_thread
+def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Each method's layers inside its own windows; these are disjoint, so the order between them does not matter."""
+    windows = device_windows(index, thread)
     left = TimeSet.of([thread.begin_ns], [thread.end_ns])
     layers: list[Layer] = []
     late: list[Tagged] = []

@@ -11,6 +11,7 @@ What the layers of a rank are is the business of its methods (``methods.METHODS`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
+from stashtrace.model.columns import Schema
 from stashtrace.model.kinds import StallKind
 from stashtrace.model.schemas import (
     STALL_INTERVALS,
@@ -33,7 +35,7 @@ from stashtrace.model.schemas import (
     STRAGGLER_CAUSES,
 )
 from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.model.trace import Trace, kept_with_trace
 
 #: Step number of the time outside steps.
 OUTSIDE_STEPS = -1
@@ -77,8 +79,7 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
     """
     if by not in ("step", "rank", "step_kind", "run"):
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank, step_kind or run")
-    index = TraceIndex(trace)
-    return _per_step(index) if by == "step" else stall_totals(_counted(index, warmup), by)
+    return _budget(trace)[0] if by == "step" else stall_totals(_counted(TraceIndex(trace), warmup), by)
 
 
 def straggler_causes(trace: Trace) -> Table:
@@ -102,9 +103,7 @@ def straggler_causes(trace: Trace) -> Table:
     MissingDataError
         If no rank has steps.
     """
-    parts = _per_step(TraceIndex(trace), apart=True)
-    parts = parts.take(parts["kind"] == StallKind.STRAGGLER.name.lower())
-    return Table(STRAGGLER_CAUSES, {name: parts[name] for name in STRAGGLER_CAUSES.names})
+    return _budget(trace)[1]
 
 
 def bounds_of_groups(
@@ -135,21 +134,43 @@ def bounds_of_groups(
         layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
         own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
         matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
-        spent = matrix.sum(axis=0).tolist()
+        spent = [
+            (ns, {layer.kind, *layer.doubts})
+            for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
+            if ns
+        ]
         of_rank = found[thread.rank] = {}
         for name, kinds in members.items():
-            may = [{layer.kind, *layer.doubts} for layer in layers]
-            low = sum(ns for ns, possible in zip(spent, may, strict=True) if possible <= kinds)
-            high = sum(ns for ns, possible in zip(spent, may, strict=True) if possible & kinds)
+            low = sum(ns for ns, possible in spent if possible <= kinds)
+            high = sum(ns for ns, possible in spent if possible & kinds)
             of_rank[name] = low, high
     return found
 
 
-def _per_step(index: TraceIndex, *, apart: bool = False) -> Table:
+@kept_with_trace
+def _budget(trace: Trace) -> tuple[Table, Table]:
+    """The tables ``stalls`` and ``straggler_causes``: who wants one mostly wants the other too."""
+    index = TraceIndex(trace)
+    ranks = [
+        _divided(rank_layers(index, thread), thread, own) for thread, own in ranks_and_steps(trace, index.steps)
+    ]
+    return _joined(STALLS, [one.rows() for one in ranks]), _joined(STRAGGLER_CAUSES, [one.late() for one in ranks])
+
+
+def _apart(index: TraceIndex) -> Table:
+    """Rows of ``stalls`` with a straggler row for each rank that was waited for."""
     ranks = ranks_and_steps(index.origin, index.steps)
-    return Table.concat(
-        STALLS, [rank_table(rank_layers(index, thread), thread, own, apart=apart) for thread, own in ranks]
-    )
+    return _joined(STALLS, [_divided(rank_layers(index, thread), thread, own).rows_apart() for thread, own in ranks])
+
+
+def _joined(schema: Schema, parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Table:
+    """One table of the columns of all ranks, in which kinds are numbers."""
+    if not parts:
+        return Table.empty(schema)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in schema.names}
+    if "kind" in columns:
+        columns["kind"] = _names(columns["kind"])
+    return Table(schema, columns)
 
 
 def stall_intervals(trace: Trace) -> Table:
@@ -234,56 +255,107 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
     return TimeSet(int64(begin[order]), int64(end[order])), int64(number[order])
 
 
-def rank_table(made: RankLayers, thread: StepThread, steps: Table, *, apart: bool = False) -> Table:
-    """Rows of ``stalls`` of one rank by given layers; ``apart``: a straggler row for each rank that was waited for."""
+def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
+    """Rows of ``stalls`` of one rank by given layers."""
+    return _joined(STALLS, [_divided(made, thread, steps).rows()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Divided:
+    """Time of one rank by step and kind.
+
+    Attributes
+    ----------
+    step : int64 array
+        Number of each row of the matrices; :data:`OUTSIDE_STEPS` stands for all time around the steps.
+    point, low, high : int64 arrays
+        Nanoseconds, a row for each step and a column for each number of a kind.
+    method : str array
+        Of each step.
+    causes : dict
+        Columns of straggler time by the rank that was waited for; ``row`` is that of the matrices.
+    """
+
+    rank: int
+    step: Int64
+    point: Int64
+    low: Int64
+    high: Int64
+    method: npt.NDArray[np.str_]
+    causes: dict[str, Int64]
+
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns of ``stalls``, the kinds as numbers."""
+        waited, causes = StallKind.STRAGGLER, self.causes
+        columns, at = self._kinds(self._wanted())
+        main, stall = _heaviest(causes["row"], causes["cause_rank"], causes["stall_ns"], len(self.step))
+        named = (columns["kind"] == waited) & (main[at] >= 0)
+        columns["cause_rank"][named] = main[at[named]]
+        columns["cause_share_ratio"][named] = stall[at[named]] / self.point[at[named], waited]
+        return columns
+
+    def rows_apart(self) -> dict[str, npt.NDArray[Any]]:
+        """The same with a straggler row for each rank that was waited for."""
+        wanted = self._wanted()
+        wanted[:, StallKind.STRAGGLER] = False
+        columns, _ = self._kinds(wanted)
+        late, of = self.late(), self.causes["row"]
+        parts = {
+            **late,
+            "kind": np.full(len(of), StallKind.STRAGGLER),
+            "method": self.method[of],
+            "cause_share_ratio": np.where(late["cause_rank"] >= 0, 1.0, -1.0),
+        }
+        return {name: np.concatenate([values, parts[name]]) for name, values in columns.items()}
+
+    def late(self) -> dict[str, Int64]:
+        """Columns of ``straggler_causes``."""
+        of = self.causes["row"]
+        amounts = {name: self.causes[name] for name in ("cause_rank", "stall_ns", "low_ns", "high_ns")}
+        return {"rank": np.full(len(of), self.rank), "step": self.step[of], **amounts}
+
+    def _wanted(self) -> npt.NDArray[np.bool_]:
+        wanted = np.asarray(self.high > 0, dtype=np.bool_)
+        wanted[:, list(_ALWAYS)] = True
+        return wanted
+
+    def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64]:
+        """Columns of the wanted kinds, and the row of the matrices of each."""
+        at, kind = np.nonzero(wanted)
+        return {
+            "rank": np.full(len(at), self.rank),
+            "step": self.step[at],
+            "kind": kind,
+            "stall_ns": self.point[at, kind],
+            "method": self.method[at],
+            "low_ns": self.low[at, kind],
+            "high_ns": self.high[at, kind],
+            "cause_rank": np.full(len(at), -1),
+            "cause_share_ratio": np.full(len(at), -1.0),
+        }, at
+
+
+def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row
     point, low, high = (np.zeros((len(values), max(_KINDS) + 1), dtype=np.int64) for _ in range(3))
     rest = Layer(StallKind.OTHER, TimeSet.empty())
+    spent = np.zeros((len(values), matrix.shape[1]), dtype=np.int64)
+    np.add.at(spent, row, matrix)
     for column, layer in enumerate([*made.layers, rest]):
-        np.add.at(point[:, layer.kind], row, matrix[:, column])
-        np.add.at(high[:, layer.kind], row, matrix[:, column])
+        point[:, layer.kind] += spent[:, column]
+        high[:, layer.kind] += spent[:, column]
         if not layer.doubts:
-            np.add.at(low[:, layer.kind], row, matrix[:, column])
+            low[:, layer.kind] += spent[:, column]
         for doubt in layer.doubts:
-            np.add.at(high[:, doubt], row, matrix[:, column])
+            high[:, doubt] += spent[:, column]
     first = np.full(len(values), thread.begin_ns, dtype=np.int64)
     first[row[::-1]] = windows.begin[::-1]
     method = made.method_at(first)
-    wanted = high > 0
-    wanted[:, list(_ALWAYS)] = True
     waited = StallKind.STRAGGLER
     causes = _causes(made, windows, int64(row), point[:, waited], low[:, waited], high[:, waited])
-    if apart:
-        wanted[:, waited] = False
-    at, kind = np.nonzero(wanted)
-    columns: dict[str, npt.NDArray[Any]] = {
-        "step": values[at],
-        "kind": _names(kind),
-        "stall_ns": point[at, kind],
-        "method": method[at],
-        "low_ns": low[at, kind],
-        "high_ns": high[at, kind],
-        "cause_rank": np.full(len(at), -1),
-        "cause_share_ratio": np.full(len(at), -1.0),
-    }
-    if apart:
-        of = causes["row"]
-        parts = {
-            "step": values[of],
-            "kind": np.full(len(of), waited.name.lower()),
-            "method": method[of],
-            "cause_share_ratio": np.where(causes["cause_rank"] >= 0, 1.0, -1.0),
-            **{name: causes[name] for name in ("stall_ns", "low_ns", "high_ns", "cause_rank")},
-        }
-        columns = {name: np.concatenate([values, parts[name]]) for name, values in columns.items()}
-    else:
-        main, stall = _heaviest(causes["row"], causes["cause_rank"], causes["stall_ns"], len(values))
-        named = (kind == waited) & (main[at] >= 0)
-        columns["cause_rank"][named] = main[at[named]]
-        columns["cause_share_ratio"][named] = stall[at[named]] / point[at[named], waited]
-    return Table(STALLS, {"rank": np.full(len(columns["step"]), thread.rank), **columns})
+    return _Divided(thread.rank, values, point, low, high, method, causes)
 
 
 def _causes(
@@ -373,7 +445,7 @@ def stall_totals(counted: Table, by: str) -> Table:
 
 
 def _counted(index: TraceIndex, warmup: bool) -> Table:
-    table, kept = _per_step(index, apart=True), counted_steps(index.steps, warmup=warmup)
+    table, kept = _apart(index), counted_steps(index.steps, warmup=warmup)
     order = np.argsort(_step_keys(kept))
     keys, kind_names = _step_keys(kept)[order], kept["kind"][order]
     step_kinds, kind_of_step = np.unique(kind_names, return_inverse=True)

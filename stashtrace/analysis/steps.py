@@ -108,6 +108,17 @@ def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
     return out
 
 
+def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
+    """Whether the rank and step of each row are those of one of the steps; both tables have these columns."""
+    if not len(steps):
+        return np.zeros(len(rows), dtype=bool)
+    # The steps of another tool may have any numbers: pairs are told apart by the places of these.
+    numbers, own = np.unique(steps["step"], return_inverse=True)
+    at = np.minimum(np.searchsorted(numbers, rows["step"]), len(numbers) - 1)
+    pairs = np.isin(rows["rank"] * len(numbers) + at, steps["rank"] * len(numbers) + own)
+    return np.asarray(pairs & (numbers[at] == rows["step"]), dtype=np.bool_)
+
+
 @kept_with_trace
 def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""

@@ -35,12 +35,14 @@ class TimeSet:
     @classmethod
     def of(cls, begin: Any, end: Any) -> TimeSet:
         """Union of any intervals; empty and inverted ones vanish."""
+        if not len(begin):
+            return _EMPTY
         return cls(*intervals.union(int64(begin), int64(end)))
 
     @classmethod
     def empty(cls) -> TimeSet:
         """No time."""
-        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        return _EMPTY
 
     @classmethod
     def united(cls, *sets: TimeSet) -> TimeSet:
@@ -51,9 +53,13 @@ class TimeSet:
         return TimeSet.united(self, other)
 
     def __and__(self, other: TimeSet) -> TimeSet:
+        if not len(self.begin) or not len(other.begin):  # of most ranks most sets are empty
+            return _EMPTY
         return TimeSet(*intervals.intersect(self.begin, self.end, other.begin, other.end))
 
     def __sub__(self, other: TimeSet) -> TimeSet:
+        if not len(self.begin) or not len(other.begin):
+            return self
         return TimeSet(*intervals.subtract(self.begin, self.end, other.begin, other.end))
 
     def __len__(self) -> int:
@@ -76,6 +82,9 @@ class TimeSet:
         """Cut by other intervals (sorted, disjoint): begin and end of each piece, row of the other interval."""
         found = intervals.join(self.begin, self.end, int64(begin), int64(end))
         return found[0], found[1], found[3]
+
+
+_EMPTY = TimeSet(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 class RowsBy:

@@ -6,8 +6,10 @@ Made by ``stalls`` and ``hidden``, read by the files that build layers (``*_laye
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +17,14 @@ import numpy.typing as npt
 from stashtrace.analysis.device_matching import DeviceCollectives, on_devices
 from stashtrace.analysis.link_estimates import NetworkCuts, network_cuts
 from stashtrace.analysis.matching import Matched, match
+from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import host_steps, steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
+
+Result = TypeVar("Result")
 
 READ_OPS = (
     IoOp.READ,
@@ -198,8 +203,22 @@ class TraceIndex:
         return host_steps(self.origin)
 
     @cached_property
-    def layers(self) -> dict[tuple[str, StepThread], RankLayers]:
-        """What each method made of each rank, as far as it was asked for; filled by ``methods``."""
+    def steps_by_rank(self) -> RowsBy:
+        """Rows of ``steps`` by rank."""
+        return RowsBy(self.steps["rank"])
+
+    def steps_of(self, rank: int) -> Table:
+        """Steps of one rank."""
+        return self.steps.take(self.steps_by_rank.rows(rank))
+
+    @cached_property
+    def ranks_on_device(self) -> frozenset[int]:
+        """Ranks of which the clock of a device cuts steps."""
+        return frozenset(np.unique(self.steps["rank"][self.steps["clock_code"] != 0]).tolist())
+
+    @cached_property
+    def of_threads(self) -> dict[tuple[str, StepThread], Any]:
+        """What was computed of single threads; see :func:`kept_per_thread`."""
         return {}
 
     @cached_property
@@ -333,3 +352,23 @@ class TraceIndex:
     def io_by_process(self) -> RowsBy:
         """Rows of ``io`` by process."""
         return RowsBy(self._process_of_track[self.io.track])
+
+
+def kept_per_thread(
+    compute: Callable[[TraceIndex, StepThread], Result],
+) -> Callable[[TraceIndex, StepThread], Result]:
+    """Decorate a function of an index and a thread alone: its result is computed once and kept with the trace.
+
+    The result must not refer to the trace, and nobody may change it.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def kept(index: TraceIndex, thread: StepThread) -> Result:
+        key = (name, thread)
+        if key not in index.of_threads:
+            index.of_threads[key] = compute(index, thread)
+        result: Result = index.of_threads[key]
+        return result
+
+    return kept

@@ -18,7 +18,7 @@ from stashtrace.analysis.matching import group_table, ranks_present
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
 from stashtrace.analysis.steps import counted_steps, ranks_and_steps
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
+from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.model.schemas import TRANSFER_CERTAINTY
@@ -59,10 +59,10 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
     """
     index = TraceIndex(trace)
     counted = counted_steps(index.steps, warmup=warmup)
-    reason = _reasons(index)
+    reason, by_rank = _reasons(index), RowsBy(counted["rank"])
     tables = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
-        own = counted.take(counted["rank"] == thread.rank)
+        own = counted.take(by_rank.rows(thread.rank))
         tables.append(_of_rank(index, thread, TimeSet.of(own["begin_ns"], own["end_ns"]), reason))
     return Table.concat(TRANSFER_CERTAINTY, tables)
 
@@ -77,6 +77,8 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int
     named: list[tuple[str, int, int]] = []
     for code, name in enumerate(REASONS):
         own = (reason[rows] == code) & (end > begin)
+        if not own.any():
+            continue
         moving = TimeSet.of(begin[own], end[own])
         spent = link & moving
         link = link - moving

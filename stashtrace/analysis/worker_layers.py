@@ -41,9 +41,8 @@ def beside_workers(
     layers = [Layer(_COMPUTE, emulated, (_OTHER,))]
     if len(waits.begin):
         return layers
-    steps = index.steps
-    own = steps["rank"] == thread.rank
-    inside = TimeSet.of(steps["begin_ns"][own], steps["end_ns"][own])
+    steps = index.steps_of(thread.rank)
+    inside = TimeSet.of(steps["begin_ns"], steps["end_ns"])
     gaps = inside - explained - working
     beside = gaps & making
     if len(working & inside):

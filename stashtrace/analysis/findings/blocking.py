@@ -11,8 +11,8 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import ranks_and_steps
-from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.steps import in_steps, ranks_and_steps
+from stashtrace.analysis.timeset import RowsBy, TimeSet
 from stashtrace.analysis.trace_index import TraceIndex
 from stashtrace.model.kinds import StallKind, WaitOp
 from stashtrace.model.table import Table
@@ -49,12 +49,14 @@ def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: flo
         Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock`` or ``io`` -> time in the steps.
     """
     others = stalls.take(stalls["kind"] == StallKind.OTHER.name.lower())
-    wanted = []
-    for rank in np.unique(steps["rank"]).tolist():
-        own = steps.take(steps["rank"] == rank)
-        mine = others.take((others["rank"] == rank) & np.isin(others["step"], own["step"]))
-        if int(mine["stall_ns"].sum()) >= least_ratio * int((own["end_ns"] - own["begin_ns"]).sum()):
-            wanted.append(rank)
+    mine = others.take(in_steps(others, steps))
+    length_ns, steps_by_rank, by_rank = steps["end_ns"] - steps["begin_ns"], RowsBy(steps["rank"]), RowsBy(mine["rank"])
+    wanted = {
+        rank
+        for rank in steps_by_rank.values.tolist()
+        if int(mine["stall_ns"][by_rank.rows(rank)].sum())
+        >= least_ratio * int(length_ns[steps_by_rank.rows(rank)].sum())
+    }
     if not wanted:
         return {}
     index = TraceIndex(trace)

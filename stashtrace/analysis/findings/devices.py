@@ -130,11 +130,13 @@ def bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]
     """
     if not len(trace.collectives):
         return []
-    calibration = _calibration(trace)
-    table, times = trace.collectives, collective_rows(trace)
+    calibration, table = _calibration(trace), trace.collectives
     known = np.full(len(table), True) if calibration is not None else table["device_begin_ns"] >= 0
-    moved = (times["transfer_ns"] > 0) & (table["message_bytes"] > 0)
-    rows = np.flatnonzero((table["rank"] == rank.rank) & known & moved)
+    known &= (table["rank"] == rank.rank) & (table["message_bytes"] > 0)
+    if not known.any():
+        return []
+    times = collective_rows(trace)
+    rows = np.flatnonzero(known & (times["transfer_ns"] > 0))
     rows = rows[_inside(times["begin_ns"][rows], rank, steps)]
     if not len(rows):
         return []
