@@ -50,10 +50,12 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
         of_kind = np.flatnonzero(found["kind"] == kind)
         table = found.take(of_kind)
         counted = _counted(table, warmup)
-        for rank in np.unique(table["rank"]).tolist():
-            own = counted & (table["rank"] == rank)
-            wall = (table["end_ns"] - table["begin_ns"])[own]
-            rows.append(_row(rank, kind, table, own, int(wall.sum()), rollout[of_kind[own]]))
+        by_rank = RowsBy(table["rank"])
+        for rank in by_rank.values.tolist():
+            mine = by_rank.rows(rank)
+            part, own = table.take(mine), counted[mine]
+            wall = (part["end_ns"] - part["begin_ns"])[own]
+            rows.append(_row(rank, kind, part, own, int(wall.sum()), rollout[of_kind[mine[own]]]))
         if len(of_kind):
             ranks = len(np.unique(table["rank"][counted]))
             total = round(int((table["end_ns"] - table["begin_ns"])[counted].sum()) / max(ranks, 1))
@@ -64,8 +66,9 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
 def _counted(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Rows of one kind that count, per rank at least one."""
     counted = np.zeros(len(table), dtype=bool)
-    for rank in np.unique(table["rank"]).tolist():
-        own = np.flatnonzero(table["rank"] == rank)
+    by_rank = RowsBy(table["rank"])
+    for rank in by_rank.values.tolist():
+        own = by_rank.rows(rank)
         numbers = counted_steps(table.take(own), warmup=warmup)["step"]
         counted[own[np.isin(table["step"][own], numbers)] if len(numbers) else own] = True
     return counted
@@ -75,13 +78,12 @@ def _row(
     rank: int, kind: str, table: Table, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], total: int, rollout: Int64
 ) -> tuple[object, ...]:
     wall = (table["end_ns"] - table["begin_ns"])[chosen]
-    of_rank = table["rank"] == rank if rank >= 0 else np.ones(len(table), dtype=bool)
     steps_count = len(np.unique(table["step"][chosen]))
     return (
         rank,
         kind,
         steps_count,
-        len(np.unique(table["step"][of_rank])) - steps_count,
+        len(np.unique(table["step"])) - steps_count,
         round(float(wall.mean())),
         round(float(np.median(wall))),
         total,

@@ -19,9 +19,9 @@ from stashtrace.analysis.loop_tokens import QUIET_KINDS
 from stashtrace.analysis.stalls import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls import stalls as find_stalls
 from stashtrace.analysis.step_kinds import step_kinds
-from stashtrace.analysis.steps import counted_steps
+from stashtrace.analysis.steps import counted_steps, in_steps
 from stashtrace.analysis.steps import steps as find_steps
-from stashtrace.analysis.timeset import TimeSet
+from stashtrace.analysis.timeset import RowsBy, TimeSet
 from stashtrace.errors import MissingDataError
 from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.model.schemas import BUDGETS
@@ -257,17 +257,46 @@ def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
     counted = tables["steps"]
     bounds = bounds_of_groups(trace, counted, GROUPS)
     blocked = blocked_calls(trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
+    known = _Known(trace, tables)
     return tuple(
-        replace(_rank_facts(trace, rank, tables, bounds.get(rank, {})), blocked_ns=blocked.get(rank, {}))
+        replace(_rank_facts(known, rank, bounds.get(rank, {})), blocked_ns=blocked.get(rank, {}))
         for rank in np.unique(counted["rank"]).tolist()
     )
 
 
-def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[str, tuple[int, int]]) -> RankFacts:
-    steps = tables["steps"]
-    own = steps.take(steps["rank"] == rank)
-    stalls = tables["stalls"]
-    rows = stalls.take((stalls["rank"] == rank) & np.isin(stalls["step"], own["step"]))
+class _Known:
+    """Rows of the counted steps of all ranks, chosen and grouped once."""
+
+    def __init__(self, trace: Trace, tables: dict[str, Table]) -> None:
+        steps, late = tables["steps"], tables["straggler_causes"]
+        self.trace = trace
+        self.steps = _ByRank(steps)
+        self.stalls = _ByRank(tables["stalls"].take(in_steps(tables["stalls"], steps)))
+        self.late = _ByRank(late.take((late["cause_rank"] >= 0) & in_steps(late, steps)))
+        self.hidden = _ByRank(tables["hidden"].take(in_steps(tables["hidden"], steps)))
+        self.held = _ByRank(_held(trace))
+        collectives = trace.collectives
+        self.timed = _ByRank(collectives.take(collectives["device_begin_ns"] >= 0))
+        self.on_device = frozenset(np.unique(trace.device_brackets["rank"]).tolist())
+        processes = trace.processes
+        ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
+        first = zip(ranks["rank"][::-1].tolist(), ranks["host_code"][::-1].tolist(), strict=True)
+        self.hosts = {rank: trace.text(host) for rank, host in first}
+
+
+class _ByRank:
+    """A table whose rows are looked up by rank."""
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._rows = table, RowsBy(table["rank"])
+
+    def of(self, rank: int) -> Table:
+        """Rows of one rank, in their order."""
+        return self._table.take(self._rows.rows(rank))
+
+
+def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
+    own, rows, late, beside = (table.of(rank) for table in (known.steps, known.stalls, known.late, known.hidden))
     names, index = np.unique(rows["kind"], return_inverse=True)
 
     def sums(column: str) -> dict[str, int]:
@@ -275,19 +304,15 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[
         np.add.at(totals, index, rows[column])
         return dict(zip(names.tolist(), totals.tolist(), strict=True))
 
-    late = tables["straggler_causes"]
-    late = late.take((late["rank"] == rank) & (late["cause_rank"] >= 0) & np.isin(late["step"], own["step"]))
     late_ns: dict[int, int] = {}
     for cause, stall in zip(late["cause_rank"].tolist(), late["stall_ns"].tolist(), strict=True):
         late_ns[cause] = late_ns.get(cause, 0) + stall
     wall = own["end_ns"] - own["begin_ns"]
     methods = np.unique(rows["method"]).tolist()
-    processes = trace.processes
-    mine = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
-    host = trace.text(processes["host_code"][mine][0]) if mine.any() else ""
+    held = known.held.of(rank)
     return RankFacts(
         rank,
-        host,
+        known.hosts.get(rank, ""),
         len(own),
         round(wall.mean()),
         int(np.median(wall)),
@@ -296,42 +321,38 @@ def _rank_facts(trace: Trace, rank: int, tables: dict[str, Table], bounds: dict[
         sums("low_ns"),
         sums("high_ns"),
         late_ns,
-        _contention(rank, own, tables["hidden"]),
-        _held(trace, rank, own),
-        *_unseen(trace, rank, own, tables["hidden"]),
-        host_timed=bool((trace.device_brackets["rank"] == rank).any() and (own["clock_code"] == 0).all()),
+        _contention(beside),
+        int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
+        *_unseen(known.timed, rank, beside),
+        host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
         exact={frozenset(GROUPS[name]): of_name for name, of_name in bounds.items()},
         method=methods[0] if len(methods) == 1 else "mixed",
     )
 
 
-def _unseen(trace: Trace, rank: int, own: Table, hidden: Table) -> tuple[int, int]:
+def _unseen(timed: _ByRank, rank: int, hidden: Table) -> tuple[int, int]:
     """Time of the counted steps inside opaque graphs, and an estimate of that of untimed collectives."""
-    rows = hidden.take((hidden["rank"] == rank) & np.isin(hidden["step"], own["step"]))
-    opaque, untimed = int(rows["graph_opaque_ns"].sum()), int(rows["untimed_count"].sum())
+    opaque, untimed = int(hidden["graph_opaque_ns"].sum()), int(hidden["untimed_count"].sum())
     if not untimed:
         return opaque, 0
-    mine = trace.collectives.take((trace.collectives["rank"] == rank) & (trace.collectives["device_begin_ns"] >= 0))
+    mine = timed.of(rank)
     if len(mine):
         return opaque, untimed * int(np.median(mine["device_end_ns"] - mine["device_begin_ns"]))
-    return opaque, int(rows["wall_ns"][rows["untimed_count"] > 0].sum())  # of those steps nothing is known
+    return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # of those steps nothing is known
 
 
-def _held(trace: Trace, rank: int, own: Table) -> int:
-    """Time of a rank's counted steps that a compute stream stood for a function on the host, its own or another's."""
+def _held(trace: Trace) -> Table:
+    """Brackets in which a compute stream stood for a function on the host, its own or another's."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]
     function = brackets["bracket_code"] == Bracket.HOST_FUNCTION
     function |= (brackets["bracket_code"] == Bracket.STREAM_WAIT) & (brackets["awaited_code"] == Awaited.HOST_FUNCTION)
-    timed = np.isin(brackets["track_id"], compute) & (brackets["begin_ns"] >= 0)
-    mine = brackets.take(function & timed & (brackets["rank"] == rank))
-    return int(TimeSet.of(mine["begin_ns"], mine["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum())
+    return brackets.take(function & np.isin(brackets["track_id"], compute) & (brackets["begin_ns"] >= 0))
 
 
-def _contention(rank: int, own: Table, hidden: Table) -> float:
-    """Share of the counted steps that the step thread was runnable and not running, 0 if unknown."""
-    rows = hidden.take((hidden["rank"] == rank) & np.isin(hidden["step"], own["step"]))
-    rows = rows.take(rows["cpu_contention_ns"] >= 0)
+def _contention(hidden: Table) -> float:
+    """Share of a rank's counted steps that the step thread was runnable and not running, 0 if unknown."""
+    rows = hidden.take(hidden["cpu_contention_ns"] >= 0)
     return float(rows["cpu_contention_ns"].sum()) / max(int(rows["wall_ns"].sum()), 1)
 
 
