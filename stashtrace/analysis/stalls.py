@@ -151,9 +151,7 @@ def bounds_of_groups(
 def _budget(trace: Trace) -> tuple[Table, Table]:
     """The tables ``stalls`` and ``straggler_causes``: who wants one mostly wants the other too."""
     index = TraceIndex(trace)
-    ranks = [
-        _divided(rank_layers(index, thread), thread, own) for thread, own in ranks_and_steps(trace, index.steps)
-    ]
+    ranks = [_divided(rank_layers(index, thread), thread, own) for thread, own in ranks_and_steps(trace, index.steps)]
     return _joined(STALLS, [one.rows() for one in ranks]), _joined(STRAGGLER_CAUSES, [one.late() for one in ranks])
 
 

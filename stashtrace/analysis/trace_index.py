@@ -125,7 +125,7 @@ _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns"
 class TraceIndex:
     """Groupings of one trace, and results that several analyses need, each made when first asked for.
 
-    They are kept with the trace: every index of the same trace has the same ones, so making another index costs nothing.
+    They are kept with the trace: all indexes of a trace share them, so making another one costs nothing.
     ``origin`` is the trace as it was given.
     """
 

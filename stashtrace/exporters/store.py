@@ -205,7 +205,7 @@ def _settle(
             writer.write(rank, {"matched_collectives": own.replace(collective_key=key)})
 
 
-def _steps_of(trace: Trace) -> list[RankSteps]:
+def _steps_of(trace: Trace) -> Sequence[RankSteps]:
     """Steps of one rank; none if it has none, which analyses that need them say of the whole."""
     try:
         return local_steps(trace)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 STORE_FILE = "stashtrace-store.json"
+PART_FILE = "part-0.parquet"
 VERSION = 1
 #: Partition of what belongs to no rank.
 NO_RANK = -1
@@ -69,7 +70,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def partition(path: Path, table: str, rank: int) -> Path:
     """File of one table of one rank."""
-    return path / table / f"rank={rank}" / "part-0.parquet"
+    return path / table / f"rank={rank}" / PART_FILE
 
 
 def require_pyarrow() -> None:
@@ -131,8 +132,9 @@ def from_arrow(found: pyarrow.Table, schema: Schema, rank: int, strings: StringP
             texts = found.column(name).cast(pyarrow.string()).fill_null("")
             columns[column.name] = np.array(texts.to_pylist(), dtype=column.dtype)
         else:
-            values = found.column(name).cast(pyarrow.from_numpy_dtype(np.dtype(column.dtype)))
-            columns[column.name] = values.fill_null(column.unknown).to_numpy()
+            values, wanted = found.column(name), pyarrow.from_numpy_dtype(np.dtype(column.dtype))
+            values = values if values.type == wanted else values.cast(wanted)
+            columns[column.name] = (values.fill_null(column.unknown) if values.null_count else values).to_numpy()
     return Table(schema, columns)
 
 

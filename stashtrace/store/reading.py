@@ -7,9 +7,12 @@ trace of a few ranks costs what these ranks cost.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections import Counter
+import os
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +25,22 @@ from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Array, Table
 from stashtrace.model.trace import Trace
-from stashtrace.store.layout import NO_RANK, PROCESS, TRACK, from_arrow, partition, read_facts, require_pyarrow
+from stashtrace.store.layout import (
+    NO_RANK,
+    PROCESS,
+    TRACK,
+    from_arrow,
+    partition,
+    read_facts,
+    require_pyarrow,
+)
 from stashtrace.store.reinstating import Reinstated, add_losses
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Files that are decoded at the same time, and those that may lie ready for the thread that makes tables of them.
+_READERS, _FILES_AHEAD = 2, 16
 
 #: Tables that are there whatever was asked for.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
@@ -76,11 +93,16 @@ def load_store(
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        read = [_read(folder, name, rank, strings) for rank in wanted]
-        parts = [reinstated.look(rank, _possible(part, impossible)) for rank, part in zip(wanted, read, strict=True)]
+        parts = list(_read_all(folder, name, wanted, strings))
         if name == "collectives":
-            counts = [len(part) for part in read]  # keys are places among all rows of a partition
+            counts = [len(part) for part in parts]  # keys are places among all rows of a partition
         joined[name] = Table.concat(schema, _unique(name, parts, counts))
+        if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
+            parts = [
+                reinstated.look(rank, _possible(part, impossible)) for rank, part in zip(wanted, parts, strict=True)
+            ]
+            joined[name] = Table.concat(schema, _unique(name, parts, counts))
+        del parts  # before the next table is read
         reinstated.note(name, joined[name])
     reinstated.complete(joined)
     written = facts.get("rows", {})
@@ -114,19 +136,39 @@ def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
 
 
 def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
+    return next(_read_all(folder, name, [rank], strings))
+
+
+def _read_all(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
+    """A table of each of these ranks, in their order; texts get their codes in this order.
+
+    Threads read files ahead: Parquet is decoded without the GIL.
+    """
     import pyarrow
+
+    files = [str(partition(folder, name, rank)) for rank in ranks]
+    with ThreadPoolExecutor(_READERS) as pool:
+        ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
+        for at, (file, rank) in enumerate(zip(files, ranks, strict=True)):
+            try:
+                found = ahead.popleft().result()
+                if at + _FILES_AHEAD < len(files):
+                    ahead.append(pool.submit(_arrow_of, files[at + _FILES_AHEAD]))
+                table = Table.empty(TABLES[name]) if found is None else from_arrow(found, TABLES[name], rank, strings)
+            except (OSError, pyarrow.ArrowException) as error:
+                why = str(error).partition("\n")[0]
+                raise FormatError(f"{file} cannot be read: {why}", hint="export the run again") from error
+            yield table
+
+
+def _arrow_of(file: str) -> pyarrow.Table | None:
+    """Content of one file, None if there is none of the rank."""
     import pyarrow.parquet
 
-    file = partition(folder, name, rank)
-    if not file.exists():
-        return Table.empty(TABLES[name])
-    try:
-        # One file and no data set: its path would add a second column of the rank.
-        found = pyarrow.parquet.ParquetFile(file).read(use_threads=False)
-        return from_arrow(found, TABLES[name], rank, strings)
-    except (OSError, pyarrow.ArrowException) as error:
-        why = str(error).partition("\n")[0]
-        raise FormatError(f"{file} cannot be read: {why}", hint="export the run again") from error
+    if not os.path.exists(file):
+        return None
+    # One file and no data set: its path would add a second column of the rank.
+    return pyarrow.parquet.ParquetFile(pyarrow.OSFile(file)).read(use_threads=False)
 
 
 def _possible(part: Table, left_out: Counter[str]) -> Table:

@@ -47,6 +47,15 @@ class Reinstated:
             for rank, process, _ in sorted(ranks, key=lambda each: (each[2] != ProcessRole.RANK, each[1])):
                 self._first.setdefault(rank, process)
 
+    def has_all(self, table: Table) -> bool:
+        """Whether the rows of all partitions refer to processes and tracks that are there: none needs a look."""
+        name = table.schema.name
+        if not len(table) or name in _OF_THE_RUN or name == "processes":
+            return True
+        keys = [key for key in (PROCESS, TRACK) if key in table and (key, name) != (TRACK, "tracks")]
+        known = (self._known.get(key, np.empty(0, dtype=np.int64)) for key in keys)
+        return all(bool(np.isin(table[key], numbers).all()) for key, numbers in zip(keys, known, strict=True))
+
     def look(self, rank: int, part: Table) -> Table:
         """The partition of a table; rows that name no track at all (-1) get an unknown one."""
         name = part.schema.name
