@@ -23,7 +23,7 @@ from stashtrace.analysis.collective_layers import (
 from stashtrace.analysis.gap_layers import gap_layers, gaps_between_phases, phase_layers
 from stashtrace.analysis.matching import is_imported
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
+from stashtrace.analysis.timeset import Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.trace_index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.worker_layers import beside_workers
 from stashtrace.model.kinds import (
@@ -185,8 +185,7 @@ def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
     """Codes of the files that the thread's checkpoints wrote: an fsync or a rename of one afterwards belongs to it."""
     io = index.trace.notable_io
-    first, last = np.searchsorted(io["track_id"], [thread.track_id, thread.track_id + 1])
-    own = slice(int(first), int(last))
+    own = rows_of(io["track_id"], thread.track_id)
     writes = np.isin(io["op_code"][own], _WRITE_OPS) & (io["path_code"][own] != index.trace.strings.find(""))
     begin = io["begin_ns"][own][writes]
     inside = intervals.locate(saving.begin, saving.end, begin) >= 0

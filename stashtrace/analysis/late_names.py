@@ -16,7 +16,7 @@ from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.late_budgets import CAUSES, COMPUTE, RankTimes
 from stashtrace.analysis.methods import rank_layers
 from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
+from stashtrace.analysis.timeset import Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.trace_index import READ_OPS, TraceIndex
 from stashtrace.model.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
 
@@ -112,8 +112,7 @@ class Namer:
         table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
         code, spent = trace.strings.find(name), [TimeSet.empty()]
         for track in np.sort(tracks["track_id"][tracks["process_id"] == process]).tolist():
-            first, last = np.searchsorted(table["track_id"], [track, track + 1])
-            calls = slice(int(first), int(last))
+            calls = rows_of(table["track_id"], track)
             on_file = (table["path_code"][calls] == code) & np.isin(table["op_code"][calls], READ_OPS)
             spent.append(TimeSet.of(table["begin_ns"][calls][on_file], table["end_ns"][calls][on_file]))
         return (TimeSet.united(*spent) & time).total_ns if name else -1
@@ -187,8 +186,7 @@ class Namer:
         waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
         code, spent = _longest(waits["wait_code"][rows], time.within(waits["begin_ns"][rows], waits["end_ns"][rows]))
         table = index.trace.notable_io
-        first, last = np.searchsorted(table["track_id"], [thread.track_id, thread.track_id + 1])
-        calls = slice(int(first), int(last))
+        calls = rows_of(table["track_id"], thread.track_id)
         op, of_op = _longest(table["op_code"][calls], time.within(table["begin_ns"][calls], table["end_ns"][calls]))
         if op >= 0 and of_op > spent:
             return Named(thread.process_id, -1, IoOp(op).name.lower(), of_op)

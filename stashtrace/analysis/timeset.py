@@ -117,6 +117,20 @@ class RowsBy:
         return np.arange(begin, end) if self._order is None else self._order[begin:end]
 
 
+def rows_of(column: npt.NDArray[np.integer], value: int) -> slice:
+    """Rows of one value in an ascending column.
+
+    Bounds of another type than the column's would have all of it converted, for each value again.
+
+    Examples
+    --------
+    >>> rows_of(np.array([1, 4, 4, 9], dtype=np.int32), 4)
+    slice(1, 3, None)
+    """
+    number = column.dtype.type(value)
+    return slice(int(np.searchsorted(column, number)), int(np.searchsorted(column, number, side="right")))
+
+
 def place_of(values: Int64, known: Int64) -> Int64:
     """Place of each value in a column that holds them all, each once and in any order.
 

@@ -12,6 +12,7 @@ Used by ``writing``, ``reading`` and nobody else. pyarrow is imported on use.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
 from stashtrace.model.columns import Column, Schema
 from stashtrace.model.possible import HIGHEST
+from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
 from stashtrace.model.table import Table
 from stashtrace.run_facts import json_object
@@ -116,26 +118,43 @@ def from_arrow(found: pyarrow.Table, schema: Schema, rank: int, strings: StringP
     pyarrow.ArrowException
         If a column holds something else than such a column does, or a number that does not fit it.
     """
-    import pyarrow
 
     columns: dict[str, Any] = {}
-    for column in schema.columns:
-        name = arrow_name(column)
-        if column.name == "rank":
-            columns["rank"] = np.full(len(found), rank, dtype=column.dtype)
-        elif name not in found.column_names:
-            unknown = "" if column.dtype.startswith("U") else column.unknown
-            columns[column.name] = np.full(len(found), unknown, dtype=column.dtype)
-        elif column.is_text:
-            columns[column.name] = _codes(found.column(name), strings)
-        elif column.dtype.startswith("U"):
-            texts = found.column(name).cast(pyarrow.string()).fill_null("")
-            columns[column.name] = np.array(texts.to_pylist(), dtype=column.dtype)
+    there = dict(zip(found.column_names, found.columns, strict=True))
+    for name, arrow, dtype, unknown, kind in _arrow_columns(schema.name):
+        values = there.get(arrow)
+        if name == "rank":
+            columns["rank"] = np.full(len(found), rank, dtype=dtype)
+        elif values is None:
+            columns[name] = np.full(len(found), unknown, dtype=dtype)
+        elif kind is None:
+            columns[name] = _codes(values, strings)
+        elif dtype.kind == "U":
+            columns[name] = np.array(values.cast(kind).fill_null(unknown).to_pylist(), dtype=dtype)
         else:
-            values, wanted = found.column(name), pyarrow.from_numpy_dtype(np.dtype(column.dtype))
-            values = values if values.type == wanted else values.cast(wanted)
-            columns[column.name] = (values.fill_null(column.unknown) if values.null_count else values).to_numpy()
+            values = values if values.type == kind else values.cast(kind)
+            columns[name] = (values.fill_null(unknown) if values.null_count else values).to_numpy()
     return Table(schema, columns)
+
+
+@functools.cache
+def _arrow_columns(table: str) -> tuple[tuple[str, str, np.dtype[Any], int | str, pyarrow.DataType | None], ...]:
+    """Name, name in Arrow, type, what is unknown, type in Arrow (None for codes) of each column of a table.
+
+    A store has as many files of a table as ranks: the schema is read once.
+    """
+    import pyarrow
+
+    def kind(column: Column) -> pyarrow.DataType | None:
+        if column.is_text:
+            return None
+        dtype = np.dtype(column.dtype)
+        return pyarrow.string() if dtype.kind == "U" else pyarrow.from_numpy_dtype(dtype)
+
+    return tuple(
+        (c.name, arrow_name(c), np.dtype(c.dtype), "" if c.dtype.startswith("U") else c.unknown, kind(c))
+        for c in TABLES[table].columns
+    )
 
 
 def parquet_options(schema: Schema) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stashtrace.errors import FormatError, UsageError
+from stashtrace.model.columns import Schema
 from stashtrace.model.kinds import Severity
 from stashtrace.model.losses import LossRow
 from stashtrace.model.possible import without_impossible
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Files that are decoded at the same time, and those that may lie ready for the thread that makes tables of them.
 _READERS, _FILES_AHEAD = 2, 16
+#: Columns that grow get room for at least so many more rows.
+_ROOM_ROWS = 1 << 12
 
 #: Tables that are there whatever was asked for.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
@@ -93,16 +96,14 @@ def load_store(
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = list(_read_all(folder, name, wanted, strings))
+        parts = _read_all(folder, name, wanted, strings)
         if name == "collectives":
-            counts = [len(part) for part in parts]  # keys are places among all rows of a partition
-        joined[name] = Table.concat(schema, _unique(name, parts, counts))
+            parts = _counted(parts, counts)  # keys are places among all rows of a partition
+        joined[name] = _joined(schema, _unique(name, parts, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
-            parts = [
-                reinstated.look(rank, _possible(part, impossible)) for rank, part in zip(wanted, parts, strict=True)
-            ]
-            joined[name] = Table.concat(schema, _unique(name, parts, counts))
-        del parts  # before the next table is read
+            again = zip(wanted, _read_all(folder, name, wanted, strings), strict=True)  # few stores are damaged
+            sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
+            joined[name] = _joined(schema, _unique(name, sound, counts))
         reinstated.note(name, joined[name])
     reinstated.complete(joined)
     written = facts.get("rows", {})
@@ -123,6 +124,32 @@ def load_store(
         users = (joined.get(name) for name in _KEYED["collective_key"][1:])
         joined.update(number_collectives(joined["collectives"], *users))
     return Trace(strings, joined, path=str(path)), numbers
+
+
+def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
+    """The parts, while their rows are counted."""
+    for part in parts:
+        counts.append(len(part))
+        yield part
+
+
+def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
+    """Rows of all parts. Columns grow in place and each part is let go, so that no row is held twice."""
+    columns = {name: np.empty(0, dtype=dtype) for name, dtype in schema.dtypes.items()}
+    count = 0
+    for part in parts:
+        if not len(part):
+            continue
+        count, first = count + len(part), count
+        for name, column in columns.items():
+            if count > len(column):
+                column.resize(count + max(count // 8, _ROOM_ROWS), refcheck=False)
+            column[first:count] = part[name]
+    if not count:
+        return Table.empty(schema)
+    for column in columns.values():
+        column.resize(count, refcheck=False)
+    return Table(schema, columns)
 
 
 def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
@@ -226,19 +253,21 @@ def _count_lost(
     add_losses(tables, lost, strings)
 
 
-def _unique(name: str, parts: Sequence[Table], counts: Sequence[int]) -> list[Table]:
-    """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it."""
-    out = list(parts)
-    for key, users in _KEYED.items():
-        if name in users and counts:
-            first = 0
-            for at, part in enumerate(parts):
-                if len(part):
-                    keys = part[key]
-                    known = (keys >= 0) & (keys < counts[at])
-                    out[at] = part.replace(**{key: np.where(known, keys, -first - 1) + first})
-                first += counts[at]
-    return out
+def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterator[Table]:
+    """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it.
+
+    ``counts`` are the keys of each part; of ``collectives`` they come with the parts.
+    """
+    keyed = [key for key, users in _KEYED.items() if name in users]
+    first = 0
+    for at, part in enumerate(parts):
+        changed = {}
+        if len(part) and counts:
+            for key in keyed:
+                known = (part[key] >= 0) & (part[key] < counts[at])
+                changed[key] = np.where(known, part[key], -first - 1) + first
+        yield part.replace(**changed) if changed else part
+        first += counts[at] if counts else 0
 
 
 def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
