@@ -24,7 +24,6 @@ from stashtrace.analysis.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
 from stashtrace.analysis.trace_index import Layer, RankLayers, TraceIndex
 from stashtrace.errors import UsageError
-from stashtrace.model.columns import Schema
 from stashtrace.model.kinds import StallKind
 from stashtrace.model.schemas import (
     STALL_INTERVALS,
@@ -34,7 +33,7 @@ from stashtrace.model.schemas import (
     STALLS_COUNTED,
     STRAGGLER_CAUSES,
 )
-from stashtrace.model.table import Table
+from stashtrace.model.table import GrowingTable, Table
 from stashtrace.model.trace import Trace, kept_with_trace
 
 #: Step number of the time outside steps.
@@ -151,24 +150,21 @@ def bounds_of_groups(
 def _budget(trace: Trace) -> tuple[Table, Table]:
     """The tables ``stalls`` and ``straggler_causes``: who wants one mostly wants the other too."""
     index = TraceIndex(trace)
-    ranks = [_divided(rank_layers(index, thread), thread, own) for thread, own in ranks_and_steps(trace, index.steps)]
-    return _joined(STALLS, [one.rows() for one in ranks]), _joined(STRAGGLER_CAUSES, [one.late() for one in ranks])
+    whole, late = GrowingTable(STALLS), GrowingTable(STRAGGLER_CAUSES)
+    for thread, own in ranks_and_steps(trace, index.steps):
+        divided = _divided(rank_layers(index, thread), thread, own)
+        for table, columns in ((whole, divided.rows()), (late, divided.late())):
+            table.add(columns, len(columns["rank"]))
+    return whole.table(), late.table()
 
 
 def _apart(index: TraceIndex) -> Table:
     """Rows of ``stalls`` with a straggler row for each rank that was waited for."""
-    ranks = ranks_and_steps(index.origin, index.steps)
-    return _joined(STALLS, [_divided(rank_layers(index, thread), thread, own).rows_apart() for thread, own in ranks])
-
-
-def _joined(schema: Schema, parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Table:
-    """One table of the columns of all ranks, in which kinds are numbers."""
-    if not parts:
-        return Table.empty(schema)
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in schema.names}
-    if "kind" in columns:
-        columns["kind"] = _names(columns["kind"])
-    return Table(schema, columns)
+    whole = GrowingTable(STALLS)
+    for thread, own in ranks_and_steps(index.origin, index.steps):
+        columns = _divided(rank_layers(index, thread), thread, own).rows_apart()
+        whole.add(columns, len(columns["rank"]))
+    return whole.table()
 
 
 def stall_intervals(trace: Trace) -> Table:
@@ -255,7 +251,7 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
 
 def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
     """Rows of ``stalls`` of one rank by given layers."""
-    return _joined(STALLS, [_divided(made, thread, steps).rows()])
+    return Table(STALLS, _divided(made, thread, steps).rows())
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +279,11 @@ class _Divided:
     causes: dict[str, Int64]
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """Columns of ``stalls``, the kinds as numbers."""
+        """Columns of ``stalls``."""
         waited, causes = StallKind.STRAGGLER, self.causes
-        columns, at = self._kinds(self._wanted())
+        columns, at, kind = self._kinds(self._wanted())
         main, stall = _heaviest(causes["row"], causes["cause_rank"], causes["stall_ns"], len(self.step))
-        named = (columns["kind"] == waited) & (main[at] >= 0)
+        named = (kind == waited) & (main[at] >= 0)
         columns["cause_rank"][named] = main[at[named]]
         columns["cause_share_ratio"][named] = stall[at[named]] / self.point[at[named], waited]
         return columns
@@ -296,11 +292,11 @@ class _Divided:
         """The same with a straggler row for each rank that was waited for."""
         wanted = self._wanted()
         wanted[:, StallKind.STRAGGLER] = False
-        columns, _ = self._kinds(wanted)
+        columns, _, _ = self._kinds(wanted)
         late, of = self.late(), self.causes["row"]
         parts = {
             **late,
-            "kind": np.full(len(of), StallKind.STRAGGLER),
+            "kind": np.full(len(of), StallKind.STRAGGLER.name.lower(), dtype="U16"),
             "method": self.method[of],
             "cause_share_ratio": np.where(late["cause_rank"] >= 0, 1.0, -1.0),
         }
@@ -317,20 +313,21 @@ class _Divided:
         wanted[:, list(_ALWAYS)] = True
         return wanted
 
-    def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64]:
-        """Columns of the wanted kinds, and the row of the matrices of each."""
+    def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
+        """Columns of the wanted kinds, and of each row that of the matrices and the number of the kind."""
         at, kind = np.nonzero(wanted)
-        return {
+        columns: dict[str, npt.NDArray[Any]] = {
             "rank": np.full(len(at), self.rank),
             "step": self.step[at],
-            "kind": kind,
+            "kind": _names(kind),
             "stall_ns": self.point[at, kind],
             "method": self.method[at],
             "low_ns": self.low[at, kind],
             "high_ns": self.high[at, kind],
             "cause_rank": np.full(len(at), -1),
             "cause_share_ratio": np.full(len(at), -1.0),
-        }, at
+        }
+        return columns, at, kind
 
 
 def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 #: Characters of a line and of a cell of the preview.
 _PREVIEW_WIDTH, _CELL_WIDTH = 100, 40
+#: Columns that grow get room for at least so many more rows.
+_ROOM_ROWS = 1 << 12
 
 
 class Table:
@@ -231,6 +233,36 @@ class Table:
 
         arrays = [pyarrow.array(a.astype(object) if a.dtype.kind == "U" else a) for a in self._columns.values()]
         return pyarrow.table(arrays, names=list(self._columns))
+
+
+class GrowingTable:
+    """A table made piece by piece. Columns grow in place, so that no row is held twice.
+
+    Parameters
+    ----------
+    schema : Schema
+        Declares the columns.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema, self._count = schema, 0
+        self._columns: dict[str, Array] = {name: np.empty(0, dtype=dtype) for name, dtype in schema.dtypes.items()}
+
+    def add(self, columns: Mapping[str, Array] | Table, count: int) -> None:
+        """Append ``count`` rows, given as columns of that length."""
+        first, self._count = self._count, self._count + count
+        for name, column in self._columns.items():
+            if self._count > len(column):
+                column.resize(self._count + max(self._count // 8, _ROOM_ROWS), refcheck=False)
+            column[first : self._count] = columns[name]
+
+    def table(self) -> Table:
+        """The table; nothing can be added any more."""
+        if not self._count:
+            return Table.empty(self._schema)
+        for column in self._columns.values():
+            column.resize(self._count, refcheck=False)
+        return Table(self._schema, self._columns)
 
 
 def _shown(value: Any) -> str:

@@ -24,7 +24,7 @@ from stashtrace.model.possible import without_impossible
 from stashtrace.model.row_order import SORT_KEYS, in_order_of, number_collectives
 from stashtrace.model.schemas import TABLES
 from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Array, Table
+from stashtrace.model.table import Array, GrowingTable, Table
 from stashtrace.model.trace import Trace
 from stashtrace.store.layout import (
     NO_RANK,
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 #: Files that are decoded at the same time, and those that may lie ready for the thread that makes tables of them.
 _READERS, _FILES_AHEAD = 2, 16
-#: Columns that grow get room for at least so many more rows.
-_ROOM_ROWS = 1 << 12
 
 #: Tables that are there whatever was asked for.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
@@ -105,6 +103,7 @@ def load_store(
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
             joined[name] = _joined(schema, _unique(name, sound, counts))
         reinstated.note(name, joined[name])
+    _release_arrow()
     reinstated.complete(joined)
     written = facts.get("rows", {})
     _count_impossible(joined, impossible, strings)
@@ -126,6 +125,13 @@ def load_store(
     return Trace(strings, joined, path=str(path)), numbers
 
 
+def _release_arrow() -> None:
+    """Give back the memory in which Arrow decoded files: the columns are copies."""
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()
+
+
 def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
     """The parts, while their rows are counted."""
     for part in parts:
@@ -134,22 +140,12 @@ def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
 
 
 def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
-    """Rows of all parts. Columns grow in place and each part is let go, so that no row is held twice."""
-    columns = {name: np.empty(0, dtype=dtype) for name, dtype in schema.dtypes.items()}
-    count = 0
+    """Rows of all parts, each of which is let go as soon as they are taken."""
+    whole = GrowingTable(schema)
     for part in parts:
-        if not len(part):
-            continue
-        count, first = count + len(part), count
-        for name, column in columns.items():
-            if count > len(column):
-                column.resize(count + max(count // 8, _ROOM_ROWS), refcheck=False)
-            column[first:count] = part[name]
-    if not count:
-        return Table.empty(schema)
-    for column in columns.values():
-        column.resize(count, refcheck=False)
-    return Table(schema, columns)
+        if len(part):
+            whole.add(part, len(part))
+    return whole.table()
 
 
 def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:

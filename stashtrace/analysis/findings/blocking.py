@@ -48,14 +48,13 @@ def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: flo
     dict
         Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock`` or ``io`` -> time in the steps.
     """
-    others = stalls.take(stalls["kind"] == StallKind.OTHER.name.lower())
-    mine = others.take(in_steps(others, steps))
-    length_ns, steps_by_rank, by_rank = steps["end_ns"] - steps["begin_ns"], RowsBy(steps["rank"]), RowsBy(mine["rank"])
+    others = (stalls["kind"] == StallKind.OTHER.name.lower()) & in_steps(stalls, steps)
+    other_ns, by_rank = stalls["stall_ns"][others], RowsBy(stalls["rank"][others])
+    length_ns, steps_by_rank = steps["end_ns"] - steps["begin_ns"], RowsBy(steps["rank"])
     wanted = {
         rank
         for rank in steps_by_rank.values.tolist()
-        if int(mine["stall_ns"][by_rank.rows(rank)].sum())
-        >= least_ratio * int(length_ns[steps_by_rank.rows(rank)].sum())
+        if int(other_ns[by_rank.rows(rank)].sum()) >= least_ratio * int(length_ns[steps_by_rank.rows(rank)].sum())
     }
     if not wanted:
         return {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.agreement import agreement
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
@@ -271,12 +272,11 @@ class _Known:
         steps, late = tables["steps"], tables["straggler_causes"]
         self.trace = trace
         self.steps = _ByRank(steps)
-        self.stalls = _ByRank(tables["stalls"].take(in_steps(tables["stalls"], steps)))
-        self.late = _ByRank(late.take((late["cause_rank"] >= 0) & in_steps(late, steps)))
-        self.hidden = _ByRank(tables["hidden"].take(in_steps(tables["hidden"], steps)))
-        self.held = _ByRank(_held(trace))
-        collectives = trace.collectives
-        self.timed = _ByRank(collectives.take(collectives["device_begin_ns"] >= 0))
+        self.stalls = _ByRank(tables["stalls"], in_steps(tables["stalls"], steps))
+        self.late = _ByRank(late, (late["cause_rank"] >= 0) & in_steps(late, steps))
+        self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
+        self.held = _ByRank(trace.device_brackets, _held(trace))
+        self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
         self.on_device = frozenset(np.unique(trace.device_brackets["rank"]).tolist())
         processes = trace.processes
         ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
@@ -285,14 +285,16 @@ class _Known:
 
 
 class _ByRank:
-    """A table whose rows are looked up by rank."""
+    """A table of which some rows are looked up by rank; it is not copied for that."""
 
-    def __init__(self, table: Table) -> None:
-        self._table, self._rows = table, RowsBy(table["rank"])
+    def __init__(self, table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> None:
+        self._table = table
+        self._chosen = np.arange(len(table)) if chosen is None else np.flatnonzero(chosen)
+        self._rows = RowsBy(table["rank"][self._chosen])
 
     def of(self, rank: int) -> Table:
-        """Rows of one rank, in their order."""
-        return self._table.take(self._rows.rows(rank))
+        """Chosen rows of one rank, in their order."""
+        return self._table.take(self._chosen[self._rows.rows(rank)])
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
@@ -341,13 +343,14 @@ def _unseen(timed: _ByRank, rank: int, hidden: Table) -> tuple[int, int]:
     return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # of those steps nothing is known
 
 
-def _held(trace: Trace) -> Table:
-    """Brackets in which a compute stream stood for a function on the host, its own or another's."""
+def _held(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Mask of the brackets in which a compute stream stood for a function on the host, its own or another's."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]
     function = brackets["bracket_code"] == Bracket.HOST_FUNCTION
     function |= (brackets["bracket_code"] == Bracket.STREAM_WAIT) & (brackets["awaited_code"] == Awaited.HOST_FUNCTION)
-    return brackets.take(function & np.isin(brackets["track_id"], compute) & (brackets["begin_ns"] >= 0))
+    held = function & np.isin(brackets["track_id"], compute) & (brackets["begin_ns"] >= 0)
+    return np.asarray(held, dtype=np.bool_)
 
 
 def _contention(hidden: Table) -> float:

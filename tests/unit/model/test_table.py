@@ -9,7 +9,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.model.schemas import COUNTERS, IO, STALLS, TABLES, TRACKS
 from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
+from stashtrace.model.table import GrowingTable, Table
 from stashtrace.model.trace import EventTables, Trace
 
 
@@ -230,3 +230,41 @@ def test_repr_of_a_trace_leaves_calls_on_disk() -> None:
 
     trace = Trace(StringPool(), {}, path="big", io_outline=OnDisk())  # type: ignore[arg-type]
     assert repr(trace).splitlines()[1].split(maxsplit=2) == ["io", "12,345,678", "(on disk until used)"]
+
+
+def test_a_table_grows_piece_by_piece() -> None:
+    schema = TABLES["waits"]
+    pieces = [Table(schema, {name: np.arange(n) + n for name in schema.names}) for n in (3, 0, 7000, 2)]
+    growing = GrowingTable(schema)
+    for piece in pieces:
+        growing.add(piece, len(piece))
+    grown, joined = growing.table(), Table.concat(schema, pieces)
+    for name in schema.names:
+        assert grown[name].dtype == joined[name].dtype
+        assert grown[name].tolist() == joined[name].tolist()
+        assert not grown[name].flags.writeable
+    assert GrowingTable(schema).table() is Table.empty(schema)
+
+
+def test_chosen_rows_are_locked_and_their_own() -> None:
+    schema = TABLES["waits"]
+    table = Table(schema, {name: np.arange(5) for name in schema.names})
+    masked, chosen = table.take(np.array([True, False, True, False, False])), table.take(np.array([4, 0]))
+    assert masked["begin_ns"].tolist() == [0, 2]
+    assert chosen["begin_ns"].tolist() == [4, 0]
+    for part in (masked, chosen):
+        with pytest.raises(ValueError, match="read-only"):
+            part["begin_ns"][0] = 1
+    for wrong in (np.array([True]), np.array([5])):
+        with pytest.raises(IndexError):
+            table.take(wrong)
+    with pytest.raises(ValueError, match="shape"):
+        table.take(np.array([[0, 1]]))
+
+
+def test_an_array_of_the_caller_stays_writable() -> None:
+    schema = TABLES["waits"]
+    given = {name: np.arange(2) for name in schema.names}
+    table = Table(schema, given)
+    given["begin_ns"][0] = 9
+    assert not table["begin_ns"].flags.writeable
