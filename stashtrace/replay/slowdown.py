@@ -70,7 +70,7 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
     UsageError
         For an unknown center.
     """
-    return slowdown_of(build(trace), center)
+    return slowdown_of(build(trace, reads=False), center)
 
 
 def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0.0) -> Table:

@@ -26,13 +26,16 @@ from stashtrace.model.table import Table
 from stashtrace.model.trace import Trace
 
 
-def build(trace: Trace) -> Graph:
+def build(trace: Trace, *, reads: bool = True) -> Graph:
     """Graph of all steps of all ranks.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
+    reads : bool
+        Look through all reads for what those that waited for storage would have taken from memory: what-if answers
+        about storage are wider without. Costs a pass over the calls of the run.
 
     Raises
     ------
@@ -58,7 +61,7 @@ def build(trace: Trace) -> Graph:
             host.add_rank(index, thread, own, shared, parts)
     graph = parts.graph()
     placed = [(thread, own) for (thread, _), (own, _) in zip(ranks, whole, strict=True)]
-    return replace(graph, facts=facts_of(index, placed, graph))
+    return replace(graph, facts=facts_of(index, placed, graph, reads=reads))
 
 
 def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Table, bool]:

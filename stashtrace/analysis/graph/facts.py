@@ -87,7 +87,9 @@ class Facts:
         return replace(self, **longer)
 
 
-def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> Facts:
+def facts_of(
+    index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, *, reads: bool = True
+) -> Facts:
     """Facts about a graph that was just built.
 
     Parameters
@@ -96,6 +98,8 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
     ranks : sequence of (StepThread, Table)
         Ranks with their steps.
     graph : Graph
+    reads : bool
+        Look through all reads for what those that waited would have taken from memory.
     """
     count = len(graph)
     fetches = index.batches_of_phase(BatchPhase.FETCH)
@@ -114,9 +118,10 @@ def facts_of(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
     members, spread, ring = _groups(index, graph.row[moved])
     _, queue = np.unique(trace.collectives["group_hash"][graph.row[moved]], return_inverse=True)
     memory = np.zeros(count), np.full(count, np.inf)
-    bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
-    for column, values in zip(memory, bounds, strict=True):
-        column[made] = values
+    if reads:
+        bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
+        for column, values in zip(memory, bounds, strict=True):
+            column[made] = values
     return Facts(
         loader=_spread(count, made, int64(loader)),
         batch=_spread(count, made, fetches["batch_index"][rows]),

@@ -92,7 +92,7 @@ def critical_path(trace: Trace) -> Table:
     MissingDataError
         If no graph can be built; the message says why.
     """
-    return CriticalPath.of(trace, build(trace)).stretches
+    return CriticalPath.of(trace, build(trace, reads=False)).stretches
 
 
 def critical_share(trace: Trace) -> Table:
@@ -116,7 +116,7 @@ def critical_share(trace: Trace) -> Table:
     MissingDataError
         If no graph can be built; the message says why.
     """
-    return CriticalPath.of(trace, build(trace)).shares
+    return CriticalPath.of(trace, build(trace, reads=False)).shares
 
 
 def slack(trace: Trace) -> Table:
@@ -138,7 +138,7 @@ def slack(trace: Trace) -> Table:
     MissingDataError
         If no graph can be built; the message says why.
     """
-    graph = build(trace)
+    graph = build(trace, reads=False)
     course = Course.of(graph)
     critical = np.zeros(len(graph), dtype=np.int64)
     critical[course.path] = 1

@@ -77,7 +77,7 @@ def export_chakra(
         raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")
     messages = Messages.load()
     _refuse_others(path)
-    graph = build(trace)
+    graph = build(trace, reads=False)
     if isinstance(graph, PipelineGraph):
         raise MissingDataError(
             "a pipeline whose operations alone were recorded cannot be a Chakra trace: its ranks wait for one another"
