@@ -115,6 +115,7 @@ def _of_collectives(graph: Graph, ranks: list[int], transfers: Int64) -> tuple[F
     """Samples of each rank's step around each collective, relative to the mean, and its place in the step."""
     facts, count = graph.facts, len(transfers)
     members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
+    members = members[np.isin(graph.rank[graph.source[members]], ranks)]  # others have kernels
     column = np.searchsorted(transfers, graph.target[members])
     step = np.full((len(ranks), count), -1, dtype=np.int64)
     row = np.searchsorted(ranks, graph.rank[graph.source[members]])

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.analysis.loader_samples import told_samples
 from stashtrace.model.trace import Trace
 from stashtrace.replay import Answer, Change, what_if
@@ -56,6 +58,15 @@ def test_a_rank_that_is_always_late() -> None:
     answer = without(build(job(lambda rank, step: 5 + 4 * rank)))
     assert answer.measured_ns == 12 * MS
     assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((8, 8), abs=0.02)
+
+
+@pytest.mark.parametrize("apart", [0, 2])
+def test_ranks_of_another_kind_are_no_peers_of_threads(apart: int) -> None:
+    """Rank 1 works for 9 ms, the others for 5; one of these was recorded by its kernels."""
+    graph = build(job(lambda rank, _: 9 if rank == 1 else 5, ranks=3))
+    other = (graph.rank == apart) & graph.is_thread
+    mixed = replace(graph, resource=np.where(other, int(Resource.HOST), graph.resource))
+    assert what_if(mixed, [Change.parse("straggler=0")]).high_ns / MS == pytest.approx(5 + 2 + 1, rel=0.02)
 
 
 def test_a_rank_that_is_late_now_and_then() -> None:

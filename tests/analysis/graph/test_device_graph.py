@@ -320,6 +320,16 @@ def test_what_is_predicted_is_what_the_changed_job_takes(name: str, kernels: boo
         assert nearest <= EXACT * truth
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_late_rank_where_one_rank_alone_has_kernels(rank: int) -> None:
+    """Rank 1 computes for 20 ms longer; the other rank was timed by events."""
+    trace = replace(PLAIN, late_ms=20).trace(kernels=True)
+    some = build(trace.replace(kernels=trace.kernels.take(trace.kernels["rank"] == rank)))
+    late, truth = asked(some, "straggler=0"), asked(build(PLAIN.trace(kernels=True))).measured_ns
+    assert set(np.unique(some.resource).tolist()) >= {Resource.STREAM, Resource.DEVICE}
+    assert truth * (1 - EXACT) <= late.high_ns <= late.replayed_ns * (1 + EXACT)
+
+
 def test_events_do_not_tell_how_long_a_hidden_copy_takes() -> None:
     with pytest.raises(MissingDataError, match="they show waits") as raised:
         asked(build(PLAIN.trace(kernels=False)), "h2d=x2")
