@@ -191,6 +191,7 @@ def _row(answer: Answer) -> dict[str, Any]:
         "low_ns": answer.low_ns,
         "high_ns": answer.high_ns,
         "noise_ns": answer.noise_ns,
+        "steps_count": answer.steps_count,
         "bottleneck": answer.bottleneck,
         "budget_ns": answer.after_ns,
     }

@@ -77,11 +77,14 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
     """
     error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
     noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
+    takes = duration_text(run.measured_ns)
+    several = run.steps_count > 1
     lines = [
-        f"a step takes {duration_text(run.measured_ns)} on average",
+        f"a step takes {takes} on average over {run.steps_count} steps" if several else f"the only step takes {takes}",
         *_wrapped(
             f"the replay of the run as it was misses that by {error}; {gap} of the step follows from no recorded cause"
-            f" and stays as it was; another recording of the job may differ by {noise}, and so may each answer"
+            f" and stays as it was; another recording of the job may differ by {noise}, one with a change by what"
+            " stands under +/-"
         ),
         *limits,
     ]
@@ -89,13 +92,13 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
         return [*lines, *_wrapped(f"no change is predicted: {unreliable(run)}")]
     if not answers:
         return [*lines, "", "no single change of what is known would make it shorter by 0.5 % or more"]
-    head = ("change", "step", "saves", "largest stall then")
+    head = ("change", "step", "+/-", "saves", "largest stall then")
     rows = [head, *(_cells(answer) for answer in answers)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
     lines.append("")
     for row in rows:
-        cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
-        lines.append("  " + "  ".join(cells))
+        figures = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
+        lines.append("  " + "  ".join([row[0].ljust(widths[0]), *figures, row[-1]]))
     return lines + (_budget(answers[0]) if asked else _untouched(run, answers))
 
 
@@ -158,10 +161,12 @@ def slowdown_lines(table: Table) -> list[str]:
     return ["", *_wrapped(f"{text}; {cause['cause']} {cause['name']} alone is behind {part} of the loss")]
 
 
-def _cells(answer: Answer) -> tuple[str, str, str, str]:
+def _cells(answer: Answer) -> tuple[str, ...]:
     saved = (_saving(1 - ns / max(answer.replayed_ns, 1.0)) for ns in (answer.high_ns, answer.low_ns))
     step = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
-    return ", ".join(map(str, answer.changes)), step, _range(*saved), _NAMES[answer.bottleneck]
+    change = ", ".join(map(str, answer.changes))
+    noise = percent_text(answer.noise_ns / max(answer.middle_ns, 1.0))
+    return change, step, noise, _range(*saved), _NAMES[answer.bottleneck]
 
 
 def _saving(ratio: float) -> str:
@@ -170,7 +175,11 @@ def _saving(ratio: float) -> str:
 
 
 def _range(low: str, high: str) -> str:
-    return high if low == high else f"{low} to {high}"
+    """``2 to 3 ms``; a unit that both have stands once."""
+    if low == high:
+        return high
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
 
 
 def _budget(answer: Answer) -> list[str]:

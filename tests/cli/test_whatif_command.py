@@ -31,10 +31,10 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answered(capsys, str(run)).splitlines()
-    assert lines[0] == "a step takes 123 ms on average"
+    assert lines[0] == "a step takes 123 ms on average over 25 steps"
     assert lines[1].startswith("the replay of the run as it was misses that by 0 %; ")
-    assert lines[3] == "differ by 4 %, and so may each answer"
-    assert lines[5].split() == ["change", "step", "saves", "largest", "stall", "then"]
+    assert lines[3] == "differ by 4 %, one with a change by what stands under +/-"
+    assert lines[5].split() == ["change", "step", "+/-", "saves", "largest", "stall", "then"]
     assert {"prep=x0.5", "fetch=0", "workers=x2"} == {line.split()[0] for line in lines[6:9]}
     end = lines.index("", 6)
     saved = [float(line.split("%")[0].split()[-1]) for line in lines[6:end]]
