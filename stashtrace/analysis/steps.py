@@ -129,7 +129,9 @@ def host_steps(trace: Trace) -> Table:
     begin, end = known["begin_ns"].copy(), known["end_ns"].copy()
     rows = RowsBy(known["rank"])
     for rank in ranks:
-        begin[rows.rows(rank.thread.rank)], end[rows.rows(rank.thread.rank)] = rank.begin_ns, rank.end_ns
+        own = rows.rows(rank.thread.rank)
+        if len(own) == len(rank.begin_ns):  # else rows were lost after the steps had been numbered
+            begin[own], end[own] = rank.begin_ns, rank.end_ns
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 

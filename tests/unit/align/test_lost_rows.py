@@ -15,6 +15,7 @@ from lost_rows import rows_of, stores_without, write_without
 from trace_processor import TraceProcessor
 
 from stashtrace.align.align import load_trace
+from stashtrace.analysis.steps import host_steps
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.registry import export
@@ -133,6 +134,15 @@ def test_a_store_without_any_single_row_or_file(tmp_path: Path) -> None:
     export(load(GOLDEN), "store", tmp_path / "store")
     for what, copy in stores_without(tmp_path / "store", tmp_path):
         assert faults(copy, tmp_path) == [], what
+
+
+def test_a_store_that_lost_the_marks_of_a_rank_keeps_its_steps_on_the_hosts_clock(tmp_path: Path) -> None:
+    whole = load(GOLDEN)
+    export(whole, "store", tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" / "spans" / "rank=0")
+    lost = host_steps(load(tmp_path / "store"))
+    assert len(lost) == len(host_steps(whole)) > 0
+    assert (lost["end_ns"] > lost["begin_ns"]).all()
 
 
 def test_a_store_without_a_file_says_what_it_lacks(tmp_path: Path) -> None:
