@@ -70,6 +70,10 @@ def main(argv: Sequence[str]) -> int:
     )
 
     changes = [Change.parse(text) for text in arguments.changes]
+    names = [change.quantity for change in changes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is set more than once", hint="each quantity can have one value")
     if arguments.apply or command or arguments.out:
         _check_apply(arguments, changes, command)
     found = [str(existing_run(path)) for path in arguments.paths]
@@ -96,10 +100,11 @@ def main(argv: Sequence[str]) -> int:
     alike = slowdown_of(graph, least_ratio=WORTH_SHARING) if several and ranking else None
     advice = _advice(trace, graph) if ranking else []
     if arguments.format == "json":
+        held_ns = max(int(path.shares["held_ns"].sum()), 1)
         critical = {
             "sentence": critical_sentence(path),
             "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
-            "shares": list(path.shares.rows()),
+            "shares": [row | {"time_ratio": row["held_ns"] / held_ns} for row in path.shares.rows()],
         }
         whole: dict[str, Any] = {"run": _row(base), "answers": [_row(answer) for answer in answers]}
         whole["critical_path"] = critical
@@ -117,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
         lines += applied_lines(base, answers[0], measured)
     elif not changes:
         if alike is not None:
-            lines += slowdown_lines(alike)
+            lines += slowdown_lines(alike, base)
         lines += ["", *critical_lines(path)]
     lines += advice_lines(advice)
     sys.stdout.write("\n".join(lines) + "\n")

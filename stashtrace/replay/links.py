@@ -136,6 +136,8 @@ def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
     Only links that transfers of several groups use count.
     """
     least, most = set(), set()
+    if len(graph.doubtful) and graph.doubtful[graph.is_transfer].any():
+        return (frozenset(),)  # what held a transfer up may have been a rank that left no record
     for kind in LINKS.values():
         if Links.of(graph, frozenset({kind})) is None:
             continue

@@ -159,6 +159,11 @@ def _on_devices(graph: Graph) -> Bools:
     return found
 
 
+def ranks_wanted(change: Change, present: int) -> int:
+    """How many ranks a change asks for."""
+    return round(change.factor * present) if change.factor else round(change.amount or present)
+
+
 def with_ranks(scenario: Scenario, change: Change) -> Scenario:
     """Another number of ranks, each of which does what the present ones do.
 
@@ -174,7 +179,7 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             "only one rank, or no collective, was recorded: what other ranks would cost cannot be told",
             hint="record the job with two ranks at least",
         )
-    count = round(change.factor_from(present) * present) if change.factor else round(change.amount or present)
+    count = ranks_wanted(change, present)
     if count < 2 or count > _FARTHEST * present:
         raise MissingDataError(
             f"{change}: a run of {present} ranks does not tell of {count}",
@@ -283,13 +288,9 @@ def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
         mine = chosen & (op == one)
         found[mine] = low + scenario.unknowns.latency * (high - low)
     if len(graph.doubtful) and scenario.unknowns.latency > 0:
-        # What a transfer takes longer than another of its size may be a wait.
-        nodes = np.flatnonzero(chosen)
-        sizes, of_size = np.unique(graph.moved_bytes[nodes], return_inverse=True)
-        shortest = np.full(len(sizes), np.inf)
-        np.minimum.at(shortest, of_size, graph.work_ns[nodes])
-        longer = scenario.unknowns.latency * (graph.work_ns[nodes] - shortest[of_size])
-        found[nodes] += np.where(graph.doubtful[nodes], longer, 0.0)
+        # All of it may be a wait for members that left no record.
+        held = chosen & graph.doubtful
+        found[held] += scenario.unknowns.latency * (scenario.work[held] - found[held])
     return np.minimum(found, scenario.work)
 
 

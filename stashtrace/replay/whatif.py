@@ -31,7 +31,7 @@ from stashtrace.replay.scenario import Bools, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
-from stashtrace.replay.transfers import LINKS, compressed, over_link, with_link, with_ranks
+from stashtrace.replay.transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 
 #: A replay that misses by more, or explains less, says nothing about changes.
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
@@ -48,6 +48,8 @@ _SINGLE = (
     "checkpoint=0",
     "workers=x2",
 )
+#: Columns of the budget in which a rank waits for others; what it does itself is known better.
+_WAITS = ("data", "link", "late", "copy", "host")
 #: Stalls below this part of the step are no bottleneck.
 _WORTH_NAMING = 0.03
 #: Of what transfers lose to others on links, so much of what it is more or less than in the run ...
@@ -263,6 +265,9 @@ class _Run:
             bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
             low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
             high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
+        present = len(np.unique(graph.ends_rank))
+        if changes and all(c.quantity == "ranks" and ranks_wanted(c, present) >= present for c in changes):
+            low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more to wait for
         return Answer(
             changes,
             self.measured_ns,
@@ -282,12 +287,23 @@ class _Run:
         return self._budget(self.graph, self.unchanged, self._mean(self.graph, self.unchanged))
 
     def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
-        """Where it goes: as it was, and what a replay with the changes differs by from one without."""
-        before = self._budget(self.graph, unchanged, self._mean(self.graph, self.unchanged))
-        after = self._budget(graph, replayed, step_ns)
-        found = {name: max(now + after[name] - before[name], 0.0) for name, now in self._now_ns.items()}
-        scale = step_ns / max(sum(found.values()), 1.0)
-        return {name: scale * ns for name, ns in found.items()}
+        """Where it goes: each column grows as it does from a replay without the changes to one with them.
+
+        What these replays miss the step by is time in which ranks wait, not work.
+        """
+        before, after = (step_budget(*run, self.steps) for run in ((self.graph, unchanged), (graph, replayed)))
+        found = {
+            name: now * after[name] / before[name] if before[name] > 0 else after[name]
+            for name, now in self._now_ns.items()
+        }
+        waited = sum(found[name] for name in _WAITS)
+        left = step_ns - (sum(found.values()) - waited)
+        if left < 0:
+            scale = step_ns / max(sum(found.values()), 1.0)
+            return {name: scale * ns for name, ns in found.items()}
+        if waited <= 0:
+            return found | {"other": found["other"] + left}
+        return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in found.items()}
 
     def _budget(self, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
         """Where a replay's step went. What the replay misses ``step_ns`` by is shared among its columns."""

@@ -7,8 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stashtrace.analysis.findings.limits import limit_claims
 from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.analysis.graph import PipelineGraph
+from stashtrace.analysis.steps import steps
 from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
 from stashtrace.report.words import claim_text, evidence_texts
 from stashtrace.report.words.parts import findings_of
@@ -54,11 +58,29 @@ def limit_lines(trace: Trace, graph: Graph) -> list[str]:
         lines += _wrapped(f"! {claim_text(finding)}")
         for text in evidence_texts(finding):
             lines += _wrapped(f"  {text}")
+    lines += _steps_left_out(trace, graph)
     cut = len(graph.plan.cut())
     if cut:
         lines += _wrapped(
             f"! {cut:,} of {len(graph.source):,} edges form cycles, as errors of clocks make them, and are left out"
         )
+    return lines
+
+
+def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
+    """Steps that are no part of the graph, and steps of several kinds in one mean."""
+    if isinstance(graph, PipelineGraph):
+        return []
+    table, lines = steps(trace), []
+    missing, ranks = len(table) - len(graph.ends), np.unique(table["rank"])
+    if missing > 0:
+        each = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        lines += _wrapped(f"! {missing} of {len(table)} steps{each} are left out: not all of their work was recorded")
+    counted = np.isin(table["step"], graph.ends_step[graph.ends_counted]) & (table["rank"] == ranks[0])
+    kinds, counts = np.unique(table["kind"][counted], return_counts=True)
+    if len(kinds) > 1:
+        parts = [f"{count} {kind}" for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
+        lines += _wrapped(f"! the mean is over steps of several kinds: {', '.join(parts)}")
     return lines
 
 
@@ -82,9 +104,8 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
     lines = [
         f"a step takes {takes} on average over {run.steps_count} steps" if several else f"the only step takes {takes}",
         *_wrapped(
-            f"the replay of the run as it was misses that by {error}; {gap} of the step follows from no recorded cause"
-            f" and stays as it was; another recording of the job may differ by {noise}, one with a change by what"
-            " stands under +/-"
+            f"replayed as it was it is off by {error}; for {gap} of it the graph knows no cause, and keeps it;"
+            f" another recording may differ by {noise}, one with a change by +/-"
         ),
         *limits,
     ]
@@ -109,8 +130,7 @@ def unreliable(run: Answer) -> str:
             f"its replay misses the step by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
         )
     return (
-        f"{percent_text(run.gap_ratio)} of its step follows from no recorded cause, more than"
-        f" {percent_text(MOST_GAP_RATIO)}"
+        f"{percent_text(run.gap_ratio)} of its step has no cause in the graph, more than {percent_text(MOST_GAP_RATIO)}"
     )
 
 
@@ -119,9 +139,13 @@ def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
     idle = run.before_ns["other"]
     if idle < _WORTH_A_LINE * run.measured_ns:
         return []
-    late = any(change.quantity == "straggler" for answer in answers for change in answer.changes)
-    what = "only straggler=0" if late else "no change"
-    return ["", *_wrapped(f"asleep or blocked for {duration_text(idle)} of a step: {what} makes that shorter")]
+    gone = max((idle - answer.after_ns["other"] for answer in answers), default=0.0)
+    what = "no change above makes that shorter"
+    if gone >= _WORTH_A_LINE * idle:
+        best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
+        what = f"{best.changes[0]} takes {duration_text(gone)} of that away, no other change more"
+    text = f"a rank is asleep or blocked for {duration_text(idle)} of a step, in the mean over ranks: {what}"
+    return ["", *_wrapped(text)]
 
 
 def _wrapped(text: str) -> list[str]:
@@ -129,22 +153,24 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, subsequent_indent="  " if text[:1] in "! " else "", break_on_hyphens=False)
 
 
-def slowdown_lines(table: Table) -> list[str]:
+def slowdown_lines(table: Table, run: Answer) -> list[str]:
     """What it costs that ranks are not alike, and which rank, stage or replica alone is behind it.
 
     Parameters
     ----------
     table : Table
         Of the ``slowdown`` analysis, with the mean as its center.
+    run : Answer
+        Without a change: what recordings differ by anyway is no loss.
     """
     rows = list(table.rows())
     whole = next(row for row in rows if row["cause"] == "all")
-    if whole["slowdown_ratio"] < WORTH_SHARING:
+    if whole["slowdown_ratio"] < max(WORTH_SHARING, 1 + run.noise_ns / max(run.measured_ns, 1.0)):
         return []
     now, then = (duration_text(whole[name]) for name in ("step_ns", "ideal_step_ns"))
     text = (
-        f"with the work of all ranks shared evenly a step of the whole job would take {then}, not {now}: it is"
-        f" {whole['slowdown_ratio']:.2f} times slower than that"
+        f"with the work of all ranks shared evenly a step, from the first rank's begin to the last one's end, would"
+        f" take {then}, not {now}: it is {whole['slowdown_ratio']:.2f} times slower than that"
     )
     single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
     if not single:

@@ -48,7 +48,7 @@ def test_a_prediction_is_held_against_the_mean_of_the_other_job(
     assert good.error_ratio == pytest.approx(0, abs=0.002)
     assert bad.error_ratio == pytest.approx(123 / 134 - 1, abs=0.002)
     assert (good.covered, bad.covered) == (True, False)
-    assert good.wide_ratio == pytest.approx(0.02, abs=0.001)
+    assert 0.03 <= good.wide_ratio <= 0.05  # what recordings differ by, and how these steps scatter
     assert "2 predictions: median error 4.1%, worst 8.2%, within 5 % in 1;" in page.totals([good, bad])
     assert "holds the real step in 1," in page.totals([good, bad])
     spread = judging.spreads(folders)

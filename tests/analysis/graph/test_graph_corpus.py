@@ -86,4 +86,5 @@ def test_a_host_far_ahead_of_its_device_is_not_on_the_critical_path() -> None:
     graph = build(trace_of("kineto/one_rank_of_many/mi300_resnet_ckpt_rank0_of_8.json.gz"))
     base, faster = what_if(graph, []), what_if(graph, [Change.parse("interconnect.bandwidth=x2")])
     assert base.before_ns["link"] > 0.6 * base.measured_ns
-    assert faster.high_ns < 0.7 * base.measured_ns
+    assert faster.low_ns < 0.7 * base.measured_ns
+    assert faster.high_ns == base.measured_ns  # seven of eight ranks left no record: it may all be waiting for them
