@@ -141,8 +141,8 @@ def in_words(rows: list[dict[str, Any]], apart: float) -> str:
     away = np.array([abs(row["error_ratio"]) for row in told])
     return (
         f"{len(told)} predictions from runs whose messages tell what is latency: the middle of the interval is"
-        f" {np.median(away):.1%} off in the median, {away.max():.1%} at most. Of {len(open_)} from runs of one message"
-        f" a step, whose interval is wide, {sum(row['inside'] for row in open_)} hold the measured step. Recordings of"
+        f" {np.median(away):.1%} off in the median, {away.max():.1%} at most. Of {len(open_)} from runs that leave it"
+        f" open, whose intervals are wider, {sum(row['inside'] for row in open_)} hold the measured step. Recordings of"
         f" one size differ by up to {apart:.1%}."
     )
 
