@@ -24,7 +24,7 @@ sys.path.insert(0, str(harness.ROOT))
 from stashtrace._native import intervals
 from stashtrace.analysis.registry import ANALYSES, analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.model.schemas import TABLES
+from stashtrace.schema.events import TABLES
 
 
 def main() -> None:
@@ -56,8 +56,8 @@ def main() -> None:
 
 def made(path: Path, options: argparse.Namespace) -> Any:
     """The synthetic run, loaded."""
-    from stashtrace.align.align import load_trace
-    from stashtrace.experiments import synth
+    from stashtrace.lab import synth
+    from stashtrace.loading.load import load_trace
 
     job = synth.Job(ranks=options.ranks, steps=options.steps, calls_per_batch=options.calls_per_batch)
     synth.write(path, job)

@@ -21,11 +21,11 @@ import numpy as np
 sys.path.insert(0, str(harness.ROOT))
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.kinds import DeviceWork
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 ANALYSES = ("breakdown", "idle", "kernels", "launches", "copies")
 NAMES = 200

@@ -36,11 +36,11 @@ from fault_job import Config, faulty
 sys.path.insert(0, str(harness.ROOT))
 
 import stashtrace
-from stashtrace.analysis.recurrence import chance
+from stashtrace.analysis.late.late import chance
 from stashtrace.analysis.registry import ANALYSES, analyze
-from stashtrace.analysis.steps import WARMUP_STEPS
+from stashtrace.analysis.steps.steps import WARMUP_STEPS
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 #: Kind of a fault -> the cause that ``late`` must name.
 CAUSES = {

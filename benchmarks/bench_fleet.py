@@ -57,7 +57,7 @@ def main() -> None:
 
 def one_size(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one number of ranks."""
-    from stashtrace.experiments import synth
+    from stashtrace.lab import synth
 
     steps = options.spans // _ROWS_OF_A_STEP
     # Without workers: the spans are those of the rank itself, as its budget is made of them.

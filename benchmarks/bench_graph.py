@@ -26,9 +26,9 @@ import stashtrace
 from stashtrace.analysis.graph import build
 from stashtrace.analysis.graph.critical import Course
 from stashtrace.analysis.graph.path import CriticalPath
-from stashtrace.analysis.steps import steps
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 RESULTS = Path(__file__).parent / "results" / "graph.md"
 _TABLES = ("kernels", "collectives", "device_calls", "spans", "phases", "batches")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import harness
 
-from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.options import LIBRARY_PATH, traced_environment
 
 NATIVE = Path(__file__).resolve().parent / "native"
 FILE_BYTES = 4 << 20

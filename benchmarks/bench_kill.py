@@ -41,8 +41,8 @@ def lost_records(folder: Path, calls: int, number: signal.Signals) -> tuple[int,
     import numpy as np
 
     import stashtrace
-    from stashtrace.launch.environment import traced_environment
-    from stashtrace.model.kinds import IoOp
+    from stashtrace.record.options import traced_environment
+    from stashtrace.schema.kinds import IoOp
 
     run, counter, data = folder / "run", folder / "counter", folder / "data"
     run.mkdir()

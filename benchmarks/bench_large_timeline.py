@@ -94,7 +94,7 @@ class Writer:
 
     def reads(self, count: int) -> dict[str, Any]:
         """64 reads of a file at a time."""
-        from stashtrace.model.kinds import IoOp
+        from stashtrace.schema.kinds import IoOp
 
         paths = np.repeat(self.random.choice(self.paths, -(-count // 64)), 64)[:count]
         offsets = self.random.integers(0, 1 << 20, count) * 4096
@@ -114,7 +114,7 @@ def write_reads(folder: Path, calls: int) -> None:
 
 def write_writes(folder: Path, calls: int) -> None:
     """See the top of this file."""
-    from stashtrace.model.kinds import IoOp
+    from stashtrace.schema.kinds import IoOp
 
     writer = Writer(folder)
     same = {"op_code": int(IoOp.WRITE), "result_bytes": 1, "offset_bytes": -1, "path_id": int(writer.paths[0])}
@@ -124,7 +124,7 @@ def write_writes(folder: Path, calls: int) -> None:
 
 def write_burst(folder: Path, calls: int) -> None:
     """See the top of this file."""
-    from stashtrace.model.kinds import IoOp
+    from stashtrace.schema.kinds import IoOp
 
     writer = Writer(folder)
     rare = writer.begin_ns + np.arange(1000) * 10 * 86_400 * 10**9
@@ -135,9 +135,9 @@ def write_burst(folder: Path, calls: int) -> None:
 
 def write_training(folder: Path, calls: int) -> None:
     """See the top of this file."""
-    from stashtrace.experiments import synth
     from stashtrace.format.compact import compact_run
     from stashtrace.format.reader import open_run
+    from stashtrace.lab import synth
 
     steps = -(-calls // (2 * BATCH_CALLS))
     synth.write(folder, synth.Job(steps=steps, calls_per_batch=BATCH_CALLS, late_rank=1, late_ns=7_000_000))

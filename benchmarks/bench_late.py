@@ -24,10 +24,10 @@ sys.path.insert(0, str(harness.ROOT / "tests"))
 from builders import MS, WORLD, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.kinds import CollectiveOp, Phase
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import CollectiveOp, Phase
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 STEP_NS = 100 * MS
 

@@ -76,8 +76,8 @@ def sizes(options: argparse.Namespace) -> list[tuple[int, bool]]:
 
 def one_size(ranks: int, store: bool, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one number of ranks."""
-    from stashtrace.experiments import synth
     from stashtrace.exporters.store import store_run
+    from stashtrace.lab import synth
 
     with tempfile.TemporaryDirectory(prefix="stashtrace-ranks-", dir=options.folder) as name:
         run = Path(name) / "run"

@@ -49,8 +49,8 @@ def doubles(folder: Path) -> None:
 
 def share_of_a_core(folder: Path, run: Path, hz: int, devices: int, seconds: float) -> tuple[float, float]:
     """CPU time of the sampler by wall time, and the samples a second that it reached."""
-    from stashtrace.align.align import load_trace
-    from stashtrace.launch.environment import traced_environment
+    from stashtrace.loading.load import load_trace
+    from stashtrace.record.options import traced_environment
 
     run.mkdir()
     (folder / "script").write_text(SCRIPT, encoding="utf-8")

@@ -23,11 +23,11 @@ import numpy as np
 
 from stashtrace._native import perfetto
 from stashtrace.exporters.registry import export
-from stashtrace.model.kinds import IoOp, ProcessRole, ThreadRole, TrackKind
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import IoOp, ProcessRole, ThreadRole, TrackKind
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 NATIVE = Path(__file__).resolve().parent / "native"
 THREADS = 8

@@ -27,10 +27,10 @@ import harness
 import stashtrace
 from stashtrace.analysis.graph import build
 from stashtrace.analysis.graph.pipeline import build_pipeline
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.table import Table
 from stashtrace.replay import Ideal, slowdown_of
+from stashtrace.schema.table import Table
 
 SECOND = 1e9
 #: Their names of both sides of a message.

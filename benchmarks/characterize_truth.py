@@ -131,7 +131,7 @@ def throttled(options: argparse.Namespace, folder: Path, data: Path, link: tuple
 
 def null_test(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Two characterisations of one job: what one says of a step, as if it were the other's next step."""
-    from stashtrace.models.differential import stalls
+    from stashtrace.lab.characterize.differential import stalls
 
     answers = [
         characterize(folder / f"null{i}", command(folder / "data"), options, "--emulate-network", LINKS["base"])

@@ -24,10 +24,9 @@ sys.path.insert(0, str(ROOT / "tests" / "view"))
 from browser import Browser  # noqa: E402
 
 import stashtrace  # noqa: E402
-from stashtrace.analysis.matching import match  # noqa: E402
-from stashtrace.model.trace import Trace  # noqa: E402
-from stashtrace.view.opening import read_opening  # noqa: E402
-from stashtrace.view.serve import Server  # noqa: E402
+from stashtrace.analysis.collectives.matching import match  # noqa: E402
+from stashtrace.schema.trace import Trace  # noqa: E402
+from stashtrace.timeline.serve import Server, read_opening  # noqa: E402
 
 EXPANDED = (r"^rank \d+ ·", r"^step · rank", "^data loader$", r"^GPU \d+")
 SIZE = (1600, 900)

@@ -14,27 +14,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from stashtrace import errors as errors
-    from stashtrace.align.align import load_trace as load
+    from stashtrace import errors
     from stashtrace.analysis.registry import analyze
     from stashtrace.exporters.registry import export
-    from stashtrace.model.table import Table
-    from stashtrace.model.trace import Trace
+    from stashtrace.loading.load import load_trace as load
     from stashtrace.probes.annotations import annotate, flush, step
+    from stashtrace.schema.table import Table
+    from stashtrace.schema.trace import Trace
 
 __version__ = "0.1.0"
 
 __all__ = ["Table", "Trace", "__version__", "analyze", "annotate", "errors", "export", "flush", "load", "step"]
 
 _TARGETS = {
-    "Table": "stashtrace.model.table:Table",
-    "Trace": "stashtrace.model.trace:Trace",
+    "Table": "stashtrace.schema.table:Table",
+    "Trace": "stashtrace.schema.trace:Trace",
     "analyze": "stashtrace.analysis.registry:analyze",
     "annotate": "stashtrace.probes.annotations:annotate",
     "errors": "stashtrace.errors:",
     "export": "stashtrace.exporters.registry:export",
     "flush": "stashtrace.probes.annotations:flush",
-    "load": "stashtrace.align.align:load_trace",
+    "load": "stashtrace.loading.load:load_trace",
     "step": "stashtrace.probes.annotations:step",
 }
 

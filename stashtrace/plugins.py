@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from stashtrace.exporters.registry import Exported
     from stashtrace.importers.context import ImportContext
     from stashtrace.importers.source import Source
-    from stashtrace.model.columns import Column, Schema
-    from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoOp, Phase, ProcessRole, Severity, SpanKind, WaitOp
-    from stashtrace.model.table import Table
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.columns import Column, Schema
+    from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, ProcessRole, Severity, SpanKind, WaitOp
+    from stashtrace.schema.table import Table
+    from stashtrace.schema.trace import Trace
 
 __all__ = [
     "BatchPhase",
@@ -49,8 +49,8 @@ _HOMES = {
     "stashtrace.exporters.registry": ("Exported",),
     "stashtrace.importers.context": ("ImportContext",),
     "stashtrace.importers.source": ("Source",),
-    "stashtrace.model.columns": ("Column", "Schema"),
-    "stashtrace.model.kinds": (
+    "stashtrace.schema.columns": ("Column", "Schema"),
+    "stashtrace.schema.kinds": (
         "BatchPhase",
         "CollectiveOp",
         "IoOp",
@@ -60,8 +60,8 @@ _HOMES = {
         "SpanKind",
         "WaitOp",
     ),
-    "stashtrace.model.table": ("Table",),
-    "stashtrace.model.trace": ("Trace",),
+    "stashtrace.schema.table": ("Table",),
+    "stashtrace.schema.trace": ("Trace",),
 }
 
 

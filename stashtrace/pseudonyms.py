@@ -102,7 +102,8 @@ _LOCAL = re.compile(r"(?<![\w.:/~-])/[^\s'\"`:,;|<>()\[\]{}=/][^\s'\"`:,;|<>()\[
 _ANY_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+|{_LOCAL.pattern}")
 _FILE_NAME = re.compile(r"[\w.+-]*\.[A-Za-z][A-Za-z0-9]{0,7}")
 _ENDING = re.compile(r"(?<=[^.])(\.so(\.\d+)+|\.[A-Za-z0-9]{1,12})$")
-#: Folders of the system and of Python are the same everywhere, and say that a file is no data (analysis/data_files.py).
+#: Folders of the system and of Python are the same everywhere, and say that a file is no data
+#: (analysis/io/data_files.py).
 _KEPT_PART = re.compile(
     r"|\.|\.\.|~|python[\d.]*t?|usr|local|etc|boot|lib|lib32|lib64|libx32|libexec|bin|sbin|include|share|zoneinfo|locale"
     r"|i18n|ca-certificates|fonts|site-packages|dist-packages|__pycache__"

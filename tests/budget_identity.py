@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 
-from stashtrace.analysis.stalls import stall_intervals, stalls
-from stashtrace.analysis.steps import steps
+from stashtrace.analysis.stalls.budget import stall_intervals, stalls
+from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 Rows = list[dict[str, Any]]
 

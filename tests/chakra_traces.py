@@ -1,6 +1,6 @@
 """Chakra execution traces as a reader that shares no code with ours sees them, and a simulator that takes any of them.
 
-The messages are built from the field numbers of ``et_def.proto`` as published, not from ``model.chakra_schema``, by
+The messages are built from the field numbers of ``et_def.proto`` as published, not from ``schema.chakra``, by
 the package protobuf. ``simulate`` knows nothing but what stands in the files: nodes begin when what they wait for has
 ended, a collective when all members of its communicator have come to it, in the order in which each of them does.
 """

@@ -27,7 +27,7 @@ import pytest
 from native import native_build
 from traced import ROOT, TracedRun, _collect
 
-from stashtrace.launch.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.options import LIBRARY_PATH, traced_environment
 
 #: Name of a double -> the files that it brings.
 DOUBLES = {
@@ -149,7 +149,7 @@ def run_ranks(
     check : bool
         Fail the test if a rank does not end with 0.
     **options
-        Of :func:`stashtrace.launch.environment.traced_environment`.
+        Of :func:`stashtrace.record.options.traced_environment`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     run_dir = directory / "run"

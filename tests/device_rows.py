@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stashtrace.model.kinds import (
+from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
     BracketFlag,

@@ -22,8 +22,8 @@ import re
 
 from builders import US, TraceBuilder
 
-from stashtrace.model.kinds import CopyDirection, DeviceCall, DeviceWork
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork
+from stashtrace.schema.trace import Trace
 
 _WORK = {
     "n": DeviceWork.COMMUNICATION,

@@ -66,7 +66,7 @@ class Tensor:
 
 
 def fake_torch(device: FakeDevice, devices: int = 2) -> Any:
-    """What ``torch_engines`` needs of torch."""
+    """What ``engines`` needs of torch."""
     items = {"float32": 4, "uint8": 1, "int32": 4}
 
     def empty(count: int, *, dtype: str = "float32", device: str = "cpu", pin_memory: bool = False) -> Tensor:
@@ -114,7 +114,7 @@ def fake_torch(device: FakeDevice, devices: int = 2) -> Any:
 
 
 def fake_cupy(device: FakeDevice, devices: int = 2) -> tuple[Any, Any]:
-    """What ``cupy_engines`` needs of CuPy and of its NCCL."""
+    """What ``calibrate.cupy`` needs of CuPy and of its NCCL."""
     buffers: dict[int, Tensor] = {}
     stream = SimpleNamespace(ptr=77, synchronize=lambda: None)
 

@@ -88,7 +88,7 @@ def as_other_boot(
 
 def true_miss_ns(path: Path | list[Path], boot_id: str = OTHER_BOOT) -> Found:
     """How far the two hosts' times of the same ticks are apart in a loaded run."""
-    from stashtrace.align.session import Session
+    from stashtrace.loading.session import Session
 
     session = Session.open(path)
     by_boot = {clock.boot_id: clock for clock in session.clocks.values()}

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 import stashtrace
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 #: (step, data-parallel number, stage, operation, begin, end, number of its kind); times in seconds.
 Row = tuple[int, int, int, str, float, float, int]

@@ -8,7 +8,8 @@ from typing import Any
 
 from device_rows import GpuBuilder, StreamBuilder
 
-from stashtrace.model.kinds import (
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import (
     BatchPhase,
     Bracket,
     CollectiveOp,
@@ -23,10 +24,9 @@ from stashtrace.model.kinds import (
     TrackKind,
     WaitOp,
 )
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 US = 1_000
 MS = 1_000_000

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from trace_rows import MS, WORLD, ProcessBuilder, TraceBuilder
 
-from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, PhaseFlag, WaitOp
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, PhaseFlag, WaitOp
+from stashtrace.schema.trace import Trace
 
 Runs = list[tuple[str, int, int]]
 

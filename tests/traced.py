@@ -28,9 +28,9 @@ import numpy as np
 from ports import free_port
 
 from stashtrace.errors import DataLossWarning
-from stashtrace.launch.environment import default_collectors, traced_environment
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.record.options import default_collectors, traced_environment
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Another interpreter, to run the same tests with another torch; of the same Python, since _native is built for one.
@@ -62,7 +62,7 @@ class TracedRun:
     def trace(self) -> Trace:
         """The run, loaded once; what was lost is in its ``losses`` table."""
         if self._trace is None:
-            from stashtrace.align.align import load_trace
+            from stashtrace.loading.load import load_trace
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DataLossWarning)

@@ -24,9 +24,8 @@ from sentences.truth import Interval, Truth, of_clock
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.trace import Trace
-from stashtrace.report.look import Look
-from stashtrace.report.text import render
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import Look, render
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = Path(__file__).with_name("jobs.py")

@@ -1,7 +1,7 @@
 // Every STASHTRACE_* variable, parsed once. SPDX-License-Identifier: Apache-2.0
 //
 // Called by the library constructor; afterwards read-only, from any thread. The table of the variables for
-// users is docs/reference/environment.md; the launcher's half is stashtrace/launch/environment.py.
+// users is docs/reference/environment.md; the launcher's half is stashtrace/record/options.py.
 #pragma once
 
 #include <cstddef>

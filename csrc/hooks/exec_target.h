@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks_spawn.cpp, in forked and vfork children too: raw system calls, a bounded number of them, no allocation, no errno.
-// The launcher asks the same of the first program (stashtrace/launch/program_file.py, by stashtrace_why_not_preloaded).
+// The launcher asks the same of the first program (stashtrace/record/program.py, by stashtrace_why_not_preloaded).
 #pragma once
 
 namespace stashtrace {

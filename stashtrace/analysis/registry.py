@@ -15,37 +15,53 @@ from typing import Any
 from stashtrace.entry_points import Plugin, one_line
 from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import StashtraceError, UsageError
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 #: (name, "module:function", one-line help).
 ANALYSES: tuple[tuple[str, str, str], ...] = (
-    ("steps", "stashtrace.analysis.steps:steps", "begin and end of every step of every rank"),
+    ("steps", "stashtrace.analysis.steps.steps:steps", "begin and end of every step of every rank"),
     (
         "step_kinds",
-        "stashtrace.analysis.step_kinds:step_kinds",
+        "stashtrace.analysis.steps.kinds:step_kinds",
         "training, validation and other steps: how many, how long",
     ),
-    ("stalls", "stashtrace.analysis.stalls:stalls", "where each nanosecond of each step of each rank went"),
-    ("breakdown", "stashtrace.analysis.breakdown:breakdown", "what each GPU did: compute, communication, copies"),
-    ("idle", "stashtrace.analysis.idle:idle", "why each GPU idled: input, sync, host, launch, waits"),
-    ("kernels", "stashtrace.analysis.kernel_times:kernel_times", "what ran on the GPUs, by name"),
-    ("launches", "stashtrace.analysis.launches:launches", "how far ahead the host was: latency and queues"),
-    ("copies", "stashtrace.analysis.copies:copies", "copies by direction: bytes, rate, pinned or not"),
-    ("bandwidth", "stashtrace.analysis.bandwidth:bandwidth", "algbw and busbw of collectives by size"),
-    ("hidden", "stashtrace.analysis.hidden:hidden", "hidden work, CPU contention and collection per step"),
-    ("collectives", "stashtrace.analysis.collectives:collectives", "every collective: waiting, then transfer"),
-    ("link_efficiency", "stashtrace.analysis.link_efficiency:link_efficiency", "transfers beside what the link can do"),
-    ("stragglers", "stashtrace.analysis.stragglers:stragglers", "which rank is late, and what it costs the others"),
-    ("straggler_causes", "stashtrace.analysis.stalls:straggler_causes", "whom each step of each rank waited for"),
+    ("stalls", "stashtrace.analysis.stalls.budget:stalls", "where each nanosecond of each step of each rank went"),
+    (
+        "breakdown",
+        "stashtrace.analysis.devices.breakdown:breakdown",
+        "what each GPU did: compute, communication, copies",
+    ),
+    ("idle", "stashtrace.analysis.devices.idle:idle", "why each GPU idled: input, sync, host, launch, waits"),
+    ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
+    ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
+    ("copies", "stashtrace.analysis.devices.copies:copies", "copies by direction: bytes, rate, pinned or not"),
+    ("bandwidth", "stashtrace.analysis.links.bandwidth:bandwidth", "algbw and busbw of collectives by size"),
+    ("hidden", "stashtrace.analysis.stalls.hidden:hidden", "hidden work, CPU contention and collection per step"),
+    ("collectives", "stashtrace.analysis.collectives.waits:collectives", "every collective: waiting, then transfer"),
+    (
+        "link_efficiency",
+        "stashtrace.analysis.links.efficiency:link_efficiency",
+        "transfers beside what the link can do",
+    ),
+    (
+        "stragglers",
+        "stashtrace.analysis.late.stragglers:stragglers",
+        "which rank is late, and what it costs the others",
+    ),
+    (
+        "straggler_causes",
+        "stashtrace.analysis.stalls.budget:straggler_causes",
+        "whom each step of each rank waited for",
+    ),
     (
         "straggler_roots",
-        "stashtrace.analysis.wait_chains:straggler_roots",
+        "stashtrace.analysis.late.chains:straggler_roots",
         "at whom chains of waits end, by rank and step",
     ),
-    ("late", "stashtrace.analysis.late:late", "the costliest waits in collectives, who was late, and why"),
-    ("late_ranks", "stashtrace.analysis.late:late_ranks", "who is late again and again, per process group"),
-    ("pipeline", "stashtrace.analysis.pipeline:pipeline", "bubbles of pipeline stages, per step"),
+    ("late", "stashtrace.analysis.late.late:late", "the costliest waits in collectives, who was late, and why"),
+    ("late_ranks", "stashtrace.analysis.late.late:late_ranks", "who is late again and again, per process group"),
+    ("pipeline", "stashtrace.analysis.late.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
     (
         "critical_path",
@@ -60,7 +76,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("slack", "stashtrace.analysis.graph.path:slack", "by how much each piece of work could end later"),
     (
         "transfer_certainty",
-        "stashtrace.analysis.transfer_certainty:transfer_certainty",
+        "stashtrace.analysis.links.certainty:transfer_certainty",
         "how much link time came after every rank had arrived",
     ),
     (
@@ -68,25 +84,37 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.replay.advice:overlap_advice",
         "what overlapping or splitting collectives saves",
     ),
-    ("links", "stashtrace.analysis.links:links", "which way collectives went: NVLink, PCIe or a network"),
-    ("io", "stashtrace.analysis.io:io", "calls, bytes and blocked time of each file"),
-    ("io_directories", "stashtrace.analysis.io:io_directories", "the same of each directory"),
-    ("io_patterns", "stashtrace.analysis.io:io_patterns", "order, sizes and times of reads, in Darshan's counters"),
-    ("io_sizes", "stashtrace.analysis.io:io_sizes", "how many calls moved how much, in Darshan's bins"),
-    ("io_bandwidth", "stashtrace.analysis.io_bandwidth:io_bandwidth", "bytes by time as Darshan defines it"),
-    ("io_advice", "stashtrace.analysis.io_advice:io_advice", "what to change about reading, in sentences"),
-    ("io_staging", "stashtrace.analysis.io_staging:io_staging", "which files to put on a fast tier"),
-    ("io_cache", "stashtrace.analysis.io_cache:io_cache", "what a cache of each size would serve"),
-    ("io_reuse", "stashtrace.analysis.io_cache:io_reuse", "how much else is read between two reads of the same"),
-    ("loader_rates", "stashtrace.analysis.loader_rates:loader_rates", "what the speed of loading depends on"),
-    ("operators", "stashtrace.analysis.operators:operators", "calls and bytes of each operator of execution traces"),
+    ("links", "stashtrace.analysis.links.paths:links", "which way collectives went: NVLink, PCIe or a network"),
+    ("io", "stashtrace.analysis.io.files:io", "calls, bytes and blocked time of each file"),
+    ("io_directories", "stashtrace.analysis.io.files:io_directories", "the same of each directory"),
+    (
+        "io_patterns",
+        "stashtrace.analysis.io.files:io_patterns",
+        "order, sizes and times of reads, in Darshan's counters",
+    ),
+    ("io_sizes", "stashtrace.analysis.io.files:io_sizes", "how many calls moved how much, in Darshan's bins"),
+    ("io_bandwidth", "stashtrace.analysis.io.bandwidth:io_bandwidth", "bytes by time as Darshan defines it"),
+    ("io_advice", "stashtrace.analysis.io.advice:io_advice", "what to change about reading, in sentences"),
+    ("io_staging", "stashtrace.analysis.io.staging:io_staging", "which files to put on a fast tier"),
+    ("io_cache", "stashtrace.analysis.io.cache:io_cache", "what a cache of each size would serve"),
+    ("io_reuse", "stashtrace.analysis.io.cache:io_reuse", "how much else is read between two reads of the same"),
+    ("loader_rates", "stashtrace.analysis.io.loaders:loader_rates", "what the speed of loading depends on"),
+    (
+        "operators",
+        "stashtrace.analysis.collectives.operators:operators",
+        "calls and bytes of each operator of execution traces",
+    ),
     ("findings", "stashtrace.analysis.findings:findings", "what the summary claims, one row per claim"),
     ("finding_evidence", "stashtrace.analysis.findings:finding_evidence", "what each of these claims rests on"),
     ("budgets", "stashtrace.analysis.findings:budgets", "the bars of the summary: time of each rank by column"),
-    ("evidence", "stashtrace.analysis.evidence:evidence", "what speaks for the largest stalls"),
-    ("killed", "stashtrace.analysis.killed:killed", "which ranks and workers were killed, and by which signal"),
-    ("agreement", "stashtrace.analysis.agreement:agreement", "stalls by brackets beside stalls by kernels"),
-    ("stall_intervals", "stashtrace.analysis.stalls:stall_intervals", "the same attribution as intervals"),
+    ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "what speaks for the largest stalls"),
+    (
+        "killed",
+        "stashtrace.analysis.findings.killed:killed",
+        "which ranks and workers were killed, and by which signal",
+    ),
+    ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),
+    ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -199,7 +227,7 @@ def analyze(trace: Trace, name: str, **options: Any) -> Table:
 
     Examples
     --------
-    >>> from stashtrace.model.strings import StringPool
+    >>> from stashtrace.schema.strings import StringPool
     >>> analyze(Trace(StringPool(), {}), "astrology")
     Traceback (most recent call last):
     stashtrace.errors.UsageError: no analysis is called 'astrology'

@@ -11,14 +11,14 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from stashtrace.cli.gathering import is_one_job
 from stashtrace.cli.parsing import Parser, existing_run, speak_up
 from stashtrace.cli.rows import FORMATS, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.entry_points import warn
 from stashtrace.errors import PluginError, UsageError
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
+from stashtrace.loading.gather import is_one_job
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
 
 BY = ("step", "rank", "step_kind", "run")
 KEEP = ("keep", "drop")
@@ -148,7 +148,7 @@ FILE_OPTIONS = (
 
 
 def _add_file_options(parser: Parser) -> None:
-    from stashtrace.analysis.data_files import FILES
+    from stashtrace.analysis.io.data_files import FILES
 
     files = parser.add_argument_group("analyses of files")
     files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: rows per file (default), directory or run")

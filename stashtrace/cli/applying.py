@@ -43,10 +43,10 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
         raise CaptureError(
             f"{command[0]} ended with exit code {code}: nothing to compare with", hint=f"what it recorded is in {out}"
         )
-    from stashtrace.align.align import load_trace
-    from stashtrace.analysis.ddp_facts import ddp_facts
     from stashtrace.analysis.graph import build
+    from stashtrace.loading.load import load_trace
     from stashtrace.replay import what_if
+    from stashtrace.replay.communication.ddp import ddp_facts
 
     nothing = CaptureError(
         "the command made no DistributedDataParallel, so that nothing was applied",

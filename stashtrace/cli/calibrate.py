@@ -22,7 +22,7 @@ machine; without a GPU gloo between two ranks. Run it while nothing else does.""
 
 def parser() -> Parser:
     """Options of ``stashtrace calibrate``."""
-    from stashtrace.experiments.calibrate import BACKENDS, LAUNCHES
+    from stashtrace.lab.calibrate.measure import BACKENDS, LAUNCHES
 
     parser = Parser("calibrate", "Measure what the links of this machine can do.", _EPILOG)
     parser.add_out("FILE", "where to write it (default calibration.toml)", default="calibration.toml")
@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> int:
     """Measure, write the file, show what was found."""
     arguments = parser().read(argv)
     from stashtrace import __version__
-    from stashtrace.experiments.calibrate import Request, calibrate
-    from stashtrace.models.calibration_toml import calibration_text
-    from stashtrace.report.calibration import calibration_lines
+    from stashtrace.calibration.file import calibration_text
+    from stashtrace.lab.calibrate.measure import Request, calibrate
+    from stashtrace.lab.calibrate.report import calibration_lines
 
     if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file, check_plot_folder
+        from stashtrace.lab.plot import check_plot_file, check_plot_folder
 
         check_plot_file(arguments.plot)
         check_plot_folder(arguments.plot)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     sys.stdout.write("\n".join(calibration_lines(found)) + "\n")
     screen.say(f"\nwrote {out}")
     if arguments.plot:
-        from stashtrace.report.calibration_plot import plot_calibration
+        from stashtrace.lab.calibrate.report import plot_calibration
 
         plot_calibration(found, arguments.plot)
         screen.say(f"wrote {arguments.plot}")

@@ -64,12 +64,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(options)
     from stashtrace import __version__
     from stashtrace.cli import INTERRUPTED
-    from stashtrace.experiments.characterization import FILE_NAME
-    from stashtrace.experiments.characterize import characterize
-    from stashtrace.experiments.characterize_request import Request
-    from stashtrace.experiments.emulated_network import parsed_shape
-    from stashtrace.report.characterization import characterization_lines
-    from stashtrace.report.plot_file import check_plot_file, check_plot_folder
+    from stashtrace.lab.characterize.answer import FILE_NAME
+    from stashtrace.lab.characterize.network import parsed_shape
+    from stashtrace.lab.characterize.plan import Request
+    from stashtrace.lab.characterize.report import characterization_lines
+    from stashtrace.lab.characterize.run import characterize
+    from stashtrace.lab.plot import check_plot_file, check_plot_folder
 
     out = Path(arguments.out)
     if arguments.plot:
@@ -113,12 +113,12 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write("\n".join(characterization_lines(found, as_published=arguments.as_published)) + "\n")
         screen.say(f"\n  all of it    {out / FILE_NAME}")
     if arguments.plot:
-        from stashtrace.report.characterization_plot import plot_characterization
+        from stashtrace.lab.characterize.page import plot_characterization
 
         plot_characterization(found, arguments.plot)
         screen.say(f"  picture      {arguments.plot}")
     if arguments.html:
-        from stashtrace.report.characterization_page import characterization_page
+        from stashtrace.lab.characterize.page import characterization_page
 
         with complete_file(Path(arguments.html), hint="choose another file with --html") as partial:
             partial.write_text(characterization_page(found), encoding="utf-8")

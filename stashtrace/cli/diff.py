@@ -32,11 +32,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     before, after = (str(existing_run(p)) for p in (arguments.before, arguments.after))
 
-    from stashtrace.analysis.diff import diff
-    from stashtrace.analysis.kernel_diff import kernel_diff
+    from stashtrace.analysis.devices.kernels import kernel_diff
+    from stashtrace.analysis.stalls.diff import diff
     from stashtrace.cli.loading import load_watched
     from stashtrace.errors import MissingDataError
-    from stashtrace.report.compare import kernel_verdict, names_apart, verdict
+    from stashtrace.summary.compare import kernel_verdict, names_apart, verdict
 
     old, new = load_watched(before), load_watched(after)
     of = arguments.of or "stalls"

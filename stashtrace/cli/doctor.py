@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from stashtrace.cli.parsing import Parser
-from stashtrace.launch.doctor import checks
+from stashtrace.record.doctor import checks
 
 
 def parser() -> Parser:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.run import recording_arguments, recording_options
 from stashtrace.errors import UsageError
-from stashtrace.launch.directory import file_rights, prepare_directory
-from stashtrace.launch.environment import traced_environment
-from stashtrace.launch.job import job_of
-from stashtrace.launch.remote import is_url
-from stashtrace.launch.run import open_run_directory, run_facts
+from stashtrace.record.directory import file_rights, prepare_directory
+from stashtrace.record.job import job_of
+from stashtrace.record.options import traced_environment
+from stashtrace.record.remote import is_url
+from stashtrace.record.run import open_run_directory, run_facts
 
 #: What is printed for whom; "sh" is for this machine, the others describe one that is started later.
 FORMATS = ("sh", "dotenv", "json", "kubernetes", "openmpi", "mpich")

@@ -10,7 +10,7 @@ from typing import Any
 from stashtrace.cli.parsing import Parser, existing_run, speak_up
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
-from stashtrace.launch.directory import rights_of_run
+from stashtrace.record.directory import rights_of_run
 from stashtrace.units import bytes_text
 
 
@@ -54,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
     end_on_terminate()
     path = str(existing_run(arguments.path))
 
-    from stashtrace.align.imported import is_foreign
     from stashtrace.cli.loading import load_watched
     from stashtrace.exporters.registry import export
+    from stashtrace.loading.foreign import is_foreign
     from stashtrace.store.layout import is_store
 
     given = {

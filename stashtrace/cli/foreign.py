@@ -13,7 +13,7 @@ from stashtrace.units import bytes_text, duration_text, ranks_text
 from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.trace import Trace
 
 #: Metadata of the load as a whole that the lines say in other words.
 _SAID = ("origin_monotonic_ns", "origin_realtime_ns", "imported", "numbered_steps")
@@ -33,7 +33,7 @@ def describe_files(path: str) -> dict[str, Any]:
     from stashtrace.analysis.registry import analyze
     from stashtrace.cli.loading import load_watched
     from stashtrace.errors import DataLossWarning
-    from stashtrace.model.schemas import TABLES
+    from stashtrace.schema.events import TABLES
     from stashtrace.store.layout import is_store
 
     with warnings.catch_warnings():

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.errors import MissingDataError
-from stashtrace.launch.launchers import launchers
-from stashtrace.model.kinds import DeviceClock
+from stashtrace.record.launchers import launchers
+from stashtrace.schema.kinds import DeviceClock
 from stashtrace.units import bytes_text, duration_text, ranks_text
 from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.trace import Trace
 
 
 def parser() -> Parser:
@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
 
-    from stashtrace.align.imported import is_foreign
     from stashtrace.cli import foreign
+    from stashtrace.loading.foreign import is_foreign
     from stashtrace.store.layout import is_store
 
     outside = is_foreign(path) or is_store(path)
@@ -57,11 +57,11 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     ``devices`` those of each process with the error of their clocks, ``records`` rows per collector, ``losses`` a list
     of rows of the losses table.
     """
-    from stashtrace.align.align import load_trace
     from stashtrace.analysis.findings.facts import ranks_of_hosts
     from stashtrace.analysis.findings.losses import losses_of
     from stashtrace.analysis.registry import analyze
     from stashtrace.format.reader import open_run
+    from stashtrace.loading.load import load_trace
 
     raw = open_run(path, run_id=run_id)
     records: Counter[str] = Counter()

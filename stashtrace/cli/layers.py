@@ -51,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     """Read, replay and print."""
     arguments = parser().read(argv)
     from stashtrace.replay.ssgd import Ring, write_layers
+    from stashtrace.replay.ssgd.report import layers_json, layers_lines
     from stashtrace.replay.ssgd.study import study
-    from stashtrace.report.layers import layers_json, layers_lines
 
     if (arguments.latency is None) != (arguments.bandwidth is None):
         raise UsageError("--latency and --bandwidth belong together", hint="for example --latency 45 --bandwidth 1.1G")

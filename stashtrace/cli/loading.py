@@ -12,7 +12,7 @@ from stashtrace.units import bytes_text
 from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.trace import Trace
 
 #: Where stderr is no terminal: nothing for so long, then a line at most so often.
 _QUIET_NS, _BETWEEN_NS = 2_000_000_000, 10_000_000_000
@@ -55,7 +55,7 @@ class Watch:
 
 def load_watched(path: str | list[str], *, run_id: str | None = None) -> Trace:
     """``load_trace`` with a :class:`Watch` on stderr; its errors are those of ``load_trace``."""
-    from stashtrace.align.align import load_trace
+    from stashtrace.loading.load import load_trace
 
     with Watch(Screen()) as watch:
         return load_trace(path, run_id=run_id, progress=watch.step)

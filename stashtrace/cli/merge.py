@@ -9,15 +9,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.gathering import fold_launchers, gather, is_wanted, run_directories
 from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
-from stashtrace.launch.directory import rights_of_run
-from stashtrace.launch.launchers import end_turns
-from stashtrace.launch.remote import fetch, is_url
-from stashtrace.launch.scratch import trace_files
+from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
+from stashtrace.record.directory import rights_of_run, trace_files
+from stashtrace.record.launchers import end_turns
+from stashtrace.record.remote import fetch, is_url
 
 
 def parser() -> Parser:

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stashtrace.cli import say_error
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import DataLossWarning, StashtraceError
+from stashtrace.record import launchers
+from stashtrace.record.directory import bring_home, trace_files
+from stashtrace.record.remote import deliver
+from stashtrace.record.run import Outcome
 from stashtrace.visible import visible
 from stashtrace.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.trace import Trace
 
 TIMELINE_FILE = "timeline.pftrace.gz"
 SUMMARY_FILE = "summary.txt"
@@ -50,8 +57,7 @@ def merge_and_report(
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
         from stashtrace.analysis.findings import summarize
-        from stashtrace.report.look import Look
-        from stashtrace.report.text import render
+        from stashtrace.summary.text import Look, render
 
         tables = summarize(trace)
     try:
@@ -67,7 +73,7 @@ def merge_and_report(
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as the user would type it."""
-    from stashtrace.report.text import summary
+    from stashtrace.summary.text import summary
 
     _write_words(path, summary(trace, shown=shown))
 
@@ -92,8 +98,8 @@ def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_
 
 def _merge(directory: Path, progress: Progress, troubles: list[str], run_id: str | None, own_host_only: bool) -> Trace:
     """Pack the files, load them, write the time line; what can be done without goes to ``troubles``."""
-    from stashtrace.align.align import load_trace
     from stashtrace.exporters.registry import export
+    from stashtrace.loading.load import load_trace
 
     progress.stage(0.0, 0.4)
     troubles += pack(directory, progress, run_id=run_id, own_host_only=own_host_only)
@@ -114,3 +120,149 @@ def short_path(directory: Path) -> str:
     if relative.startswith("..") or relative == ".":
         return str(directory) if relative != "." else "."
     return f"./{relative}"
+
+
+# What ``stashtrace run`` does when the command has ended: bring the records home, and merge if it is its turn.
+#
+# Nothing here changes the exit code: the job is done, and what we make of its records is our affair. Every stage
+# leaves a state from which ``stashtrace merge`` goes on.
+
+_HOSTS_NAMED = 4
+
+
+def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, command: Sequence[str]) -> None:
+    """Merge a run, or leave that to the launcher of its job that ends last.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    screen : Screen
+    merge : bool
+        Whether merging is wanted at all.
+    debug : bool
+        Let errors through.
+    command : sequence of str
+        What was run, for a hint.
+    """
+    later = f"`stashtrace merge {shown_directory(outcome)}`"
+    try:
+        home = _bring_home(outcome, screen, merge=merge)
+        _say_ended(outcome)
+        if not home or not merge:
+            if not merge:
+                screen.say(f"stashtrace: not merged; {later} does it")
+        elif not _is_anything_recorded(outcome):
+            say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be")
+        elif outcome.launch_file is None:
+            merge_and_report(outcome.directory, screen, shown=shown_directory(outcome))
+            _upload_whole(outcome, screen)
+        else:
+            _merge_in_company(outcome, screen)
+    except KeyboardInterrupt:
+        screen.say(f"\nstashtrace: merge stopped, nothing is lost; {later} does it again")
+    except StashtraceError as error:
+        if debug:
+            raise
+        say_error(str(error), error.hint or f"what was recorded is in {shown_directory(outcome)}")
+    except Exception as error:
+        # The job is done and its exit code is the answer; what we made of its records is not.
+        if debug:
+            raise
+        say_error(
+            f"the merge failed: {type(error).__name__}: {error}",
+            f"the records are untouched; {later} --debug shows where",
+        )
+
+
+def shown_directory(outcome: Outcome) -> str:
+    """The run directory as a person would type it."""
+    return outcome.url or short_path(outcome.directory)
+
+
+def processes_text(pids: Sequence[int]) -> str:
+    """Count and first ids of processes."""
+    listed = ", ".join(map(str, pids[:4])) + (", ..." if len(pids) > 4 else "")
+    return f"{len(pids)} process{'es' if len(pids) != 1 else ''} ({listed})"
+
+
+def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:
+    """Copy what lies on scratch to where it belongs, packed; whether it is where it can be merged from here."""
+    if outcome.records == outcome.directory and not outcome.url:
+        return True
+    if trace_files(outcome.records) and not outcome.survivors:
+        with screen.progress("packing") as progress:
+            pack(outcome.records, progress)
+    if not outcome.url:
+        bring_home(outcome.records, outcome.directory)
+        return True
+    if outcome.launch_file is None and merge:
+        return True  # alone: the merge is done here, and then goes there as a whole
+    _say_ended(outcome)
+    (outcome.records / "run.json").unlink(missing_ok=True)  # one name for all hosts; the launcher's file says the same
+    count = deliver(outcome.records, outcome.url)
+    shutil.rmtree(outcome.records, ignore_errors=True)
+    screen.say(f"stashtrace: {count} files delivered to {outcome.url}; `stashtrace merge {outcome.url}` when all "
+               "hosts have ended")  # fmt: skip
+    return False
+
+
+def _upload_whole(outcome: Outcome, screen: Screen) -> None:
+    """Deliver a merged run to its URL."""
+    if outcome.url:
+        deliver(outcome.records, outcome.url)
+        shutil.rmtree(outcome.records, ignore_errors=True)
+        screen.say(f"stashtrace: delivered to {outcome.url}")
+
+
+def _say_ended(outcome: Outcome) -> None:
+    if outcome.launch_file is not None and outcome.launch_file.parent.exists():
+        launchers.say(outcome.launch_file, outcome.facts)
+
+
+def _is_anything_recorded(outcome: Outcome) -> bool:
+    return any(outcome.directory.glob("*.stash"))
+
+
+def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
+    """Merge if all launchers of the job have ended, or if ours ended badly: the others may then never end."""
+    from stashtrace.loading.gather import fold_launchers
+
+    directory, shown = outcome.directory, shown_directory(outcome)
+    while True:  # nothing is rewritten without the turn: whoever has it is reading
+        seen = _ended(directory)
+        complete = launchers.all_ended(directory, outcome.job.launchers_count)
+        # Where nobody else has begun, the directory is most likely this host's own, and its part is merged at once.
+        in_company = len(launchers.launchers(directory)) > 1
+        if not complete and in_company and not outcome.exit_code:
+            screen.say(f"stashtrace: {_who_is_left(outcome)}; the last one merges, or `stashtrace merge {shown}` does")
+            return
+        with launchers.merging_turn(directory) as ours:
+            if not ours:
+                screen.say(f"stashtrace: another host merges; `stashtrace merge {shown}` does it again")
+                return
+            if not complete and in_company:
+                screen.say(f"stashtrace: {_who_is_left(outcome)}; merging what is there")
+            elif not complete:
+                screen.say(
+                    f"stashtrace: {shown} holds 1 of {outcome.job.launchers_count} parts of {outcome.job.name}; "
+                    f"`stashtrace merge {shown} OTHER...` brings them together"
+                )
+            fold_launchers(directory)
+            merge_and_report(directory, screen, shown=shown, own_host_only=not complete)
+        if _ended(directory) == seen:  # else somebody ended meanwhile and left it to us
+            return
+
+
+def _ended(directory: Path) -> int:
+    return sum("exit_code" in facts for facts in launchers.launchers(directory))
+
+
+def _who_is_left(outcome: Outcome) -> str:
+    running: list[dict[str, Any]] = launchers.still_running(outcome.directory)
+    known = len(launchers.launchers(outcome.directory))
+    count = max(outcome.job.launchers_count, known)
+    hosts = list(dict.fromkeys(str(facts.get("host", "")) for facts in running))
+    more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
+    on = f" on {', '.join(hosts[:_HOSTS_NAMED])}{more}" if hosts else ""
+    late = f", {count - known} not begun" if count > known else ""
+    return f"{len(running)} of {count} launchers of {outcome.job.name} still running{on}{late}"

@@ -33,7 +33,7 @@ _SWEEP_ONLY = {
 
 def parser() -> Parser:
     """Options of ``stashtrace model``."""
-    from stashtrace.models.networks import FAMILIES
+    from stashtrace.lab.sweep.shapes import FAMILIES
 
     parser = Parser("model", "Fit what messages and bytes of gradients cost, and predict.", _EPILOG)
     parser.usage = "stashtrace model RUN [options]\n       stashtrace model --sweep depth|width|bucket [options]"
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     """Fit a run, or run and fit a sweep."""
     arguments = parser().read(argv)
     if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file, check_plot_folder
+        from stashtrace.lab.plot import check_plot_file, check_plot_folder
 
         check_plot_file(arguments.plot)
         check_plot_folder(arguments.plot)
@@ -81,11 +81,11 @@ def main(argv: Sequence[str]) -> int:
     given = [f"--{name.replace('_', '-')}" for name in _SWEEP_ONLY if getattr(arguments, name) not in (None, False)]
     if given:
         raise UsageError(f"{given[0]} belongs to a sweep", hint=f"`stashtrace model --sweep depth {given[0]} ...`")
-    from stashtrace.models.layer_study import FILE_NAME
+    from stashtrace.lab.sweep.fit import FILE_NAME
 
     path = existing_run(arguments.path)
     if (path / FILE_NAME).exists():
-        from stashtrace.experiments.layer_study import read_study
+        from stashtrace.lab.sweep.study import read_study
 
         return _show_study(arguments, read_study(path))
     if arguments.predict:
@@ -94,15 +94,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_run(arguments: argparse.Namespace, path: Path) -> int:
-    from stashtrace.align.align import load_trace
-    from stashtrace.analysis.communication_model import communication_model
-    from stashtrace.report.communication import model_json, model_lines
+    from stashtrace.loading.load import load_trace
+    from stashtrace.replay.communication.model import communication_model
+    from stashtrace.replay.communication.report import model_json, model_lines
 
     said: list[str] = []
     beside: dict[str, Any] = {}
     if (path / "characterization.json").exists():
-        from stashtrace.experiments.characterized_run import run_of_all_ranks
-        from stashtrace.report.communication import characterized_json, characterized_lines
+        from stashtrace.lab.characterize.answer import run_of_all_ranks
+        from stashtrace.lab.characterize.report import characterized_json, characterized_lines
 
         folder, (path, stall) = path, run_of_all_ranks(path)
         said = characterized_lines(str(path.relative_to(folder)), stall)
@@ -110,7 +110,7 @@ def _show_run(arguments: argparse.Namespace, path: Path) -> int:
     model = communication_model(load_trace(str(path)))
     _print(arguments, [*said, *model_lines(model)], {**model_json(model), **beside})
     if arguments.plot:
-        from stashtrace.report.model_plot import plot_model
+        from stashtrace.lab.sweep.plot import plot_model
 
         plot_model(model, arguments.plot)
         sys.stderr.write(f"wrote {arguments.plot}\n")
@@ -119,7 +119,7 @@ def _show_run(arguments: argparse.Namespace, path: Path) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from stashtrace import __version__
-    from stashtrace.experiments.layer_study import StudyRequest, run_study
+    from stashtrace.lab.sweep.study import StudyRequest, run_study
 
     options: dict[str, Any] = {}
     for name, attribute in _SWEEP_ONLY.items():
@@ -139,8 +139,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
-    from stashtrace.models.layer_study import study_of
-    from stashtrace.report.layer_study import prediction_lines, study_json, study_lines
+    from stashtrace.lab.sweep.fit import study_of
+    from stashtrace.lab.sweep.report import prediction_lines, study_json, study_lines
 
     study = study_of(content)
     lines, whole = study_lines(study), study_json(study)
@@ -158,7 +158,7 @@ def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
                                      "stall_ns": stall, "error_ns": error})  # fmt: skip
     _print(arguments, [*lines, "", "predicted:", *said] if said else lines, whole)
     if arguments.plot:
-        from stashtrace.report.model_plot import plot_study
+        from stashtrace.lab.sweep.plot import plot_study
 
         plot_study(study, arguments.plot)
         sys.stderr.write(f"wrote {arguments.plot}\n")
@@ -169,7 +169,7 @@ def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
 
 def _requests_of(names: Sequence[str] | None) -> list[tuple[str, int, int]]:
     """Name, messages and bytes of what is to be predicted: a network with a message per tensor, or two numbers."""
-    from stashtrace.models.networks import named
+    from stashtrace.lab.sweep.shapes import named
 
     found = []
     for name in names or ():

@@ -18,9 +18,9 @@ from stashtrace.cli.rows import FORMATS, write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from stashtrace.models.candidates import Work
-    from stashtrace.models.catalog import Catalog
-    from stashtrace.models.profile import Profile
+    from stashtrace.lab.recommend.candidates import Work
+    from stashtrace.lab.recommend.catalog import Catalog
+    from stashtrace.lab.recommend.profile import Profile
 
 _UNITS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
 _EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder
@@ -33,7 +33,7 @@ _DIRECTORY = "characterization"
 
 def parser() -> Parser:
     """Options of ``stashtrace recommend``."""
-    from stashtrace.models.recommendation import DATA
+    from stashtrace.lab.recommend.recommend import DATA
 
     parser = Parser("recommend", "Say which instances to rent for a job, by time and by money.", _EPILOG)
     parser.add_argument("files", metavar="FILE", nargs="*", help="what was measured, one or more")
@@ -63,14 +63,14 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Read, compare, print."""
     arguments = parser().read(argv)
-    from stashtrace.models.candidates import Budget
-    from stashtrace.models.elasticity import elasticity
-    from stashtrace.models.recommendation import recommend
-    from stashtrace.report import recommendation as words
-    from stashtrace.report import recommendation_tables as tables
+    from stashtrace.lab.recommend import report as tables
+    from stashtrace.lab.recommend import report as words
+    from stashtrace.lab.recommend.candidates import Budget
+    from stashtrace.lab.recommend.elasticity import elasticity
+    from stashtrace.lab.recommend.recommend import recommend
 
     if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file, check_plot_folder
+        from stashtrace.lab.plot import check_plot_file, check_plot_folder
 
         check_plot_file(arguments.plot)
         check_plot_folder(arguments.plot)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.format == "table":
             sys.stdout.write("\n".join(tables.catalog_lines(catalog)) + "\n")
         else:
-            from stashtrace.models.catalog import Instance
+            from stashtrace.lab.recommend.catalog import Instance
 
             rows = [asdict(one) for one in catalog.instances.values()]
             write_rows(rows, [field.name for field in fields(Instance)], arguments.format, sys.stdout)
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         lines += ["", *tables.elasticity_lines(elastic)] if elastic is not None else []
         sys.stdout.write("\n".join(lines) + "\n")
     if arguments.plot:
-        from stashtrace.report.recommendation_plot import plot_recommendation
+        from stashtrace.lab.recommend.plot import plot_recommendation
 
         plot_recommendation(answer, arguments.plot)
         sys.stderr.write(f"wrote {arguments.plot}\n")
@@ -178,7 +178,7 @@ def parsed_price(text: str) -> tuple[str, float]:
 
 
 def _catalog(arguments: argparse.Namespace) -> Catalog:
-    from stashtrace.models.catalog import load_catalog
+    from stashtrace.lab.recommend.catalog import load_catalog
 
     catalog = load_catalog(arguments.catalog)
     for text in arguments.price:
@@ -187,7 +187,7 @@ def _catalog(arguments: argparse.Namespace) -> Catalog:
 
 
 def _profiles(arguments: argparse.Namespace) -> list[Profile]:
-    from stashtrace.models.profile import FILE_NAME, load_profile
+    from stashtrace.lab.recommend.profile import FILE_NAME, load_profile
 
     is_here = os.path.isfile(os.path.join(_DIRECTORY, FILE_NAME))
     files = arguments.files or ([_DIRECTORY] if is_here else [])
@@ -211,7 +211,7 @@ def _profiles(arguments: argparse.Namespace) -> list[Profile]:
 
 def _work(arguments: argparse.Namespace, profiles: Sequence[Profile]) -> tuple[Work, str]:
     """The work, and in words."""
-    from stashtrace.models.candidates import Work
+    from stashtrace.lab.recommend.candidates import Work
 
     if arguments.samples and arguments.iterations:
         raise UsageError("--samples and --iterations say the same thing twice", hint="give one of them")

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
 from stashtrace.units import bytes_text, duration_text, shortened
 from stashtrace.visible import spreadsheet_cell, visible_line
 

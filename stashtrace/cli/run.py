@@ -8,12 +8,12 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from stashtrace.cli.ending import conclude, processes_text, shown_directory
+from stashtrace.cli.merging import conclude, processes_text, shown_directory
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser
 from stashtrace.cli.screen import Screen
-from stashtrace.launch.directory import file_rights
-from stashtrace.launch.environment import KERNEL_STEPS, NCCL_SOURCES, default_collectors
-from stashtrace.launch.run import Outcome, run_command
+from stashtrace.record.directory import file_rights
+from stashtrace.record.options import KERNEL_STEPS, NCCL_SOURCES, default_collectors
+from stashtrace.record.run import Outcome, run_command
 
 #: Two tell whether batches are alike, and fill no device that holds one in use and the next.
 _SYNTHETIC_BATCHES = 2

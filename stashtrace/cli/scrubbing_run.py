@@ -22,9 +22,9 @@ from stashtrace.format.compact import compact_file, write_packed
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.scrubbed import ScrubbedFile, survey_file
 from stashtrace.format.stash_file import StashFile
-from stashtrace.launch.directory import RUN_FILE, file_rights
-from stashtrace.launch.launchers import own_place
 from stashtrace.pseudonyms import Scrubber, Survey
+from stashtrace.record.directory import RUN_FILE, file_rights
+from stashtrace.record.launchers import own_place
 from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.store import scrubbed as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
@@ -235,10 +235,10 @@ class _Work:
             return
         import warnings
 
-        from stashtrace.align.align import load_trace
         from stashtrace.cli.merging import write_summary
         from stashtrace.errors import DataLossWarning
         from stashtrace.exporters.registry import export
+        from stashtrace.loading.load import load_trace
 
         directory = self._target or self._source
         try:

@@ -15,12 +15,12 @@ from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.whatif_cache import parsed_size
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
-from stashtrace.launch.directory import read_run_file
+from stashtrace.record.directory import read_run_file
 from stashtrace.scrubbing import SCRUBBED
 
 if TYPE_CHECKING:
-    from stashtrace.experiments.staging import Gain, Staged
-    from stashtrace.model.table import Table
+    from stashtrace.lab.stage.stage import Gain, Staged
+    from stashtrace.schema.table import Table
 
 #: Of a disk that is free: files end within a block, and a full disk does no good to anything else there.
 _ROOM_RATIO = 0.95
@@ -60,11 +60,11 @@ def main(argv: Sequence[str]) -> int:
     path = existing_run(arguments.path)
     import shutil
 
-    from stashtrace.align.align import load_trace
     from stashtrace.analysis.registry import analyze
-    from stashtrace.experiments.job_files import is_library
-    from stashtrace.experiments.staging import check_gain, check_runs_folder, held_bytes, stage
-    from stashtrace.report.staging import staging_lines
+    from stashtrace.lab.job_files import is_library
+    from stashtrace.lab.stage.report import staging_lines
+    from stashtrace.lab.stage.stage import check_gain, check_runs_folder, held_bytes, stage
+    from stashtrace.loading.load import load_trace
 
     tier = Path(arguments.to)
     size = parsed_size(arguments.size, "--size")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.launch.directory import RUN_FILE, read_run_file
-from stashtrace.launch.launchers import own_place
+from stashtrace.record.directory import RUN_FILE, read_run_file
+from stashtrace.record.launchers import own_place
 from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.trace import Trace
 
 
 def parser() -> Parser:
@@ -36,11 +36,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
 
-    from stashtrace.align.align import load_trace
     from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
     from stashtrace.format.liveness import LiveRings
     from stashtrace.format.reader import open_run
-    from stashtrace.report.progress import describe_waiting, last_budget
+    from stashtrace.loading.load import load_trace
+    from stashtrace.summary.progress import describe_waiting, last_budget
 
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         sys.stdout.write(f"{_headline(read_run_file(Path(path)), 0, 0)}\nnothing was recorded yet\n")

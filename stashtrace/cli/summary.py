@@ -14,7 +14,7 @@ from stashtrace.cli.screen import Screen
 from stashtrace.errors import DataLossWarning
 
 if TYPE_CHECKING:
-    from stashtrace.model.trace import Trace
+    from stashtrace.schema.trace import Trace
 
 
 def parser() -> Parser:
@@ -48,8 +48,7 @@ def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: 
 
 def _text(trace: Trace, shown: str) -> str:
     """The summary as wide and as colourful as the screen can show it."""
-    from stashtrace.report.look import Look
-    from stashtrace.report.text import summary
+    from stashtrace.summary.text import Look, summary
 
     screen = Screen()
     look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
@@ -61,7 +60,7 @@ def _json(trace: Trace, shown: str) -> str:
     import json
 
     from stashtrace.analysis.findings import summarize
-    from stashtrace.report.document import document
+    from stashtrace.summary.document import document
 
     return json.dumps(document(summarize(trace)), ensure_ascii=False, indent=1) + "\n"
 

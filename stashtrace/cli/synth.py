@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CaptureError(f"{out} is there and not empty", hint="choose another directory")
 
-    from stashtrace.experiments.synth import Job, write
+    from stashtrace.lab.synth import Job, write
 
     job = Job(
         ranks=given.ranks,

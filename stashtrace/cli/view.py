@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
         write_timeline(path, timeline, screen)
 
-    from stashtrace.view.serve import view
+    from stashtrace.timeline.serve import view
 
     view(timeline, offline=arguments.offline, browser=not arguments.no_browser, say=screen.say)
     return 0
@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _holds_foreign_files(path: Path) -> bool:
     """Whether something has to be made of the path first: it is neither a run of ours nor a time line."""
-    from stashtrace.align.imported import is_foreign
-    from stashtrace.align.imported_files import RefusedFileError, trouble_of, unrecognised
     from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
+    from stashtrace.loading.foreign import is_foreign
+    from stashtrace.loading.foreign_files import RefusedFileError, trouble_of, unrecognised
 
     if path.is_dir():
         return is_foreign(str(path)) and not (path / TIMELINE_FILE).exists()
@@ -77,8 +77,8 @@ def _is_timeline(source: Source) -> bool:
 
 def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:
     """Export the time line of a run that has none yet."""
-    from stashtrace.align.align import load_trace
     from stashtrace.exporters.registry import export
+    from stashtrace.loading.load import load_trace
 
     with screen.progress("timeline") as progress:
         progress.step(0.1, "reading")

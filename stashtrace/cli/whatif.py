@@ -17,9 +17,9 @@ from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
-    from stashtrace.model.trace import Trace
     from stashtrace.replay import Answer, Buckets, Change
     from stashtrace.replay.advice import Advice
+    from stashtrace.schema.trace import Trace
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
 launch, h2d, prep, fetch, checkpoint, straggler, workers, ranks, compression,
@@ -58,9 +58,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.graph.path import CriticalPath
     from stashtrace.cli.loading import load_watched
     from stashtrace.replay import Change, slowdown_of, what_if
-    from stashtrace.report.critical import critical_lines, critical_sentence
-    from stashtrace.report.overlap_advice import advice_lines, advice_row
-    from stashtrace.report.whatif import (
+    from stashtrace.replay.advice.report import advice_lines, advice_row
+    from stashtrace.replay.report import (
         WORTH_SHARING,
         applied_lines,
         limit_lines,
@@ -68,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         unreliable,
         whatif_lines,
     )
+    from stashtrace.summary.critical import critical_lines, critical_sentence
 
     changes = [Change.parse(text) for text in arguments.changes]
     names = [change.quantity for change in changes]

@@ -25,7 +25,7 @@ _SHARES = "0:100"
 
 def parser() -> Parser:
     """Options of ``stashtrace whatif-cache``."""
-    from stashtrace.models.cache import LRU, POLICIES
+    from stashtrace.lab.cache.model import LRU, POLICIES
 
     parser = Parser("whatif-cache", "Forecast step time against the cached share of the data set.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help="run directory, or trace of another tool")
@@ -50,11 +50,11 @@ def main(argv: Sequence[str]) -> int:
     """Measure, forecast, print."""
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
-    from stashtrace.analysis.cache_forecast import cache_forecast, inputs_of
     from stashtrace.analysis.registry import analyze
+    from stashtrace.calibration.file import find_calibration, load_calibration
     from stashtrace.cli.loading import load_watched
-    from stashtrace.models.calibration import find_calibration, load_calibration
-    from stashtrace.report.cache_forecast import answers, forecast_lines, rate_rows
+    from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
+    from stashtrace.lab.cache.report import answers, forecast_lines, rate_rows
 
     shares = parsed_shares(arguments.cached)
     dataset = parsed_size(arguments.dataset_size, "--dataset-size")
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if dataset == 0:
         raise UsageError("--dataset-size 0 leaves nothing to cache", hint="for example --dataset-size 140G")
     if arguments.plot:
-        from stashtrace.report.plot_file import check_plot_file, check_plot_folder
+        from stashtrace.lab.plot import check_plot_file, check_plot_folder
 
         check_plot_file(arguments.plot)
         check_plot_folder(arguments.plot)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         sys.stdout.write("\n".join(forecast_lines(inputs, rates, table, arguments.policy)) + "\n")
     if arguments.plot:
-        from stashtrace.report.cache_plot import plot_forecast
+        from stashtrace.lab.cache.report import plot_forecast
 
         plot_forecast(inputs, table, arguments.policy, arguments.plot)
         sys.stderr.write(f"wrote {arguments.plot}\n")

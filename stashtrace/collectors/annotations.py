@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess, RawRecords
+from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("span", "instant", "counter")
 TABLES = ("spans", "counters")

@@ -1,6 +1,6 @@
 """What a room's ``decode`` is given beside the rows: clock, tracks, strings, and who the process is.
 
-``align.align`` makes one context per process; each ``stashtrace/collectors/X.py:decode(raw, context)``
+``loading.load`` makes one context per process; each ``stashtrace/collectors/X.py:decode(raw, context)``
 reads it and returns :class:`EventTables`. A decoder never touches files, never sees another process,
 and answers in the run's common clock, because ``to_ns`` already maps to it.
 """
@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.model.kinds import DeviceClock, ProcessRole, Severity, StreamFlag
-from stashtrace.model.losses import LossRow
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.table import Table
-from stashtrace.model.trace import EventTables, RawProcess
-from stashtrace.model.track_registry import TrackRegistry
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import DeviceClock, ProcessRole, Severity, StreamFlag
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import EventTables, LossRow, RawProcess
+from stashtrace.schema.tracks import TrackRegistry
 
 Int64 = npt.NDArray[np.int64]
 #: Ticks of one process -> ns of the common clock.
@@ -32,7 +31,7 @@ _FLAT_LIMIT = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """One clock of a device, mapped to the common clock by ``align.device_clocks``.
+    """One clock of a device, mapped to the common clock by ``loading.clocks.device``.
 
     Attributes
     ----------
@@ -65,7 +64,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Who a process is to the job, as ``align.ranks`` found out; ``rank`` of a worker is the rank it serves."""
+    """Who a process is to the job, as ``loading.identity`` found out; ``rank`` of a worker is the rank it serves."""
 
     process_id: int
     pid: int

@@ -1,7 +1,7 @@
 """Decodes what the recorder says about itself: threads, losses, facts.
 
 ``clock_sync`` and ``clock_ping`` rows are read by ``align`` before any decoder runs, ``string_part`` rows by the
-reader. Called through the registry by ``align.align``.
+reader. Called through the registry by ``loading.load``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,8 +11,7 @@ import numpy as np
 
 from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.losses import LossRow, losses_columns
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.trace import EventTables, LossRow, RawProcess, losses_columns
 
 RECORDS = ("string_part", "clock_sync", "clock_ping", "thread_info", "loss", "metadata")
 TABLES = ("losses", "metadata", "tracks")

@@ -1,4 +1,4 @@
-"""Decodes devices, streams, brackets and blocking calls. Called through the registry by ``align.align``.
+"""Decodes devices, streams, brackets and blocking calls. Called through the registry by ``loading.load``.
 
 Rows are written by the harvester, not by the thread that called, so the caller's tid is a field of the row.
 """
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext, Int64
-from stashtrace.model.kinds import DeviceClock
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.kinds import DeviceClock
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("device_info", "device_clock", "stream_info", "device_bracket", "device_call")
 TABLES = ("devices", "streams", "device_clocks", "device_brackets", "device_calls", "tracks")

@@ -1,4 +1,4 @@
-"""Decodes what ran on a device, as CUPTI tells it in deep mode. Called through the registry by ``align.align``.
+"""Decodes what ran on a device, as CUPTI tells it in deep mode. Called through the registry by ``loading.load``.
 
 CUPTI numbers streams in its own way. Work that was launched inside a bracketed call, on the calling thread, ran on the
 stream of that bracket, which tells which number is which stream; the work of the stream that carries compute and was
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext, Int64
-from stashtrace.model.kernel_names import communicates
-from stashtrace.model.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.kernel_names import communicates
+from stashtrace.schema.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("kernel", "device_bracket", "stream_info")
 TABLES = ("kernels", "tracks")

@@ -1,8 +1,8 @@
 """Decodes NCCL's operations: as called, as the plugin saw them, as the events around them timed them.
 
-Called through the registry by ``align.align``. One row per call, whoever timed it: the plugin's stamps of the kernel if
-it has them, else the events of the bracket whose correlation_id is the call (in a group: the bracket of its stream).
-Tasks of the plugin without a call have rows of their own. ``align.collective_merge`` then joins them with torch's
+Called through the registry by ``loading.load``. One row per call, whoever timed it: the plugin's stamps of the kernel
+if it has them, else the events of the bracket whose correlation_id is the call (in a group: the bracket of its stream).
+Tasks of the plugin without a call have rows of their own. ``loading.collectives`` then joins them with torch's
 calls. A row belongs to the communicator, or to a *lane* of it: messages of one pair of ranks and replays of graphs
 count on their own, because other ranks do not take part in their numbering.
 """
@@ -11,15 +11,15 @@ count on their own, because other ranks do not take part in their numbering.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext, Int64, Lane
-from stashtrace.collectors.nccl_times import Timed, time_rows
-from stashtrace.model.kinds import CollectiveOp, CommEvent, NcclFlag
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, CommEvent, DeviceClock, NcclFlag, Severity
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = (
     "nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", "device_bracket", "stream_info",
@@ -79,7 +79,7 @@ def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, dict[str, Any]
 
 
 def _group_columns(groups: dict[int, dict[str, Any]], context: DecodeContext) -> dict[str, Any]:
-    """Members are global ranks and need the other processes: ``align.communicators`` fills them."""
+    """Members are global ranks and need the other processes: ``loading.join`` fills them."""
     code = context.strings.code
     listed = list(groups.values())
     count = len(listed)
@@ -211,3 +211,287 @@ def _number(
             context.lanes[value] = Lane(base, kind, ends)
             named[at] = value
     return named[inverse], sequence, peer
+
+
+# When NCCL's operations ran on the device: brackets, tasks of the plugin and its proxies joined with the calls.
+#
+# All columns; a run has hundreds of thousands of rows.
+
+_NEVER = np.iinfo(np.int64).max
+#: A kernel that lies further than this, and the errors of both clocks, outside the events around its call is another's.
+_STRAY_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One row per call, then per task without a call. Columns as in ``collectives`` and ``collective_details``.
+
+    Attributes
+    ----------
+    called : bool array
+        False for a task without a call.
+    check : str
+        What the events say of the plugin's times, where both timed a call; empty if nothing.
+    """
+
+    call_ns: Int64
+    return_ns: Int64
+    track_id: Int64
+    stream_track_id: Int64
+    group_hash: npt.NDArray[np.uint64]
+    sequence: Int64
+    message_bytes: Int64
+    peer: Int64
+    op: Int64
+    flags: Int64
+    status: Int64
+    batch_id: Int64
+    called: npt.NDArray[np.bool_]
+    source: Int64
+    device_begin_ns: Int64
+    device_end_ns: Int64
+    algorithm_id: Int64
+    protocol_id: Int64
+    channels_count: Int64
+    timed_count: Int64
+    proxies: dict[str, Int64]
+    channels: dict[str, Int64]
+    check: str
+
+    def __len__(self) -> int:
+        return len(self.call_ns)
+
+
+def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
+    """All operations of a process, None if there are none."""
+    calls, tasks = _rows(raw, "nccl_call"), _rows(raw, "nccl_task")
+    if calls is None and tasks is None:
+        return None
+    calls = _empty("nccl_call") if calls is None else calls[np.argsort(calls["call_ticks"], kind="stable")]
+    tasks = _empty("nccl_task") if tasks is None else tasks
+    replayed = (tasks["nccl_flags"] & NcclFlag.REPLAYED) != 0
+    of_call = np.where(replayed, -1, positions(calls["call_id"], tasks["call_id"]))
+    alone = np.flatnonzero(of_call < 0)
+    owner = of_call.copy()
+    owner[alone] = len(calls) + np.arange(len(alone))
+    lone = tasks[alone]
+    count = len(calls) + len(alone)
+
+    def joined(of_calls: npt.NDArray[Any], of_tasks: Any) -> Int64:
+        return np.concatenate([of_calls.astype(np.int64), np.broadcast_to(of_tasks, len(lone)).astype(np.int64)])
+
+    plugin = _Plugin(tasks, owner, count, context)
+    call_ns = joined(context.to_ns(calls["call_ticks"]), context.to_ns(lone["begin_ticks"]))
+    return_ns = joined(context.to_ns_or_unseen(calls["return_ticks"]), -1)
+    events_begin, events_end = (np.append(times, np.full(len(lone), -1)) for times in _events(calls, raw, context))
+    stray = _stray(plugin, events_begin, events_end, context)
+    by_plugin = (plugin.begin_ns >= 0) & ~stray
+    # The kernel starts when the call launches it, if nothing is before it on the stream: near the call's return, though
+    # not always after it (align.meetings allows for that).
+    entered = np.minimum(np.maximum(events_begin, return_ns), events_end)
+    begin = np.where(by_plugin, plugin.begin_ns, np.where(events_begin >= 0, entered, -1))
+    # Who timed it, or for an untimed one who saw it.
+    source = joined(calls["source_code"], CollectiveSource.PLUGIN)
+    source[(begin >= 0) & ~by_plugin] = int(CollectiveSource.EVENTS)
+    source[by_plugin] = int(CollectiveSource.PLUGIN)
+    return Timed(
+        call_ns=call_ns,
+        return_ns=return_ns,
+        track_id=joined(context.caller_tracks(calls["tid"]), context.track(context.pid) if len(lone) else 0),
+        stream_track_id=joined(context.stream_tracks(calls["stream_key"]), -1),
+        group_hash=np.concatenate([calls["group_hash"], lone["group_hash"]]),
+        sequence=joined(calls["sequence"], 0),
+        message_bytes=joined(calls["message_bytes"], 0),
+        peer=joined(calls["peer_rank"], -1),
+        op=joined(calls["op_code"], lone["op_code"]),
+        flags=joined(calls["nccl_flags"], 0) | plugin.flags,
+        status=joined(calls["status_code"], 0),
+        batch_id=joined(calls["batch_id"], 0),
+        called=np.arange(count) < len(calls),
+        source=np.maximum(source, int(CollectiveSource.EVENTS)),
+        device_begin_ns=begin,
+        device_end_ns=np.where(by_plugin, plugin.end_ns, events_end),
+        algorithm_id=plugin.algorithm_id,
+        protocol_id=plugin.protocol_id,
+        channels_count=plugin.channels_count,
+        timed_count=plugin.timed_count,
+        proxies=_proxies(raw, tasks, owner, count, context),
+        channels=_channels(raw, tasks, owner, count),
+        check=_check(by_plugin, plugin, events_begin, events_end),
+    )
+
+
+def positions(ids: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Int64:
+    """Index in ``ids`` of each wanted value, -1 where there is none or the value is 0."""
+    if not len(ids):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(ids, kind="stable")
+    at = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
+    return np.where((ids[at] == wanted) & (wanted != 0), at, -1).astype(np.int64)
+
+
+def _rows(raw: RawProcess, name: str) -> npt.NDArray[np.void] | None:
+    records = raw.records.get(name)
+    return None if records is None or not len(records.rows) else records.rows
+
+
+def _empty(name: str) -> npt.NDArray[np.void]:
+    from stashtrace.format.project import current_layouts
+
+    return np.empty(0, dtype=current_layouts()[name].dtype)
+
+
+class _Plugin:
+    """The plugin's tasks, summed over the tasks of each row."""
+
+    def __init__(self, tasks: npt.NDArray[np.void], owner: Int64, count: int, context: DecodeContext) -> None:
+        timed = (tasks["begin_device_ns"] >= 0) & (tasks["end_device_ns"] >= 0) & (tasks["timed_count"] > 0)
+        begin, end = (
+            context.device_ns(tasks["device_index"][timed], DeviceClock.GLOBALTIMER, tasks[name][timed])
+            for name in ("begin_device_ns", "end_device_ns")
+        )
+        placed = (begin >= 0) & (end >= begin)
+        rows = owner[timed][placed]
+        self.begin_ns = np.full(count, _NEVER)
+        self.end_ns = np.full(count, -1, dtype=np.int64)
+        np.minimum.at(self.begin_ns, rows, begin[placed])
+        np.maximum.at(self.end_ns, rows, end[placed])
+        self.begin_ns[self.begin_ns == _NEVER] = -1
+        self.channels_count = np.zeros(count, dtype=np.int64)
+        self.timed_count = np.zeros(count, dtype=np.int64)
+        np.add.at(self.channels_count, owner, tasks["channels_count"])
+        np.add.at(self.timed_count, owner, tasks["timed_count"])
+        self.flags = np.zeros(count, dtype=np.int64)
+        np.bitwise_or.at(self.flags, owner, tasks["nccl_flags"].astype(np.int64))
+        self.algorithm_id = np.zeros(count, dtype=np.int64)
+        self.protocol_id = np.zeros(count, dtype=np.int64)
+        self.algorithm_id[owner] = tasks["algorithm_id"]
+        self.protocol_id[owner] = tasks["protocol_id"]
+
+
+def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext) -> tuple[Int64, Int64]:
+    """(first event, second event) of the bracket of each call, -1 where there is none or it is untimed."""
+    nothing = np.full(len(calls), -1, dtype=np.int64)
+    brackets = _rows(raw, "device_bracket")
+    if brackets is None or not len(calls):
+        return nothing, nothing
+    brackets = brackets[brackets["bracket_code"] == Bracket.COLLECTIVE]
+    brackets = brackets[(brackets["begin_device_ns"] != -1) & (brackets["end_device_ns"] != -1)]
+    if not len(brackets):
+        return nothing, nothing
+    at = positions(brackets["correlation_id"], calls["call_id"].astype(np.uint64))
+    # In a group one bracket stands for all operations on its stream, and carries the id of one of them. The streams
+    # of a group wait for each other, so that of another stream will do.
+    first = positions(calls["call_id"].astype(np.uint64), brackets["correlation_id"])
+    batch = np.where(first >= 0, calls["batch_id"][np.maximum(first, 0)], 0).astype(np.int64)
+    _, stream = np.unique(np.concatenate([brackets["stream_key"], calls["stream_key"]]), return_inverse=True)
+    streams = int(stream.max()) + 1
+    of_brackets, of_calls = stream[: len(brackets)], stream[len(brackets) :]
+    wanted = calls["batch_id"].astype(np.int64)
+    shared = positions(np.where(batch > 0, batch * streams + of_brackets + 1, 0),
+                       np.where(wanted > 0, wanted * streams + of_calls + 1, 0))  # fmt: skip
+    joined = positions(batch, wanted)
+    at = np.where(at >= 0, at, np.where(shared >= 0, shared, joined))
+    found = at >= 0
+    begin, end = nothing.copy(), nothing.copy()
+    chosen = brackets[at[found]]
+    begin[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["begin_device_ns"])
+    end[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["end_device_ns"])
+    usable = (begin >= 0) & (end >= begin)
+    return np.where(usable, begin, -1), np.where(usable, end, -1)
+
+
+def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
+    """Rows whose stamps of the plugin lie outside their own events: NCCL gave them to the wrong operation."""
+    both = (plugin.begin_ns >= 0) & (begin >= 0)
+    far = _STRAY_NS
+    for clock in (DeviceClock.EVENT, DeviceClock.GLOBALTIMER):
+        far += max((time.error_ns for (_, code), time in context.device_times.items() if code == clock), default=0)
+    stray = both & ((plugin.begin_ns > end + far) | (plugin.end_ns < begin - far))
+    if stray.any():
+        context.add_loss("nccl", "device_stamps_contradict", int(stray.sum()),
+                         "the plugin's times of these lie outside the events around them; the events were used",
+                         Severity.ERROR)  # fmt: skip
+    return stray
+
+
+def _check(by_plugin: npt.NDArray[np.bool_], plugin: _Plugin, begin: Int64, end: Int64) -> str:
+    both = by_plugin & (begin >= 0)
+    if not both.any():
+        return ""
+    early, late = (plugin.begin_ns - begin)[both], (end - plugin.end_ns)[both]
+    return (
+        f"{int(both.sum())} operations: the first event {int(np.median(early))} ns before the kernel, "
+        f"the second {int(np.median(late))} ns after it (medians)"
+    )
+
+
+def _proxies(
+    raw: RawProcess, tasks: npt.NDArray[np.void], owner: Int64, count: int, context: DecodeContext
+) -> dict[str, Int64]:
+    """What the proxies did for each row; -1 where none was seen."""
+    names = ("network_ns", "transfer_bytes", "gpu_wait_ns", "peer_wait_ns", "wire_wait_ns")
+    rows = _rows(raw, "nccl_proxy")
+    out = {name: np.full(count, -1, dtype=np.int64) for name in names}
+    if rows is None:
+        return out
+    at = positions(tasks["task_id"], rows["task_id"])
+    foreign = int(np.count_nonzero(at < 0))
+    if foreign:
+        context.add_loss("nccl", "proxies_of_others", foreign,
+                         "proxy operations whose collective belongs to another process or was not recorded",
+                         Severity.INFO)  # fmt: skip
+    rows, at = rows[at >= 0], at[at >= 0]
+    if not len(rows):
+        return out
+    key = owner[at]
+    begin, end = context.to_ns(rows["begin_ticks"]), context.to_ns(rows["end_ticks"])
+    seen = np.unique(key)
+    out["network_ns"][seen] = union_lengths(key, begin, np.maximum(end, begin))
+    # Waits are sums of many steps in ticks; only their length is wanted, which the clock gives from any begin.
+    amounts = {"transfer_bytes": rows["transfer_bytes"]} | {
+        f"{name}_wait_ns": context.to_ns(rows["begin_ticks"] + rows[f"{name}_wait_ticks"]) - begin
+        for name in ("gpu", "peer", "wire")
+    }
+    for name, values in amounts.items():
+        total = np.zeros(count, dtype=np.int64)
+        np.add.at(total, key, values)
+        out[name][seen] = total[seen]
+    return out
+
+
+def _channels(raw: RawProcess, tasks: npt.NDArray[np.void], owner: Int64, count: int) -> dict[str, Int64]:
+    """How far apart the channels of each row began and ended, by one clock of one device; -1 with less than two."""
+    rows = _rows(raw, "nccl_channel")
+    out = {name: np.full(count, -1, dtype=np.int64) for name in ("channel_skew_ns", "channel_spread_ns")}
+    if rows is None:
+        return out
+    at = positions(tasks["task_id"], rows["task_id"])
+    known = (at >= 0) & (rows["begin_device_ns"] >= 0) & (rows["end_device_ns"] >= rows["begin_device_ns"])
+    rows, key = rows[known], owner[at[known]]
+    if not len(rows):
+        return out
+    order = np.argsort(key, kind="stable")
+    rows, key = rows[order], key[order]
+    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
+    several = np.diff(np.append(first, len(key))) > 1
+    for name, field in (("channel_skew_ns", "begin_device_ns"), ("channel_spread_ns", "end_device_ns")):
+        apart = np.maximum.reduceat(rows[field], first) - np.minimum.reduceat(rows[field], first)
+        out[name][key[first][several]] = apart[several]
+    return out
+
+
+def union_lengths(key: Int64, begin: Int64, end: Int64) -> Int64:
+    """Length of the union of the intervals of each key, in the order of the keys."""
+    order = np.lexsort((begin, key))
+    key, begin, end = key[order], begin[order], end[order]
+    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
+    # Keys are laid one after the other on a line, so that one running maximum serves all of them.
+    sizes = np.diff(np.append(first, len(key)))
+    low = np.minimum.reduceat(begin, first)
+    span = np.maximum.reduceat(end, first) - low
+    shift = np.repeat(np.cumsum(span) - span - low, sizes)
+    begin, end = begin + shift, end + shift
+    covered = np.maximum.accumulate(np.append(np.int64(0), end))[:-1]
+    own = np.maximum(end - np.maximum(begin, covered), 0)
+    return np.add.reduceat(own, first)

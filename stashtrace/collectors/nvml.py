@@ -2,7 +2,7 @@
 
 A name ends in its unit (``power_watts``, ``nvlink_transmit_bytes_total``), so the unit is read out of it. Tracks of a
 device are called ``gpu_NAME.UUID``, of one NVLink ``gpu_NAME.UUID:LINK``; what belongs to the host keeps its name.
-Called through the registry by ``align.align``.
+Called through the registry by ``loading.load``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("device_sample",)
 TABLES = ("counters",)

@@ -1,6 +1,6 @@
 """Decodes I/O calls: rows of ``io_op`` and ``io_op_long`` become the ``io`` table.
 
-Called through the registry by ``align.align``. Millions of rows are usual, so everything is a whole column.
+Called through the registry by ``loading.load``. Millions of rows are usual, so everything is a whole column.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess, RawRecords
+from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("io_op", "io_op_long")
 TABLES = ("io",)

@@ -1,7 +1,7 @@
 """Decodes the samples of /proc into counters.
 
 Cumulative quantities keep their raw value and end in ``_total``; analyses take differences. A value of -1 means that
-the kernel did not offer it, and makes no row. Called through the registry by ``align.align``.
+the kernel did not offer it, and makes no row. Called through the registry by ``loading.load``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess, RawRecords
+from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("task_sample", "process_sample", "host_sample", "net_sample")
 TABLES = ("counters",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.trace import EventTables, RawProcess
 
 Decoder = Callable[[RawProcess, DecodeContext], EventTables]
 

@@ -1,6 +1,6 @@
 """Decodes the life of DataLoader batches into the ``batches`` table.
 
-Called through the registry by ``align.align``. Rows of the main process and of its workers share
+Called through the registry by ``loading.load``. Rows of the main process and of its workers share
 ``loader_id`` and ``batch_index``; joining them is left to the analyses.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("batch",)
 TABLES = ("batches",)

@@ -1,6 +1,6 @@
 """Decodes collectives, the waits for them, and the process groups they belong to.
 
-Called through the registry by ``align.align``. A collective without a ``collective_done`` row was still
+Called through the registry by ``loading.load``. A collective without a ``collective_done`` row was still
 running when recording stopped: its end is -1, which is how a hang shows. On an NCCL group the host never sees an end:
 a future of the device completes at the enqueue. ``collective_key`` counts from 0 within the process.
 """
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.kinds import CollectiveSource
-from stashtrace.model.trace import EventTables, RawProcess, RawRecords
+from stashtrace.schema.kinds import CollectiveSource
+from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("collective_call", "collective_done", "collective_wait", "group", "group_count", "group_peer")
 TABLES = ("collectives", "collective_waits", "groups", "tracks")

@@ -1,6 +1,6 @@
 """Decodes phases of training steps into the ``phases`` table.
 
-Called through the registry by ``align.align``. Phases may nest: a loss closure inside an optimizer, a
+Called through the registry by ``loading.load``. Phases may nest: a loss closure inside an optimizer, a
 recomputed forward inside backward; the flags say so.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("phase_span",)
 TABLES = ("phases",)

@@ -1,6 +1,6 @@
 """Decodes blocking waits of watched threads into the ``waits`` table.
 
-Called through the registry by ``align.align``.
+Called through the registry by ``loading.load``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.model.trace import EventTables, RawProcess
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("thread_wait",)
 TABLES = ("waits",)

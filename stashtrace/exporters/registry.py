@@ -13,17 +13,17 @@ from typing import Any
 from stashtrace.entry_points import Plugin, one_line
 from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import StashtraceError, UsageError
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 #: (name, "module:function", one-line help); resolved on use.
 EXPORTERS: tuple[tuple[str, str, str], ...] = (
     (
         "perfetto",
-        "stashtrace.exporters.perfetto:export_perfetto",
+        "stashtrace.timeline.timeline:export_perfetto",
         "time line for ui.perfetto.dev (.pftrace.gz or .pftrace)",
     ),
-    ("csv", "stashtrace.exporters.table_files:export_csv", "one table or analysis as CSV"),
-    ("parquet", "stashtrace.exporters.table_files:export_parquet", "one table or analysis as Parquet (needs pyarrow)"),
+    ("csv", "stashtrace.exporters.tables:export_csv", "one table or analysis as CSV"),
+    ("parquet", "stashtrace.exporters.tables:export_parquet", "one table or analysis as Parquet (needs pyarrow)"),
     (
         "store",
         "stashtrace.exporters.store:export_store",
@@ -31,7 +31,7 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "arrow",
-        "stashtrace.exporters.table_files:export_arrow",
+        "stashtrace.exporters.tables:export_arrow",
         "one table or analysis as an Arrow file (needs pyarrow)",
     ),
     (

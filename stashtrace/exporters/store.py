@@ -17,23 +17,22 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace import __version__
-from stashtrace.align.by_rank import RanksOfRun
-from stashtrace.analysis.link_estimates import KEPT
-from stashtrace.analysis.matching import match_columns
-from stashtrace.analysis.steps import RankSteps, first_recorded_step, local_steps, number_steps
-from stashtrace.analysis.timeset import RowsBy
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.collectives.matching import match_columns
+from stashtrace.analysis.collectives.shares import KEPT
+from stashtrace.analysis.intervals import RowsBy
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import RankSteps, first_recorded_step, local_steps, number_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.registry import Exported
-from stashtrace.model.kinds import DeviceWork
-from stashtrace.model.row_order import number_collectives, offset_keys
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Array, Table
-from stashtrace.model.trace import EventTables, Trace
+from stashtrace.loading.by_rank import RanksOfRun
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.order import number_collectives, offset_keys
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Array, Table
+from stashtrace.schema.trace import EventTables, Trace
+from stashtrace.store.files import StoreWriter, read_partition
 from stashtrace.store.layout import NO_RANK
-from stashtrace.store.reading import read_partition
-from stashtrace.store.writing import StoreWriter
 
 #: Called with (share done, what is being done).
 Progress = Callable[[float, str], None]

@@ -20,10 +20,10 @@ import numpy as np
 from stashtrace.analysis.registry import find
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.fleet.plans import plan_of
-from stashtrace.model.schemas import Schema
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Array, Table
-from stashtrace.store.reading import load_store, store_ranks
+from stashtrace.schema.columns import Schema
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Array, Table
+from stashtrace.store.files import load_store, store_ranks
 
 #: Called with (ranks done, ranks in all).
 Progress = Callable[[int, int], None]

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.stalls import stall_totals
-from stashtrace.analysis.stragglers import alone_missing, last_counts
-from stashtrace.model.schemas import LAST_RANKS, STRAGGLERS
-from stashtrace.model.table import Table
+from stashtrace.analysis.late.stragglers import LAST_RANKS, STRAGGLERS, alone_missing, last_counts
+from stashtrace.analysis.stalls.budget import stall_totals
+from stashtrace.schema.table import Table
 
 Options = dict[str, Any]
 #: Tables of each part, of the ranks that have any.
@@ -71,7 +70,7 @@ def _stragglers(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
 def plan_of(name: str, options: Options) -> Plan | None:
     """How an analysis with these options is divided; None if it needs all ranks in one process."""
     if name == "stalls" and options.get("by", "step") != "step":
-        return Plan(("stashtrace.analysis.stalls:stalls_counted",), _stalls, _without_by)
+        return Plan(("stashtrace.analysis.stalls.budget:stalls_counted",), _stalls, _without_by)
     return PLANS.get(name)
 
 
@@ -87,5 +86,5 @@ _PER_RANK = (
 #: Analysis -> plan. What is not here needs all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {
     **{name: Plan((name,), _concatenated) for name in _PER_RANK},
-    "stragglers": Plan(("stragglers", "stashtrace.analysis.stragglers:last_ranks"), _stragglers),
+    "stragglers": Plan(("stragglers", "stashtrace.analysis.late.stragglers:last_ranks"), _stragglers),
 }

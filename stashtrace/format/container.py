@@ -1,7 +1,7 @@
 """The framing of .stash files: header, field table, metadata, segments. Mirrors ``csrc/schema/container.h``.
 
-Called by ``reader`` and ``compact``. Knows nothing of rows; ``project`` does. Never trusts a length or
-an offset that a checksum has not confirmed, and never reads past the size the file had when opened.
+Knows nothing of rows; ``project`` does. Never trusts a length or an offset that a checksum has not confirmed, and never
+reads past the size the file had when opened.
 """
 
 # SPDX-License-Identifier: Apache-2.0

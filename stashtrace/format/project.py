@@ -1,8 +1,7 @@
 """From the field table of a file to today's rows: numpy dtypes, projected by field name.
 
-A file explains itself, so there is no up-conversion code: a field the file lacks reads as 0, a field
-it has too many is left out, a record today's schema does not know is skipped and counted by the
-reader. Called by ``reader`` and ``compact``.
+A file explains itself, so there is no up-conversion code: a field the file lacks reads as 0, a field it has too many is
+left out, a record today's schema does not know is skipped and counted by the reader.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -15,8 +15,8 @@ from typing import Any
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.format.stash_file import LossTuple, StashFile
-from stashtrace.model.kinds import Severity
 from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.schema.kinds import Severity
 
 RUN_FILE = "run.json"
 

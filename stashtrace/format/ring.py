@@ -1,8 +1,8 @@
 """Reads a .ring file: the rows that a process had recorded but not yet written to its .stash.
 
-Called by ``reader``. The writer may still be running: the ring is copied before its .stash is opened, so
-a row drained in between is found in both and dropped here by its sequence; a row overwritten while it
-was copied was drained before, so it is found there too.
+The writer may still be running: the ring is copied before its .stash is opened, so a row drained in between is found in
+both and dropped here by its sequence; a row overwritten while it was copied was drained before, so it is found there
+too.
 """
 
 # SPDX-License-Identifier: Apache-2.0

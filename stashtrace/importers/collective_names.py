@@ -7,8 +7,8 @@ import hashlib
 import re
 from functools import lru_cache
 
-from stashtrace.model.kernel_names import communicates, plain_kernel_name
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.schema.kernel_names import communicates, plain_kernel_name
+from stashtrace.schema.kinds import CollectiveOp
 
 #: Parts of names in the order in which they decide: "reduce" is in "allreduce", "gather" in "allgather".
 _PARTS = (
@@ -31,7 +31,7 @@ _PARTS = (
     ("bcast", CollectiveOp.BROADCAST),
     ("barrier", CollectiveOp.BARRIER),
     # One kernel for a group of sends and receives: an all-to-all, or messages between any two ranks. Whether its ranks
-    # wait for each other only their times can tell (``analysis.matching``).
+    # wait for each other only their times can tell (``analysis.collectives.matching``).
     ("sendrecv", CollectiveOp.OTHER),
     ("recv", CollectiveOp.RECEIVE),
     ("send", CollectiveOp.SEND),

@@ -1,6 +1,6 @@
 """What an importer is given beside the file: processes, tracks, strings, and the tables that it fills.
 
-``align.imported`` makes one context per load and tells it which file comes next; an importer never sees another file.
+``loading.foreign`` makes one context per load and tells it which file comes next; an importer never sees another file.
 Times stay in the file's own clock; ``align`` maps them.
 """
 
@@ -16,15 +16,14 @@ import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import HIGHEST
-from stashtrace.model.columns import STAMPS, Column
-from stashtrace.model.kinds import ProcessRole, Severity
-from stashtrace.model.losses import LossRow, losses_columns
-from stashtrace.model.possible import MOST_RANKS
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import EventTables
-from stashtrace.model.track_registry import TrackRegistry
+from stashtrace.schema.columns import STAMPS, Column
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import IoFlag, ProcessRole, Severity
+from stashtrace.schema.possible import MOST_RANKS
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import EventTables, LossRow, losses_columns
+from stashtrace.schema.tracks import TrackRegistry
 
 #: Who reports what holds for whole files, whatever their format.
 WHOLE_FILES = "importers"
@@ -179,7 +178,7 @@ class ImportContext:
         Parameters
         ----------
         table : str
-            Name in ``schemas.TABLES``, but ``processes``, ``tracks``, ``losses``, ``metadata``, ``alignment``.
+            Name in ``events.TABLES``, but ``processes``, ``tracks``, ``losses``, ``metadata``, ``alignment``.
         **columns
             Arrays of equal length, or scalars that are repeated. ``rank`` is the process's if it is left out; keys that
             number rows (``span_id``, ``collective_key``) go on counting; of other columns left out the value is
@@ -284,3 +283,19 @@ class ImportContext:
             first = sum(len(t) for t in self._pieces.get(table, ()))
             return np.arange(first, first + rows, dtype=np.int64)
         return np.full(rows, column.unknown, dtype=column.dtype)
+
+
+# What importers of I/O calls share: which calls waited, where nothing but their duration tells.
+
+Int64 = npt.NDArray[np.int64]
+
+#: A call that copies from the page cache stays under a fixed cost and the time of its bytes.
+CALL_NS, BYTES_PER_NS = 100_000, 1
+#: Fact (``metadata``) of a process whose calls were flagged so; ``stalls`` then widens its bounds.
+BLOCKED_FROM = ("io_blocked_from", "duration")
+
+
+def blocked_by_duration(length_ns: Int64, moved_bytes: Int64) -> Int64:
+    """``IoFlag.BLOCKED`` for calls that took longer than any copy in memory."""
+    slow = length_ns > CALL_NS + np.maximum(moved_bytes, 0) // BYTES_PER_NS
+    return np.where(slow, int(IoFlag.BLOCKED), 0)

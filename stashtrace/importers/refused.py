@@ -1,6 +1,6 @@
 """Files that are known by name and not read: they lack what an analysis needs. Each says what to record instead.
 
-``align.imported_files`` asks ``refused`` for a file that no importer takes.
+``loading.foreign_files`` asks ``refused`` for a file that no importer takes.
 """
 
 # SPDX-License-Identifier: Apache-2.0

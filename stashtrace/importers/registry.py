@@ -1,6 +1,6 @@
 """Which formats of other tools are understood, and which of them a file is.
 
-``align.imported`` asks ``recognise`` for each file. Other packages add importers by the entry point
+``loading.foreign`` asks ``recognise`` for each file. Other packages add importers by the entry point
 ``stashtrace.importers``: a module with ``sniff`` and ``load`` as below. Theirs are asked about files that none of
 ours takes.
 """

@@ -1,6 +1,6 @@
 """Source: one file of another tool, decompressed on the fly, telling how far it has been read.
 
-Made by ``align.imported``; an importer reads ``open()`` front to back, so that memory does not grow with the file.
+Made by ``loading.foreign``; an importer reads ``open()`` front to back, so that memory does not grow with the file.
 """
 
 # SPDX-License-Identifier: Apache-2.0

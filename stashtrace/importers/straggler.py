@@ -26,8 +26,8 @@ from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import OutOfBoundsError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
-from stashtrace.model.facts import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
+from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
 
 Int64 = npt.NDArray[np.int64]
 

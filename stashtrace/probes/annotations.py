@@ -44,8 +44,7 @@ class _Backend:
     def __init__(self) -> None:
         from stashtrace.probes import recorder
         from stashtrace.probes.device_marks import device_marks
-        from stashtrace.probes.step_window import window
-        from stashtrace.probes.thread_state import mark_step_thread
+        from stashtrace.probes.process import mark_step_thread, window
 
         self.now = recorder.now_ticks
         self.intern = recorder.intern

@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 #: Module that must have been imported -> (collector, "module:function" called with it).
 PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch": (
-        ("torch_step", "stashtrace.probes.torch_step:install"),
-        ("torch_step", "stashtrace.probes.torch_checkpoint:install"),
+        ("torch_step", "stashtrace.probes.torch.step:install"),
+        ("torch_step", "stashtrace.probes.torch.checkpoint:install"),
     ),
-    "torch.amp.grad_scaler": (("torch_step", "stashtrace.probes.torch_step:install_grad_scaler"),),
-    "torch.utils.data.dataloader": (("torch_dataloader", "stashtrace.probes.torch_dataloader:install"),),
+    "torch.amp.grad_scaler": (("torch_step", "stashtrace.probes.torch.step:install_grad_scaler"),),
+    "torch.utils.data.dataloader": (("torch_dataloader", "stashtrace.probes.torch.dataloader:install"),),
     "torchdata.stateful_dataloader.worker": (
-        ("torch_dataloader", "stashtrace.probes.torch_dataloader_worker:install"),
+        ("torch_dataloader", "stashtrace.probes.torch.dataloader_worker:install"),
     ),
     "torchdata.stateful_dataloader.stateful_dataloader": (
         ("torch_dataloader", "stashtrace.probes.torchdata_loader:install"),
     ),
-    "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch_distributed:install"),),
+    "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch.distributed:install"),),
     "torch.distributed.elastic.multiprocessing.errors": (
         ("torch_distributed", "stashtrace.probes.child_ends:install_elastic"),
     ),
-    "torch.nn.parallel.distributed": (("core", "stashtrace.probes.torch_ddp:install"),),
+    "torch.nn.parallel.distributed": (("core", "stashtrace.probes.torch.ddp:install"),),
     "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.child_ends:install_spawn"),),
     "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.mpi:install"),),
-    "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch_step:hide_from_dynamo"),),
-    "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch_profiler:install"),),
-    "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch_checkpoint:install_distributed"),),
+    "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch.step:hide_from_dynamo"),),
+    "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.profiler:install"),),
+    "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch.checkpoint:install_distributed"),),
 }
 if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     # Whatever is recorded, the data must be what was asked for; below what torch_dataloader wraps.
     for _name, _replay in (
-        ("torch.utils.data.dataloader", "torch_replay"),
+        ("torch.utils.data.dataloader", "torch.replay"),
         ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata_replay"),
     ):
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
@@ -167,7 +167,8 @@ def _imported(name: str, module: ModuleType) -> None:
             module_name, _, function = target.partition(":")
             getattr(importlib.import_module(module_name), function)(module)
         except Exception as error:
-            _report(collector, f"{target.partition(':')[0].rpartition('.')[2]}_not_installed", repr(error))
+            probe = target.partition(":")[0].removeprefix("stashtrace.probes.").replace(".", "_")
+            _report(collector, f"{probe}_not_installed", repr(error))
 
 
 def _is_on(collector: str) -> bool:
@@ -177,9 +178,9 @@ def _is_on(collector: str) -> bool:
 
 
 def _prepare_process() -> None:
-    from stashtrace.probes import lifetime, mpi
+    from stashtrace.probes import mpi, process
 
-    lifetime.begin()
+    process.begin()
     mpi.watch()
 
 

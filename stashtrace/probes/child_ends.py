@@ -15,7 +15,7 @@ from stashtrace import _native
 from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
 
-#: Metadata key: this and the pid; the same in ``analysis/killed.py``.
+#: Metadata key: this and the pid; the same in ``analysis/findings/killed.py``.
 FACT = "killed "
 _noted: set[int] = set()
 #: A job that restarts its children for ever would fill its strings.

@@ -3,7 +3,7 @@
     child    send |--------------------| receive      the child's clock between its two stamps holds the parent's
     parent           receive |-| send                 two: the shortest of some dozens of exchanges says most
 
-Used by ``torch_distributed`` when the default group was made, before it is destroyed and at the end of the process;
+Used by ``torch.distributed`` when the default group was made, before it is destroyed and at the end of the process;
 nothing happens in between, and nothing at all where the job has one host. One process of each host takes part. They
 meet over the store that torch made for the group: each takes a number and leaves its address under it, and connects to
 a parent, in a tree with sixteen children to a host. Both sides write their own stamps (``clock_ping``).

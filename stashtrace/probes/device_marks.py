@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stashtrace import _native
-from stashtrace.probes import lifetime, recorder
-from stashtrace.probes.step_window import window
+from stashtrace.probes import process, recorder
+from stashtrace.probes.process import window
 
 COLLECTOR = "cuda"
 _BATCH_WAIT = recorder.code("Bracket", "batch_wait")
@@ -116,4 +116,4 @@ def _cupy_stream() -> Callable[[], int] | None:
 
 
 device_marks = DeviceMarks()
-lifetime.in_forked_child(device_marks.forget)
+process.in_forked_child(device_marks.forget)

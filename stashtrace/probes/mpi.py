@@ -11,7 +11,7 @@ import os
 import re
 from types import ModuleType
 
-from stashtrace.probes import lifetime, recorder
+from stashtrace.probes import process, recorder
 
 #: Open MPI, Intel MPI, MPICH and its kin, Cray.
 _LIBRARY = re.compile(r"/libmpi(?:ch|_cray\w*|_gnu\w*|_intel\w*)?\.so(?:\.[0-9.]+)?$")
@@ -26,7 +26,7 @@ def watch() -> None:
         if os.getpid() == owner:
             note()
 
-    lifetime.before_end(ends)
+    process.before_end(ends)
 
 
 def install(mpi: ModuleType) -> None:

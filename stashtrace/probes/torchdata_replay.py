@@ -1,6 +1,6 @@
 """Synthetic data of torchdata's StatefulDataLoader: replay as of torch's loader, and a state that can still be saved.
 
-Its iterators derive from torch's, so ``torch_replay`` makes their batches; what is here makes its iterators and keeps
+Its iterators derive from torch's, so ``torch.replay`` makes their batches; what is here makes its iterators and keeps
 ``state_dict`` whole. With workers a state is a snapshot of them and the number of batches since. The last real snapshot
 stays, or one of an epoch's begin, and that number grows: a real loader that is given such a state skips as many batches
 and goes on behind them. Without workers the counters and the sampler are those of now, and an iterable data set's own
@@ -15,7 +15,7 @@ from typing import Any
 
 from stashtrace.probes import patching
 from stashtrace.probes.recorder import failed
-from stashtrace.probes.torch_replay import COLLECTOR, attach, current_session, next_data
+from stashtrace.probes.torch.replay import COLLECTOR, attach, current_session, next_data
 
 
 def install(module: ModuleType) -> None:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.replay.buckets import Buckets, gradient_buckets
 from stashtrace.replay.changes import BUCKET, Change
+from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
 from stashtrace.replay.slowdown import Ideal, slowdown_of
 from stashtrace.replay.whatif import Answer, best_buckets, single_changes, what_if
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import UsageError
 
 Floats = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.timeset import Int64
-from stashtrace.models.differential import STUDENT
+from stashtrace.analysis.intervals import Int64
+from stashtrace.calibration.lines import STUDENT
 from stashtrace.replay.scenario import Floats
 
 #: Recordings of one job differ by so much, however many steps they have (`benchmarks/results/whatif.md`).

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
-from stashtrace.analysis.graph.facts import Facts
-from stashtrace.analysis.timeset import NEVER, Int64
+from stashtrace.analysis.graph.model import Facts
+from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph import Graph, Replayed
-from stashtrace.analysis.timeset import Int64
-from stashtrace.model.kinds import StallKind
+from stashtrace._native import graph as native
+from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
+from stashtrace.analysis.intervals import Int64
+from stashtrace.schema.kinds import StallKind
 
-if TYPE_CHECKING:
-    from stashtrace.replay.links import Links
+Int32 = npt.NDArray[np.int32]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -104,3 +103,82 @@ def counted_span(graph: Graph) -> tuple[int, int]:
     chosen = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
     ends = (graph.end_ns[graph.ends] + graph.ends_lag_ns)[chosen]
     return int(ends.min()), int(ends.max())
+
+
+@dataclass(frozen=True)
+class Links:
+    """Which links the transfers of a graph use, where several groups use one.
+
+    Attributes
+    ----------
+    first, ids : int array
+        Links of node n are ``ids[first[n]:first[n + 1]]``.
+    kinds : frozenset of StallKind
+        Kinds of links that are shared.
+    """
+
+    first: Int32
+    ids: Int32
+    kinds: frozenset[StallKind]
+
+    @classmethod
+    def of(cls, graph: Graph, kinds: frozenset[StallKind]) -> Links | None:
+        """Ports of these kinds that transfers of several groups use; None if there is none.
+
+        A transfer uses the port of each member that was recorded.
+        """
+        if graph.facts is None or not kinds:
+            return None
+        member = graph.edge_kind == EdgeKind.MEMBER
+        node, rank = graph.target[member].astype(np.int64), graph.rank[graph.source[member]]
+        chosen = np.isin(graph.kind[node], list(kinds)) & (graph.work_ns[node] > 0) & (rank >= 0)
+        node, rank = node[chosen], rank[chosen]
+        queue = graph.facts.queue[node]
+        if not len(node) or (queue == queue[0]).all():
+            return None
+        ports = int(rank.max() + 1) * (max(StallKind) + 1)
+        node, port = np.divmod(np.unique(node * ports + rank * (max(StallKind) + 1) + graph.kind[node]), ports)
+        queue = graph.facts.queue[node]
+        least, most = np.full(ports, np.iinfo(np.int64).max), np.full(ports, -1, dtype=np.int64)
+        np.minimum.at(least, port, queue)
+        np.maximum.at(most, port, queue)
+        several = (least < most)[port]
+        if not several.any():
+            return None
+        node, port = _one_of_alike(node[several], port[several])
+        order = np.lexsort((port, node))
+        count = np.bincount(node, minlength=len(graph))
+        first = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
+        return cls(first, port[order].astype(np.int32), kinds)
+
+    @property
+    def users(self) -> Bools:
+        """Which nodes use one of the links."""
+        return np.asarray(self.first[1:] > self.first[:-1])
+
+    @property
+    def owner(self) -> Int64:
+        """Node of each of ``ids``."""
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+
+    def alone_ns(self, begin_ns: Int64, end_ns: Int64) -> Int64:
+        """What moving from begin to end beside all others would have taken alone."""
+        return native.alone(begin_ns, end_ns, self.first, self.ids)
+
+    def met(self, begin_ns: Int64, end_ns: Int64) -> bool:
+        """Whether any two moved over one link at once."""
+        length = np.where(self.users, np.maximum(end_ns - begin_ns, 0), 0)
+        return bool((self.alone_ns(begin_ns, begin_ns + length) != length).any())
+
+
+def _one_of_alike(node: Int64, port: Int64) -> tuple[Int64, Int64]:
+    """Pairs of nodes and ports without ports that serve the same nodes as another one, which are no link more."""
+    mixed = np.random.default_rng(0).integers(1, 1 << 62, int(node.max()) + 1)
+    signature = np.zeros(int(port.max()) + 1, dtype=np.int64)
+    np.add.at(signature, port, mixed[node])  # sums wrap; equal ones stand for equal sets
+    used = np.unique(port)
+    _, first = np.unique(signature[used], return_index=True)
+    number = np.full(len(signature), -1, dtype=np.int64)
+    number[used[first]] = np.arange(len(first))
+    kept = number[port] >= 0
+    return node[kept], number[port[kept]]

@@ -21,14 +21,33 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import Graph, PipelineGraph, Replayed, Resource, build
-from stashtrace.analysis.timeset import Int64, int64
+from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import StallKind
-from stashtrace.model.schemas import SLOWDOWN
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
 from stashtrace.replay.ideal import Center, ideal_work_ns
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
+
+SLOWDOWN = schema(
+    "slowdown",
+    "How much faster steps of the job would be if all ranks were alike, and what each cause contributes",
+    ("cause", "U16", "", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),
+    ("name", "U16", "", "rank, ranks, stage, data-parallel number, operation or StallKind; empty for all and gap"),
+    ("step_ns", "i8", "ns", "mean step of the job by the replay without gaps; the same in each row"),
+    ("ideal_step_ns", "i8", "ns", "the same with all ranks alike; the same in each row"),
+    ("only_step_ns", "i8", "ns", "if all were alike but for this cause"),
+    ("fixed_step_ns", "i8", "ns", "if this cause alone were like its peers"),
+    ("slowdown_ratio", "f8", "", "only_step_ns by ideal_step_ns: how much slower this cause alone makes the job"),
+    (
+        "recovered_ratio",
+        "f8",
+        "",
+        "(step_ns - fixed_step_ns) by (step_ns - ideal_step_ns); -1 if nothing is lost, and for gap",
+    ),
+    ("excess_ns", "i8", "ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all"),
+)
 
 Bools = npt.NDArray[np.bool_]
 

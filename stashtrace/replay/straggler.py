@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
-from stashtrace.analysis.timeset import NEVER, Int64
+from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.replay.scenario import Floats, Scenario
 from stashtrace.replay.sharing import crowded_hosts
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import StallKind
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
+from stashtrace.schema.kinds import StallKind
 
 #: Threads of a rank that drive its steps.
 _HOSTS = (Resource.STEP_THREAD, Resource.HOST)

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.timeset import Int64, int64
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.calibration.fit import bytes_factor
+from stashtrace.calibration.lines import robust_line
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, StallKind
-from stashtrace.models.ring import bytes_factor
-from stashtrace.models.robust_line import robust_line
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
+from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
 #: A run says nothing of so many times its ranks.

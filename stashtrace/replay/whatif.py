@@ -17,21 +17,21 @@ from functools import cached_property
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import StallKind
-from stashtrace.replay.buckets import Buckets, regrouped
 from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
+from stashtrace.replay.communication.buckets import Buckets, regrouped
 from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns
-from stashtrace.replay.links import Links, measured_alone, shared_kinds, sharing_links
+from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
 from stashtrace.replay.loaders import known_loaders, with_workers
-from stashtrace.replay.scenario import Bools, Scenario, Unknowns
+from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
 from stashtrace.replay.transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
+from stashtrace.schema.kinds import StallKind
 
 #: A replay that misses by more, or explains less, says nothing about changes.
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05

@@ -6,7 +6,7 @@
 
 The folders are Hive partitions: pyarrow, DuckDB, polars and Spark read a table with its rank as a column. Texts are
 dictionaries, so each file stands alone; ``name_code`` becomes ``name``. Columns say unit and meaning in their metadata.
-Used by ``writing``, ``reading`` and nobody else. pyarrow is imported on use.
+pyarrow is imported on use.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
-from stashtrace.model.columns import Column, Schema
-from stashtrace.model.possible import HIGHEST
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
 from stashtrace.run_facts import json_object
+from stashtrace.schema.columns import Column, Schema
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.possible import HIGHEST
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
 
 if TYPE_CHECKING:
     import pyarrow

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.model.columns import Schema
-from stashtrace.model.kinds import ProcessRole, Severity
-from stashtrace.model.losses import LossRow, losses_columns
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Array, Table
-from stashtrace.model.track_registry import kind_of_rows
+from stashtrace.schema.columns import Schema
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import ProcessRole, Severity
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Array, Table
+from stashtrace.schema.trace import LossRow, losses_columns
+from stashtrace.schema.tracks import kind_of_rows
 from stashtrace.store.layout import NO_RANK, PROCESS, TRACK
 
 #: Tables in which -1 as process stands for the whole run.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError
-from stashtrace.model.schemas import TABLES
 from stashtrace.pseudonyms import RANK_VARIABLES, Scrubber, Survey
+from stashtrace.schema.events import TABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
 
 _VARIABLE = "env."

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from builders import MS, US, TraceBuilder
 from device_rows import StreamBuilder
 
-from stashtrace.model.kinds import (
+from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
     BracketFlag,
@@ -26,7 +26,7 @@ from stashtrace.model.kinds import (
     DeviceCall,
     DeviceWork,
 )
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 LAUNCH = 5 * US
 KERNELS, BUCKETS = 20, 2

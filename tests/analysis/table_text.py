@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from builders import MS
 
-from stashtrace.analysis.stalls import stalls
-from stashtrace.analysis.steps import steps
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.schema.trace import Trace
 
 
 def number(value_ns: int, unit_ns: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.findings.making import PARTS, Making, advice_of, handoff_code
-from stashtrace.analysis.findings.trust import HostCpu
-from stashtrace.model.schemas import BATCHES
-from stashtrace.model.table import Table
+from stashtrace.schema.events import BATCHES
+from stashtrace.schema.table import Table
 
 MS = 1_000_000
 

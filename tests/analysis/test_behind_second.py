@@ -7,7 +7,7 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 
 def job(steps: list[list[dict[int, int]]], *, ranks: int = 4, members: int | None = None) -> Trace:

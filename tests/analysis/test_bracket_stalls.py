@@ -11,8 +11,8 @@ from device_rows import StreamBuilder
 from table_text import expected, stall_text, step_text
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls import stalls
-from stashtrace.model.kinds import (
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.schema.kinds import (
     Awaited,
     BatchPhase,
     Bracket,

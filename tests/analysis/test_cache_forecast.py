@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.cache_forecast import cache_forecast, inputs_of
-from stashtrace.analysis.loader_rates import loader_rates
+from stashtrace.analysis.io.loaders import loader_rates
+from stashtrace.calibration.file import Calibration, Link, Points
+from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import IoOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
-from stashtrace.models.alpha_beta import fit_alpha_beta
-from stashtrace.models.calibration import Calibration, Link, Points
-from stashtrace.report.cache_forecast import forecast_lines
+from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
+from stashtrace.lab.cache.report import forecast_lines
+from stashtrace.schema.kinds import IoOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 MB = 1_000_000
 STEPS = 30

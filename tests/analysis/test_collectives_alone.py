@@ -13,7 +13,7 @@ from importers.kineto_files import PID, host, step, write
 
 import stashtrace
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 STEPS, WORLD = 5, 300
 AUTOGRAD, BACKEND = PID + 7, PID + 9

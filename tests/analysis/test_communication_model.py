@@ -11,15 +11,15 @@ from builders import MS, US, TraceBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.analysis.communication_model import CommunicationModel, communication_model
-from stashtrace.analysis.gradient_messages import gradient_messages
-from stashtrace.analysis.steps import counted_steps, steps
+from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, Phase, PhaseFlag
-from stashtrace.model.strings import StringPool
-from stashtrace.model.trace import Trace
-from stashtrace.models.layers import schedule
-from stashtrace.report.communication import error_ratio, model_json, model_lines
+from stashtrace.replay.communication.messages import gradient_messages
+from stashtrace.replay.communication.model import CommunicationModel, communication_model
+from stashtrace.replay.communication.overlap import schedule
+from stashtrace.replay.communication.report import error_ratio, model_json, model_lines
+from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.trace import Trace
 
 KB = 1000
 #: What a message takes in the made-up runs: 200 us and 2 ns a byte.

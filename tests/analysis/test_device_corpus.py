@@ -14,11 +14,11 @@ import pytest
 from corpus import corpus, reference
 
 import stashtrace
-from stashtrace.analysis.breakdown import device_columns
-from stashtrace.analysis.device_work import Windows, device_rows
+from stashtrace.analysis.devices.breakdown import device_columns
+from stashtrace.analysis.devices.work import Windows, device_rows
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 US = 1_000
 #: Points of a per cent to which idle time must agree, and what the references' float time stamps may be off.
@@ -204,7 +204,7 @@ def cause_of(trace: Trace, cause: str) -> int:
 
 
 def stashtrace_diff(before: str, after: str) -> Table:
-    from stashtrace.analysis.kernel_diff import kernel_diff
+    from stashtrace.analysis.devices.kernels import kernel_diff
 
     return kernel_diff(loaded(before), loaded(after))
 

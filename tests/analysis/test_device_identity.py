@@ -8,8 +8,8 @@ from builders import TraceBuilder
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stashtrace.analysis.hidden import hidden
-from stashtrace.model.kinds import (
+from stashtrace.analysis.stalls.hidden import hidden
+from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
     BracketFlag,
@@ -19,7 +19,7 @@ from stashtrace.model.kinds import (
     DeviceWork,
     WaitOp,
 )
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 LIMIT = 400_000  # ns: several times the threshold below which a lead means nothing
 UNIT = 1_000

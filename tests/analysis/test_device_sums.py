@@ -10,13 +10,12 @@ from device_text import device_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.analysis.kernel_diff import kernel_diff
-from stashtrace.analysis.kernel_times import grouped
-from stashtrace.analysis.launches import FULL_QUEUE, waiting
+from stashtrace.analysis.devices.kernels import grouped, kernel_diff
+from stashtrace.analysis.devices.launches import FULL_QUEUE, waiting
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, CopyDirection
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp, CopyDirection
+from stashtrace.schema.trace import Trace
 
 
 def only(trace: Trace, name: str, **options) -> dict:

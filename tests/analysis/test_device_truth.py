@@ -12,9 +12,9 @@ import pytest
 from device_simulation import Job
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls import stalls
-from stashtrace.model.kinds import CollectiveSource
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.schema.kinds import CollectiveSource
+from stashtrace.schema.trace import Trace
 
 PLAIN = Job()
 #: Fault, kind, rank that shows it.

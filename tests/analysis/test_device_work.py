@@ -10,11 +10,11 @@ from device_text import device_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.analysis.idle import CAUSES
+from stashtrace.analysis.devices.idle import CAUSES
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import DeviceCall, DeviceWork
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import DeviceCall, DeviceWork
+from stashtrace.schema.trace import Trace
 
 
 def row_of(trace: Trace, **options) -> dict:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from builders import MS, S, TraceBuilder, trace_from_text
 
-from stashtrace.analysis.diff import diff
 from stashtrace.analysis.registry import ANALYSES, analyze, find
+from stashtrace.analysis.stalls.diff import diff
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp, IoOp
-from stashtrace.model.schemas import ALIGNMENT
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import ALIGNMENT
+from stashtrace.schema.kinds import CollectiveOp, IoOp
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 TWO_RANKS = """
     rank 0 loader : 00........11

@@ -17,10 +17,10 @@ from importers.nsys_exports import Export
 from importers.nsys_exports import load as load_export
 
 import stashtrace
-from stashtrace.analysis.idle_calls import idle_calls
+from stashtrace.analysis.stalls.idle_calls import idle_calls
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.kinds import DeviceCall
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import DeviceCall
+from stashtrace.schema.trace import Trace
 
 
 def _load(path: Path) -> Trace:

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stashtrace import load
-from stashtrace.analysis.io_advice import io_advice
-from stashtrace.analysis.io_cache import io_cache, io_reuse
-from stashtrace.analysis.io_staging import choose, io_staging
+from stashtrace.analysis.io.advice import io_advice
+from stashtrace.analysis.io.cache import io_cache, io_reuse
+from stashtrace.analysis.io.staging import choose, io_staging
+from stashtrace.calibration.file import Calibration, Link, Points
+from stashtrace.calibration.fit import Fit, Piece
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
-from stashtrace.model.kinds import IoOp
-from stashtrace.model.trace import Trace
-from stashtrace.models.alpha_beta import Fit, Piece
-from stashtrace.models.calibration import Calibration, Link, Points
+from stashtrace.schema.kinds import IoOp
+from stashtrace.schema.trace import Trace
 
 MB = 1_000_000
 

@@ -12,17 +12,15 @@ from builders import MS, TraceBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.analysis import io_cache as module
-from stashtrace.analysis.io import io_patterns, io_sizes
-from stashtrace.analysis.io_accesses import collect_accesses
-from stashtrace.analysis.io_cache import io_cache, io_reuse
-from stashtrace.analysis.io_staging import io_staging
-from stashtrace.analysis.stack_distances import previous_uses, stack_distances
+from stashtrace.analysis.io import cache as module
+from stashtrace.analysis.io.cache import collect_accesses, io_cache, io_reuse, previous_uses, stack_distances
+from stashtrace.analysis.io.files import io_patterns, io_sizes
+from stashtrace.analysis.io.staging import io_staging
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import IoOp
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import IoOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 KB = 1000
 

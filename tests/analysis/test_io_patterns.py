@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stashtrace
-from stashtrace.analysis.io import io, io_directories, io_patterns, io_sizes
-from stashtrace.analysis.io_bandwidth import io_bandwidth
-from stashtrace.analysis.io_counters import overlap_free
+from stashtrace.analysis.io.bandwidth import io_bandwidth
+from stashtrace.analysis.io.counters import overlap_free
+from stashtrace.analysis.io.files import io, io_directories, io_patterns, io_sizes
 from stashtrace.errors import UsageError
-from stashtrace.model.kinds import IoFlag, IoOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 
 def calls(*rows: tuple[int, int], op: IoOp = IoOp.PREAD, path: str = "/d/a") -> Trace:

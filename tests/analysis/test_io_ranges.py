@@ -8,8 +8,8 @@ from builders import MS, TraceBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stashtrace.analysis.io_ranges import PAGE_BYTES, DistinctBytes, batch_of, file_reads, loader_passes
-from stashtrace.model.kinds import IoOp
+from stashtrace.analysis.io.ranges import PAGE_BYTES, DistinctBytes, batch_of, file_reads, loader_passes
+from stashtrace.schema.kinds import IoOp
 
 READS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60_000), st.integers(1, 9_000)), min_size=1, max_size=60)
 

@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stashtrace.align.align import load_trace
 from stashtrace.analysis.findings import findings, summarize
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.step_threads import StepThread, step_threads
-from stashtrace.analysis.steps import steps
-from stashtrace.analysis.trace_index import TraceIndex, kept_per_thread
-from stashtrace.experiments import synth
+from stashtrace.analysis.stalls.index import TraceIndex, kept_per_thread
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.format.stash_file import StashFile
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.lab import synth
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 RANKS, WORKERS, STEPS = 4, 2, 8
 #: Functions that a whole summary may call once, and those that it may call once for each rank.
 ONCE_PER_TRACE = (
-    ("stashtrace.analysis.steps", "number_steps"),
-    ("stashtrace.analysis.steps", "DeviceSteps"),
-    ("stashtrace.analysis.trace_index", "match"),
+    ("stashtrace.analysis.steps.steps", "number_steps"),
+    ("stashtrace.analysis.steps.steps", "DeviceSteps"),
+    ("stashtrace.analysis.stalls.index", "match"),
 )
 ONCE_PER_RANK = (
-    ("stashtrace.analysis.steps", "_rank_steps"),
-    ("stashtrace.analysis.stalls", "_divided"),
-    ("stashtrace.analysis.host_layers", "blocked_on_collectives"),
+    ("stashtrace.analysis.steps.steps", "_rank_steps"),
+    ("stashtrace.analysis.stalls.budget", "_divided"),
+    ("stashtrace.analysis.stalls.on_host", "blocked_on_collectives"),
 )
 
 

@@ -9,15 +9,8 @@ from device_rows import StreamBuilder
 from table_text import expected, stall_text, step_text
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls import stall_intervals, stalls
-from stashtrace.model.kinds import (
-    CollectiveOp,
-    CollectiveSource,
-    CopyDirection,
-    DeviceCall,
-    DeviceWork,
-    WaitOp,
-)
+from stashtrace.analysis.stalls.budget import stall_intervals, stalls
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, CopyDirection, DeviceCall, DeviceWork, WaitOp
 
 STEP = 100 * MS
 COMM = DeviceWork.COMMUNICATION

@@ -9,9 +9,9 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource, CopyDirection, DeviceWork, IoOp, WaitOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, CopyDirection, DeviceWork, IoOp, WaitOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 RANKS, STEPS, LATE_RANK = 8, 6, 3
 LATE_NS = 40 * MS

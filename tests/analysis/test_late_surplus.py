@@ -8,10 +8,10 @@ from analysis.test_late import LATE_NS, LATE_RANK, STEPS, device_job, job
 from analysis.test_straggler_causes import three_late_ranks
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.late_budgets import CAUSES
-from stashtrace.analysis.late_surplus import GROUPS, LateSurplus, late_surplus
+from stashtrace.analysis.late.causes import CAUSES
+from stashtrace.analysis.late.surplus import GROUPS, LateSurplus, late_surplus
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 
 def compared(trace: Trace, victim: int, late: int) -> LateSurplus:

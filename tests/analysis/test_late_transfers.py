@@ -9,7 +9,7 @@ from report.scenes import row_texts
 
 from stashtrace.analysis.findings.lateness import wait_evidence
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 STEPS, STEP = 24, 100 * MS
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.link_efficiency import calibration_of, expected_transfers, link_efficiency
+from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers, link_efficiency
 from stashtrace.analysis.registry import analyze
+from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
+from stashtrace.calibration.fit import Fit, Piece
 from stashtrace.errors import ForeignCalibrationWarning, MissingDataError
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.strings import StringPool
-from stashtrace.model.trace import Trace
-from stashtrace.models.alpha_beta import Fit, Piece
-from stashtrace.models.calibration import Calibration, Link, Points, host_hash
-from stashtrace.models.calibration_toml import calibration_text
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.trace import Trace
 
 SIZE = 1 << 20
 

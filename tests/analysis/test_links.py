@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from builders import MS, WORLD, S, TraceBuilder
 
-from stashtrace.analysis.links import links
+from stashtrace.analysis.links.paths import links
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
 
 MB = 1_000_000
 TP = 0x7B

@@ -13,10 +13,9 @@ from builders import MS, TraceBuilder
 from table_text import stall_text
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.kinds import BracketFlag, CopyDirection, DeviceCall
-from stashtrace.models.alpha_beta import Fit, Piece
-from stashtrace.models.calibration import Calibration, Link, Points, host_hash
-from stashtrace.models.calibration_toml import calibration_text
+from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
+from stashtrace.calibration.fit import Fit, Piece
+from stashtrace.schema.kinds import BracketFlag, CopyDirection, DeviceCall
 
 MB = 1_000_000
 ALL, INSIDE = 7, 9

@@ -8,9 +8,9 @@ from builders import TraceBuilder
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stashtrace.analysis.steps import steps
-from stashtrace.model.kinds import CollectiveOp, IoFlag, IoOp, PhaseFlag, WaitOp
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.schema.kinds import CollectiveOp, IoFlag, IoOp, PhaseFlag, WaitOp
+from stashtrace.schema.trace import Trace
 
 LIMIT = 120
 PHASES = ("forward", "backward", "optimizer", "update_skipped", "checkpoint", "checkpoint_load")

@@ -8,13 +8,13 @@ from builders import MS, TraceBuilder, trace_from_text
 from table_text import expected, stall_text
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls import bounds_of_groups, stalls
-from stashtrace.analysis.steps import steps
+from stashtrace.analysis.stalls.budget import bounds_of_groups, stalls
+from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp, IoOp, WaitOp
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp, IoOp, WaitOp
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 CASES = {
     "fetch: the worker of the awaited batch is blocked in storage": (

@@ -10,8 +10,8 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.kinds import PhaseFlag
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import PhaseFlag
+from stashtrace.schema.trace import Trace
 
 _EVAL, _GRADIENTS_OFF = PhaseFlag(0), PhaseFlag.NO_GRAD
 

@@ -9,14 +9,14 @@ from budget_identity import budget, check_intervals, check_sums
 from builders import MS, US, TraceBuilder, trace_from_text
 from table_text import expected, step_text
 
+from stashtrace.analysis.intervals import int64, place_of
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.timeset import int64, place_of
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import PhaseFlag, SpanKind
-from stashtrace.model.schemas import METADATA
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import METADATA
+from stashtrace.schema.kinds import PhaseFlag, SpanKind
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 CASES = {
     "a step ends with its update and begins where the last one ended": (

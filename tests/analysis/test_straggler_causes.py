@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 #: Who is late in the three all-reduces of a step, and by how much.
 WAITS = {0: 24 * MS, 6: 18 * MS, 2: 3 * MS}

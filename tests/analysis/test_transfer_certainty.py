@@ -14,10 +14,10 @@ from corpus import corpus
 from importers.kineto_files import device, launch, step, write
 
 import stashtrace
-from stashtrace.analysis.transfer_certainty import transfer_certainty
+from stashtrace.analysis.links.certainty import transfer_certainty
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -7,10 +7,10 @@ import pytest
 from builders import MS, US, TraceBuilder
 from report.scenes import worded
 
-from stashtrace.analysis.collectives import collectives
+from stashtrace.analysis.collectives.waits import collectives
 from stashtrace.analysis.findings.trust import Trust, scope_claims, trust_claims
-from stashtrace.analysis.stragglers import stragglers
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.late.stragglers import stragglers
+from stashtrace.schema.trace import Trace
 
 #: By how much rank 1 calls after rank 0, one collective each.
 LEADS = (20 * US, 150 * US, 3 * MS)

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stashtrace.analysis.timeset import int64
-from stashtrace.analysis.trace_index import Tagged
-from stashtrace.analysis.wait_chains import roots
+from stashtrace.analysis.intervals import int64
+from stashtrace.analysis.late.chains import roots
+from stashtrace.analysis.stalls.index import Tagged
 
 
 def waits(*pieces: tuple[int, int, int]) -> Tagged:

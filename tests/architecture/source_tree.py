@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from stashtrace.schema.columns import Schema
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".c", ".def"}
@@ -48,3 +52,14 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
                 yield f"{node.module}.{alias.name}", node.lineno, node in typing_only
         elif isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or ""), node.lineno, node in typing_only
+
+
+def declared_schemas() -> list[Schema]:
+    """Every table that a module of the package declares, wherever it stands."""
+    found: dict[int, Schema] = {}
+    for file in source_files("stashtrace"):
+        if file.suffix == ".py" and re.search(r"Schema|schema\(", file.read_text(encoding="utf-8")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+            found |= {id(value): value for value in vars(module).values() if isinstance(value, Schema)}
+    return list(found.values())

@@ -94,7 +94,7 @@ def promised(what: str) -> str:
 def add_analysis(tree: Tree) -> None:
     """``phase_counts``, with its schema beside it."""
     tree.write(
-        "stashtrace/analysis/phase_counts.py",
+        "stashtrace/analysis/steps/phase_counts.py",
         '''
         """How many phases each process went through."""
 
@@ -104,9 +104,9 @@ def add_analysis(tree: Tree) -> None:
         import numpy as np
 
         from stashtrace.errors import MissingDataError
-        from stashtrace.model.columns import Column, Schema
-        from stashtrace.model.table import Table
-        from stashtrace.model.trace import Trace
+        from stashtrace.schema.columns import Column, Schema
+        from stashtrace.schema.table import Table
+        from stashtrace.schema.trace import Trace
 
         PHASE_COUNTS = Schema(
             "phase_counts",
@@ -132,7 +132,7 @@ def add_analysis(tree: Tree) -> None:
         ''',
     )
     registry = "stashtrace/analysis/registry.py"
-    entry = '    ("phase_counts", "stashtrace.analysis.phase_counts:phase_counts", "how many phases there were"),'
+    entry = '    ("phase_counts", "stashtrace.analysis.steps.phase_counts:phase_counts", "how many phases there were"),'
     tree.insert(registry, '    ("stalls", ', entry)
     tree.insert(
         registry, '    ("What sets the length of the run?"', '    ("How many phases are there?", ("phase_counts",)),'
@@ -153,7 +153,7 @@ def add_importer(tree: Tree) -> None:
 
         from stashtrace.importers.context import ImportContext
         from stashtrace.importers.source import Source
-        from stashtrace.model.kinds import Phase
+        from stashtrace.schema.kinds import Phase
 
 
         def sniff(head: bytes, path: Path) -> bool:
@@ -246,7 +246,7 @@ def add_collector(tree: Tree) -> None:
         import numpy as np
 
         from stashtrace.collectors.context import DecodeContext
-        from stashtrace.model.trace import EventTables, RawProcess
+        from stashtrace.schema.trace import EventTables, RawProcess
 
         RECORDS = ("fan_speed",)
         TABLES = ("counters",)
@@ -370,7 +370,7 @@ _native.schema = lambda: built
 sys.path.insert(0, "tests")
 import stashtrace
 from stash_files import StashWriter, ms
-from stashtrace.launch.environment import default_collectors
+from stashtrace.record.options import default_collectors
 file = StashWriter("run", env={"RANK": "0"})
 file.sync(0, 100)
 rows = [file.row("fan_speed", ticks=ms(at), speed_per_s=20.5 + at, fan_index=at % 2) for at in range(4)]

@@ -1,58 +1,76 @@
-"""A file imports from floors below its own, never upward, never sideways between rooms."""
+"""A file imports from floors below its own, never upward, never sideways between rooms, and never in a circle."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from source_tree import ROOT, imports, source_files
 
-from stashtrace.importers.registry import IMPORTERS
+import stashtrace
 
 # Floor of each package; see docs/internals/architecture.md, section 2.
 FLOORS = {
-    "cli": 8,
+    "cli": 10,
+    "lab": 9,
     "plugins": 8,
-    "experiments": 7,
+    "timeline": 8,
+    "exporters": 7,
     "fleet": 7,
-    "exporters": 6,
-    "report": 6,
-    "view": 6,
-    "launch": 6,
-    "replay": 5.8,
-    "analysis": 5.5,
-    "models": 5,
-    "align": 4,
+    "replay": 7,
+    "summary": 6,
+    "analysis": 5,
+    "calibration": 4,
+    "loading": 4,
     "collectors": 3,
     "importers": 3,
     "format": 2,
     "store": 2,
     "probes": 2,
-    "model": 1,
-    "catalog": 0,
+    "record": 2,
+    "schema": 1,
+    "pseudonyms": 1,
+    "entry_points": 1,
+    "output_files": 1,
+    "units": 0.5,
     "errors": 0,
     "log": 0,
     "run_facts": 0,
     "scrubbing": 0,
-    "pseudonyms": 1,
-    "entry_points": 1,
-    "output_files": 1,
-    "units": 0,
     "visible": 0,
     "whole_files": 0,
     "_native": 0,
 }
+#: Under the old names of what moved: thin modules that warn.
+OLD_NAMES = {"model", "models"}
+# Floors inside analysis/: one folder per question. Those of one floor do not know each other.
+QUESTIONS = {
+    "findings": 6,
+    "graph": 6,
+    "io": 5,
+    "late": 5,
+    "links": 4,
+    "stalls": 3,
+    "collectives": 2,
+    "devices": 2,
+    "steps": 1,
+    "intervals": 0,
+    "registry": 0,
+}
 # Rooms whose files stand side by side: they may use the named shared doors of their package only.
 ROOMS = {
     "collectors": {"context", "registry", "core"},
-    "importers": {"registry", "context", "source", "bounds", "collective_names", "io_calls"},
+    "importers": {"registry", "context", "source", "bounds", "collective_names"},
 }
 # Packages that may import floor 0 alone.
-GROUND_ONLY = {"launch"}
+GROUND_ONLY = {"record"}
 # The guest runs inside the user's process: standard library, the recorder, itself.
 GUEST = "probes"
 HEAVY = {"torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "perfetto", "viztracer", "wasmtime", "google"}
+PACKAGE = ROOT / "stashtrace"
 
 
 def package_of(dotted: str) -> str | None:
@@ -63,18 +81,33 @@ def package_of(dotted: str) -> str | None:
 PACKAGE_FILES = [p for p in source_files("stashtrace") if p.suffix == ".py"]
 
 
+def own_package(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
 def test_every_package_has_a_floor() -> None:
-    names = {p.relative_to(ROOT / "stashtrace").parts[0].removesuffix(".py") for p in PACKAGE_FILES}
-    assert names - {"__init__", "__main__"} <= set(FLOORS), (
+    names = {own_package(p) for p in PACKAGE_FILES}
+    assert names - {"__init__", "__main__"} - OLD_NAMES <= set(FLOORS), (
         "a new package needs a floor in FLOORS and in the architecture page"
     )
+    assert set(FLOORS) - names <= {"log", "_native"}, "no package is behind a floor"
+
+
+def test_no_package_stands_in_the_place_of_a_public_name() -> None:
+    """Importing a package sets the attribute of its name: ``stashtrace.load`` would be a module then."""
+    assert {own_package(p) for p in PACKAGE_FILES if p.parent != PACKAGE} & set(stashtrace.__all__) == set()
+
+
+def test_every_question_has_a_floor() -> None:
+    files = [p.relative_to(PACKAGE / "analysis") for p in PACKAGE_FILES if own_package(p) == "analysis"]
+    assert {p.parts[0].removesuffix(".py") for p in files} - {"__init__"} == set(QUESTIONS)
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path) -> None:
-    inside = path.relative_to(ROOT / "stashtrace")
-    own = inside.parts[0].removesuffix(".py")
-    if own in ("__init__", "__main__"):
+def test_imports_go_down(path: Path) -> None:
+    inside = path.relative_to(PACKAGE)
+    own = own_package(path)
+    if own in ("__init__", "__main__") or own in OLD_NAMES:
         return  # the front door: lazy names of every floor
     for name, line, typing_only in imports(path):
         where = f"{path.relative_to(ROOT)}:{line} imports {name}"
@@ -90,6 +123,7 @@ def test_imports_go_down(path) -> None:
                     f"{where}: guests use the standard library"
                 )
             continue
+        assert target not in OLD_NAMES, f"{where}: an old name, kept for users alone"
         if target not in FLOORS:
             continue  # a public name of the package itself
         if own in GROUND_ONLY:
@@ -102,19 +136,50 @@ def test_imports_go_down(path) -> None:
         if own in ROOMS and target == own:
             room = name.split(".")[2] if name.count(".") >= 2 else ""
             me = inside.parts[1].removesuffix(".py")
-            shared = ROOMS[own] | {me, ""}
-            # A room too large for one file has others whose names begin with its own.
-            mine = room.startswith(f"{me}_") or (own == "importers" and room_of(room) == room_of(me))
-            assert room in shared or mine or me in ("registry", "__init__"), f"{where}: rooms do not import each other"
+            # A room too large for one file is a folder.
+            assert room in ROOMS[own] | {me, ""} or me in ("registry", "__init__"), (
+                f"{where}: rooms do not import each other"
+            )
+        if own == target == "analysis":
+            me, other = inside.parts[1].removesuffix(".py"), name.split(".")[2]
+            assert me == other or QUESTIONS[other] < QUESTIONS[me], (
+                f"{where}: {me}/ on floor {QUESTIONS[me]} may not import {other}/ on floor {QUESTIONS[other]}"
+            )
 
 
-def room_of(stem: str) -> str:
-    """The importer that a file belongs to: the longest name of one with which its own begins."""
-    names = [name for name, _, _ in IMPORTERS if stem == name or stem.startswith(f"{name}_")]
-    return max(names, key=len, default=stem)
+def test_only_commands_name_the_lab() -> None:
+    """Nothing below imports ``lab``, nor names a module of it for later."""
+    found = [
+        str(p.relative_to(ROOT))
+        for p in PACKAGE_FILES
+        if own_package(p) not in {"cli", "lab"} | OLD_NAMES
+        and re.search(r"stashtrace\.lab\b", p.read_text(encoding="utf-8"))
+    ]
+    assert found == []
 
 
-def _is_lazy(path, line: int) -> bool:
+def test_no_circles() -> None:
+    """No file needs itself by way of others, be it inside a function or for types alone."""
+    modules = {_dotted(p): p for p in PACKAGE_FILES if own_package(p) not in ("__init__", *OLD_NAMES)}
+    needs = {
+        module: {
+            name if name in modules else name.rpartition(".")[0]
+            for name, _, _ in imports(path)
+            if {name, name.rpartition(".")[0]} & set(modules)
+        }
+        for module, path in modules.items()
+    }
+    while leaves := {module for module, others in needs.items() if not others}:
+        needs = {module: others - leaves for module, others in needs.items() if module not in leaves}
+    assert sorted(needs) == [], "these are in a circle, or need one that is"
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _is_lazy(path: Path, line: int) -> bool:
     """True if the import stands inside a function."""
     text = path.read_text(encoding="utf-8").splitlines()[line - 1]
     return text.startswith((" ", "\t"))

@@ -15,7 +15,8 @@ COLLECTORS = [c for c in _native.schema()["collectors"] if c["name"] != "core"]
 @pytest.mark.parametrize("collector", COLLECTORS, ids=lambda c: c["name"])
 def test_four_places(collector) -> None:
     name = collector["name"]
-    source = ROOT / "csrc/collectors" / name if collector["native"] else ROOT / f"stashtrace/probes/{name}.py"
+    probe = name.replace("torch_", "torch/", 1)  # probes of torch have a folder
+    source = ROOT / "csrc/collectors" / name if collector["native"] else ROOT / f"stashtrace/probes/{probe}.py"
     places = [
         source,
         ROOT / f"stashtrace/collectors/{name}.py",

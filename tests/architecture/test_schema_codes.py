@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from stashtrace import _native
-from stashtrace.model import kinds
+from stashtrace.schema import kinds
 
 DECLARED: dict[str, dict[str, int]] = defaultdict(dict)
 for code in _native.schema()["codes"]:

@@ -1,7 +1,9 @@
-"""Files stay small, and no drawer is called utils."""
+"""Files and folders stay small, and no drawer is called utils."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from source_tree import ROOT, source_files, tracked_files
@@ -9,6 +11,11 @@ from source_tree import ROOT, source_files, tracked_files
 SOURCES = source_files("csrc", "stashtrace", "tests", "benchmarks", "examples")
 #: A file is one idea that a reader can hold: most have 100 to 500 lines. A lower ceiling cut single ideas in pieces.
 CEILING = 800
+#: Files of a folder, ``__init__.py`` among them.
+MOST_FILES = 15
+#: One file per command; one per collector, by the collector's name.
+BY_NAME = {"stashtrace/cli", "stashtrace/collectors"}
+FOLDERS = sorted({p.parent for p in tracked_files() if p.relative_to(ROOT).parts[0] == "stashtrace"})
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
@@ -16,6 +23,20 @@ BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc
 def test_file_is_small(path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= CEILING, f"{path.relative_to(ROOT)} has {lines} lines, the ceiling is {CEILING}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_folder_is_small(folder) -> None:
+    files = [p for p in tracked_files() if p.parent == folder]
+    assert len(files) <= MOST_FILES or str(folder.relative_to(ROOT)) == "stashtrace/cli"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_three_of_one_prefix_are_a_folder(folder) -> None:
+    if str(folder.relative_to(ROOT)) in BY_NAME:
+        return
+    prefixes = Counter(p.stem.split("_")[0] for p in tracked_files() if p.parent == folder and p.suffix == ".py")
+    assert [prefix for prefix, count in prefixes.items() if prefix and count > 2] == []
 
 
 def test_no_drawer_names() -> None:

@@ -13,7 +13,7 @@ from source_tree import ROOT, source_files
 OWN_NAMES = {
     "stashtrace/whole_files.py": "it is the place",
     "stashtrace/format/compact.py": "the name is fixed and locked, so that two merges of one run exclude each other",
-    "stashtrace/experiments/staging.py": "copies of many gigabytes, found again and removed by their tier's own rules",
+    "stashtrace/lab/stage/stage.py": "copies of many gigabytes, found again and removed by their tier's own rules",
 }
 ENDINGS = (".part", ".tmp", ".draft", ".partial")
 FILES = sorted(p for p in source_files("stashtrace") if p.suffix == ".py")
@@ -41,7 +41,7 @@ def test_no_other_code_names_half_written_files(path: Path) -> None:
 
 def test_pictures_are_saved_in_one_place() -> None:
     savers = {str(path.relative_to(ROOT)) for path in FILES if ".savefig(" in path.read_text(encoding="utf-8")}
-    assert savers == {"stashtrace/report/plot_file.py"}
+    assert savers == {"stashtrace/lab/plot.py"}
 
 
 def test_what_is_looked_for_is_found() -> None:

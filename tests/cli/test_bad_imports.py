@@ -17,8 +17,8 @@ from command_line import Answer, environment
 from corpus import corpus
 from kineto_job import write_job
 
-from stashtrace.align import imported_memory
 from stashtrace.errors import ImporterError
+from stashtrace.loading import foreign_files
 
 Run = Callable[..., Answer]
 READING = ("analyze summary", "analyze stalls", "info", "export perfetto", "export csv", "view --no-browser")
@@ -195,20 +195,20 @@ def test_cut_files(run: Run, tmp_path: Path, zipped: bool) -> None:
 
 
 def test_a_load_ends_before_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = imported_memory.Room()
-    monkeypatch.setattr(imported_memory, "free_bytes", lambda: 5 << 30)
+    room = foreign_files.Room()
+    monkeypatch.setattr(foreign_files, "free_bytes", lambda: 5 << 30)
     room.check(1 << 30, "big.json")
-    monkeypatch.setattr(imported_memory, "free_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(foreign_files, "free_bytes", lambda: 100 << 20)
     room.check(1 << 10, "big.json")  # not worth a look yet
     with pytest.raises(ImporterError, match=r"big\.json does not fit into memory: .* are kept so far, 105 MB are free"):
         room.check(1 << 30, "big.json")
 
 
 def test_memory_of_this_machine_is_known() -> None:
-    free = imported_memory.free_bytes()
+    free = foreign_files.free_bytes()
     assert free is not None
     assert free > 1 << 20
-    assert imported_memory.held_bytes() > 1 << 20
+    assert foreign_files.held_bytes() > 1 << 20
 
 
 def test_memory_that_ends_is_an_error_of_one_line(job: Path) -> None:

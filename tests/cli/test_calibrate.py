@@ -12,7 +12,7 @@ import pytest
 from command_line import Answer
 from test_reading import write_run
 
-from stashtrace.models.calibration import load_calibration
+from stashtrace.calibration.file import load_calibration
 
 Run = Callable[..., Answer]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

@@ -12,10 +12,10 @@ from device_text import device_trace
 from kineto_job import FORWARD, PARAMETERS, STEPS, UPDATE, write_job
 
 import stashtrace
-from stashtrace.analysis.kernel_diff import kernel_diff
+from stashtrace.analysis.devices.kernels import kernel_diff
 from stashtrace.analysis.registry import analyze
 from stashtrace.cli import main
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,7 +86,7 @@ def test_diff_of_runs_without_steps_is_that_of_kernels(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = iter(["rank 0 stream a: AAAA.BB", "rank 0 stream a: AAAA.CCC"])
-    monkeypatch.setattr("stashtrace.align.align.load_trace", lambda path, **_: device_trace(next(drawn)))
+    monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path, **_: device_trace(next(drawn)))
     assert main(["diff", str(folder / "job"), str(folder / "slower")]) == 0
     printed = capsys.readouterr().out
     assert "appeared: C +3.00 us" in printed

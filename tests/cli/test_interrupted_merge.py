@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from command_line import environment
 
-from stashtrace.align.align import load_trace
 from stashtrace.cli import main
+from stashtrace.loading.load import load_trace
 
 #: Runs `stashtrace merge` and sends itself a signal at the numbered event of a half written file; prints their number.
 MERGING = """

@@ -19,8 +19,8 @@ from traced import ROOT
 
 import stashtrace
 from stashtrace.errors import CaptureError, StashtraceError
-from stashtrace.launch.directory import prepare_directory
-from stashtrace.launch.run import run_command
+from stashtrace.record.directory import prepare_directory
+from stashtrace.record.run import run_command
 
 Run = Callable[..., Answer]
 RUN = [sys.executable, "-m", "stashtrace", "run", "--out"]

@@ -179,9 +179,9 @@ def test_a_characterisation_that_knows_no_runs(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_run_of_a_characterisation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three runs of all ranks the middle one, with the difference of the steps above it."""
-    from stashtrace.experiments.characterization import Characterization, StepRun
-    from stashtrace.experiments.step_figures import Figures
     from stashtrace.exporters.store import export_store
+    from stashtrace.lab.characterize.answer import Characterization, StepRun
+    from stashtrace.lab.characterize.figures import Figures
 
     found = Characterization({}, {})
     for repeat, step_ns in enumerate((31e6, 29e6, 30e6)):

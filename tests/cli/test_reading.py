@@ -14,8 +14,8 @@ import pytest
 from command_line import Answer
 from stash_files import StashWriter, ms
 
-from stashtrace.model.kinds import BatchPhase, CollectiveOp, Phase, StallKind, ThreadRole
-from stashtrace.model.schemas import STALLS
+from stashtrace.analysis.stalls.budget import STALLS
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, Phase, StallKind, ThreadRole
 
 Run = Callable[..., Answer]
 STEPS = 12

@@ -169,9 +169,9 @@ def test_a_command_that_cannot_be_recorded_says_so(run: Run, job: Path) -> None:
 
 def test_an_interrupt_of_the_merge_says_how_to_go_on(job: Path) -> None:
     script = (
-        "import signal, os\nfrom stashtrace.cli import ending, main\n"
+        "import signal, os\nfrom stashtrace.cli import main, merging\n"
         "def merge(*words, **options):\n    os.kill(os.getpid(), signal.SIGINT)\n    raise SystemExit(99)\n"
-        "ending.merge_and_report = merge\n"
+        "merging.merge_and_report = merge\n"
         "raise SystemExit(main(['run', '--out', 'out', '--', 'sh', '-c', 'cat input.txt; exit 5']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=job, env=environment(), capture_output=True, text=True)

@@ -25,11 +25,11 @@ import stashtrace
 from stashtrace.analysis.registry import ANALYSES, analyze
 from stashtrace.cli import main
 from stashtrace.errors import StashtraceError
-from stashtrace.experiments import synth
 from stashtrace.format.compact import write_packed
 from stashtrace.format.container import pack_segment
 from stashtrace.format.reader import open_run
 from stashtrace.format.scrubbed import ScrubbedFile
+from stashtrace.lab import synth
 from stashtrace.pseudonyms import RANK_VARIABLES, Scrubber, Survey
 
 Run = Callable[..., Answer]

@@ -15,13 +15,13 @@ import pytest
 from command_line import ROOT, Answer, environment
 
 from stashtrace.cli import main
-from stashtrace.experiments import synth
-from stashtrace.experiments.characterize_request import Request, opened
-from stashtrace.experiments.step_runs import HostTask, here, run_tasks
 from stashtrace.format.reader import open_run
+from stashtrace.lab import synth
+from stashtrace.lab.characterize.hosts import HostTask, here, run_tasks
+from stashtrace.lab.characterize.page import characterization_page
+from stashtrace.lab.characterize.plan import Request, opened
+from stashtrace.lab.plot import save_figure
 from stashtrace.output_files import complete_file
-from stashtrace.report.characterization_page import characterization_page
-from stashtrace.report.plot_file import save_figure
 
 CASES = json.loads((ROOT / "tests/data/scrubbed_arguments.json").read_text(encoding="utf-8"))
 Run = Callable[..., Answer]

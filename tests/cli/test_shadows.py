@@ -13,7 +13,7 @@ from command_line import ROOT, environment
 from test_reading import write_run
 
 from stashtrace.cli import COMMANDS
-from stashtrace.launch.own_program import own_program
+from stashtrace.record.own_program import own_program
 
 PACKAGES = ("numpy", "torch", "torchdata", "dask", "distributed", "fsspec", "pyarrow", "pandas", "matplotlib",
             "cupy", "tomllib", "tomli", "yaml", "sitecustomize", "usercustomize")  # fmt: skip
@@ -91,7 +91,7 @@ def test_no_command_imports_from_the_current_folder(shadows: Path, tmp_path: Pat
 
 
 def test_our_own_processes_do_not_either(shadows: Path) -> None:
-    for module in ("stashtrace", "stashtrace.experiments.link_worker", "stashtrace.experiments.layer_worker"):
+    for module in ("stashtrace", "stashtrace.lab.calibrate.worker", "stashtrace.lab.sweep.worker"):
         done = run_in(shadows, *own_program(module, "--help"))
         assert imported(shadows) == "", done.stderr
     assert run_in(shadows, *own_program("stashtrace", "--version")).stdout.startswith("stashtrace ")

@@ -14,10 +14,10 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.cli import main
-from stashtrace.experiments import staging
-from stashtrace.experiments.step_figures import Figures
-from stashtrace.launch.staged_list import read_staged_list
-from stashtrace.model.trace import Trace
+from stashtrace.lab.characterize.figures import Figures
+from stashtrace.lab.stage import stage as staging
+from stashtrace.record.staged import read_staged_list
+from stashtrace.schema.trace import Trace
 
 STEPS = 10
 
@@ -49,7 +49,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run").mkdir()
     tell(tmp_path, command=["job"], working_directory=str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stashtrace.align.align.load_trace", lambda path: recorded(tmp_path / "data"))
+    monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path: recorded(tmp_path / "data"))
     return tmp_path
 
 
@@ -163,20 +163,20 @@ def test_a_job_that_does_not_wait(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = recorded(job / "data", blocked=False)
-    monkeypatch.setattr("stashtrace.align.align.load_trace", lambda path: trace)
+    monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path: trace)
     assert "no file would gain" in stage(capsys, code=4)[1]
 
 
 def test_no_calls_at_all(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     build = TraceBuilder()
     build.rank(0).step_mark(0)
-    monkeypatch.setattr("stashtrace.align.align.load_trace", lambda path: build.trace())
+    monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path: build.trace())
     assert "I/O call" in stage(capsys, code=4)[1]
 
 
 def test_a_run_without_steps(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Can be staged; there is nothing to compare."""
-    monkeypatch.setattr("stashtrace.align.align.load_trace", lambda path: recorded(job / "data", steps=0))
+    monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path: recorded(job / "data", steps=0))
     assert "the run has none" in stage(capsys, "--check", code=4)[1]
     assert "at most 20.0 ms less inside I/O calls" in stage(capsys)[0]
 

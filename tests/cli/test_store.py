@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from stashtrace.cli import main
-from stashtrace.experiments import synth
+from stashtrace.lab import synth
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 import stashtrace
 from stashtrace.cli import main
-from stashtrace.experiments import synth
+from stashtrace.lab import synth
 
 
 def test_budget_is_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from command_line import environment
 
+from stashtrace.analysis.io.tables import IO_PATTERNS, IO_TIMES
+from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.cli import main
 from stashtrace.cli.rows import aligned, column_names, named_rows, write_rows
-from stashtrace.model.io_results import IO_PATTERNS
-from stashtrace.model.schemas import IO_TIMES, STALLS, TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
 
 Rows = tuple[list[dict[str, object]], list[str]]
 

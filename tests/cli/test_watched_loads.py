@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from kineto_job import write_job
 
-from stashtrace.align.align import load_trace
-from stashtrace.align.imported_files import FEW_FILES, files_of, looks_in_vain
 from stashtrace.cli import loading, main
 from stashtrace.cli.loading import Watch
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import ImporterError
+from stashtrace.loading.foreign_files import FEW_FILES, files_of, looks_in_vain
+from stashtrace.loading.load import load_trace
 
 
 class Clock:

@@ -16,14 +16,14 @@ from command_line import stashtrace
 from ports import free_port
 from replay.ddp_runs import ALPHA_NS, MIB, ddp_run, step_ns
 
-from stashtrace.align import align
-from stashtrace.align.align import load_trace
-from stashtrace.analysis.ddp_facts import BUCKET, ddp_facts
-from stashtrace.analysis.gradient_messages import gradient_messages
 from stashtrace.cli import main, run
 from stashtrace.cli.applying import measured_with_buckets
 from stashtrace.errors import CaptureError
-from stashtrace.models.layers import bucket_ends
+from stashtrace.loading import load
+from stashtrace.loading.load import load_trace
+from stashtrace.replay.communication.ddp import BUCKET, ddp_facts
+from stashtrace.replay.communication.messages import gradient_messages
+from stashtrace.replay.communication.overlap import bucket_ends
 
 pytest.importorskip("torch")
 
@@ -130,7 +130,7 @@ def test_why_nothing_was_measured(
     build.rank(0)
     (tmp_path / "a.stash").write_bytes(b"")
     monkeypatch.setattr(run, "main", lambda words: 0)
-    monkeypatch.setattr(align, "load_trace", lambda path: build.trace())
+    monkeypatch.setattr(load, "load_trace", lambda path: build.trace())
     with pytest.raises(CaptureError, match=re.escape(text)):
         measured_with_buckets(["true"], 4.0, str(tmp_path))
 

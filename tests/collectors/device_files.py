@@ -13,7 +13,7 @@ from typing import Any
 
 from stash_files import START_NS, StashWriter, ms
 
-from stashtrace.model.kinds import Bracket, CollectiveOp, CommEvent, DeviceClock
+from stashtrace.schema.kinds import Bracket, CollectiveOp, CommEvent, DeviceClock
 
 COMM = 0xC0FFEE
 OFFSET_NS = {DeviceClock.EVENT: 0, DeviceClock.GLOBALTIMER: 1_700_000_000_000_000_000, DeviceClock.CUPTI: 77_000_000}

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.align.align import load_trace
 from stashtrace.errors import DataLossWarning
-from stashtrace.launch.environment import traced_environment
-from stashtrace.model.kinds import IoFlag, IoOp, WaitOp
-from stashtrace.model.trace import Trace
+from stashtrace.loading.load import load_trace
+from stashtrace.record.options import traced_environment
+from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
+from stashtrace.schema.trace import Trace
 
 NATIVE = Path(__file__).resolve().parent / "native"
 RUN_ID = "c011ec7e"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from traced import ROOT, TracedRun, run_traced
 
-from stashtrace.model.kinds import SpanKind
+from stashtrace.schema.kinds import SpanKind
 
 SCRIPT = """
     import asyncio, json, sys, time

@@ -11,7 +11,7 @@ import pytest
 from collectors.recorded import NATIVE, Recording
 from collectors.test_cuda import FAKES, ROOT, brackets, driver_calls, is_timed, losses, machine, play
 
-from stashtrace.model.kinds import Bracket
+from stashtrace.schema.kinds import Bracket
 
 CALLS = (
     "cuCtxDestroy",

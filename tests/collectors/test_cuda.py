@@ -18,8 +18,8 @@ import pytest
 from collectors.recorded import NATIVE, Recording, plain_environment, record
 from device import build
 
-from stashtrace.launch.environment import LIBRARY_PATH, LOOKUP_LIBRARY
-from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall, StreamFlag
+from stashtrace.record.options import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall, StreamFlag
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests/fakes"

@@ -12,7 +12,7 @@ from collectors.recorded import Recording, plain_environment, record
 from collectors.test_cuda import MEGA, brackets, calls, is_timed, play
 from device import fake_environment
 
-from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall
+from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall
 
 TO, BACK = CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST
 PINNED, PAGEABLE = BracketFlag.PINNED, BracketFlag.PAGEABLE

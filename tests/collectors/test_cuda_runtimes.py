@@ -14,7 +14,7 @@ import pytest
 from collectors.recorded import NATIVE, Recording, plain_environment, record
 from device import build, calls, fake_environment
 
-from stashtrace.model.kinds import DeviceCall
+from stashtrace.schema.kinds import DeviceCall
 
 #: Loads libraries in the order and scope that it is told and runs each; prints what each said.
 RUNNER = """

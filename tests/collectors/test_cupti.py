@@ -15,8 +15,8 @@ import pytest
 from traced import ROOT, TracedRun, run_traced
 
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import DeviceClock, DeviceWork
-from stashtrace.model.trace import RawProcess
+from stashtrace.schema.kinds import DeviceClock, DeviceWork
+from stashtrace.schema.trace import RawProcess
 
 FAKES = ROOT / "tests/fakes"
 #: As much of a driver as is asked before CUPTI is touched; variables say what it answers.
@@ -405,7 +405,7 @@ def test_graphs_may_be_kept_whole(libraries: Path, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     script = tmp_path / "job/script.py"
     script.write_text(PRELUDE + body, encoding="utf-8")
-    from stashtrace.launch.environment import traced_environment
+    from stashtrace.record.options import traced_environment
 
     base = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH")}
     base |= {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries), "STASHTRACE_SAMPLE_MS": "20"}

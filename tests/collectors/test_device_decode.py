@@ -11,10 +11,10 @@ import pytest
 from device_files import COMM, RankFile
 from stash_files import ms
 
-from stashtrace.align.align import load_trace
-from stashtrace.collectors.nccl_times import union_lengths
+from stashtrace.collectors.nccl import union_lengths
 from stashtrace.errors import DataLossWarning
-from stashtrace.model.kinds import (
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.kinds import (
     Bracket,
     BracketFlag,
     CollectiveFlag,
@@ -26,7 +26,7 @@ from stashtrace.model.kinds import (
     NcclFlag,
     TrackKind,
 )
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 TORCH = 0x70C4
 #: Half-width of the written readings, steps of the event clock, and rounding.

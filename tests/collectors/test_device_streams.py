@@ -13,7 +13,7 @@ from recorded import Recording, record
 from test_nccl import needs_shared_memory, rows
 
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import Bracket, BracketFlag, StreamFlag
+from stashtrace.schema.kinds import Bracket, BracketFlag, StreamFlag
 
 PER_THREAD = """
 #include <cstddef>

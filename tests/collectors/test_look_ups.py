@@ -13,7 +13,7 @@ import pytest
 from collectors.recorded import NATIVE, Recording, compiled, record
 from device import fake_environment
 
-from stashtrace.model.kinds import DeviceCall
+from stashtrace.schema.kinds import DeviceCall
 
 SOURCE = NATIVE.parents[2] / "csrc"
 PER_THREAD = 2

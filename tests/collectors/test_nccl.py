@@ -17,7 +17,7 @@ import pytest
 from recorded import NATIVE, Recording, record
 
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource, CommEvent, NcclFlag
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, CommEvent, NcclFlag
 
 SOURCE = Path(__file__).resolve().parents[2] / "csrc"
 SHARED_MEMORY_FREE = (

@@ -19,8 +19,8 @@ from recorded import NATIVE
 from traced import ROOT, TracedRun
 
 from stashtrace.format.reader import open_run
-from stashtrace.launch.environment import LIBRARY_PATH
-from stashtrace.model.kinds import CollectiveOp, CommEvent, NcclFlag
+from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.schema.kinds import CollectiveOp, CommEvent, NcclFlag
 
 OURS = LIBRARY_PATH
 ROOMS = ("cuda", "nccl")

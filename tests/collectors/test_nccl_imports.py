@@ -13,8 +13,8 @@ from device import fake_environment, run_ranks
 from recorded import record
 from test_nccl import SOURCE, built, facts, losses, rows
 
-from stashtrace.launch.environment import LIBRARY_PATH
-from stashtrace.model.kinds import CommEvent
+from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.schema.kinds import CommEvent
 
 CALLER = """
 import ctypes, os, sys

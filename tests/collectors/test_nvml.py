@@ -15,7 +15,7 @@ from collectors.recorded import NATIVE, compiled
 from measurements import Measurements
 
 from stashtrace.collectors.nvml import unit_of
-from stashtrace.model.kinds import Severity
+from stashtrace.schema.kinds import Severity
 
 RATES = "nvlink_tx 25GB\nnvlink_rx 20GB\npcie_tx 2GB\npcie_rx 3GB\n"
 

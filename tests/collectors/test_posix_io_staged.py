@@ -12,9 +12,9 @@ import pytest
 from collectors.recorded import compiled, plain_environment, record
 
 import stashtrace
-from stashtrace.launch.environment import traced_environment
-from stashtrace.launch.staged_list import Copy, write_staged_list
-from stashtrace.model.kinds import IoFlag, IoOp
+from stashtrace.record.options import traced_environment
+from stashtrace.record.staged import Copy, write_staged_list
+from stashtrace.schema.kinds import IoFlag, IoOp
 
 SCRIPT = """
 import ctypes, os, sys

@@ -15,7 +15,7 @@ from traced import run_traced
 
 import stashtrace
 from stashtrace.analysis.findings.trust import trust
-from stashtrace.model.kinds import BatchPhase, IoOp
+from stashtrace.schema.kinds import BatchPhase, IoOp
 
 LOADER_JOB = """
     import torch

@@ -14,10 +14,10 @@ import pytest
 from collectors.recorded import compiled, plain_environment, record
 
 from stashtrace.analysis.findings.trust import trust
-from stashtrace.launch.doctor import checks
-from stashtrace.launch.environment import LIBRARY_PATH
-from stashtrace.launch.program_file import why_not_preloaded, without_library
-from stashtrace.model.kinds import IoOp
+from stashtrace.record.doctor import checks
+from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.program import why_not_preloaded, without_library
+from stashtrace.schema.kinds import IoOp
 
 PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", n); return n > 1 ? 7 : 3; }\n'
 #: These find the program where file actions lead, or along PATH.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.model.kinds import BatchPhase, ProcessRole, SpanKind, ThreadRole, WaitOp
-from stashtrace.model.table import Table
+from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind, ThreadRole, WaitOp
+from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from traced import run_traced
 
-from stashtrace.analysis.ddp_facts import BUCKET, GRADIENTS, ddp_facts
-from stashtrace.model.trace import Trace
 from stashtrace.probes import recorder
-from stashtrace.probes.torch_ddp import VARIABLE, install, wanted_mib
+from stashtrace.probes.torch.ddp import VARIABLE, install, wanted_mib
+from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS, ddp_facts
+from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.model.kinds import CollectiveFlag, CollectiveOp, ThreadRole
-from stashtrace.model.table import Table
+from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, ThreadRole
+from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.analysis.loader_samples import FACT
-from stashtrace.model.kinds import BatchPhase
+from stashtrace.analysis.steps.samples import FACT
+from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

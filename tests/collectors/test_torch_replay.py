@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.analysis.stalls import stalls
-from stashtrace.analysis.steps import steps
-from stashtrace.experiments import synthetic_data
-from stashtrace.model.kinds import BatchPhase
-from stashtrace.probes.torch_replay import FACT, wanted_batches
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.lab.characterize import figures
+from stashtrace.probes.torch.replay import FACT, wanted_batches
+from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -326,12 +326,12 @@ def test_the_run_says_that_its_data_is_synthetic(run: TracedRun, real: TracedRun
     trace = run.trace
     advice = run.texts(trace.losses, "advice_code")
     assert "synthetic data: 2 batches replayed" in advice
-    assert synthetic_data.FACT == FACT
-    told = synthetic_data.synthetic_data(trace)
+    assert figures.FACT == FACT
+    told = figures.synthetic_data(trace)
     assert (told.ranks, told.missing, told.complete) == ((0,), (), True)
     assert told.doubts == ("__main__.OwnIterator makes its batches in a way of its own",)
     assert told.sentence == f"synthetic data: batches replayed; {told.doubts[0]}"
-    untold = synthetic_data.synthetic_data(real.trace)
+    untold = figures.synthetic_data(real.trace)
     assert (untold.ranks, untold.missing, untold.complete) == ((), (0,), False)
     assert untold.sentence.startswith("no synthetic data: no DataLoader")
 

@@ -11,7 +11,7 @@ import pytest
 from traced import TracedRun, run_traced
 
 from stashtrace import analyze
-from stashtrace.model.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, ThreadRole
+from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, ThreadRole
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

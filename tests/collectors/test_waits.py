@@ -13,7 +13,7 @@ import pytest
 from collectors.recorded import Recording, compiled, plain_environment, record
 from measurements import Measurements
 
-from stashtrace.model.kinds import WaitOp
+from stashtrace.schema.kinds import WaitOp
 
 #: In the order of native/wait_scenes.c.
 EXPECTED = (

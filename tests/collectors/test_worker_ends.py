@@ -12,10 +12,10 @@ import pytest
 from traced import PYTHON, ROOT, TracedRun, run_traced
 
 import stashtrace
-from stashtrace.analysis.epochs import epoch_begins
+from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.timeset import TimeSet
-from stashtrace.model.kinds import BatchPhase
+from stashtrace.analysis.steps.epochs import epoch_begins
+from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -19,7 +19,7 @@ from collectors.test_look_ups import forms, known_until, look_up, split
 from contract.real_interfaces import compiler, cuda_runtimes
 from device import fake_environment
 
-from stashtrace.model.kinds import DeviceCall
+from stashtrace.schema.kinds import DeviceCall
 
 #: Calls the runtime through its import table and prints each answer. Handles are null: nothing could make any.
 PROGRAM = r"""

@@ -17,7 +17,7 @@ from collectors.recorded import plain_environment
 from contract.real_interfaces import compiler, cupti_libraries
 from device import fake_environment
 
-from stashtrace.launch.environment import traced_environment
+from stashtrace.record.options import traced_environment
 
 PROGRAM = r"""
 #include <cstddef>

@@ -18,8 +18,8 @@ from device import fake_environment
 from traced import ROOT
 
 from stashtrace.format.reader import open_run
-from stashtrace.launch.environment import traced_environment
-from stashtrace.model.kinds import CollectiveOp, NcclFlag
+from stashtrace.record.options import traced_environment
+from stashtrace.schema.kinds import CollectiveOp, NcclFlag
 
 PROGRAM = """
 #include <cstdio>

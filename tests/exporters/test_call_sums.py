@@ -13,12 +13,12 @@ import pytest
 from builders import TraceBuilder
 
 from stashtrace import _native
-from stashtrace.exporters.perfetto_files import BLOCKED, Bins, sum_piece
-from stashtrace.exporters.perfetto_rows import RankRows, TraceRows, Window
-from stashtrace.exporters.perfetto_tracks import Piece
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.timeline.files import BLOCKED, Bins, sum_piece
+from stashtrace.timeline.rows import RankRows, TraceRows, Window
+from stashtrace.timeline.tracks import Piece
 
 FIGURES = ("calls_count", "bytes", "busy_ns", "blocked_count")
 

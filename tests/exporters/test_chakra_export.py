@@ -30,12 +30,12 @@ import stashtrace
 from stashtrace.analysis.graph import Resource, build
 from stashtrace.cli import main
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
-from stashtrace.experiments.synth import Job, write
 from stashtrace.exporters.chakra.messages import Messages
 from stashtrace.exporters.registry import Exported, export
-from stashtrace.model.chakra_schema import COLLECTIVE_OPS
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.trace import Trace
+from stashtrace.lab.synth import Job, write
+from stashtrace.schema.chakra import COLLECTIVE_OPS
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
 
 #: Two ranks, rank 1 is late by 3 ms in each step; a transfer takes 2 ms.
 LATE = """

@@ -11,11 +11,11 @@ import pytest
 from trace_rows import TraceBuilder
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.exporters.chakra.export import columns_of
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
-from stashtrace.model.kinds import StallKind
-from stashtrace.model.table import Table
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
 
 #: (rank, resource, begin_us, end_us[, step]) of a node; (source, target, kind, lag_us) of an edge.
 Node = tuple[int, ...]

@@ -12,13 +12,13 @@ import trace_processor
 from builders import MS, US, TraceBuilder, trace_from_text
 from trace_processor import TraceProcessor
 
-from stashtrace.analysis.stalls import stall_intervals
-from stashtrace.analysis.steps import steps
+from stashtrace.analysis.stalls.budget import stall_intervals
+from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.exporters.registry import export
-from stashtrace.model.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, PhaseFlag, SpanKind, ThreadRole, WaitOp
-from stashtrace.model.trace import Trace
-from stashtrace.view.opening import Opening, read_opening
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, PhaseFlag, SpanKind, ThreadRole, WaitOp
+from stashtrace.schema.trace import Trace
+from stashtrace.timeline.serve import Opening, read_opening
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
 

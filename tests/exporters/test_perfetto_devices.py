@@ -11,7 +11,7 @@ from builders import MS, US, TraceBuilder
 from trace_processor import TraceProcessor
 
 from stashtrace.exporters.registry import export
-from stashtrace.model.kinds import (
+from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
     BracketFlag,
@@ -21,7 +21,7 @@ from stashtrace.model.kinds import (
     DeviceCall,
     DeviceWork,
 )
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stashtrace.align.align import load_trace
 from stashtrace.analysis.registry import analyze
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, FormatError
-from stashtrace.experiments import synth
 from stashtrace.exporters.registry import export
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.lab import synth
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 from stashtrace.store.reinstating import Reinstated
 
 pyarrow = pytest.importorskip("pyarrow")

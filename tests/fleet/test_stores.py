@@ -21,13 +21,13 @@ from kineto_job import write_job
 
 import stashtrace
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError, UsageError
-from stashtrace.experiments import synth
 from stashtrace.exporters.store import export_store, store_run
 from stashtrace.fleet.analyze import analyze
 from stashtrace.fleet.plans import PLANS
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.lab import synth
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 from stashtrace.store.layout import STORE_FILE, partition
 
 OPTIONS = {"stalls": ({}, {"by": "rank"}, {"by": "step_kind"}, {"by": "run"}, {"by": "run", "warmup": True})}

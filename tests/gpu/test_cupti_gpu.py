@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.model.kinds import DeviceWork
+from stashtrace.schema.kinds import DeviceWork
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stashtrace
-from stashtrace.model.kinds import Bracket
+from stashtrace.schema.kinds import Bracket
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import stashtrace
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.schema.kinds import CollectiveOp
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -20,9 +20,9 @@ from typing import Any
 from device import run_ranks
 from traced import TracedRun
 
-from stashtrace.analysis.stalls import stalls
-from stashtrace.analysis.steps import steps as steps_of
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps as steps_of
+from stashtrace.schema.trace import Trace
 
 STEPS = 8
 #: Steps at each end that are compared with nobody: first uses, communicators, the end of the job.

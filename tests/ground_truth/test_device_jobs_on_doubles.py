@@ -14,12 +14,12 @@ from measurements import Measurements
 from trace_processor import TraceProcessor, require
 from traced import TracedRun
 
-from stashtrace.analysis.stalls import stalls
-from stashtrace.analysis.steps import steps
-from stashtrace.exporters.perfetto import export_perfetto
-from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, CollectiveOp
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CollectiveOp
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
+from stashtrace.timeline.timeline import export_perfetto
 
 RANKS, STEPS, EACH = 8, 50, 10
 LATE_RANK = 5

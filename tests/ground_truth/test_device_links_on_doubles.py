@@ -13,8 +13,8 @@ from traced import TracedRun
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
 from ground_truth.device_truth import TOLERANCE, check
-from stashtrace.analysis.hidden import hidden
-from stashtrace.report.text import summary
+from stashtrace.analysis.stalls.hidden import hidden
+from stashtrace.summary.text import summary
 
 pytestmark = pytest.mark.truth
 

@@ -13,9 +13,9 @@ from traced import TracedRun
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
 from ground_truth.device_truth import TOLERANCE
-from stashtrace.analysis.stalls import stalls
-from stashtrace.analysis.steps import steps as steps_of
-from stashtrace.report.text import summary
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps as steps_of
+from stashtrace.summary.text import summary
 
 pytestmark = pytest.mark.truth
 

@@ -17,7 +17,7 @@ from traced import TracedRun, run_traced
 import stashtrace
 from ground_truth import late_job, machine
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.table import Table
+from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.truth
 

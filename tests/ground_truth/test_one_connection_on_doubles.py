@@ -14,8 +14,8 @@ from traced import TracedRun
 from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
 from ground_truth.device_truth import TOLERANCE
-from stashtrace.model.kinds import CollectiveSource
-from stashtrace.report.text import summary
+from stashtrace.schema.kinds import CollectiveSource
+from stashtrace.summary.text import summary
 
 pytestmark = pytest.mark.truth
 

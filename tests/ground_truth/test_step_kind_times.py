@@ -12,8 +12,8 @@ import pytest
 from measurements import Measurements
 from traced import TracedRun, run_traced
 
-from stashtrace.analysis.epochs import epoch_begins
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.steps.epochs import epoch_begins
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

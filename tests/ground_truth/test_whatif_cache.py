@@ -16,7 +16,7 @@ from measurements import Measurements
 pytest.importorskip("torch")
 import stashtrace
 from ground_truth import cached_share, machine
-from stashtrace.analysis.cache_forecast import Inputs, cache_forecast, inputs_of
+from stashtrace.lab.cache.forecast import Inputs, cache_forecast, inputs_of
 
 pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow, pytest.mark.root]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import stashtrace
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 EPOCH_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -24,14 +24,14 @@ from kineto_files import rank_of_two
 from mutations import SEEDS, mutated
 from nsys_exports import Export
 
-from stashtrace.align.align import load_trace
 from stashtrace.cli import main
 from stashtrace.errors import StashtraceError
 from stashtrace.exporters.registry import export
 from stashtrace.importers import bounds
-from stashtrace.importers.darshan_sums import Moved, sums_of
+from stashtrace.importers.darshan import Moved, sums_of
 from stashtrace.importers.source import Source
-from stashtrace.model.trace import Trace
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
 

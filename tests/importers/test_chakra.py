@@ -15,8 +15,8 @@ import stashtrace
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, ImporterError, MissingDataError
 from stashtrace.importers import chakra
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
 
 TENSOR = [7, 8, 0, 100, 4, "cuda:0"]
 

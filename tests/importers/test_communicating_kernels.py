@@ -11,7 +11,7 @@ from importers.nsys_exports import MS, Export
 from importers.nsys_exports import load as load_export
 
 import stashtrace
-from stashtrace.model.kinds import CollectiveOp, DeviceWork
+from stashtrace.schema.kinds import CollectiveOp, DeviceWork
 
 #: As profilers print them, and what they do.
 TALKS = {

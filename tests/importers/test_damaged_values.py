@@ -16,7 +16,7 @@ from nsys_exports import Export, tid_of
 
 import stashtrace
 from stashtrace.errors import ImporterError
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
 

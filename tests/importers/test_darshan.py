@@ -14,13 +14,13 @@ from corpus import corpus, reference
 from report.scenes import worded
 
 import stashtrace
-from stashtrace.analysis.findings.files import files_claims
+from stashtrace.analysis.findings.claims import files_claims
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import darshan
-from stashtrace.importers.darshan_sums import Moved, sums_of
-from stashtrace.model.kinds import IoFlag, IoOp
-from stashtrace.model.trace import Trace
+from stashtrace.importers.darshan import Moved, sums_of
+from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.trace import Trace
 
 START_S = 1_600_000_000
 HEAD = b"3.41\0\0\0\0" + struct.pack("<q", 6567223) + bytes(64)

@@ -15,9 +15,9 @@ from corpus import corpus, reference
 import stashtrace
 from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import dftracer
-from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, Phase, ProcessRole, SpanKind
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, Phase, ProcessRole, SpanKind
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 PID, T0 = 4711, 1_744_611_912_000_000
 

@@ -14,8 +14,8 @@ import pytest
 from corpus import corpus
 
 import stashtrace
-from stashtrace.model.kinds import BatchPhase, ProcessRole
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import BatchPhase, ProcessRole
+from stashtrace.schema.trace import Trace
 
 PID, T0 = 4711, 1_744_611_912_000_000
 STEPS = 12

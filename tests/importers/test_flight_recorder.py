@@ -18,9 +18,9 @@ import pytest
 
 import stashtrace
 from stashtrace.errors import ImporterError, StashtraceError
-from stashtrace.importers.flight_recorder_pickle import read_pickle
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource
-from stashtrace.model.trace import Trace
+from stashtrace.importers.flight_recorder.pickle import read_pickle
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource
+from stashtrace.schema.trace import Trace
 
 T_NS = 1_724_779_239_000_000_000
 MS = 1_000_000

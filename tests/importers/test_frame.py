@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import stashtrace
-from stashtrace.align import imported_jobs
 from stashtrace.errors import DataLossWarning, ImporterError, UsageError
 from stashtrace.importers import registry
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
-from stashtrace.model.kinds import DeviceWork
-from stashtrace.model.strings import StringPool
+from stashtrace.loading import foreign
+from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.strings import StringPool
 
 EPOCH_NS = 1_700_000_000_000_000_000
 
@@ -128,7 +128,7 @@ def test_rank_claimed_twice(tmp_path: Path) -> None:
     first = context.process(pid=1, rank=0)
     assert context.process(pid=1, rank=0) == first
     assert context.process(pid=2, rank=0) != first
-    imported_jobs.note_ranks(context)
+    foreign.note_ranks(context)
     assert [row[1][1] for row in context.losses] == ["rank_seen_twice"]
 
 

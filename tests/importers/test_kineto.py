@@ -15,7 +15,7 @@ from importers.kineto_files import PID, START_NS, device, host, launch, rank_of_
 import stashtrace
 from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import kineto
-from stashtrace.model.kinds import (
+from stashtrace.schema.kinds import (
     CollectiveOp,
     CollectiveSource,
     CopyDirection,
@@ -24,8 +24,8 @@ from stashtrace.model.kinds import (
     Phase,
     SpanKind,
 )
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 
 def _load(*paths: Path) -> Trace:

@@ -14,9 +14,9 @@ from corpus import corpus, reference
 import stashtrace
 from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.registry import export
-from stashtrace.model.kinds import DeviceWork
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 #: Results of independent tools -> the files that they are of.
 FILES = {

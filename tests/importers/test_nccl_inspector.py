@@ -14,8 +14,8 @@ import pytest
 
 import stashtrace
 from stashtrace.errors import ImporterError
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
 
 T_US = 1_752_867_229_235_000
 

@@ -15,7 +15,7 @@ from importers.nsys_exports import EPOCH_NS, MS, Export, load, losses, pid_of, s
 
 import stashtrace
 from stashtrace.errors import ImporterError
-from stashtrace.model.kinds import (
+from stashtrace.schema.kinds import (
     BatchPhase,
     CopyDirection,
     DeviceCall,
@@ -28,8 +28,8 @@ from stashtrace.model.kinds import (
     StreamFlag,
     WaitOp,
 )
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 _FILES = (
     ("h100_2gpu_1s", "nsys-h100_2gpu_1s"),
@@ -382,7 +382,7 @@ def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
     def note(done: int, total: int, name: str) -> None:
         seen.append((done, total))
 
-    from stashtrace.align.imported import load_imported
+    from stashtrace.loading.foreign import load_imported
 
     load_imported([str(path)], progress=note)
     reached: Any = seen[-1]

@@ -12,8 +12,8 @@ from importers.nsys_exports import MS, Export, load, losses, pid_of
 
 import stashtrace
 from stashtrace.importers.collective_names import algorithm_and_protocol, collective_op, is_collective_kernel
-from stashtrace.model.kinds import CollectiveOp, DeviceWork, NcclFlag
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp, DeviceWork, NcclFlag
+from stashtrace.schema.trace import Trace
 
 COMM = 0xCAFEBABEDEADBEEF
 _KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"

@@ -12,7 +12,7 @@ import stashtrace
 from stashtrace.importers import registry
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource
 
 EPOCH_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

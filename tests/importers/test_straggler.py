@@ -17,10 +17,10 @@ from corpus import corpus, reference
 
 import stashtrace
 from stashtrace.errors import DataLossWarning, ImporterError
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 SECOND = 1_000_000_000
 

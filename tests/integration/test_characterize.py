@@ -42,7 +42,7 @@ def characterize(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def can_make_namespaces() -> bool:
     from stashtrace.errors import CaptureError
-    from stashtrace.experiments.emulated_network import Shape, emulated_hosts
+    from stashtrace.lab.characterize.network import Shape, emulated_hosts
 
     try:
         with emulated_hosts(Shape(10**9)):

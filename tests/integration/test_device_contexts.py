@@ -15,7 +15,7 @@ import pytest
 from device import calls, run_ranks
 from traced import TracedRun
 
-from stashtrace.model.kinds import Awaited, Bracket, BracketFlag, DeviceCall
+from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, DeviceCall
 
 READINGS = list(itertools.product(["needed", "free"], repeat=3))
 PROGRAM = """

@@ -12,9 +12,9 @@ from device import NEEDED, run_ranks
 from measurements import Measurements
 from traced import TracedRun
 
-from stashtrace.analysis.stalls import stalls
-from stashtrace.model.kinds import CollectiveSource, DeviceWork
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.schema.kinds import CollectiveSource, DeviceWork
+from stashtrace.schema.trace import Trace
 
 SETTLE = "sync device; sleep 100ms"  # the harvester sees the last events
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.experiments.emulated_network import EmulatedHost, Shape, emulated_hosts
+from stashtrace.lab.characterize.network import EmulatedHost, Shape, emulated_hosts
 
 OWNER = """
 import time
-from stashtrace.experiments.emulated_network import Shape, emulated_hosts
+from stashtrace.lab.characterize.network import Shape, emulated_hosts
 with emulated_hosts(Shape()) as hosts:
     print(*(host.namespace for host in hosts), flush=True)
     time.sleep(600)

@@ -50,7 +50,7 @@ def test_info(job) -> None:
 
 
 def test_nothing_was_lost(trace) -> None:
-    from stashtrace.model.kinds import Severity
+    from stashtrace.schema.kinds import Severity
 
     lost = [
         (*(trace.text(row[c]) for c in ("collector_code", "name_code", "advice_code")), row["lost_count"])
@@ -112,7 +112,7 @@ def test_collectives_are_matched_on_both_ranks(trace) -> None:
 
 
 def test_batches_are_linked_to_the_worker_that_made_them(trace) -> None:
-    from stashtrace.model.kinds import BatchPhase, ProcessRole
+    from stashtrace.schema.kinds import BatchPhase, ProcessRole
 
     batches = trace.batches
     roles = dict(zip(trace.processes["process_id"].tolist(), trace.processes["role_code"].tolist(), strict=True))

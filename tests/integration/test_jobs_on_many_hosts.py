@@ -92,7 +92,7 @@ def info(folder: Path, path: str, *more: str) -> dict[str, Any]:
 def check_whole(folder: Path, path: str, members: Sequence[Host]) -> None:
     """Every rank of every host is there, with its steps and its collectives, and nothing was lost."""
     import stashtrace as package
-    from stashtrace.model.kinds import Severity
+    from stashtrace.schema.kinds import Severity
 
     facts = info(folder, path)
     world = len(members)

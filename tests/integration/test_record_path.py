@@ -17,8 +17,8 @@ import pytest
 
 from stashtrace import _native
 from stashtrace.format.reader import open_run
-from stashtrace.launch.environment import LIBRARY_PATH
-from stashtrace.model.trace import RawProcess
+from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.schema.trace import RawProcess
 
 
 class Actor:

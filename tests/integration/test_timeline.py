@@ -11,8 +11,8 @@ import trace_processor
 from example_job import STEPS
 from trace_processor import TraceProcessor
 
-from stashtrace.model.kinds import BatchPhase
-from stashtrace.view.serve import Server
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.timeline.serve import Server
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "view"))
 

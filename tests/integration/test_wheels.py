@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from traced import ROOT
 
-from stashtrace.launch.environment import KERNEL_STEPS, traced_environment
+from stashtrace.record.options import KERNEL_STEPS, traced_environment
 
 PYTHON = os.environ.get("STASHTRACE_WHEELS_PYTHON", "")
 pytestmark = [

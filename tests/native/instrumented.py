@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stashtrace.launch import environment
+from stashtrace.record import options as environment
 
 LIBRARY = Path(os.environ["STASHTRACE_TEST_LIBRARY"])
 PRELOAD = os.environ.get("STASHTRACE_TEST_PRELOAD", "")

@@ -7,9 +7,9 @@ from typing import Any
 
 from builders import MS, US, TraceBuilder
 
-from stashtrace.model.kinds import CollectiveOp, DeviceWork
-from stashtrace.model.trace import Trace
 from stashtrace.replay.advice import overlap_advice
+from stashtrace.schema.kinds import CollectiveOp, DeviceWork
+from stashtrace.schema.trace import Trace
 
 #: 2^21 elements of 4 bytes: eight chunks of the smallest size that is advised on.
 MEDIUM_BYTES = 1 << 23

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from builders import MS, US, TraceBuilder
 
-from stashtrace.analysis.ddp_facts import BUCKET, GRADIENTS
-from stashtrace.model.kinds import WaitOp
-from stashtrace.models.layers import bucket_starts
+from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS
+from stashtrace.replay.communication.overlap import bucket_starts
+from stashtrace.schema.kinds import WaitOp
 
 #: What a message takes: 400 us and 1 ns a byte.
 ALPHA_NS, BETA_NS = 400 * US, 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from builders import MS, TraceBuilder
 
-from stashtrace.model.trace import Trace
+from stashtrace.schema.trace import Trace
 
 TICK_NS = 20_000
 

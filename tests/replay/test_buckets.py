@@ -12,9 +12,9 @@ from replay.ddp_runs import ALPHA_NS, BETA_NS, MIB, SIZES, ddp_run, step_ns
 
 from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp
 from stashtrace.replay import Answer, Buckets, Change, best_buckets, gradient_buckets, single_changes, what_if
-from stashtrace.report.whatif import applied_lines
+from stashtrace.replay.report import applied_lines
+from stashtrace.schema.kinds import CollectiveOp
 
 CAPS = (0.25, 1, 2, 4, 8, 100)
 

@@ -10,12 +10,12 @@ from corpus import corpus
 
 import stashtrace
 from stashtrace.analysis.graph import build
+from stashtrace.calibration.file import Calibration, Link, Points
+from stashtrace.calibration.fit import Fit, Piece
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, DeviceWork
-from stashtrace.model.trace import Trace
-from stashtrace.models.alpha_beta import Fit, Piece
-from stashtrace.models.calibration import Calibration, Link, Points
 from stashtrace.replay.advice import Advice, ReplayedAdvice, named_advice, overlap_advice
+from stashtrace.schema.kinds import CollectiveOp, DeviceWork
+from stashtrace.schema.trace import Trace
 
 # Hosts --------------------------------------------------------------------------------------------
 

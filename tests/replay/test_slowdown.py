@@ -16,11 +16,11 @@ from pipeline_files import BACKWARD, FORWARD, load, step_s, two_stages, write
 import stashtrace
 from stashtrace.analysis.graph import PipelineGraph, build
 from stashtrace.analysis.graph.pipeline import build_pipeline
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import UsageError
-from stashtrace.model.table import Table
 from stashtrace.replay import Ideal
 from stashtrace.replay.slowdown import ranks_together
+from stashtrace.schema.table import Table
 
 SECOND = 1_000_000_000
 SLOW = {(1, 0): 2.0}

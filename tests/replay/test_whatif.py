@@ -12,9 +12,9 @@ from builders import MS, TraceBuilder, trace_from_text
 
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.model.kinds import CollectiveOp
 from stashtrace.replay import Answer, Change, single_changes, what_if
-from stashtrace.report.whatif import limit_lines, whatif_lines
+from stashtrace.replay.report import limit_lines, whatif_lines
+from stashtrace.schema.kinds import CollectiveOp
 
 
 def asked(text: str, *changes: str) -> Answer:

@@ -11,10 +11,10 @@ from builders import MS, US, WORLD, TraceBuilder
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import Graph, build
-from stashtrace.model.kinds import CollectiveOp, StallKind
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.links import Links, Verdict, measured_alone, shared_kinds, verdict
-from stashtrace.replay.scenario import Unknowns
+from stashtrace.replay.links import Verdict, measured_alone, shared_kinds, verdict
+from stashtrace.replay.scenario import Links, Unknowns
+from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 MB = 1_000_000
 STEPS = 16

@@ -10,8 +10,8 @@ from replay.loader_jobs import Job
 
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import BatchPhase
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.schema.kinds import BatchPhase
 
 WORKERS = (1, 2, 3, 4)
 PAIRS = [(one, other) for one in WORKERS for other in WORKERS if one != other]

@@ -11,9 +11,9 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.graph import Graph, Resource, build
-from stashtrace.analysis.loader_samples import told_samples
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.steps.samples import told_samples
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.schema.trace import Trace
 
 STEPS = 24
 

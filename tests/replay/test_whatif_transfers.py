@@ -11,9 +11,9 @@ from builders import MS, US, TraceBuilder
 
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, StallKind
 from stashtrace.replay import Answer, Change, what_if
 from stashtrace.replay.transfers import of_sizes
+from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 MB = 1_000_000
 STEPS = 12

@@ -10,9 +10,9 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.findings.claims import claims_of
 from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
-from stashtrace.model.trace import Trace
-from stashtrace.report.words import claim_text, evidence_texts
-from stashtrace.report.words.parts import Finding, findings_of
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.parts import Finding, findings_of
 
 STEPS = 12
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stashtrace.calibration.file import Calibration, Link, Points
+from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.errors import UsageError
-from stashtrace.models.alpha_beta import fit_alpha_beta
-from stashtrace.models.calibration import Calibration, Link, Points
-from stashtrace.report.calibration import calibration_lines
-from stashtrace.report.calibration_plot import plot_calibration
-from stashtrace.report.plot_file import check_plot_file
+from stashtrace.lab.calibrate.report import calibration_lines, plot_calibration
+from stashtrace.lab.plot import check_plot_file
 
 SIZES = tuple(1 << n for n in range(10, 26))
 

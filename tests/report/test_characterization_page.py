@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.experiments.characterization import MEASURED, Characterization, StepRun
-from stashtrace.experiments.step_figures import Figures
-from stashtrace.report.characterization import emulation_text
-from stashtrace.report.characterization_page import characterization_page, stacks
+from stashtrace.lab.characterize.answer import MEASURED, Characterization, StepRun
+from stashtrace.lab.characterize.figures import Figures
+from stashtrace.lab.characterize.page import characterization_page, stacks
+from stashtrace.lab.characterize.report import emulation_text
 
 TIMES_MS = {
     1: (10.0, 10.2, 9.9), 2: (9.5, 9.8, 9.7), 3: (32.0, 33.0, 31.0), 4: (20.0, 20.5, 19.5), 5: (17.0, 17.5, 16.5),
@@ -113,7 +113,7 @@ def test_where_all_intervals_are_above_nothing_the_bars_begin_there(found: Chara
 
 def test_the_picture(found: Characterization, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from stashtrace.report.characterization_plot import plot_characterization
+    from stashtrace.lab.characterize.page import plot_characterization
 
     for name in ("a.png", "a.svg"):
         plot_characterization(found, str(tmp_path / name))

@@ -13,9 +13,9 @@ from scenes import verdicts
 
 from stashtrace.analysis.findings import devices
 from stashtrace.analysis.findings.facts import gather
-from stashtrace.analysis.link_efficiency import ExpectedTransfers
+from stashtrace.analysis.links.efficiency import ExpectedTransfers
 from stashtrace.errors import ForeignCalibrationWarning
-from stashtrace.model.kinds import (
+from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
     BracketFlag,
@@ -24,9 +24,8 @@ from stashtrace.model.kinds import (
     DeviceCall,
     DeviceWork,
 )
-from stashtrace.model.trace import Trace
-from stashtrace.report.look import Look
-from stashtrace.report.text import summary
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import Look, summary
 
 STEPS, STEP = 12, 100 * MS
 

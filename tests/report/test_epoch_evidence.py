@@ -7,8 +7,8 @@ import pytest
 from scenes import verdicts
 from trace_rows import MS, TraceBuilder
 
-from stashtrace.model.kinds import BatchPhase
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.trace import Trace
 
 STEP_NS = 50 * MS
 

@@ -10,12 +10,14 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings.lateness import how_often, wait_evidence
 from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
-from stashtrace.analysis.late_budgets import CAUSES
+from stashtrace.analysis.late.causes import CAUSES
+from stashtrace.analysis.late.late import LATE
 from stashtrace.analysis.registry import analyze
-from stashtrace.model.schemas import LATE, STALLS, STEPS
-from stashtrace.model.table import Table
-from stashtrace.report.words import evidence_texts
-from stashtrace.report.words.parts import Finding
+from stashtrace.analysis.stalls.budget import STALLS
+from stashtrace.schema.events import STEPS
+from stashtrace.schema.table import Table
+from stashtrace.summary.words import evidence_texts
+from stashtrace.summary.words.parts import Finding
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7", "op": "all_reduce", "sequence": 4182, "late_rank": 3, "wait_ns": 38 * MS,

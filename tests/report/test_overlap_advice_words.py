@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from builders import MS
 
-from stashtrace.model.schemas import OVERLAP_ADVICE
-from stashtrace.model.table import Table
 from stashtrace.replay.advice import Advice, named_advice
-from stashtrace.report.overlap_advice import LIMITS, SWITCHES, advice_lines, advice_row, advice_text
+from stashtrace.replay.advice.report import LIMITS, SWITCHES, advice_lines, advice_row, advice_text
+from stashtrace.replay.advice.table import OVERLAP_ADVICE
+from stashtrace.schema.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "stashtrace" / "replay" / "advice"

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from stash_files import StashWriter, ms, write_run_json
 
-from stashtrace.align.align import load_trace
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings import trust as trusted
 from stashtrace.analysis.findings.facts import gather
 from stashtrace.analysis.findings.trust import Trust, trust
-from stashtrace.model.kinds import ThreadRole
-from stashtrace.report.look import Look
-from stashtrace.report.text import render
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.kinds import ThreadRole
+from stashtrace.summary.text import Look, render
 
 USED_NS = 1_000_000_000
 

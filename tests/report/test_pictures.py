@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import StashtraceError
-from stashtrace.report.plot_file import save_figure
+from stashtrace.lab.plot import save_figure
 
 
 class Figure:

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from stashtrace.report.plot_file import new_figure
-from stashtrace.report.plot_names import Name, place_names
+from stashtrace.lab.plot import Name, new_figure, place_names
 
 
 def placed(points: list[tuple[float, float]], lines: Any = (), *, log: bool = False) -> tuple[Any, list[Any]]:

@@ -7,9 +7,9 @@ from builders import MS, S, TraceBuilder
 from scenes import job
 
 from stashtrace.analysis.findings.waiting import newest_ns, waiting_collectives
-from stashtrace.model.kinds import CollectiveOp, ProcessRole
-from stashtrace.report.progress import describe_waiting, last_budget
-from stashtrace.report.text import summary
+from stashtrace.schema.kinds import CollectiveOp, ProcessRole
+from stashtrace.summary.progress import describe_waiting, last_budget
+from stashtrace.summary.text import summary
 
 
 def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:

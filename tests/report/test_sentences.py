@@ -14,8 +14,8 @@ from scenes import job, worded
 from stashtrace.analysis.findings.rows import SECTIONS, Claim, Evidence
 from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.analysis.registry import analyze
-from stashtrace.report.words.claims import CLAIMS
-from stashtrace.report.words.evidence import EVIDENCE
+from stashtrace.summary.words.claims import CLAIMS
+from stashtrace.summary.words.evidence import EVIDENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "stashtrace" / "analysis" / "findings"

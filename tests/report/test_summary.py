@@ -14,12 +14,11 @@ from scenes import job, verdicts
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.facts import RankFacts, gather
 from stashtrace.analysis.findings.verdicts import confidence
-from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
-from stashtrace.model.schemas import STEP_KINDS
-from stashtrace.model.table import Table
-from stashtrace.report.look import Look
-from stashtrace.report.text import _percents, render, summary
-from stashtrace.report.words.parts import amount
+from stashtrace.analysis.steps.kinds import STEP_KINDS
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
+from stashtrace.schema.table import Table
+from stashtrace.summary.text import Look, _percents, render, summary
+from stashtrace.summary.words.parts import amount
 
 SCENES: dict[str, dict[str, Any]] = {
     "quiet": {"transfer": 0},

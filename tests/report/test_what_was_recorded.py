@@ -14,9 +14,9 @@ from report.scenes import job, row_texts, verdicts, worded
 import stashtrace
 from stashtrace.analysis.findings.facts import gather
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.model.kinds import IoOp
-from stashtrace.model.trace import Trace
-from stashtrace.report.text import summary
+from stashtrace.schema.kinds import IoOp
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 EVENTS = [
     host("aten::mm", 0, 400),

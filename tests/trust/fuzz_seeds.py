@@ -28,10 +28,10 @@ from kineto_files import rank_of_two  # noqa: E402
 from nsys_exports import MS, Export  # noqa: E402
 from stash_files import StashWriter, ms, write_run_json  # noqa: E402
 
-from stashtrace.experiments import synth  # noqa: E402
 from stashtrace.format.compact import compact_run  # noqa: E402
 from stashtrace.format.project import current_layouts  # noqa: E402
 from stashtrace.format.reader import open_run  # noqa: E402
+from stashtrace.lab import synth  # noqa: E402
 
 GOLDEN = ROOT / "tests/data/golden"
 START_US = 1_600_000_000_000_000

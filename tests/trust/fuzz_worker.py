@@ -42,7 +42,7 @@ CPU_LIMIT_S = 20
 WALL_LIMIT_S = 240  # against hanging alone; a busy machine is no finding
 REFUSED, FOUND = 10, 20
 #: They import what need not be installed.
-LAZY = ("store", "darshan_child")
+LAZY = ("stashtrace.exporters.store", "stashtrace.importers.darshan.child")
 #: Formats of several files, each seed a folder.
 FOLDERS = ("stash", "store")
 ODD_NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
@@ -207,10 +207,10 @@ def meaning(status: int, said: str) -> str:
 
 def load_modules() -> None:
     """Import what readers import when they first need it: once here, and not again in each child."""
-    for room in ("align", "analysis", "collectors", "exporters", "importers", "report"):
-        for found in pkgutil.iter_modules([str(Path(stashtrace.__file__).parent / room)]):
+    for room in ("loading", "analysis", "collectors", "timeline", "exporters", "importers", "summary"):
+        for found in pkgutil.walk_packages([str(Path(stashtrace.__file__).parent / room)], f"stashtrace.{room}."):
             if found.name not in LAZY:
-                importlib.import_module(f"stashtrace.{room}.{found.name}")
+                importlib.import_module(found.name)
 
 
 def undamaged(kind: str, seeds: Path) -> list[Path]:

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import IoOp
+from stashtrace.schema.kinds import IoOp
 from trust.pairs import Pair, compiled
 
 SLOT = struct.Struct("<QQQ")

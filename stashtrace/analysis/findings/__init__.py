@@ -1,6 +1,6 @@
 """findings, finding_evidence, budgets: what a summary says, as rows before it is words.
 
-    trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.report words them
+    trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 
 ``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness`` and ``devices`` find what
 speaks for them, ``trust`` and ``losses`` say how far to believe them.
@@ -15,8 +15,8 @@ from stashtrace.analysis.findings.claims import claims_of
 from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.findings.facts import budgets as budgets_of
 from stashtrace.analysis.findings.rows import tables_of
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

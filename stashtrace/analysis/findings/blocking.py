@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.methods import rank_layers
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import in_steps, ranks_and_steps
-from stashtrace.analysis.timeset import RowsBy, TimeSet
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import StallKind, WaitOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.intervals import RowsBy, TimeSet
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import in_steps, ranks_and_steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import StallKind, WaitOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 #: What the calls wait for. Calls of files, pipes and sockets follow where no recorded wait covers them.
 _CALLS = {

@@ -7,12 +7,13 @@ import numpy as np
 
 from stashtrace.analysis.findings.devices import agreement_evidence
 from stashtrace.analysis.findings.facts import RunFacts
-from stashtrace.analysis.findings.files import files_claims
+from stashtrace.analysis.findings.killed import killed
 from stashtrace.analysis.findings.losses import loss_claims, lost_count
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
     ending_claims,
+    left_out_claims,
     outlived_claims,
     scope_claims,
     trust_claims,
@@ -20,11 +21,9 @@ from stashtrace.analysis.findings.trust import (
 )
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
-from stashtrace.analysis.killed import killed
-from stashtrace.analysis.staged_opens import staged_opens, used_copies
-from stashtrace.model.facts import WHOLE_RECORDING
-from stashtrace.model.kinds import SpanKind
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.io.staging import staged_opens, used_copies
+from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.trace import WHOLE_RECORDING, Trace
 from stashtrace.units import ranks_text
 
 _LOW_CONFIDENCE_RATIO = 0.05
@@ -253,3 +252,57 @@ def _hidden(facts: RunFacts) -> list[Claim]:
 def _copies(facts: RunFacts) -> list[Claim]:
     """Of a run with staged copies: whether the job opened them."""
     return [Claim("beside", "staged", items_count=staged_opens(facts.trace))] if used_copies(facts.trace) else []
+
+
+# What a recording lacks: claims for an answer that stands without the summary around it.
+
+
+def limit_claims(trace: Trace) -> list[Claim]:
+    """Collect what was lost or left out, and how the job ended if not well; none of a whole recording.
+
+    The claims are those of the summary. They cost a look at the tables of losses, processes and phases, no analysis.
+    """
+    losses = loss_claims(trace)
+    whole = [Claim("headline", "steps", name="recording", items_count=1)] if one_recording(trace) else []
+    return [
+        *(claim for claim in losses if claim.section == "headline"),
+        *whole,
+        *left_out_claims(trace),
+        *killed_claims(trace),
+        *ending_claims(trace)[:1],
+        *(claim for claim in losses if claim.section == "loss"),
+    ]
+
+
+# What a run without steps did with files, as claims.
+
+_FILES_AT_MOST = 3
+
+
+def files_claims(trace: Trace) -> list[Claim]:
+    """Calls, bytes and time of all I/O, and the files that took longest."""
+    summed = trace.io_totals
+    if not trace.io_rows_count and not len(summed):
+        if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
+            return []  # tools that record no files are no evidence of none
+        return [Claim("files", "no_files")]
+    moved = int(summed["read_bytes"].sum() + summed["write_bytes"].sum())
+    path, size = summed["path_code"], len(trace.strings)
+    spent = np.zeros(size)
+    np.add.at(spent, path, summed["read_ns"] + summed["write_ns"] + summed["other_ns"])
+    calls = np.zeros(size, dtype=np.int64)
+    np.add.at(calls, path, summed["opens_count"] + summed["reads_count"] + summed["writes_count"])
+    for io in trace.io_pieces():
+        moved += int(np.maximum(io["result_bytes"], 0).sum())
+        spent += np.bincount(io["path_code"], io["end_ns"] - io["begin_ns"], len(spent))
+        calls += np.bincount(io["path_code"], minlength=len(calls))
+    processes = len(np.unique(trace.processes["process_id"]))
+    whole = Evidence(
+        "io_calls", "io", amount_ns=spent.sum(), items_count=int(calls.sum()), of_count=processes, moved_bytes=moved
+    )
+    used = np.flatnonzero(calls)
+    longest = used[np.argsort(-spent[used], kind="stable")[:_FILES_AT_MOST]].tolist()
+    files = [
+        Evidence("file_calls", "io", amount_ns=spent[c], items_count=int(calls[c]), name=trace.text(c)) for c in longest
+    ]
+    return [Claim("files", "files", items_count=int(calls.sum()), evidence=(whole, *files))]

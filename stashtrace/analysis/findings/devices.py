@@ -7,20 +7,20 @@ import warnings
 
 import numpy as np
 
-from stashtrace.analysis.collectives import collective_rows
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.analysis.idle_calls import idle_calls
-from stashtrace.analysis.link_efficiency import calibration_of, expected_transfers
-from stashtrace.analysis.matching import group_table
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
+from stashtrace.analysis.stalls.idle_calls import idle_calls
+from stashtrace.calibration.file import Calibration
+from stashtrace.calibration.fit import bus_bytes
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
-from stashtrace.model.kinds import Bracket, BracketFlag, CopyDirection
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
-from stashtrace.models.alpha_beta import bus_bytes
-from stashtrace.models.calibration import Calibration
+from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 _BETWEEN = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST, CopyDirection.UNKNOWN)
 _FEW = 2

@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.agreement import agreement
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
+from stashtrace.analysis.findings.rows import BUDGETS
 from stashtrace.analysis.findings.trust import Trust, trust
-from stashtrace.analysis.hidden import hidden
-from stashtrace.analysis.loop_tokens import QUIET_KINDS
-from stashtrace.analysis.stalls import bounds_of_groups, straggler_causes
-from stashtrace.analysis.stalls import stalls as find_stalls
-from stashtrace.analysis.step_kinds import step_kinds
-from stashtrace.analysis.steps import counted_steps, in_steps
-from stashtrace.analysis.steps import steps as find_steps
-from stashtrace.analysis.timeset import RowsBy, TimeSet
+from stashtrace.analysis.intervals import RowsBy, TimeSet
+from stashtrace.analysis.stalls.agreement import agreement
+from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
+from stashtrace.analysis.stalls.budget import stalls as find_stalls
+from stashtrace.analysis.stalls.hidden import hidden
+from stashtrace.analysis.steps.kinds import step_kinds
+from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.analysis.steps.steps import counted_steps, in_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import Awaited, Bracket, ProcessRole, StreamFlag
-from stashtrace.model.schemas import BUDGETS
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 #: Columns of the summary and the stall kinds behind each.
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -11,14 +11,13 @@ import numpy as np
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.analysis.late import late
-from stashtrace.analysis.late_surplus import EXPLAINS_RATIO, late_surplus
-from stashtrace.analysis.stragglers import stragglers
+from stashtrace.analysis.late.late import late
+from stashtrace.analysis.late.stragglers import stragglers
+from stashtrace.analysis.late.surplus import EXPLAINS_RATIO, late_surplus
 from stashtrace.errors import MissingDataError
-from stashtrace.model.facts import HOST_NOT_RECORDED
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
 from stashtrace.units import ranks_in
 
 #: Somebody is late by a few microseconds in every step: less than this part of the mean one does not count.

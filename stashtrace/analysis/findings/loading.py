@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.batch_layers import MAIN_PROCESS, UNSEEN_WORKER
-from stashtrace.analysis.epochs import epoch_begins
+from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, handoff_code, making_of
 from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.analysis.findings.trust import HostCpu
-from stashtrace.analysis.timeset import TimeSet
-from stashtrace.analysis.trace_index import blocked_by_guess
-from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
+from stashtrace.analysis.stalls.index import blocked_by_guess
+from stashtrace.analysis.steps.epochs import epoch_begins
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 #: Parts of a wait, or of the making of a batch, below this share of it are left out.
 _WORTH_NAMING = 0.05

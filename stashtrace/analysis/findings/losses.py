@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.model.kinds import Severity
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.trace import Trace
 
 #: Above this share of all records the loss is the first thing to know.
 _MATTERS_RATIO = 0.01

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts
-from stashtrace.analysis.findings.trust import HostCpu
-from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet
-from stashtrace.model.kinds import BatchPhase, IoFlag, IoOp, WaitOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 #: Parts of the making of a batch, in the order in which an instant is given to them.
 PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")

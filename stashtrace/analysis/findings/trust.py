@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from stashtrace.analysis.collectives.matching import contact_errors, match
+from stashtrace.analysis.devices.cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.matching import contact_errors, match
-from stashtrace.analysis.step_threads import how_to_get_steps
-from stashtrace.analysis.trace_index import blocked_by_guess
-from stashtrace.model.facts import HOST_NOT_RECORDED
-from stashtrace.model.kinds import (
-    SYNCHRONISING_OPS,
-    CollectiveSource,
-    Phase,
-    ProcessRole,
-    ThreadRole,
-    TrackKind,
-)
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.stalls.index import blocked_by_guess
+from stashtrace.analysis.steps.threads import how_to_get_steps
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
 
 #: How a process that put itself under a filter ended its recording, and what that hides beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
@@ -42,29 +34,6 @@ HOOK_MOST_NS = 150
 PROBE_MOST_RATIO = 3.0
 #: A wake-up of a thread of the recorder: two switches, and a core's second-level cache to fill again.
 WAKE_MOST_NS = 50_000
-
-
-@dataclass(frozen=True, slots=True)
-class HostCpu:
-    """What the CPUs of a host did while they were sampled.
-
-    Attributes
-    ----------
-    count : float
-        CPUs that the host has.
-    others_count : float
-        CPUs that processes outside the job used on average, those of its hypervisor's other guests included.
-    busy_ratio, steal_ratio : float
-        Of all CPU time: used by anybody, and taken by the hypervisor.
-    main_ns_per_s : dict of int to float
-        CPU time of the process of each rank, all of its threads, per second.
-    """
-
-    count: float
-    others_count: float
-    busy_ratio: float
-    steal_ratio: float
-    main_ns_per_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +159,11 @@ def _own_cost(trace: Trace) -> tuple[float, float]:
     tracks = trace.tracks
     tracers = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
     owned = set(zip(tracers["process_id"].tolist(), tracers["native_id"].tolist(), strict=True))
-    threads = sum(ns for key, ns in _last(trace, "thread_run_ns_total").items() if key in owned)
+    threads = sum(ns for key, ns in last_values(trace, "thread_run_ns_total").items() if key in owned)
     probes = _probe_cost_ns(trace)
     hooked = trace.io_rows_count + len(trace.waits)
     threads_of = Counter(tracers["process_id"].tolist())
-    samples = _samples(trace, "process_user_ns_total")
+    samples = counter_samples(trace, "process_user_ns_total")
     wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
     least = threads + probes + hooked * HOOK_COST_NS
     most = threads + wakes * WAKE_MOST_NS + probes * PROBE_MOST_RATIO + hooked * HOOK_MOST_NS
@@ -215,7 +184,7 @@ def _job_cpu_ns(trace: Trace) -> float:
     one_of = dict(zip(processes["process_id"].tolist(), identity, strict=True))
     own: dict[tuple[int, ...], float] = dict.fromkeys(one_of.values(), 0.0)
     children, traced_children = dict(own), dict(own)
-    user, system = _last(trace, "process_user_ns_total"), _last(trace, "process_system_ns_total")
+    user, system = last_values(trace, "process_user_ns_total"), last_values(trace, "process_system_ns_total")
     for sampled, value in user.items():
         process = one_of[sampled[0]]
         own[process] = max(own[process], value + system.get(sampled, 0.0))
@@ -244,75 +213,6 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
         if process_id >= 0 and value.isdecimal():
             told[process_id] = max(told.get(process_id, 0), int(value))
     return told
-
-
-def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
-    """Host -> its CPUs in the counted steps, by the longest look that a process of the job had at them."""
-    parts = ("user", "system", "idle", "iowait", "steal")
-    grown = {part: _growth(trace, f"host_{part}_ns_total", window) for part in parts}
-    processes = trace.processes
-    hosts = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
-    looks: dict[int, tuple[float, float, dict[str, float]]] = {}
-    for key, (_, seconds) in grown["idle"].items():
-        values = {part: grown[part].get(key, (0.0, 0.0))[0] for part in parts}
-        whole, host = sum(values.values()), hosts[key[0]]
-        if seconds > 0 and whole > looks.get(host, (0.0, 0.0, {}))[0]:
-            looks[host] = whole, seconds, values
-    rates: dict[int, float] = dict.fromkeys(hosts, 0.0)
-    for name in ("process_user_ns_total", "process_system_ns_total"):
-        for (process, _), (ns, seconds) in _growth(trace, name, window).items():
-            rates[process] += ns / seconds if seconds > 0 else 0.0
-    ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
-    found = {}
-    for host, (whole, seconds, values) in looks.items():
-        busy = values["user"] + values["system"] + values["steal"]
-        job_per_s = sum(rate for process, rate in rates.items() if hosts[process] == host)
-        own = ranks.take(ranks["host_code"] == host)
-        main = {r: rates[p] for r, p in zip(own["rank"].tolist(), own["process_id"].tolist(), strict=True)}
-        found[trace.text(host)] = HostCpu(
-            whole / seconds / 1e9,
-            max(busy / seconds - job_per_s, 0.0) / 1e9,
-            busy / whole,
-            values["steal"] / whole,
-            main,
-        )
-    return found
-
-
-def _last(trace: Trace, name: str) -> dict[tuple[int, int], float]:
-    """(process, native id) -> last value of a cumulative counter."""
-    return {key: float(values[-1]) for key, values in _samples(trace, name)}
-
-
-def _growth(trace: Trace, name: str, window: tuple[int, int] | None) -> dict[tuple[int, int], tuple[float, float]]:
-    """(process, native id) -> growth of a cumulative counter inside a window, and the seconds between its samples.
-
-    A counter with fewer than two samples inside counts as a whole.
-    """
-    found = {}
-    for key, at, values in _timed_samples(trace, name):
-        inside = (at >= window[0]) & (at <= window[1]) if window else np.ones(len(at), dtype=bool)
-        rows = np.flatnonzero(inside) if np.count_nonzero(inside) > 1 else np.array([0, len(at) - 1])
-        found[key] = float(values[rows[-1]] - values[rows[0]]), float(at[rows[-1]] - at[rows[0]]) / 1e9
-    return found
-
-
-def _samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.float64]]]:
-    for key, _, values in _timed_samples(trace, name):
-        yield key, values
-
-
-def _timed_samples(
-    trace: Trace, name: str
-) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-    tracks, counters = trace.tracks, trace.counters
-    wanted = tracks.take((tracks["kind_code"] == TrackKind.COUNTER) & (tracks["name_code"] == trace.strings.find(name)))
-    for track, process, native in zip(
-        *(wanted[c].tolist() for c in ("track_id", "process_id", "native_id")), strict=True
-    ):
-        mine = counters["track_id"] == track
-        if mine.any():
-            yield (process, native), counters["ts_ns"][mine], counters["value"][mine]
 
 
 def ending_claims(trace: Trace) -> list[Claim]:

@@ -18,10 +18,10 @@ from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.transfer_certainty import CERTAIN, NO_OPERATION, transfer_certainty
-from stashtrace.analysis.wait_chains import straggler_roots
-from stashtrace.model.facts import HOST_NOT_RECORDED
-from stashtrace.model.kinds import Phase, ProcessRole
+from stashtrace.analysis.late.chains import straggler_roots
+from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
+from stashtrace.schema.kinds import Phase, ProcessRole
+from stashtrace.schema.trace import HOST_NOT_RECORDED
 from stashtrace.units import ranks_text
 
 #: Stalls below this share of the step are not worth a verdict.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.model.kinds import SYNCHRONISING_OPS, CollectiveOp
-from stashtrace.model.strings import ranks_of
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
+from stashtrace.schema.strings import ranks_of
+from stashtrace.schema.trace import Trace
 
 #: A collective that somebody waits for longer than this is worth a line.
 SUSPICIOUS_NS = 1_000_000_000

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.batch_layers import BatchWaits
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import NEVER, Int64, TimeSet
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import BatchPhase, StallKind
-from stashtrace.model.table import Table
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
+from stashtrace.analysis.stalls.batches import BatchWaits
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import BatchPhase, StallKind
+from stashtrace.schema.table import Table
 
 #: A worker that was idle for longer before a batch had not been asked for it.
 _IDLE_NS = 50_000

@@ -17,13 +17,13 @@ from stashtrace.analysis.graph.model import Graph
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
 from stashtrace.analysis.graph.transfers import transfers
-from stashtrace.analysis.methods import device_windows
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.steps import ranks_and_steps
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.stalls.budget import device_windows
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import MissingDataError
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 
 def build(trace: Trace, *, reads: bool = True) -> Graph:

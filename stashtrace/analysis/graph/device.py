@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.batch_layers import batch_layers, batch_waits
 from stashtrace.analysis.graph.batches import add_batches, arrived_ns
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import (
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     SYNCHRONISING_CALLS,
     CopyDirection,
@@ -37,7 +37,7 @@ from stashtrace.model.kinds import (
     Phase,
     StallKind,
 )
-from stashtrace.model.table import Table
+from stashtrace.schema.table import Table
 
 Bools = npt.NDArray[np.bool_]
 

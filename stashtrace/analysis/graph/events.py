@@ -17,12 +17,12 @@ from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
-from stashtrace.analysis.methods import rank_layers
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import Awaited, Bracket, StallKind
-from stashtrace.model.table import Table
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import Awaited, Bracket, StallKind
+from stashtrace.schema.table import Table
 
 _IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 #: A wait for a collective ends so soon after the end that its own events say.

@@ -6,20 +6,20 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.batch_layers import batch_waits
-from stashtrace.analysis.collective_layers import Blocked, blocked_on_collectives
-from stashtrace.analysis.gap_layers import outer_phase_rows
 from stashtrace.analysis.graph.batches import add_batches, arrived_ns
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
 from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
-from stashtrace.analysis.methods import rank_layers
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import StallKind
-from stashtrace.model.table import Table
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.stalls.batches import batch_waits
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.collectives import Blocked, blocked_on_collectives
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
 
 #: Kinds of time in which a thread waits for a collective.
 _IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)

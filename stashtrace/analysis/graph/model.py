@@ -11,16 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
-from stashtrace.analysis.timeset import Int64
-
-if TYPE_CHECKING:
-    from stashtrace.analysis.graph.facts import Facts
+from stashtrace.analysis.intervals import Int64
 
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
@@ -237,3 +234,63 @@ class Graph:
                 begin = np.where(self.ends_before >= 0, nodes_end_ns[self.ends_before], begin)
             found[alone] = (end - begin)[alone]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Columns of nodes, -1 where they do not apply or nobody knows.
+
+    Attributes
+    ----------
+    loader, batch : int array
+        Of batches that workers made: number of their iterator, and the loader's number of the batch.
+    cpu_ns, queued_ns : int array
+        Of batches and of what step threads compute: time on a CPU, and time runnable without one.
+    op, members, hosts : int array
+        Of transfers: ``CollectiveOp``, ranks of the group, and hosts that these are on.
+    is_ring : bool array
+        Of transfers: the backend moves them around a ring.
+    queue : int array
+        Of transfers: number of the group whose operations go one after the other.
+    host_of : dict of int to str
+        By rank.
+    cpus : dict of str to float
+        CPUs of a host that are left for the work of the graph by others, and by what else the job does: threads that
+        move messages and batches, and the recorder.
+    memory_low_ns, memory_high_ns : float array
+        Of batches: what their reads that waited for storage would have taken from memory, at the least and at the
+        most; 0 and infinity where nobody knows.
+    samples : float array
+        Of each row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
+    """
+
+    loader: Int64
+    batch: Int64
+    cpu_ns: Int64
+    queued_ns: Int64
+    op: Int64
+    members: Int64
+    hosts: Int64
+    is_ring: np.ndarray
+    queue: Int64
+    host_of: dict[int, str]
+    cpus: dict[str, float]
+    memory_low_ns: np.ndarray
+    memory_high_ns: np.ndarray
+    samples: np.ndarray
+
+    def with_copies(self, nodes: Int64) -> Facts:
+        """The same for a graph with more nodes behind its own, each alike one of its own.
+
+        Parameters
+        ----------
+        nodes : int array
+            What each new node is alike.
+        """
+        names = (
+            *("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),
+            *("memory_low_ns", "memory_high_ns"),
+        )
+        columns = {name: getattr(self, name) for name in names}
+        longer: dict[str, Any] = {name: np.concatenate([c, c[nodes]]) for name, c in columns.items()}
+        return replace(self, **longer)

@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.collectives import communicator_names
-from stashtrace.analysis.gap_layers import outer_phase_rows
+from stashtrace.analysis.collectives.matching import blocks
+from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.graph.critical import Part, Pieces
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
-from stashtrace.analysis.late_names import BETWEEN_PHASES
-from stashtrace.analysis.matching import blocks
-from stashtrace.analysis.step_threads import StepThread, step_threads
-from stashtrace.analysis.steps import step_at
-from stashtrace.analysis.timeset import Int64, RowsBy, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.late.names import BETWEEN_PHASES
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.schema.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
 
 #: Name of the time for which work waited for nothing that is known.
 GAP = "gap"

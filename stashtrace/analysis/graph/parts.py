@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.graph.model import EdgeKind, Graph
-from stashtrace.analysis.steps import counted_steps
-from stashtrace.analysis.timeset import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.model.table import Table
+from stashtrace.schema.table import Table
 
 _NODE_COLUMNS = (
     "rank",

@@ -19,12 +19,11 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.parts import Parts
-from stashtrace.analysis.timeset import Int64, int64
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
-from stashtrace.model.facts import DATA_PARALLEL_RANK, PIPELINE_STAGE
-from stashtrace.model.kinds import CollectiveOp, DeviceWork, StallKind
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
+from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
 
 Bools = npt.NDArray[np.bool_]
 

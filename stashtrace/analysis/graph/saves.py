@@ -18,10 +18,10 @@ import numpy as np
 
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Parts
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import Phase, PhaseFlag, StallKind, WaitOp
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import Phase, PhaseFlag, StallKind, WaitOp
 
 #: Calls in which a thread can wait for another one of its process.
 _JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.JOIN)

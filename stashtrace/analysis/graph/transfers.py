@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Parts
-from stashtrace.analysis.matching import blocks
-from stashtrace.analysis.timeset import NEVER, Int64
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import CollectiveOp, StallKind
-from stashtrace.model.table import Table
+from stashtrace.analysis.intervals import NEVER, Int64
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.matching import Group, group_table
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.collectives.matching import Group, group_table
+from stashtrace.analysis.intervals import Int64
 from stashtrace.exporters.chakra.work import RankWork
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 #: Number of the communicator of all ranks, which simulators know without a list of its members.

@@ -14,13 +14,13 @@ import numpy as np
 
 from stashtrace import __version__
 from stashtrace.analysis.graph import PipelineGraph, Resource, build
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
 from stashtrace.exporters.chakra.messages import Messages, Value, sized
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
-from stashtrace.model.chakra_schema import (
+from stashtrace.schema.chakra import (
     COLLECTIVE_OPS,
     FILE_STEM,
     GROUP_NAME,
@@ -31,8 +31,8 @@ from stashtrace.model.chakra_schema import (
     STEP,
     NodeType,
 )
-from stashtrace.model.kinds import CollectiveOp, StallKind
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.trace import Trace
 from stashtrace.whole_files import folder_beside
 
 #: What may be done about workers' batches: nodes of their own, or the waits for them as measured.

@@ -1,4 +1,4 @@
-"""Messages of Chakra as the ``protobuf`` package makes them from the definition in ``model.chakra_schema``."""
+"""Messages of Chakra as the ``protobuf`` package makes them from the definition in ``schema.chakra``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from stashtrace.errors import StashtraceError
-from stashtrace.model.chakra_schema import ENUMS, MESSAGES, PACKAGE, SCHEMA_VERSION
+from stashtrace.schema.chakra import ENUMS, MESSAGES, PACKAGE, SCHEMA_VERSION
 
 #: What an attribute can be.
 Value = bool | int | str

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
+from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.matching import blocks
-from stashtrace.analysis.timeset import Int64, int64
-from stashtrace.model.table import Table
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.schema.table import Table
 
 Bools = npt.NDArray[np.bool_]
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.batch_layers import batch_waits
-from stashtrace.analysis.collective_layers import blocked_on_collectives
-from stashtrace.analysis.matching import Group, group_table
-from stashtrace.analysis.step_threads import StepThread, step_threads
-from stashtrace.analysis.steps import counted_steps, host_steps, step_at
-from stashtrace.analysis.timeset import NEVER, Int64, RowsBy, TimeSet, int64
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.collectives.matching import Group, group_table
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.batches import batch_waits
+from stashtrace.analysis.stalls.collectives import blocked_on_collectives
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
+from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 Bools = npt.NDArray[np.bool_]
 #: Where in a step a collective was called, by the phases of its process.

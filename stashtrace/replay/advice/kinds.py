@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.steps import counted_steps, host_steps, step_at
-from stashtrace.analysis.timeset import Int64, TimeSet, int64
-from stashtrace.model.kinds import DeviceWork
-from stashtrace.model.table import Table
-from stashtrace.models.robust_line import Floats
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
+from stashtrace.calibration.lines import Floats
 from stashtrace.replay.advice.calls import DEVICE, HOST, RankWork, Scene
+from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.table import Table
 
 #: Work of an update on a device: its kernels, and copies and fills that it launches.
 _UPDATE_WORK = (DeviceWork.KERNEL, DeviceWork.GRAPH, DeviceWork.COPY, DeviceWork.MEMSET)

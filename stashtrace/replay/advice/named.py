@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stashtrace.model.table import Table
+from stashtrace.schema.table import Table
 
 #: Share of the step that a remedy must be able to save, and how many are named.
 WORTH_NAMING_RATIO = 0.02

@@ -14,13 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
-from stashtrace.analysis.link_estimates import backends_of_rows
-from stashtrace.analysis.matching import INSIDE
-from stashtrace.analysis.timeset import Int64, int64
-from stashtrace.model.kinds import CollectiveOp
-from stashtrace.models.alpha_beta import bus_bytes
-from stashtrace.models.calibration import Calibration
-from stashtrace.models.robust_line import Floats
+from stashtrace.analysis.collectives.matching import INSIDE
+from stashtrace.analysis.collectives.shares import backends_of_rows
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.calibration.file import Calibration
+from stashtrace.calibration.fit import bus_bytes
+from stashtrace.calibration.lines import Floats
 from stashtrace.replay.advice.calls import (
     AFTER_BACKWARD,
     AFTER_UPDATE,
@@ -31,16 +30,7 @@ from stashtrace.replay.advice.calls import (
     UPDATE,
     Scene,
 )
-from stashtrace.replay.advice.kinds import (
-    Kind,
-    Update,
-    by_rank,
-    contention_ratio,
-    kinds_of,
-    spread,
-    typical,
-    updates,
-)
+from stashtrace.replay.advice.kinds import Kind, Update, by_rank, contention_ratio, kinds_of, spread, typical, updates
 from stashtrace.replay.advice.predict import (
     FEWEST_ELEMENTS,
     FUSE_ERROR_RATIO,
@@ -51,6 +41,7 @@ from stashtrace.replay.advice.predict import (
     sliced_send_ns,
     split_saving_ns,
 )
+from stashtrace.schema.kinds import CollectiveOp
 
 SPLIT, FUSE, OVERLAP, SLICE = "split_reorder", "fuse", "overlap", "sliced_p2p"
 #: A message of up to this many bytes is all latency.

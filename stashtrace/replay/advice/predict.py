@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.models.robust_line import Floats
+from stashtrace.calibration.lines import Floats
 
 #: Below this nothing is predicted: at 2^17 elements the fused update was slower than the separate one.
 FEWEST_ELEMENTS = 1 << 18

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import Graph, Resource
-from stashtrace.analysis.timeset import Int64, TimeSet
-from stashtrace.analysis.trace_index import TraceIndex
-from stashtrace.model.kinds import CollectiveOp, Phase, PhaseFlag
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.replay.advice.named import Advice
+from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
+from stashtrace.schema.trace import Trace
 
 Bools = npt.NDArray[np.bool_]
 #: A replay that saves less than this part of what the row says is worth a word.

@@ -13,14 +13,14 @@ from collections import Counter
 
 import numpy as np
 
-from stashtrace.analysis.gradient_messages import Messages, gradient_messages
-from stashtrace.analysis.steps import counted_steps, steps
-from stashtrace.analysis.timeset import Int64
+from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import Phase, PhaseFlag
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.ssgd.workload import Workload
+from stashtrace.schema.kinds import Phase, PhaseFlag
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 
 def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:

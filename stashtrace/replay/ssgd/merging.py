@@ -1,8 +1,9 @@
 """Merged-gradient wait-free back-propagation: which layers' gradients to send together.
 
 S. Shi, X. Chu, B. Li, MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms (INFOCOM 2019).
-The paper's rule goes through the layers once; the dynamic programme of ``models.layers.best_merge`` finds the best of
-all merges. On layers of real networks both end together; where many small waits add up, the programme ends earlier.
+The paper's rule goes through the layers once; the dynamic programme of ``replay.communication.overlap.best_merge``
+finds the best of all merges. On layers of real networks both end together; where many small waits add up, the programme
+ends earlier.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.models.layers import best_merge, bucket_starts, merge_caps, merged, rounded_cap, schedule
+from stashtrace.replay.communication.overlap import best_merge, bucket_starts, merge_caps, merged, rounded_cap, schedule
 from stashtrace.replay.ssgd.workload import Floats, Workload
 
 Int64 = np.typing.NDArray[np.int64]

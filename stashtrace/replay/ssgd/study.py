@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.models.alpha_beta import fit_alpha_beta
-from stashtrace.replay.buckets import message_line
+from stashtrace.replay.communication.buckets import message_line
 from stashtrace.replay.ssgd.layer_file import typical
 from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer
 from stashtrace.replay.ssgd.speedup import Ring, Speedup, speedups

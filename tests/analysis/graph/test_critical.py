@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.graph.clock_errors import Clocks
-from stashtrace.analysis.graph.critical import Course, Part, Pieces, critical_time, rivals, slack_ns
+from stashtrace.analysis.graph.critical import Clocks, Course, Part, Pieces, critical_time, rivals, slack_ns
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import StallKind
+from stashtrace.schema.kinds import StallKind
 
 Edge = tuple[int, int, EdgeKind, int]
 

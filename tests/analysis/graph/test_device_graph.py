@@ -22,14 +22,14 @@ from builders import MS
 from importers.kineto_files import device, host, launch, step, write
 
 import stashtrace
-from stashtrace.analysis import steps
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
 from stashtrace.analysis.graph.critical import critical_time
+from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveSource, DeviceCall, StallKind
-from stashtrace.model.trace import Trace
 from stashtrace.replay import Answer, Change, what_if
 from stashtrace.replay.budget import step_budget
+from stashtrace.schema.kinds import CollectiveSource, DeviceCall, StallKind
+from stashtrace.schema.trace import Trace
 
 US = 1000
 STEP = 1000.0

@@ -15,7 +15,7 @@ from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
 from stashtrace.analysis.graph.critical import critical_nodes, critical_time, slack_ns
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import StallKind
+from stashtrace.schema.kinds import StallKind
 
 #: Two ranks, rank 1 is late by 3 ms in each step; a transfer takes 2 ms.
 LATE = """

@@ -8,9 +8,9 @@ from corpus import corpus
 
 import stashtrace
 from stashtrace.analysis.graph import Resource, build
-from stashtrace.model.kinds import DeviceWork
-from stashtrace.model.trace import Trace
 from stashtrace.replay import Change, what_if
+from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.trace import Trace
 
 #: The first is a whole job of eight ranks; of the others single ranks were published.
 TRACES = (

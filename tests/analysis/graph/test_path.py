@@ -24,9 +24,9 @@ from stashtrace.analysis.graph.path import words
 from stashtrace.analysis.registry import analyze
 from stashtrace.cli import main
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import StallKind
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 STEPS = 12
 

@@ -9,11 +9,11 @@ from builders import MS, trace_from_text
 
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.trace_index import TraceIndex
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.chakra.work import rank_work
-from stashtrace.model.kinds import StallKind
 from stashtrace.replay import Change, slowdown_of, what_if
+from stashtrace.schema.kinds import StallKind
 
 #: Steps of 4 ms; behind the first one a thread writes for 12 ms, and behind the third one the step thread waits for it.
 WAITED = """

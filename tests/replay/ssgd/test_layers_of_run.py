@@ -9,12 +9,12 @@ from builders import MS, US, TraceBuilder
 from replay.ddp_runs import BACKWARD_NS, FORWARD_NS, MIB, SIZES, STEPS, UPDATE_NS, ddp_run, step_ns, transfer_ns
 
 from stashtrace.errors import MissingDataError
-from stashtrace.model.kinds import CollectiveOp, DeviceWork, Phase
-from stashtrace.model.trace import Trace
 from stashtrace.replay.ssgd import Ring
 from stashtrace.replay.ssgd.from_run import layers_of_run
 from stashtrace.replay.ssgd.study import study
 from stashtrace.replay.ssgd.variants import WAIT_FREE
+from stashtrace.schema.kinds import CollectiveOp, DeviceWork, Phase
+from stashtrace.schema.trace import Trace
 
 
 def test_a_message_is_a_layer_with_the_computation_before_it() -> None:

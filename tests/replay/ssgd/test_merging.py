@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay.ssgd.mg_wfbp_logs import COSTS, column, googlenet
 
-from stashtrace.models.layers import schedule
+from stashtrace.replay.communication.overlap import schedule
 from stashtrace.replay.ssgd import Workload
 from stashtrace.replay.ssgd.merging import best, best_cap, by_rule, in_one, layer_by_layer
 

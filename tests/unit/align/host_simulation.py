@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.align.host_graph import HostOffset
-from stashtrace.model.kinds import CollectiveOp, CollectiveSource
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.table import Table
+from stashtrace.loading.clocks.graph import HostOffset
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource
+from stashtrace.schema.table import Table
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 Int64 = npt.NDArray[np.int64]

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stashtrace.align.device_clocks import DeviceReadings, device_time
-from stashtrace.model.kinds import DeviceClock
+from stashtrace.loading.clocks.device import DeviceReadings, device_time
+from stashtrace.schema.kinds import DeviceClock
 
 S = 1_000_000_000
 COMMON_NS, DEVICE_NS = 5 * S, 40 * S

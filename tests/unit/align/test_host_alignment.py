@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from host_simulation import MS, US, Hosts, Job, S
 
-from stashtrace.align.clocks import Readings, tick_map
-from stashtrace.align.host_alignment import align_tables
-from stashtrace.align.host_clocks import HostClock
-from stashtrace.align.host_graph import Alignment
-from stashtrace.align.meetings import Meetings
-from stashtrace.align.offset_fit import PING, STRAIGHT, Bend
-from stashtrace.model.kinds import CollectiveOp
+from stashtrace.loading.clocks.align import align_tables
+from stashtrace.loading.clocks.graph import Alignment
+from stashtrace.loading.clocks.host import HostClock, Readings, tick_map
+from stashtrace.loading.clocks.meetings import Meetings
+from stashtrace.loading.clocks.offset import PING, STRAIGHT, Bend
+from stashtrace.schema.kinds import CollectiveOp
 
 OWN_ERROR_NS = 50
 

@@ -11,13 +11,13 @@ import pytest
 from lost_rows import write_with
 from stash_files import StashWriter, ms, write_run_json
 
-from stashtrace.align.align import load_trace
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import DataLossWarning
-from stashtrace.exporters.perfetto_tracks import numbered
 from stashtrace.exporters.registry import export
-from stashtrace.model.kinds import CommEvent, DeviceClock, Phase, ThreadRole
-from stashtrace.model.trace import Trace
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.kinds import CommEvent, DeviceClock, Phase, ThreadRole
+from stashtrace.schema.trace import Trace
+from stashtrace.timeline.tracks import numbered
 
 HUGE = 2**63 - 1
 GOLDEN = Path(__file__).resolve().parents[2] / "data/golden"
@@ -127,7 +127,7 @@ def test_a_call_of_no_operation_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept_rows: int
 ) -> None:
     """Codes of 16 bits that do not fit the column; also in calls that stay on disk, which are read several times."""
-    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", kept_rows)
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", kept_rows)
     source, target = GOLDEN / "v1/merged.stash", tmp_path / "merged.stash"
     write_with(source, target, "io_op", op_code=code)
     with warnings.catch_warnings():

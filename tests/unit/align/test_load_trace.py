@@ -12,13 +12,13 @@ import pytest
 from stash_files import BOOT_ID, REALTIME_OFFSET_NS, START_NS, StashWriter, ms, write_run_json
 
 import stashtrace
-from stashtrace.align.align import iter_io, load_trace
 from stashtrace.errors import DataLossWarning, FormatError, UsageError
 from stashtrace.format.compact import compact_run
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import ProcessRole, SpanKind, ThreadRole
-from stashtrace.model.trace import Trace
+from stashtrace.loading.load import iter_io, load_trace
+from stashtrace.schema.kinds import ProcessRole, SpanKind, ThreadRole
+from stashtrace.schema.trace import Trace
 
 
 def io(stash: StashWriter, at_ms: float, *, tid: int | None = None, path: str = "/data/a", count: int = 1) -> None:
@@ -324,7 +324,7 @@ def test_large_threads_are_cut_where_nothing_runs(tmp_path: Path, monkeypatch: p
             )
         stash.save()
     whole = load_trace(tmp_path)
-    monkeypatch.setattr("stashtrace.format.pieces.pieces.__defaults__", (20,))
+    monkeypatch.setattr("stashtrace.format.stash_file.pieces.__defaults__", (20,))
     cut = load_trace(tmp_path)
     assert list(cut.io.rows()) == list(whole.io.rows())
     assert len(cut.io) == sum(

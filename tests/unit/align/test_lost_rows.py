@@ -14,12 +14,12 @@ from everything import fault_of, faults_of_everything
 from lost_rows import rows_of, stores_without, write_without
 from trace_processor import TraceProcessor
 
-from stashtrace.align.align import load_trace
-from stashtrace.analysis.steps import host_steps
+from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.registry import export
-from stashtrace.model.trace import Trace
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.trace import Trace
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "v1_devices" / "merged.stash"
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from stash_files import StashWriter, ms, write_run_json
 
-from stashtrace.align.align import load_trace
 from stashtrace.errors import DataLossWarning
 from stashtrace.format import container, project
 from stashtrace.format.compact import compact_run
 from stashtrace.format.liveness import own_boot_id
 from stashtrace.format.reader import open_run
-from stashtrace.model import table
+from stashtrace.loading.load import load_trace
+from stashtrace.schema import table
 
 #: What a process of forty calls may keep in memory while its run is merged, beyond the run's first processes.
 MOST_BYTES_PER_PROCESS = 40_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.align.ranks import Identity, ProcessFacts, generations, identify, missing_ranks
-from stashtrace.model.kinds import ProcessRole
+from stashtrace.loading.identity import Identity, ProcessFacts, generations, identify, missing_ranks
+from stashtrace.schema.kinds import ProcessRole
 
 
 def process(

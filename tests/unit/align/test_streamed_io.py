@@ -13,19 +13,19 @@ import pytest
 from stash_files import START_NS, StashWriter, ms
 
 import stashtrace
-from stashtrace.align.align import iter_io, load_trace
-from stashtrace.analysis.findings.files import files_claims
-from stashtrace.analysis.host_layers import host_layers
-from stashtrace.analysis.methods import METHODS
-from stashtrace.analysis.step_threads import StepThread
-from stashtrace.analysis.trace_index import RankLayers, TraceIndex
-from stashtrace.experiments import synth
+from stashtrace.analysis.findings.claims import files_claims
+from stashtrace.analysis.stalls.budget import METHODS
+from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
+from stashtrace.analysis.stalls.on_host import host_layers
+from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.format.codec import decode
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
-from stashtrace.model.kinds import IoFlag, IoOp
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.lab import synth
+from stashtrace.loading.load import iter_io, load_trace
+from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def run(tmp_path: Path) -> Path:
 def both(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, Trace]:
     """The trace with its calls in memory, and with its calls on disk, read in small pieces."""
     whole = load_trace(run)
-    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
-    monkeypatch.setattr("stashtrace.format.pieces.pieces.__defaults__", (100,))
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.format.stash_file.pieces.__defaults__", (100,))
     streamed = load_trace(run)
     assert whole.streamed_io is None
     assert streamed.streamed_io is not None
@@ -164,8 +164,8 @@ def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pyte
         )
     stash.save()
     compact_run(open_run(tmp_path))
-    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
-    monkeypatch.setattr("stashtrace.format.pieces.pieces.__defaults__", (20,))
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.format.stash_file.pieces.__defaults__", (20,))
     monkeypatch.setattr("stashtrace.format.compact._SEGMENT_ROWS", 30)
     trace = load_trace(tmp_path)
     assert (np.diff(trace.io["begin_ns"]) > 0).all()
@@ -175,7 +175,7 @@ def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pyte
 
 def test_files_that_may_still_change_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synth.write(tmp_path / "run", synth.Job(steps=10, calls_per_batch=60))
-    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
     trace = load_trace(tmp_path / "run")
     assert trace.streamed_io is None
     assert len(trace.io) == trace.io_rows_count > 10
@@ -196,7 +196,7 @@ def test_memory_does_not_grow_with_calls_that_say_nothing(
     stash.add("io_op", array)
     stash.save()
     compact_run(open_run(tmp_path / "run"))
-    monkeypatch.setattr("stashtrace.align.streamed_io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
     load_trace(tmp_path / "run", tables=["spans"])  # imports and caches
     tracemalloc.start()
     trace = load_trace(tmp_path / "run")

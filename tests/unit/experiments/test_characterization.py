@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import UsageError
-from stashtrace.experiments.characterization import (
+from stashtrace.lab.characterize.answer import (
     FAILED,
     FILE_NAME,
     MEASURED,
@@ -18,8 +18,8 @@ from stashtrace.experiments.characterization import (
     StepRun,
     read_characterization,
 )
-from stashtrace.experiments.step_figures import Figures
-from stashtrace.report.characterization import bottleneck, characterization_lines
+from stashtrace.lab.characterize.figures import Figures
+from stashtrace.lab.characterize.report import bottleneck, characterization_lines
 
 FACTS = {"command": ["torchrun", "t.py"], "devices_count": 2, "device": "cpu", "network": None, "quick": False}
 MS = 1e6

@@ -12,16 +12,15 @@ import pytest
 
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.experiments import characterize as session
-from stashtrace.experiments.characterization import Characterization
-from stashtrace.experiments.characterize import characterize
-from stashtrace.experiments.characterize_request import Request
-from stashtrace.experiments.data_states import DataStates
-from stashtrace.experiments.emulated_network import Shape
-from stashtrace.experiments.job_files import file_set
-from stashtrace.experiments.job_samples import JobSamples
-from stashtrace.experiments.step_figures import Figures
-from stashtrace.experiments.step_runs import HostTask
+from stashtrace.lab.characterize import run as session
+from stashtrace.lab.characterize.answer import Characterization
+from stashtrace.lab.characterize.data import DataStates
+from stashtrace.lab.characterize.figures import Figures, JobSamples
+from stashtrace.lab.characterize.hosts import HostTask
+from stashtrace.lab.characterize.network import Shape
+from stashtrace.lab.characterize.plan import Request
+from stashtrace.lab.characterize.run import characterize
+from stashtrace.lab.job_files import file_set
 
 COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py")
 

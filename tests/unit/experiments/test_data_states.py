@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.experiments import data_states
-from stashtrace.experiments.data_states import COLD, KEPT_RATIO, WARM, DataStates
-from stashtrace.experiments.job_files import file_set
-from stashtrace.experiments.page_cache import CacheState
+from stashtrace.lab.characterize import data
+from stashtrace.lab.characterize.data import COLD, KEPT_RATIO, WARM, DataStates
+from stashtrace.lab.job_files import file_set
+from stashtrace.lab.page_cache import CacheState
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def states(tmp_path: Path) -> DataStates:
 
 def found(monkeypatch: pytest.MonkeyPatch, state: CacheState, share: float) -> None:
     now = CacheState(state.state, state.method, state.files, 0, 0, share, False, "cachestat", (), "")
-    monkeypatch.setattr(data_states, "check", lambda _: now)
+    monkeypatch.setattr(data, "check", lambda _: now)
 
 
 def test_a_little_may_be_taken_back(states: DataStates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_a_cold_data_set_is_read_into_memory(states: DataStates, monkeypatch: py
 def test_data_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"x" * 8192)
-    monkeypatch.setattr(data_states, "memory_room", lambda: 10_000)
+    monkeypatch.setattr(data, "memory_room", lambda: 10_000)
     states = DataStates(file_set([tmp_path]), file_set([tmp_path / "a"]), drop_caches=False)
     assert states.prepare(WARM).files.bytes == 8192
     assert states.notes == [

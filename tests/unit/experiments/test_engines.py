@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from experiments_fakes import FakeDevice, fake_cupy, fake_torch, installed
 
-from stashtrace.experiments import link_worker
-from stashtrace.experiments.calibrate import COLLECTIVES, COPIES
-from stashtrace.experiments.cupy_engines import CupyCollectives, CupyCopies, cupy_facts
-from stashtrace.experiments.sweep import measure
-from stashtrace.experiments.torch_engines import TorchCollectives, TorchCopies, torch_facts
+from stashtrace.lab.calibrate import worker
+from stashtrace.lab.calibrate.cupy import CupyCollectives, CupyCopies, cupy_facts
+from stashtrace.lab.calibrate.engines import TorchCollectives, TorchCopies, torch_facts
+from stashtrace.lab.calibrate.measure import COLLECTIVES, COPIES
+from stashtrace.lab.calibrate.sweep import measure
 
 SIZES = [1024, 4096, 16384]
 
@@ -123,14 +123,14 @@ def test_the_library_with_devices_is_taken(
     cupy, nccl = fake_cupy(FakeDevice())
     modules = {"torch": torch, "torch_distributed": torch.distributed}
     with installed(monkeypatch, **modules, **({"cupy": cupy, "cupy_cuda_nccl": nccl} if cupy_there else {})):
-        known = link_worker.probe()
+        known = worker.probe()
     assert known["library"] == library
     assert bool(known["devices"]) == (torch_devices > 0 or cupy_there)
 
 
 def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with installed(monkeypatch):
-        assert link_worker.probe() == {"library": "", "backends": [], "devices": []}
+        assert worker.probe() == {"library": "", "backends": [], "devices": []}
 
 
 def test_a_worker_measures_with_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_a_worker_measures_with_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     task = {"what": "measure", "backend": "cuda", "library": "cupy", "ops": ["d2d"], "sizes_bytes": SIZES, "seconds": 0,
             "disk": "", "rank": 0, "ranks": 1, "rendezvous": str(tmp_path / "meet")}  # fmt: skip
     with installed(monkeypatch, cupy=cupy, cupy_cuda_nccl=nccl):
-        assert set(link_worker.run(task).stamps["d2d"]) == set(SIZES)
-        assert link_worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2}).rounds_count >= 1
+        assert set(worker.run(task).stamps["d2d"]) == set(SIZES)
+        assert worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2}).rounds_count >= 1

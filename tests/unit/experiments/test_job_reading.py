@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.experiments import data_states
-from stashtrace.experiments.data_states import COLD, WARM, DataStates, with_neighbours
-from stashtrace.experiments.job_files import FileSet, file_set, reading
-from stashtrace.model.kinds import IoOp
-from stashtrace.model.trace import Trace
+from stashtrace.lab.characterize import data as data_states
+from stashtrace.lab.characterize.data import COLD, WARM, DataStates, with_neighbours
+from stashtrace.lab.job_files import FileSet, file_set, reading
+from stashtrace.schema.kinds import IoOp
+from stashtrace.schema.trace import Trace
 
 SIZE = 8192
 

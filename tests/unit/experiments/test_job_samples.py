@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stashtrace.align.align import load_trace
-from stashtrace.analysis.loader_samples import FACT
-from stashtrace.experiments.job_samples import JobSamples, job_samples
-from stashtrace.experiments.synth import Job, write
-from stashtrace.model.kinds import BatchPhase
-from stashtrace.model.schemas import TABLES
-from stashtrace.model.table import Table
-from stashtrace.model.trace import Trace
+from stashtrace.analysis.steps.samples import FACT
+from stashtrace.lab.characterize.figures import JobSamples, job_samples
+from stashtrace.lab.synth import Job, write
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 JOB = Job(ranks=2, workers=2, steps=40, calls_per_batch=12)
 

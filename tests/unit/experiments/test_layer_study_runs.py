@@ -15,11 +15,11 @@ from analysis.test_communication_model import APART, SIZES, STEP_NS, cost, job
 from builders import MS
 
 from stashtrace.errors import CaptureError, FormatError, StashtraceError, UsageError
-from stashtrace.experiments import layer_ranks
-from stashtrace.experiments.layer_ranks import cores_of_ranks, last_words, rank_environment
-from stashtrace.experiments.layer_study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
-from stashtrace.models.layer_study import study_of
-from stashtrace.models.networks import network
+from stashtrace.lab.sweep import ranks as layer_ranks
+from stashtrace.lab.sweep.fit import study_of
+from stashtrace.lab.sweep.ranks import cores_of_ranks, last_words, rank_environment
+from stashtrace.lab.sweep.shapes import network
+from stashtrace.lab.sweep.study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {"library": "torch", "backends": ["gloo", "nccl"], "devices": ["A"] * 4, "torch": "2.99"}

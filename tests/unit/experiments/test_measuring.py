@@ -9,15 +9,24 @@ from typing import Any
 
 import pytest
 
+from stashtrace.calibration.file import Points
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError, UsageError
-from stashtrace.experiments import link_ranks
-from stashtrace.experiments.calibrate import COLLECTIVES, COPIES, READS, Request, calibrate, plan
-from stashtrace.experiments.host_engines import DiskReads
-from stashtrace.experiments.launches import fit_launches, pooled
-from stashtrace.experiments.link_points import points_of, transfer_times
-from stashtrace.experiments.link_ranks import run_ranks, worker_environment
-from stashtrace.experiments.sweep import measure, sizes_between
-from stashtrace.models.calibration import Points
+from stashtrace.lab.calibrate import ranks as link_ranks
+from stashtrace.lab.calibrate.engines import DiskReads
+from stashtrace.lab.calibrate.measure import (
+    COLLECTIVES,
+    COPIES,
+    READS,
+    Request,
+    calibrate,
+    fit_launches,
+    plan,
+    points_of,
+    pooled,
+    transfer_times,
+)
+from stashtrace.lab.calibrate.ranks import run_ranks, worker_environment
+from stashtrace.lab.calibrate.sweep import measure, sizes_between
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {

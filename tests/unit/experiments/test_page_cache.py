@@ -18,16 +18,19 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.experiments import page_cache
-from stashtrace.experiments.job_files import FileSet, file_set, files_read, is_library
-from stashtrace.experiments.page_cache import check, make_cold, make_warm, memory_room
-from stashtrace.experiments.residency import (
+from stashtrace.lab import page_cache
+from stashtrace.lab.job_files import FileSet, file_set, files_read, is_library
+from stashtrace.lab.page_cache import (
     INSTRUMENTS,
     PAGE_BYTES,
     UNKNOWN,
     Residency,
     cachestat,
+    check,
     file_system_of,
+    make_cold,
+    make_warm,
+    memory_room,
     mincore,
 )
 

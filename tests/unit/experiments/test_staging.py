@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.experiments import staging
-from stashtrace.experiments.staging import LIST_NAME, Staged, check_gain, held_bytes, stage
-from stashtrace.experiments.step_figures import Figures
-from stashtrace.launch.staged_list import Copy, read_staged_list
+from stashtrace.lab.characterize.figures import Figures
+from stashtrace.lab.stage import stage as staging
+from stashtrace.lab.stage.stage import LIST_NAME, Staged, check_gain, held_bytes, stage
+from stashtrace.record.staged import Copy, read_staged_list
 
 
 @pytest.fixture

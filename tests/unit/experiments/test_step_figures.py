@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stashtrace.align.align import load_trace
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.experiments import step_figures as module
-from stashtrace.experiments.step_figures import step_figures
-from stashtrace.experiments.synth import Job, write
-from stashtrace.model.kinds import ProcessRole
+from stashtrace.lab.characterize import figures as module
+from stashtrace.lab.characterize.figures import step_figures
+from stashtrace.lab.synth import Job, write
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.kinds import ProcessRole
 
 JOB = Job(ranks=2, workers=2, steps=40, calls_per_batch=12)
 STEP_NS = JOB.wait_ns + JOB.forward_ns + JOB.backward_ns + JOB.transfer_ns + JOB.optimizer_ns

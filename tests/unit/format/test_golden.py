@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.align.align import load_trace
 from stashtrace.format.compact import compact_file
 from stashtrace.format.stash_file import StashFile
+from stashtrace.loading.load import load_trace
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 

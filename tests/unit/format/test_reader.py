@@ -14,9 +14,8 @@ from stash_files import RUN_ID, StashWriter, ms, sizes_check, write_run_json
 
 import stashtrace
 from stashtrace.errors import FormatError, UnsupportedVersionError
-from stashtrace.format.pieces import pieces
 from stashtrace.format.reader import open_run
-from stashtrace.format.stash_file import StashFile
+from stashtrace.format.stash_file import StashFile, pieces
 
 
 def io_rows(stash: StashWriter, count: int, first: int = 0, path: str = "/data/a.bin") -> list[tuple[Any, ...]]:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.launch import doctor_gpu
-from stashtrace.launch.check import Check
-from stashtrace.launch.doctor_gpu import gpu_checks, version_text
+from stashtrace.record import doctor_gpu
+from stashtrace.record.doctor_gpu import Check, gpu_checks, version_text
 
 DRIVER = """
 #include <string.h>

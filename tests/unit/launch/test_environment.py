@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.launch.environment import INJECT_PATH, default_collectors, traced_environment
+from stashtrace.record.options import INJECT_PATH, default_collectors, traced_environment
 
 
 @pytest.fixture

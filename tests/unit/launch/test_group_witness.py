@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.launch.group_witness import GroupWitness
+from stashtrace.record.group_witness import GroupWitness
 
 BEGIN = """
 import json, os, signal
-from stashtrace.launch.group_witness import GroupWitness
+from stashtrace.record.group_witness import GroupWitness
 numbers = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 witness = GroupWitness()

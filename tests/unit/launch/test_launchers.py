@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.launch.directory import claim_run_file, holds_other_run, prepare_directory, read_run_file
-from stashtrace.launch.job import Job
-from stashtrace.launch.launchers import (
+from stashtrace.record.directory import claim_run_file, holds_other_run, prepare_directory, read_run_file
+from stashtrace.record.job import Job
+from stashtrace.record.launchers import (
     all_ended,
     announce,
     end_turns,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, FormatError, UsageError
-from stashtrace.launch.remote import deliver, fetch, is_url
+from stashtrace.record.remote import deliver, fetch, is_url
 
 fsspec = pytest.importorskip("fsspec", reason="the extra stashtrace[remote] is not installed")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stashtrace.model.kinds import DeviceClock, IoOp
+from stashtrace.schema.kinds import DeviceClock, IoOp
 
 
 def test_an_unknown_code_has_its_number_for_a_name() -> None:

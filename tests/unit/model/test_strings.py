@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from stashtrace.model.strings import ranks_of
+from stashtrace.schema.strings import ranks_of
 
 
 @pytest.mark.parametrize(

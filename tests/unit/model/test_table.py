@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.model.schemas import COUNTERS, IO, STALLS, TABLES, TRACKS
-from stashtrace.model.strings import StringPool
-from stashtrace.model.table import GrowingTable, Table
-from stashtrace.model.trace import EventTables, Trace
+from stashtrace.analysis.stalls.budget import STALLS
+from stashtrace.schema.events import COUNTERS, IO, TABLES, TRACKS
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import GrowingTable, Table
+from stashtrace.schema.trace import EventTables, Trace
 
 
 def counters(*rows: tuple[int, int, float]) -> Table:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stashtrace.calibration.fit import bus_bytes, fit_alpha_beta
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
-from stashtrace.models.alpha_beta import bus_bytes, fit_alpha_beta
 
 SIZES = np.geomspace(1024, 2**25, 16)
 alphas = st.floats(1e3, 1e6)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stashtrace.models.cache import (
+from stashtrace.lab.cache.model import (
     LRU,
     MINIO,
     POLICIES,
@@ -18,11 +18,12 @@ from stashtrace.models.cache import (
     hit_ratio,
     pipelined_rate,
     predict,
+    simulate,
+    simulated_hits,
     storage_without_fetch_stall,
     with_storage,
     workers_without_prep_stall,
 )
-from stashtrace.models.cache_simulation import simulate, simulated_hits
 
 JOB = Job(
     compute_ns=20e6, prep_ns=80e6, batch_bytes=2.4e6, workers_count=2, ranks_count=1,

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stashtrace.calibration.file import (
+    Calibration,
+    Link,
+    Points,
+    calibration_text,
+    find_calibration,
+    host_hash,
+    load_calibration,
+)
+from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError
-from stashtrace.models.alpha_beta import fit_alpha_beta
-from stashtrace.models.calibration import Calibration, Link, Points, find_calibration, host_hash, load_calibration
-from stashtrace.models.calibration_toml import calibration_text
 
 SIZES = tuple(int(s) for s in np.geomspace(1024, 2**22, 8))
 

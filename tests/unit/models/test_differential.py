@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
-from stashtrace.models import differential
-from stashtrace.models.differential import clean_share, published_share, scaling_efficiency, stalls
+from stashtrace.lab.characterize import differential
+from stashtrace.lab.characterize.differential import clean_share, published_share, scaling_efficiency, stalls
 
 
 def one(**times: float) -> dict[int, list[float]]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stashtrace.calibration.lines import fit_linear, likeness, r_squared
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.models.linear_fit import fit_linear, likeness, r_squared
 
 MESSAGES = np.array([38.0, 44, 56, 62, 110, 161])
 BYTES = np.array([1.28e6, 1.30e6, 1.67e6, 2.85e6, 5.38e6, 6.12e6])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from stashtrace.errors import UsageError
-from stashtrace.models.networks import DEPTHS, FAMILIES, gradient_shapes, named, network
+from stashtrace.lab.sweep.shapes import DEPTHS, FAMILIES, gradient_shapes, named, network
 
 PAPER = {"width": 64, "image_pixels": 224, "classes_count": 1000}
 

@@ -12,8 +12,7 @@ import pytest
 from published_runs import characterization
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.models.interval import Interval
-from stashtrace.models.profile import THIS_MACHINE, Profile, load_profile
+from stashtrace.lab.recommend.profile import THIS_MACHINE, Interval, Profile, load_profile
 
 
 def content(**changes: Any) -> dict[str, Any]:

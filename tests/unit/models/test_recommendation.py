@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.models.candidates import Budget, Candidate, Work, pareto_marked, same_price
-from stashtrace.models.catalog import Catalog, Instance, load_catalog
-from stashtrace.models.differential import scaling_efficiency
-from stashtrace.models.elasticity import elasticity, throughput
-from stashtrace.models.interval import Interval, exactly
-from stashtrace.models.profile import Profile
-from stashtrace.models.recommendation import Recommendation, recommend
-from stashtrace.report.recommendation import choices
+from stashtrace.lab.characterize.differential import scaling_efficiency
+from stashtrace.lab.recommend.candidates import Budget, Candidate, Work, pareto_marked, same_price
+from stashtrace.lab.recommend.catalog import Catalog, Instance, load_catalog
+from stashtrace.lab.recommend.elasticity import elasticity, throughput
+from stashtrace.lab.recommend.profile import Interval, Profile, exactly
+from stashtrace.lab.recommend.recommend import Recommendation, recommend
+from stashtrace.lab.recommend.report import choices
 
 AWS = load_catalog()
 

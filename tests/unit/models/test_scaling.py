@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 from published_runs import COUNTS, MODELS, RUNS, characterization
 
-from stashtrace.models import profile as profiles
-from stashtrace.models.catalog import Catalog, Instance
-from stashtrace.models.interval import Interval, exactly
-from stashtrace.models.profile import Profile
-from stashtrace.models.ring import Exposed, Ring, bytes_factor, fit_ring
-from stashtrace.models.scaling import Prediction, Target, in_host_ring, network_ring, predict
+from stashtrace.calibration.fit import bytes_factor
+from stashtrace.lab.recommend import profile as profiles
+from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.recommend.profile import Interval, Profile, exactly
+from stashtrace.lab.recommend.scaling import (
+    Exposed,
+    Prediction,
+    Ring,
+    Target,
+    fit_ring,
+    in_host_ring,
+    network_ring,
+    predict,
+)
 
 SMALL = Instance("small", "X", 1, interconnect="none", vcpus_count=8, network_bits_per_s=10**10)
 HALF = Instance("half", "X", 4, interconnect="nvlink", vcpus_count=32, network_bits_per_s=10**10)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stashtrace.errors import UsageError
-from stashtrace.models.layers import (
+from stashtrace.lab.sweep.shapes import gradient_shapes, network
+from stashtrace.replay.communication.overlap import (
     best_merge,
     bucket_starts,
     link_times,
@@ -20,7 +21,6 @@ from stashtrace.models.layers import (
     rebucketed,
     schedule,
 )
-from stashtrace.models.networks import gradient_shapes, network
 
 #: All-reduce of 8 workers over 10 Gbit/s Ethernet: constants of HKBU-HPML/MG-WFBP, ns and ns a byte.
 ALPHA_10G, BETA_10G = 523_000.0, 0.857

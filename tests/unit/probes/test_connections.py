@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from stashtrace import _native
-from stashtrace.probes.torch_groups import _connections
+from stashtrace.probes.torch.groups import _connections
 
 
 @contextlib.contextmanager

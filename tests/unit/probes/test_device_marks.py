@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stashtrace.model.kinds import Bracket
 from stashtrace.probes import device_marks as module
 from stashtrace.probes import recorder
-from stashtrace.probes.step_window import StepWindow
+from stashtrace.probes.process import StepWindow
+from stashtrace.schema.kinds import Bracket
 
 
 class Device:
@@ -105,7 +105,7 @@ def test_where_the_user_marks_steps_updates_do_not(device: Device) -> None:
 def test_a_window_of_steps_begins_with_its_own_mark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     device.set_recording = lambda on: None  # type: ignore[attr-defined]
     device.kernels_step = lambda step: None  # type: ignore[attr-defined]
-    monkeypatch.setattr("stashtrace.probes.step_window._native", device)
+    monkeypatch.setattr("stashtrace.probes.process._native", device)
     monkeypatch.setattr(module, "window", StepWindow("1:2"))
     marks = module.DeviceMarks()
     for _ in range(3):

@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stashtrace.probes.torch_replay import Replay  # noqa: E402
-from stashtrace.probes.torch_replay_batches import KeptBatch, Notes  # noqa: E402
+from stashtrace.probes.torch.replay import Replay  # noqa: E402
+from stashtrace.probes.torch.replay_batches import KeptBatch, Notes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stashtrace.probes import torch_replay
+from stashtrace.probes.torch import replay as torch_replay
 
 
 class Notes:

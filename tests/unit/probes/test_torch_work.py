@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from stashtrace.probes import torch_work
-from stashtrace.probes.torch_work import FINE, UNSEEN, Launch, launched
+from stashtrace.probes.torch import work as torch_work
+from stashtrace.probes.torch.work import FINE, UNSEEN, Launch, launched
 
 
 class Work:

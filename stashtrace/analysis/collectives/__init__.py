@@ -1,0 +1,3 @@
+"""Collectives matched across ranks: who waited, what was transferred."""
+
+# SPDX-License-Identifier: Apache-2.0

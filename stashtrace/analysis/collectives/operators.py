@@ -1,0 +1,83 @@
+"""operators: what execution traces, which have no times, say of the work of each rank."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+OPERATORS = schema(
+    "operators",
+    "What execution traces say of each operator, and of each kind of collective of a group",
+    ("rank", "i8", "", "global rank, -1 if unknown"),
+    ("name", "U16", "", "operator; of a collective, CollectiveOp in lower case"),
+    ("group", "U16", "", "process group of the collective, empty otherwise"),
+    ("group_size", "i8", "", "ranks of that group, -1 if unknown"),
+    ("calls_count", "i8", "", "nodes"),
+    ("input_bytes", "i8", "bytes", "tensors given, all calls added"),
+    ("output_bytes", "i8", "bytes", "tensors returned, all calls added"),
+    ("first_node_id", "i8", "", "execution_nodes.node_id of the first"),
+)
+
+
+def operators(trace: Trace) -> Table:
+    """Count the calls of each operator and add up the bytes of their tensors, most bytes first.
+
+    A collective is one row for each operation and process group. An operator that calls others is counted beside them,
+    so the bytes of different rows overlap.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs nodes of execution traces.
+
+    Columns
+    -------
+    rank, name, group, group_size, calls_count, input_bytes, output_bytes, first_node_id
+
+    Raises
+    ------
+    MissingDataError
+        If no execution trace was given.
+    """
+    nodes = trace.execution_nodes
+    if not len(nodes):
+        raise MissingDataError(
+            "no execution trace was given",
+            hint="give the JSON of torch.profiler.ExecutionTraceObserver, or a Chakra .et",
+        )
+    columns = ("rank", "op_code", "group_code", "group_size", "name_code")
+    keys = {name: nodes[name].copy() for name in columns}
+    keys["name_code"][keys["op_code"] >= 0] = 0
+    stacked = np.stack([keys[name] for name in columns])
+    unique, first, row = np.unique(stacked, axis=1, return_index=True, return_inverse=True)
+    row = row.reshape(-1)
+
+    def total(column: str) -> np.ndarray:
+        out = np.zeros(unique.shape[1], dtype=np.int64)
+        np.add.at(out, row, nodes[column])
+        return out
+
+    names = [
+        CollectiveOp(op).name.lower() if op >= 0 else trace.text(code)
+        for op, code in zip(unique[1].tolist(), unique[4].tolist(), strict=True)
+    ]
+    out = Table(
+        OPERATORS,
+        {
+            "rank": unique[0],
+            "name": np.array(names, dtype=str),
+            "group": np.array([trace.text(code) for code in unique[2].tolist()], dtype=str),
+            "group_size": unique[3],
+            "calls_count": np.bincount(row, minlength=unique.shape[1]),
+            "input_bytes": total("input_bytes"),
+            "output_bytes": total("output_bytes"),
+            "first_node_id": nodes["node_id"][first],
+        },
+    )
+    return out.take(np.lexsort((out["name"], -out["calls_count"], -out["input_bytes"], out["rank"])))

@@ -1,0 +1,175 @@
+"""Where in a transfer over hosts and inside them the network's part ends: as proxies saw it, else as an estimate.
+
+    last enter                                end           proxies      [=== in flight ===]..............
+        |----------- transfer -----------------|            estimate     transfer - what it takes inside a host
+        |---- network ----|-- interconnect ----|
+
+The estimate is the time of the same operation and size between as many ranks as share a host in the group: by the
+machine's calibration (``stashtrace calibrate``), else by the run's own collectives that stay inside a host. Where
+neither knows it, nothing is cut. Used through ``TraceIndex.network_cuts`` by the layers of links.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.collectives.matching import INSIDE, MIXED, group_table, known_columns, places
+from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.calibration.file import Calibration, find_calibration
+from stashtrace.calibration.fit import fit_alpha_beta
+from stashtrace.calibration.lines import Floats
+from stashtrace.errors import FormatError
+from stashtrace.schema.kinds import CollectiveOp, ProcessRole
+from stashtrace.schema.trace import Trace
+
+#: Sizes up to this far outside the measured ones are still estimated by them.
+_NEAR = 2.0
+#: Of so few sizes, each answers for itself; more carry a line.
+_TOO_FEW_SIZES = 2
+#: Half width of the bounds in standard errors, and the scatter of normal values per width between quartiles.
+_BOUND_ERRORS, _SCATTER_PER_RANGE = 2.0, 1 / 1.349
+
+
+#: Columns of ``matched_collectives`` that keep the cuts.
+KEPT = ("network_low_ns", "network_point_ns", "network_high_ns", "network_estimated")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCuts:
+    """Columns beside ``trace.collectives``, row by row.
+
+    Attributes
+    ----------
+    low_ns, point_ns, high_ns
+        When the network's part is over: not before, as the budget takes it, at the latest; -1 where nobody knows.
+    estimated
+        True where proxies did not say it.
+    """
+
+    low_ns: Int64
+    point_ns: Int64
+    high_ns: Int64
+    estimated: npt.NDArray[np.bool_]
+
+
+def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, network_ns: Int64) -> NetworkCuts:
+    """Cut the transfers of groups that span hosts and share some.
+
+    Parameters
+    ----------
+    trace : Trace
+        Its collectives are the rows of all columns.
+    link : int64 array
+        Of each row's group.
+    enter_ns, end_ns : int64 array
+        When the last rank that a row waits for, and itself, had entered; when it ended, ``NEVER`` if unknown.
+    network_ns : int64 array
+        How long its proxies had bytes in flight, -1 if none was seen.
+    """
+    count = len(link)
+    if len(trace.matched_collectives):
+        unknown = dict.fromkeys(KEPT[:3], np.full(count, -1)) | {KEPT[3]: np.zeros(count, dtype=np.int64)}
+        low, point, high, told = known_columns(trace.matched_collectives, trace.collectives, unknown)
+        return NetworkCuts(low, point, high, told > 0)
+    low, point, high = (np.full(count, -1, dtype=np.int64) for _ in range(3))
+    mixed, whole = link == MIXED, (end_ns < NEVER) & (enter_ns < NEVER) & (end_ns >= enter_ns)
+    proxied = mixed & (network_ns >= 0) & (enter_ns < NEVER)
+    estimated = mixed & ~proxied
+    # Where inside the transfer the bytes were between hosts is not known, only for how long: laid at its begin.
+    for column in (low, point, high):
+        column[proxied] = (enter_ns + network_ns)[proxied]
+    rows = np.flatnonzero(estimated & whole)
+    if len(rows):
+        moved = np.where(whole & (link == INSIDE), end_ns - enter_ns, -1)
+        inside, error = _inside_times(trace, rows, moved)
+        known = inside >= 0
+        rows, inside = rows[known], np.minimum(inside[known], (end_ns - enter_ns)[rows[known]])
+        slack = np.rint(_BOUND_ERRORS * error[known]).astype(np.int64)
+        point[rows] = end_ns[rows] - int64(np.rint(inside))
+        low[rows] = np.maximum(point[rows] - slack, enter_ns[rows])
+        high[rows] = np.minimum(point[rows] + slack, end_ns[rows])
+    return NetworkCuts(low, point, high, estimated)
+
+
+def backends_of_rows(trace: Trace) -> npt.NDArray[np.str_]:
+    """Backend of each row's group: ``gloo``, ``nccl``; empty if unknown. Of several, NCCL where a device was timed."""
+    groups, table = trace.groups, trace.collectives
+    names = {int(h): trace.text(c).lower() for h, c in zip(groups["group_hash"], groups["backend_code"], strict=True)}
+    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
+    found = np.array([names.get(h, "") for h in hashes.tolist()], dtype=np.str_)[inverse]
+    mixed = np.char.find(found, ":") >= 0  # cpu:gloo,cuda:nccl
+    return np.where(mixed, np.where(table["device_begin_ns"] >= 0, "nccl", "gloo"), found)
+
+
+def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, Floats]:
+    """What each row would take between the ranks that share a host, and its standard error; -1 if unknown."""
+    table, backends = trace.collectives, backends_of_rows(trace)
+    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
+    groups, of_ranks = group_table(trace), places(trace)
+    members = [groups[h].members.tolist() for h in hashes.tolist()]
+    sizes = int64([len(m) for m in members])[inverse]
+    together = int64([max(Counter(of_ranks[r] for r in m if r in of_ranks).values(), default=1) for m in members])[
+        inverse
+    ]
+    calibration = _calibration(trace)
+    out, error = np.full(len(rows), -1.0), np.zeros(len(rows))
+    keys = np.stack((table["op_code"], together, np.unique(backends, return_inverse=True)[1]), axis=1)[rows]
+    for op, ranks, backend in np.unique(keys, axis=0).tolist():
+        chosen = np.flatnonzero((keys == (op, ranks, backend)).all(axis=1))
+        wanted = table["message_bytes"][rows[chosen]]
+        name = str(backends[rows[chosen[0]]])
+        if ranks < 2 or op not in CollectiveOp.__members__.values():
+            continue
+        alike = (table["op_code"] == op) & (sizes == ranks) & (backends == name)
+        alike &= (moved_ns > 0) & (table["message_bytes"] > 0)
+        found = _calibrated(calibration, op, wanted, ranks, name)
+        if found is None:
+            found = _measured(table["message_bytes"][alike], moved_ns[alike], wanted)
+        out[chosen], error[chosen] = found
+    return out, error
+
+
+def _calibration(trace: Trace) -> Calibration | None:
+    """The calibration beside the run, unless it is another machine's or damaged."""
+    try:
+        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+    except FormatError:
+        return None
+    processes = trace.processes
+    hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
+    return None if found is None or found.foreign_to(trace.text(code) for code in hosts.tolist()) else found
+
+
+def _calibrated(
+    calibration: Calibration | None, op: int, sizes: Int64, ranks: int, backend: str
+) -> tuple[Floats, Floats] | None:
+    if calibration is None:
+        return None
+    answer = calibration.expected(CollectiveOp(op).name.lower(), sizes, ranks=ranks, backend=backend or None)
+    if answer is None or answer.extrapolated.any():
+        return None
+    return answer.time_ns, answer.error_ns
+
+
+def _measured(sizes: Int64, times_ns: Int64, wanted: Int64) -> tuple[Floats, Floats]:
+    """Time and error of each wanted size by a line through the medians per size; of few sizes, by the same size."""
+    time, error = np.full(len(wanted), -1.0), np.zeros(len(wanted))
+    known, row = np.unique(sizes, return_inverse=True)
+    if not len(known):
+        return time, error
+    quartiles = np.array([np.quantile(times_ns[row == i], (0.25, 0.5, 0.75)) for i in range(len(known))])
+    if len(known) > _TOO_FEW_SIZES:
+        fit = fit_alpha_beta(known, quartiles[:, 1])
+        near = (wanted <= _NEAR * known[-1]) & (wanted * _NEAR >= known[0])
+        fitted, off = fit.expected(wanted)
+        return np.where(near, fitted, -1.0), off
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    same = known[at] == wanted
+    scatter = (quartiles[:, 2] - quartiles[:, 0]) * _SCATTER_PER_RANGE
+    return np.where(same, quartiles[at, 1], -1.0), scatter[at]

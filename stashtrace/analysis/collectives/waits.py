@@ -1,0 +1,125 @@
+"""collectives: how long each rank waited for the last one to enter, and how long the bytes then took."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.collectives.device import on_devices
+from stashtrace.analysis.collectives.matching import match
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import INTERVAL as _INTERVAL
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+COLLECTIVE_TIMES = _schema(
+    "collective_times",
+    "One row per rank and collective: waiting for the last rank, then moving bytes",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal of the step it was called in, -1 outside"),
+    ("communicator", "U16", "", "name of the group"),
+    ("sequence", "i8", "", "number within the group"),
+    ("op", "U16", "", "CollectiveOp in lower case"),
+    ("bytes", "i8", "bytes", "payload of this rank's input"),
+    *_INTERVAL,
+    ("wait_ns", "i8", "ns", "from the own call to the call of the last rank"),
+    ("transfer_ns", "i8", "ns", "from there to the end, queueing included"),
+    ("last_rank", "i8", "", "the rank that was waited for, -1 if none"),
+    ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer"),
+)
+
+
+def collectives(trace: Trace) -> Table:
+    """Split every collective of every rank into wait and transfer.
+
+    Operations in which nobody can end before everybody has entered: ``wait = last enter - own enter``,
+    ``transfer = end - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or
+    the root for all), a receive for its send. This includes what was hidden behind compute; the exposed part is in
+    ``stalls``. Where the clocks of the ranks are not good enough for an operation, the shortest duration of all ranks
+    is the transfer (``method`` duration). Where ranks of different hosts entered closer together than their clocks can
+    tell, ``last_rank`` is -1. An operation that never ended lasts until its process does. Times of an
+    operation that a device was seen to run are the device's.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives; steps if there are any.
+
+    Columns
+    -------
+    rank, step, communicator, sequence, op, bytes, begin_ns, end_ns, wait_ns, transfer_ns, last_rank, method
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded.
+    """
+    return collective_rows(trace).sort_by("begin_ns", "rank")
+
+
+def collective_rows(trace: Trace) -> Table:
+    """The rows of :func:`collectives` in the order of ``trace.collectives``, for analyses that add columns to them."""
+    table = trace.collectives
+    if len(table) == 0:
+        raise MissingDataError(
+            "no collective was recorded", hint="run more than one rank with the collector torch_distributed on"
+        )
+    matched, devices = match(trace), on_devices(trace)
+    timed, there = devices.timed, devices.matched
+    begin = np.where(timed, devices.enter_ns, table["call_ns"])
+    lives = dict(zip(trace.processes["process_id"].tolist(), trace.processes["end_ns"].tolist(), strict=True))
+    owners, inverse = np.unique(table["process_id"], return_inverse=True)
+    last = np.array([lives[p] for p in owners.tolist()], dtype=np.int64)[inverse]
+    end = np.where(matched.end_ns == NEVER, np.maximum(last, begin), matched.end_ns)
+    end = np.where(timed, devices.end_ns, end)
+    entered = np.clip(np.where(timed, there.last_enter_ns, matched.last_enter_ns), begin, end)
+    last_rank = np.where(timed, there.last_rank, matched.last_rank)
+    ordered = np.where(timed, there.ordered, matched.ordered) | ~np.isin(table["op_code"], SYNCHRONISING_OPS)
+    # In an operation that somebody never entered, even a call at the very end of the recording waits.
+    never = np.where(timed, there.last_enter_ns, matched.last_enter_ns) == NEVER
+    waited = ((entered > begin) | never) & (last_rank != table["rank"]) & ordered
+    return Table(
+        COLLECTIVE_TIMES,
+        {
+            "rank": table["rank"],
+            "step": _step_of(trace, table["rank"], begin),
+            "communicator": communicator_names(trace, table["group_hash"]),
+            "sequence": table["sequence"],
+            "op": np.array([op.name.lower() for op in CollectiveOp])[np.clip(table["op_code"], 0, max(CollectiveOp))],
+            "bytes": table["message_bytes"],
+            "begin_ns": begin,
+            "end_ns": end,
+            "wait_ns": entered - begin,
+            "transfer_ns": end - entered,
+            "last_rank": np.where(waited, last_rank, -1),
+            "method": np.where(np.where(timed, there.by_clock, matched.by_clock), "clock", "duration"),
+        },
+    )
+
+
+def _step_of(trace: Trace, rank: Int64, at: Int64) -> Int64:
+    out = np.full(len(rank), -1, dtype=np.int64)
+    try:
+        found = find_steps(trace)
+    except MissingDataError:
+        return out  # collectives without a training loop
+    by_rank, steps_by_rank = RowsBy(rank), RowsBy(found["rank"])
+    for value in by_rank.values.tolist():
+        rows, own = by_rank.rows(value), steps_by_rank.rows(value)
+        if len(own):
+            position = np.searchsorted(found["begin_ns"][own], at[rows], side="right") - 1
+            inside = (position >= 0) & (at[rows] < found["end_ns"][own][np.maximum(position, 0)])
+            out[rows[inside]] = found["step"][own][position[inside]]
+    return out
+
+
+def communicator_names(trace: Trace, group_hash: np.ndarray) -> np.ndarray:
+    """Name of each of these groups."""
+    groups = trace.groups
+    names = {int(h): trace.text(c) for h, c in zip(groups["group_hash"], groups["name_code"], strict=True)}
+    hashes, inverse = np.unique(group_hash, return_inverse=True)
+    return np.array([names.get(h) or f"group {h:x}" for h in hashes.tolist()], dtype=np.str_)[inverse]

@@ -1,0 +1,3 @@
+"""What each device did, and what was asked of it."""
+
+# SPDX-License-Identifier: Apache-2.0

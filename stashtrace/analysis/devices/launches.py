@@ -1,0 +1,173 @@
+"""launches: how far the host was ahead of each stream: from launch to begin, and how much was waiting.
+
+host     L0 L1 L2          L3
+stream      [0.........][1.....][2...]   [3...]
+waiting  1  1  2        1       0      1 0          launched, not begun: latency, added, is the area below this
+empty    L0: latency not hidden; L1, L2: hidden behind 0; L3: not hidden
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.devices.tables import LAUNCHES
+from stashtrace.analysis.devices.work import (
+    Bools,
+    By,
+    DeviceRows,
+    Keep,
+    Windows,
+    device_rows,
+    joined_columns,
+    one_row_per_window,
+    windows_of,
+)
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+#: Launches that CUDA and HIP take before the next one blocks its thread.
+FULL_QUEUE = 1024
+_LATE = 95
+
+
+def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Table:
+    """Measure the lead of the host over each stream.
+
+    A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Large latencies are
+    good news otherwise, they say that the host was far ahead. ``mean_queue_count`` is the mean number of launches whose
+    work had not begun; where ``full_queue_ns`` is not 0 the host was held up by its own lead. A graph is one launch.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs kernels with launches.
+    by : {"rank", "step"}
+        One row per stream, or per step (on the device's clock) of each stream.
+    last_step : {"keep", "drop"}
+        As in ``breakdown``.
+
+    Columns
+    -------
+    rank, step, device_index, stream_code, launches_count, latency_ns, p95_latency_ns, longest_latency_ns, call_ns,
+    launch_bound_ratio, mean_queue_count, longest_queue_count, full_queue_ns, orphans_count
+
+    Raises
+    ------
+    MissingDataError
+        If no kernel was recorded; or no step, where steps are asked for.
+    """
+    devices = device_rows(trace, last_step=last_step)
+    names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
+    pieces = []
+    for device, windows in zip(devices, windows_of(devices, by, last_step), strict=True):
+        streams = RowsBy(device["track_id"])
+        for stream in streams.values.tolist():
+            own = replace(device, rows=device.rows[streams.rows(stream)])
+            pieces.append(_columns(own, windows, names.get(stream, 0)))
+    return joined_columns(LAUNCHES, pieces)
+
+
+def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
+    """How many pieces of work are launched and not begun: moments in order, and the number from each to the next."""
+    at = np.concatenate([launch, np.maximum(begin, launch)])
+    change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
+    order = np.lexsort((-change, at))
+    at, depth = at[order], np.cumsum(change[order])
+    last = np.append(at[1:] != at[:-1], True) if len(at) else np.zeros(0, dtype=bool)
+    return at[last], depth[last]
+
+
+def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
+    """Whether the stream had nothing to do, and nothing before it in the queue, when each piece was launched.
+
+    Rows of one stream in order of their begin.
+    """
+    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
+    return np.asarray(done <= launch)
+
+
+def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, Any]:
+    count = len(windows.begin)
+    columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
+    order = np.lexsort(columns[::-1])
+    begin, launch, end, returned = (column[order] for column in columns)
+    empty = found_empty(launch, begin, end)
+    at = np.searchsorted(windows.begin, begin, side="right") - 1
+    at[(at >= 0) & (begin >= np.append(windows.end, 0)[at])] = -1
+    orphans = np.bincount(at[(at >= 0) & (launch < 0)], minlength=count)
+    known = (at >= 0) & (launch >= 0) & first_of_each(launch)
+    at, empty = at[known], empty[known]
+    begin, launch, returned = begin[known], launch[known], returned[known]
+    latency = np.maximum(begin - launch, 0)
+    call = np.where(returned >= launch, returned - launch, -1)
+    moments, depth = waiting(launch, begin)
+    counts = np.bincount(at, minlength=count)
+    bound = np.bincount(at[empty], minlength=count)
+    return {
+        **one_row_per_window(stream, windows),
+        "stream_code": np.full(count, name_code),
+        "launches_count": counts,
+        "latency_ns": _quantile(at, latency, count, 50),
+        "p95_latency_ns": _quantile(at, latency, count, _LATE),
+        "longest_latency_ns": _quantile(at, latency, count, 100),
+        "call_ns": _quantile(at, call, count, 50),
+        "launch_bound_ratio": bound / np.maximum(counts, 1),
+        "mean_queue_count": _area(moments, depth, windows) / np.maximum(windows.end - windows.begin, 1),
+        "longest_queue_count": _most(moments, depth, windows),
+        "full_queue_ns": _full(moments, depth).within(windows.begin, windows.end),
+        "orphans_count": orphans,
+    }
+
+
+def first_of_each(launch: Int64) -> Bools:
+    """The first row of each launch: all kernels of a graph have one."""
+    _, first = np.unique(launch, return_index=True)
+    out = np.zeros(len(launch), dtype=bool)
+    out[first] = True
+    return out
+
+
+def _quantile(group: Int64, values: Int64, count: int, percent: int) -> Int64:
+    """Nearest-rank quantile of each group, -1 of an empty one."""
+    order = np.lexsort((values, group))
+    sizes = np.bincount(group, minlength=count)
+    starts = np.cumsum(sizes) - sizes
+    place = np.maximum(-(-sizes * percent // 100) - 1, 0)
+    out = np.full(count, -1, dtype=np.int64)
+    some = sizes > 0
+    out[some] = values[order][(starts + place)[some]]
+    return out
+
+
+def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
+    """Integral of the depth over each window."""
+    if not len(moments):
+        return np.zeros(len(windows.begin), dtype=np.int64)
+    area = np.append(0, np.cumsum(depth[:-1] * np.diff(moments)))
+
+    def until(at: Int64) -> Int64:
+        row = np.searchsorted(moments, at, side="right") - 1
+        inside = np.maximum(row, 0)
+        return int64(np.where(row >= 0, area[inside] + depth[inside] * (at - moments[inside]), 0))
+
+    return until(windows.end) - until(windows.begin)
+
+
+def _most(moments: Int64, depth: Int64, windows: Windows) -> Int64:
+    """Largest depth in each window, that at its begin included."""
+    out = np.zeros(len(windows.begin), dtype=np.int64)
+    first = np.maximum(np.searchsorted(moments, windows.begin, side="right") - 1, 0)
+    last = np.searchsorted(moments, windows.end)
+    for row, (start, stop) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        out[row] = depth[start:stop].max(initial=0)
+    return out
+
+
+def _full(moments: Int64, depth: Int64) -> TimeSet:
+    full = depth[:-1] >= FULL_QUEUE if len(depth) else np.zeros(0, dtype=bool)
+    return TimeSet.of(moments[:-1][full], moments[1:][full])

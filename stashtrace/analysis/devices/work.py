@@ -1,0 +1,191 @@
+"""What ran on each device of each rank, and the windows in which it is looked at.
+
+host     |  launch ...        | launch ...   | launch        the last step, as the loop marked it on the host
+step     |------- 0 ----------|----- 1 ------|----- 2 ---
+stream    ####   ###########     #######  ~~~    #####       work of step 2: launched at or after its begin
+          ^ no launch known: an orphan
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.steps.steps import host_steps, steps
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.schema.kinds import BatchPhase, DeviceWork
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+Keep = Literal["keep", "drop"]
+By = Literal["rank", "step"]
+Bools = npt.NDArray[np.bool_]
+
+_BITS = 16  # of a device number beside its process, in one key
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Rows of ``kernels`` of one device of one process; markers of synchronisation are not among them.
+
+    Attributes
+    ----------
+    rows : int64 array
+        Row numbers, as in the table.
+    waits : TimeSet
+        When the process waited for a batch; up to the last step where that was left out.
+    """
+
+    trace: Trace
+    rank: int
+    process_id: int
+    device_index: int
+    rows: Int64
+    waits: TimeSet
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        return self.trace.kernels[column][self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def time(self, *works: DeviceWork) -> TimeSet:
+        """When any work of these kinds ran."""
+        rows = self.rows[np.isin(self["work_code"], works)]
+        kernels = self.trace.kernels
+        return TimeSet.of(kernels["begin_ns"][rows], kernels["end_ns"][rows])
+
+    def busy(self) -> TimeSet:
+        """When anything ran."""
+        return TimeSet.of(self["begin_ns"], self["end_ns"])
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of one device, in order, with the step of each (-1: the whole)."""
+
+    step: Int64
+    begin: Int64
+    end: Int64
+
+
+def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> list[DeviceRows]:
+    """Work of every device, by rank, process and device.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs kernels.
+    orphans : {"keep", "drop"}
+        What to do with work whose launch is not known.
+    last_step : {"keep", "drop"}
+        ``drop`` leaves out what was launched in the last step of each rank, or later; orphans count by their begin. A
+        rank with a single step keeps it.
+
+    Raises
+    ------
+    MissingDataError
+        If there is no work left; or no step, with ``last_step="drop"``.
+    """
+    one_of("orphans", orphans, "keep", "drop")
+    one_of("last_step", last_step, "keep", "drop")
+    kernels = trace.kernels
+    if len(kernels) == 0:
+        raise MissingDataError(
+            "no kernel was recorded",
+            hint="record some steps with `stashtrace run --kernels`, or give a trace of torch.profiler or nsys; "
+            "`stalls` and `hidden` do without kernels",
+        )
+    usable = (kernels["work_code"] != DeviceWork.SYNCHRONIZATION) & (kernels["end_ns"] >= kernels["begin_ns"])
+    if orphans == "drop":
+        usable &= kernels["launch_ns"] >= 0
+    rows = np.flatnonzero(usable)
+    if len(rows) == 0:
+        raise MissingDataError(
+            "no piece of work on a device is left", hint="orphans=keep counts work whose launch was not recorded"
+        )
+    grouped = RowsBy(kernels["process_id"][rows] << _BITS | kernels["device_index"][rows] & ((1 << _BITS) - 1))
+    batches = trace.batches
+    batches = batches.take(batches["phase_code"] == BatchPhase.WAIT)
+    waits_of = RowsBy(batches["process_id"])
+    found = []
+    for key in grouped.values.tolist():
+        own = rows[grouped.rows(key)]
+        rank, device_index = (int(kernels[name][own[0]]) for name in ("rank", "device_index"))
+        waited = waits_of.rows(key >> _BITS)
+        waits = TimeSet.of(batches["begin_ns"][waited], batches["end_ns"][waited])
+        found.append(DeviceRows(trace, rank, key >> _BITS, device_index, own, waits))
+    found.sort(key=lambda device: (device.rank, device.process_id, device.device_index))
+    return _without_last_step(trace, found) if last_step == "drop" else found
+
+
+def one_of(option: str, value: str, *known: str) -> None:
+    """Refuse a value that an option of an analysis does not have."""
+    if value not in known:
+        raise UsageError(f"{option} cannot be {value!r} here", hint="one of " + ", ".join(known))
+
+
+def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> list[Windows]:
+    """Windows of each device: all its work, or the steps of its rank on the device's clock.
+
+    Raises
+    ------
+    MissingDataError
+        If steps are asked for and no rank has any.
+    """
+    one_of("by", by, "rank", "step")
+    if by == "rank":
+        return [_whole(device) for device in devices]
+    found = steps(devices[0].trace)
+    by_rank = RowsBy(found["rank"])
+    windows = []
+    for device in devices:
+        own = found.take(by_rank.rows(device.rank))
+        if last_step == "drop" and len(own) > 1:
+            own = own.take(slice(0, -1))
+        windows.append(Windows(own["step"], own["begin_ns"], own["end_ns"]))
+    return windows
+
+
+def _whole(device: DeviceRows) -> Windows:
+    begin, end = int(device["begin_ns"].min()), int(device["end_ns"].max())
+    return Windows(int64([-1]), int64([begin]), int64([end]))
+
+
+def _without_last_step(trace: Trace, devices: list[DeviceRows]) -> list[DeviceRows]:
+    found = host_steps(trace)
+    by_rank = RowsBy(found["rank"])
+    out = []
+    for device in devices:
+        own = by_rank.rows(device.rank)
+        if len(own) > 1:
+            until = int(found["begin_ns"][own].max())
+            launch = device["launch_ns"]
+            kept = device.rows[np.where(launch >= 0, launch, device["begin_ns"]) < until]
+            waits = TimeSet.of(device.waits.begin, np.minimum(device.waits.end, until))
+            device = replace(device, rows=kept, waits=waits)
+        if len(device):
+            out.append(device)
+    if not out:
+        raise MissingDataError("no work was launched before the last step", hint="last_step=keep counts all steps")
+    return out
+
+
+def one_row_per_window(device: DeviceRows, windows: Windows) -> dict[str, Any]:
+    """The columns that say whose row it is."""
+    count = len(windows.step)
+    return {
+        "rank": np.full(count, device.rank),
+        "step": windows.step,
+        "device_index": np.full(count, device.device_index),
+    }
+
+
+def joined_columns(schema: Any, pieces: list[dict[str, Any]]) -> Table:
+    """Table of the rows of all devices."""
+    return Table.concat(schema, [Table(schema, piece) for piece in pieces])

@@ -1,0 +1,83 @@
+"""killed: which ranks and workers a signal ended.
+
+Only its parent learns that of a process, so it stands in the facts of another one.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+KILLED = _schema(
+    "killed",
+    "Ranks and workers that a signal ended, as the process that started them learnt it",
+    ("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown"),
+    ("worker_id", "i8", "", "DataLoader worker number, -1 if it is none"),
+    ("pid", "i8", "", "process id on its host"),
+    ("process_id", "i8", "", "processes.process_id, -1 if it recorded nothing"),
+    ("signal", "U16", "", "name of the signal, SIGKILL if the kernel's out-of-memory killer did it"),
+    (
+        "sender",
+        "U16",
+        "",
+        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed) or unknown",
+    ),
+    ("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown"),
+)
+
+#: Metadata key: this and the pid; the same in ``probes/child_ends.py``.
+FACT = "killed "
+#: A number of more digits is damage.
+_MOST_DIGITS = 15
+
+
+def killed(trace: Trace) -> Table:
+    """List the processes that a signal ended, by the end of their records.
+
+    Known of the workers of torch's DataLoader, and of ranks that ``torchrun`` or ``torch.multiprocessing.spawn``
+    started. A process that another parent started (a shell, ``srun``) is not known of.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Columns
+    -------
+    rank, worker_id, pid, process_id, signal, sender, end_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no process was recorded.
+    """
+    processes = trace.processes
+    if not len(processes):
+        raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
+    row_of = {number: row for row, number in enumerate(processes["process_id"].tolist())}
+    facts = trace.metadata
+    rows = []
+    for owner, key, value in zip(facts["process_id"].tolist(), facts["key_code"], facts["value_code"], strict=True):
+        text = trace.text(key)
+        number = text.removeprefix(FACT)
+        if number == text or not number.isdecimal() or len(number) > _MOST_DIGITS or owner not in row_of:
+            continue
+        parent = row_of[owner]
+        name, sender, what = [*trace.text(value).split(" ", 2), "", "", ""][:3]
+        pid = int(number)
+        of_pid = (processes["pid"] == pid) & (processes["host_code"] == processes["host_code"][parent])
+        row = int(np.flatnonzero(of_pid)[-1]) if of_pid.any() else -1
+        of_worker = what.rpartition(" ")[2] if what.startswith("worker ") else ""
+        worker = int(of_worker) if of_worker.isdecimal() and len(of_worker) <= _MOST_DIGITS else -1
+        rank, process, end = int(processes["rank"][parent]) if worker >= 0 else -1, -1, -1
+        if row >= 0:
+            rank, process, end = (int(processes[name][row]) for name in ("rank", "process_id", "end_ns"))
+            if processes["role_code"][row] == ProcessRole.WORKER:
+                worker = int(processes["worker_id"][row])
+        rows.append((rank, worker, pid, process, name, sender, end))
+    return Table.from_rows(KILLED, rows).sort_by("end_ns", "rank", "worker_id", "pid")

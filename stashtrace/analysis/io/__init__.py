@@ -1,0 +1,3 @@
+"""Which files were read and written, how, and what would help."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,527 @@
+"""io_cache, io_reuse: how much a cache would have served of what was read, from exact reuse distances."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.io.calls import READING, Bools, Follower, moves, process_pieces, time_class
+from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
+from stashtrace.analysis.io.files import below
+from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.units import bytes_of
+
+Floats = npt.NDArray[np.float64]
+#: Without a size the curve has this many points.
+_POINTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostUses:
+    """Accesses of the processes of one host, in order of time.
+
+    Attributes
+    ----------
+    host : str
+        Its name.
+    moved_bytes : int64 array
+        Bytes of each access.
+    distance_bytes : int64 array
+        What was used since the last access to the block, itself included; -1 for the first.
+    kept_bytes : int64 array
+        What was read for the first time up to the block's first access, itself included.
+    important_bytes : int64 array or None
+        The block, and all that are more important.
+    data_bytes : int
+        Of all blocks.
+    sampled_ratio : float
+        Share of blocks that are in; sizes here are of these alone.
+    """
+
+    host: str
+    moved_bytes: Int64
+    distance_bytes: Int64
+    kept_bytes: Int64
+    important_bytes: Int64 | None
+    data_bytes: int
+    sampled_ratio: float
+
+
+def io_cache(
+    trace: Trace,
+    *,
+    cache_size: str | int | None = None,
+    block: str | int = "1MiB",
+    under: str | None = None,
+    files: Files = "data",
+    importance: Importance | None = None,
+) -> Table:
+    """Tell what share of the bytes read a cache would have served, for each size, beginning empty.
+
+    Two caches: LRU drops what was not used for longest, as a page cache roughly does; the other keeps what came first
+    and drops nothing, as MinIO of CoorDL. Both are computed from the order in which the processes of a host read
+    blocks. A run of reads that each begin where the last one ended is one access to each block it touches, so that
+    small reads do not look like hits. A third, if the importance of the samples is given, keeps the most important
+    ones (SHADE's order, with weights that stay); what it serves of others until it is full is not counted. Beyond
+    4,000,000 accesses a share of blocks, chosen by hash, stands for all.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs reads with offsets.
+    cache_size : str or int, optional
+        One size, as ``"100G"``; by default steps of 5 % of the data read.
+    block : str or int
+        Unit of the cache; ``"file"`` for whole files.
+    under : str, optional
+        Only files below this directory.
+    files : {"data", "all"}
+        By default files of the kernel, the system, Python and its packages, and programs are left out.
+    importance : mapping or path, optional
+        Weight of each sample by its path, or a file with a line ``path,weight`` for each.
+
+    Columns
+    -------
+    host, cache_bytes, cached_ratio, data_bytes, read_bytes, reread_ratio, lru_hit_ratio, kept_hit_ratio,
+    important_hit_ratio, shuffled_lru_hit_ratio, sampled_ratio
+
+    Raises
+    ------
+    MissingDataError
+        If no read with an offset was recorded.
+    """
+    stated = None if cache_size is None else bytes_of(cache_size, "--cache-size")
+    tables = []
+    weights = None if importance is None else ranks_of(trace, importance)
+    for uses in _uses(trace, block, under, files, weights):
+        data = round(uses.data_bytes / uses.sampled_ratio)
+        steps = np.arange(1, _POINTS + 1, dtype=np.int64)
+        sizes = np.array([stated], dtype=np.int64) if stated is not None else -(-data * steps // _POINTS)
+        read = int(uses.moved_bytes.sum())
+        again = uses.distance_bytes >= 0
+        reread = float(uses.moved_bytes[again].sum()) / read
+        cached = np.minimum(sizes / max(data, 1), 1.0).astype(np.float64)
+        inside = (sizes * uses.sampled_ratio).astype(np.float64)
+        tables.append(
+            Table(
+                IO_CACHE,
+                {
+                    "host": np.full(len(sizes), uses.host),
+                    "cache_bytes": sizes,
+                    "cached_ratio": cached,
+                    "data_bytes": np.full(len(sizes), data),
+                    "read_bytes": np.full(len(sizes), round(read / uses.sampled_ratio)),
+                    "reread_ratio": np.full(len(sizes), reread),
+                    "lru_hit_ratio": _served(uses.distance_bytes[again], uses.moved_bytes[again], inside) / read,
+                    "kept_hit_ratio": _served(uses.kept_bytes[again], uses.moved_bytes[again], inside) / read,
+                    "important_hit_ratio": np.full(len(sizes), np.nan)
+                    if uses.important_bytes is None
+                    else _served(uses.important_bytes[again], uses.moved_bytes[again], inside) / read,
+                    "shuffled_lru_hit_ratio": reread * shuffled_lru_hits(cached),
+                    "sampled_ratio": np.full(len(sizes), uses.sampled_ratio),
+                },
+            )
+        )
+    return Table.concat(IO_CACHE, tables)
+
+
+def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = None, files: Files = "data") -> Table:
+    """Count reads by how much other data was read since the last read of the same, in powers of two.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs reads with offsets.
+    block : str or int
+        As of ``io_cache``.
+    under : str, optional
+        Only files below this directory.
+    files : {"data", "all"}
+        As of ``io_cache``.
+
+    Columns
+    -------
+    host, low_bytes, high_bytes, accesses_count, read_bytes, sampled_ratio
+
+    Raises
+    ------
+    MissingDataError
+        If no read with an offset was recorded.
+    """
+    rows: list[tuple[str | int | float, ...]] = []
+    for uses in _uses(trace, block, under, files):
+        scaled = np.where(uses.distance_bytes < 0, -1.0, uses.distance_bytes / uses.sampled_ratio)
+        power = np.where(scaled < 0, -1, np.ceil(np.log2(np.maximum(scaled, 1)))).astype(np.int64)
+        for exponent in np.unique(power).tolist():
+            own = power == exponent
+            rows.append(
+                (
+                    uses.host,
+                    -1 if exponent < 0 else (1 << exponent >> 1) + 1 if exponent else 1,
+                    -1 if exponent < 0 else 1 << exponent,
+                    round(np.count_nonzero(own) / uses.sampled_ratio),
+                    round(int(uses.moved_bytes[own].sum()) / uses.sampled_ratio),
+                    uses.sampled_ratio,
+                )
+            )
+    return Table.from_rows(IO_REUSE, rows)
+
+
+def shuffled_lru_hits(cached: Floats) -> Floats:
+    """Share of reads that LRU serves if every epoch reads all once in a new random order: x + (1-x) ln(1-x).
+
+    Examples
+    --------
+    >>> shuffled_lru_hits(np.array([0.35, 0.5, 0.9, 1.0])).round(3).tolist()
+    [0.07, 0.153, 0.67, 1.0]
+    """
+    rest = 1.0 - cached
+    found: Floats = cached + rest * np.log(np.where(rest > 0, rest, 1.0))
+    return found
+
+
+def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
+    """Bytes of the accesses that need no more than each size."""
+    order = np.argsort(needed, kind="stable")
+    sums = np.append(0, np.cumsum(moved[order]))
+    found: Floats = sums[np.searchsorted(needed[order], sizes, side="right")].astype(np.float64)
+    return found
+
+
+def _uses(
+    trace: Trace, block: str | int, under: str | None, files: Files, weights: Floats | None = None
+) -> list[HostUses]:
+    block_bytes = 1 << 62 if block == "file" else bytes_of(block, "--block")
+    wanted = data_files(trace, files, under)
+    if under is not None:
+        wanted &= below(trace, np.arange(len(trace.strings)), under)
+    accesses = collect_accesses(trace, block_bytes, wanted=wanted)
+    if not len(accesses.key):
+        raise MissingDataError(
+            "no read with a known offset was recorded" + (f" below {under}" if under else ""),
+            hint="run with the collector posix_io on; mapped files have no reads" + FILES_HINT * (files == "data"),
+        )
+    hosts = np.unique(accesses.host_code)
+    return [_host_uses(trace.text(host), accesses, accesses.host_code == host, weights) for host in hosts.tolist()]
+
+
+def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:
+    rows = np.flatnonzero(own)
+    rows = rows[np.argsort(accesses.begin_ns[rows], kind="stable")]
+    keys, first, item = np.unique(accesses.key[rows], return_index=True, return_inverse=True)
+    low, high = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), dtype=np.int64)
+    np.minimum.at(low, item, accesses.low_bytes[rows])
+    np.maximum.at(high, item, accesses.high_bytes[rows])
+    size = high - low
+    in_order = np.argsort(first)
+    kept = np.empty(len(first), dtype=np.int64)
+    kept[in_order] = np.cumsum(size[in_order])
+    important = None if weights is None else most_important_first(weights[path_codes(keys)], first, size)
+    return HostUses(
+        host,
+        accesses.moved_bytes[rows],
+        stack_distances(previous_uses(item), size[item]),
+        kept[item],
+        None if important is None else important[item],
+        int(size.sum()),
+        accesses.sampled_ratio,
+    )
+
+
+# Reads as accesses to blocks of files, a bounded number of them.
+
+#: Beyond this a smaller share of the blocks is looked at.
+LIMIT = 4_000_000
+_BLOCK_BITS = 38  # of a key of path and block
+_FULL = 1 << 32
+_AT_ONCE = 1 << 21
+
+
+class _Reads(NamedTuple):
+    """Columns of reads, by reader and file."""
+
+    begin: Int64
+    path: Int64
+    offset: Int64
+    end: Int64
+    low_block: Int64
+    each: Int64
+    goes_on: Bools
+
+
+@dataclass(slots=True)
+class Accesses:
+    """One row per access.
+
+    Attributes
+    ----------
+    begin_ns, host_code : int64 array
+        When, on which host.
+    key : int64 array
+        File and block.
+    low_bytes, high_bytes : int64 array
+        Touched part of the block.
+    moved_bytes : int64 array
+        Bytes read.
+    sampled_ratio : float
+        Share of blocks that are in.
+    """
+
+    begin_ns: Int64
+    host_code: Int64
+    key: Int64
+    low_bytes: Int64
+    high_bytes: Int64
+    moved_bytes: Int64
+    sampled_ratio: float = 1.0
+
+
+_COLUMNS = ("begin_ns", "host_code", "key", "low_bytes", "high_bytes", "moved_bytes")
+
+
+def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = None, limit: int = LIMIT) -> Accesses:
+    """All accesses if there are at most ``limit``, else those of a share of the blocks, chosen by hash.
+
+    ``wanted`` says by path code which files count; all if None.
+
+    A sample of blocks keeps the pattern of reuse of each, and distances shrink by the share: see Waldspurger et al.,
+    SHARDS, FAST 2015.
+    """
+    kept: list[Accesses] = []
+    rows_count, threshold = 0, _FULL
+    host_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    for process, pieces in process_pieces(trace):
+        follower = Follower(len(trace.strings))
+        for whole in pieces():
+            piece = whole if wanted is None else whole.take(wanted[whole["path_code"]])
+            for found in _of_piece(piece, follower, block_bytes, int(host_of.get(process, 0))):
+                kept.append(_chosen(found, threshold))
+                rows_count += len(kept[-1].key)
+            while rows_count > limit and threshold > 1:
+                threshold //= 2
+                kept = [_chosen(part, threshold) for part in kept]
+                rows_count = sum(len(part.key) for part in kept)
+    nothing = [np.empty(0, dtype=np.int64)]
+    columns = {name: np.concatenate([getattr(part, name) for part in kept] or nothing) for name in _COLUMNS}
+    return Accesses(sampled_ratio=threshold / _FULL, **columns)
+
+
+def _chosen(accesses: Accesses, threshold: int) -> Accesses:
+    if threshold == _FULL:
+        return accesses
+    own = (_hashed(accesses.key) >> np.uint64(32)) < threshold
+    return Accesses(**{name: getattr(accesses, name)[own] for name in _COLUMNS})
+
+
+def path_codes(key: Int64) -> Int64:
+    """String codes of the files of keys."""
+    return key >> _BLOCK_BITS
+
+
+def _hashed(key: Int64) -> npt.NDArray[np.uint64]:
+    """Mix the bits (the finaliser of splitmix64)."""
+    mixed = key.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    found: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return found
+
+
+def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> Iterator[Accesses]:
+    wanted = (moves(piece) == READING) & (time_class(piece) != 0)
+    rows = np.flatnonzero(wanted & (piece["offset_bytes"] >= 0) & (piece["result_bytes"] > 0))
+    track, path, offset, length = (
+        piece[name][rows].astype(np.int64) for name in ("track_id", "path_code", "offset_bytes", "result_bytes")
+    )
+    found = follower.follow(rows, track, path, offset, length)
+    begin, offset, track = (piece[name][found.rows] for name in ("begin_ns", "offset_bytes", "track_id"))
+    end = offset + piece["result_bytes"][found.rows]
+    low_block, high_block = offset // block_bytes, (end - 1) // block_bytes
+    # A read that goes on in the block where the last one ended is the same access.
+    same = np.zeros(len(end), dtype=bool)
+    same[1:] = (found.path[1:] == found.path[:-1]) & (track[1:] == track[:-1])
+    goes_on = same & ~found.first & found.consecutive
+    goes_on[1:] &= low_block[1:] == high_block[:-1]
+    each = high_block - low_block + 1
+    # Long reads of small blocks become many accesses: not all at once.
+    borders = [0, *(np.flatnonzero(np.diff(np.cumsum(each) // _AT_ONCE)) + 1).tolist(), len(each)]
+    for first, last in itertools.pairwise(borders):
+        own = slice(first, last)
+        if first < last:
+            yield _divided(
+                _Reads(begin[own], found.path[own], offset[own], end[own], low_block[own], each[own], goes_on[own]),
+                block_bytes,
+                host,
+            )
+
+
+def _divided(reads: _Reads, block_bytes: int, host: int) -> Accesses:
+    """The blocks that reads touch."""
+    call = np.repeat(np.arange(len(reads.each)), reads.each)
+    inside = np.arange(len(call)) - np.repeat(np.cumsum(reads.each) - reads.each, reads.each)
+    block = reads.low_block[call] + inside
+    low = np.maximum(reads.offset[call] - block * block_bytes, 0)
+    high = np.minimum(reads.end[call] - block * block_bytes, block_bytes)
+    new = ~(reads.goes_on[call] & (inside == 0))
+    new[0] = True
+    starts = np.flatnonzero(new)
+    return Accesses(
+        begin_ns=reads.begin[call][starts],
+        host_code=np.full(len(starts), host, dtype=np.int64),
+        key=(reads.path[call][starts] << _BLOCK_BITS) | block[starts],
+        low_bytes=np.minimum.reduceat(low, starts),
+        high_bytes=np.maximum.reduceat(high, starts),
+        moved_bytes=np.add.reduceat(high - low, starts),
+    )
+
+
+# Weights of samples that a user gives: what a cache that knows them would keep first (SHADE's order).
+
+Importance = Mapping[str, float] | str | os.PathLike[str]
+
+
+def weights_of(importance: Importance) -> dict[str, float]:
+    """Weight by absolute path, of a mapping or of a file with a line ``path,weight`` for each sample.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, or a line is something else.
+    """
+    if isinstance(importance, Mapping):
+        return {os.path.abspath(path): float(weight) for path, weight in importance.items()}
+    try:
+        lines = Path(importance).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"cannot read {importance}: {why}", hint="--importance FILE: a line `path,weight` each"
+        ) from error
+    found: dict[str, float] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        path, comma, text = line.rpartition(",")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not comma or math.isnan(weight):
+            raise UsageError(
+                f"line {number} of {importance} is no `path,weight`: {line[:80]}", hint="as in /data/a.jpg,3.2"
+            )
+        found[os.path.abspath(path.strip())] = weight
+    if not found:
+        raise UsageError(f"{importance} is empty", hint="a line `path,weight` for each sample")
+    return found
+
+
+def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
+    """Weight by string code of a path; minus infinity for paths without one.
+
+    Raises
+    ------
+    MissingDataError
+        If no path of the run has a weight.
+    """
+    weights = weights_of(importance)
+    found = np.full(len(trace.strings), -np.inf)
+    for path, weight in weights.items():
+        code = trace.strings.find(path)
+        if code >= 0:
+            found[code] = weight
+    if np.isneginf(found).all():
+        raise MissingDataError(
+            "none of the samples with an importance was read", hint="its paths are those that `analyze io` shows"
+        )
+    return found
+
+
+def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:
+    """Bytes that a cache needs to hold each block and all that are more important; of equals the one read first."""
+    order = np.lexsort((first, -weight))
+    needed = np.empty(len(size), dtype=np.int64)
+    needed[order] = np.cumsum(size[order])
+    return needed
+
+
+# Reuse distances: how much else was used between two uses of the same, exactly, in O(n log n).
+
+
+def previous_uses(item: Int64) -> Int64:
+    """Place of the last use of the same item before each use, -1 if there is none.
+
+    Examples
+    --------
+    >>> previous_uses(np.array([7, 8, 7, 7])).tolist()
+    [-1, -1, 0, 2]
+    """
+    order = np.argsort(item, kind="stable")
+    same = item[order][1:] == item[order][:-1]
+    found = np.full(len(item), -1, dtype=np.int64)
+    found[order[1:][same]] = order[:-1][same]
+    return found
+
+
+def stack_distances(previous: Int64, size: Int64) -> Int64:
+    """Size of all items used since the last use of each item, itself included; -1 for first uses.
+
+    An LRU cache serves a use if and only if it holds this much: it evicts from the far end, so what it has is always
+    the longest stretch of most recently used items that fits.
+
+    Parameters
+    ----------
+    previous : int64 array
+        As :func:`previous_uses` gives it.
+    size : int64 array
+        Of the item of each use; every use of an item has the same.
+
+    Notes
+    -----
+    An item counts once between uses p and i: at its first use there, which is the one whose own last use is not behind
+    p. So the distance is the size of the uses j < i with ``previous[j] <= p``, less those up to p, all of which are.
+    Sorted by ``previous``, uses are divided by the bits of their place, highest first: whoever has the bit set sees,
+    among those of its half that stand before it, the ones without. That is one pass over the data for each bit.
+
+    Examples
+    --------
+    >>> uses = np.array([1, 2, 3, 2, 1])
+    >>> stack_distances(previous_uses(uses), uses * 100).tolist()
+    [-1, -1, -1, 500, 600]
+    """
+    count = len(previous)
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    seen = np.zeros(count, dtype=np.int64)
+    order = np.argsort(previous, kind="stable")
+    for bit in reversed(range(max(count - 1, 1).bit_length())):
+        high = (order >> bit) & 1 == 1
+        # Rows of one block stand together, and blocks in order, so each begins where its number says.
+        start = (order >> (bit + 1)) << (bit + 1)
+        low_sums = np.append(0, np.cumsum(np.where(high, 0, size[order])))
+        rows = np.flatnonzero(high)
+        seen[order[rows]] += low_sums[rows] - low_sums[start[rows]]
+        lows = np.append(0, np.cumsum(~high))
+        ahead = lows[np.arange(count)] - lows[start]  # without the bit, before it in its block
+        place = np.where(high, start + (1 << bit) + (np.arange(count) - start - ahead), start + ahead)
+        divided = np.empty_like(order)
+        divided[place] = order
+        order = divided
+    until = np.cumsum(size)
+    again = previous >= 0
+    found = np.full(count, -1, dtype=np.int64)
+    found[again] = seen[again] - until[previous[again]] + size[again]
+    return found

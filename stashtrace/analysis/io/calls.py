@@ -1,0 +1,173 @@
+"""I/O calls one process after the other, and each call beside the one before it on the same file. Used by ``io*``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64
+from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+Bools = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.int8]
+OPENS = (IoOp.OPEN, IoOp.FOPEN)
+READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
+WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
+#: What Darshan counts as time of writing, and of metadata; other calls (unlink, mkdir, ...) it does not count.
+_FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
+_METADATA = (
+    *OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME,
+)  # fmt: skip
+OTHER, READING, WRITING, METADATA = range(4)
+NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
+
+
+def _of_ops(values: dict[int, tuple[IoOp, ...]]) -> Codes:
+    table = np.zeros(max(IoOp) + 1, dtype=np.int8)
+    for value, ops in values.items():
+        table[list(ops)] = value
+    return table
+
+
+_CLASS = _of_ops({READING: READS, WRITING: WRITES + _FLUSHES, METADATA: _METADATA})
+_MOVES = _of_ops({READING: READS, WRITING: WRITES})
+_STDIO = _of_ops({1: (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSEEK, IoOp.FFLUSH)})
+
+
+def time_class(table: Table) -> Codes:
+    """READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for what is no file."""
+    found = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
+    return np.where((table["io_flags"] & NOT_FILES) == 0, found, OTHER).astype(np.int8)
+
+
+def moves(table: Table) -> Codes:
+    """READING or WRITING for calls that move bytes, of files or not; OTHER for the rest."""
+    found: Codes = _MOVES[np.clip(table["op_code"], 0, len(_MOVES) - 1)]
+    return found
+
+
+def of_stdio(table: Table) -> Bools:
+    """Calls of the C library's streams."""
+    by_op = _STDIO[np.clip(table["op_code"], 0, len(_STDIO) - 1)] > 0
+    found: Bools = by_op | ((table["io_flags"] & IoFlag.STDIO) != 0)
+    return found
+
+
+#: Reads the calls of a process anew, in pieces of bounded size, by track, then begin.
+Pieces = Callable[[], Iterable[Table]]
+
+
+def process_pieces(trace: Trace) -> Iterator[tuple[int, Pieces]]:
+    """Each process, and the way to its calls."""
+    streamed = trace.streamed_io
+    processes = np.unique(trace.tracks["process_id"]).tolist()
+    if streamed is not None:
+        for process in processes:
+            yield process, functools.partial(streamed.pieces, (process,))
+        return
+    table = trace.io
+    if not len(table):
+        return
+    of_row = process_of_track(trace)[table["track_id"]]
+    order = np.argsort(of_row, kind="stable")
+    borders = np.searchsorted(of_row[order], np.unique(of_row), side="left").tolist() + [len(order)]
+    for begin, end in itertools.pairwise(borders):
+        own = table if end - begin == len(table) else table.take(order[begin:end])
+        yield int(of_row[order[begin]]), functools.partial(_only, own)
+
+
+def _only(table: Table) -> list[Table]:
+    return [table]
+
+
+def process_of_track(trace: Trace) -> Int64:
+    """Process id by track id, -1 where no track has the id."""
+    tracks, io = trace.tracks, trace.streamed_io
+    largest = int(trace.io["track_id"].max(initial=-1)) if io is None else len(io.counts) - 1
+    found = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
+    found[tracks["track_id"]] = tracks["process_id"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Calls beside the one before it of the same reader on the same file; parallel to ``rows``.
+
+    Attributes
+    ----------
+    rows : int64 array
+        Rows of the piece, by reader and file, then in order.
+    path : int64 array
+        ``path_code``.
+    first : bool array
+        No call of the reader on the file came before.
+    sequential, consecutive : bool array
+        Darshan's: begins behind the last byte of the one before, or right behind it. After an open that byte is 0.
+    """
+
+    rows: Int64
+    path: Int64
+    first: Bools
+    sequential: Bools
+    consecutive: Bools
+
+
+class Follower:
+    """Goes through the pieces of a process; remembers where the last call on each file ended.
+
+    Parameters
+    ----------
+    count : int
+        Number of path codes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._end = np.full(count, -1, dtype=np.int64)
+        self._seen = np.zeros(count, dtype=bool)
+        self._known: Int64 = np.empty(0, dtype=np.int64)
+        self._track = -1
+
+    def follow(
+        self, rows: Int64, track: Int64, path: Int64, offset: Int64, length: Int64, opens: Bools | None = None
+    ) -> Followed:
+        """Calls of a piece, in the order of the table; after an open the last byte is 0 again, as for Darshan."""
+        if not len(rows):
+            nothing, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+            return Followed(nothing, nothing, no, no, no)
+        order = np.lexsort((path, track))
+        track, path, offset = track[order], path[order], offset[order]
+        call = np.ones(len(order), dtype=bool) if opens is None else ~opens[order]
+        end = np.where(call, offset + length[order], 1)
+        group = np.ones(len(order), dtype=bool)
+        group[1:] = (path[1:] != path[:-1]) | (track[1:] != track[:-1])
+        starts = np.flatnonzero(group)
+        of_row = np.cumsum(group) - 1
+        carried = track[starts] == self._track
+        before = np.empty(len(order), dtype=np.int64)
+        before[1:] = end[:-1]
+        before[starts] = np.where(carried, self._end[path[starts]], -1)
+        calls = np.cumsum(call) - call
+        earlier = (calls - calls[starts][of_row] > 0) | (carried & self._seen[path[starts]])[of_row]
+        self._remember(track, path, end, call)
+        last_byte = np.where(before < 0, 0, before - 1)
+        sequential, consecutive = offset > last_byte, offset == last_byte + 1
+        return Followed(rows[order][call], path[call], ~earlier[call], sequential[call], consecutive[call])
+
+    def _remember(self, track: Int64, path: Int64, end: Int64, call: Bools) -> None:
+        newest = int(track[-1])
+        if newest != self._track:
+            self._end[self._known], self._seen[self._known] = -1, False
+            self._known, self._track = np.empty(0, dtype=np.int64), newest
+        own = np.flatnonzero(track == newest)
+        lasts = own[np.append(path[own][1:] != path[own][:-1], True)]
+        self._end[path[lasts]] = end[lasts]
+        self._seen[path[own[call[own]]]] = True
+        self._known = np.union1d(self._known, path[lasts])

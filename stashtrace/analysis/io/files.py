@@ -1,0 +1,232 @@
+"""io, io_directories: what the job did to its files; io_patterns, io_sizes: how, in Darshan's counters."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.io.counters import BIN_ENDS, BIN_NAMES, SIZE_BITS, FileCounters, count_files
+from stashtrace.analysis.io.tables import IO_PATTERNS, IO_SIZES, IO_TIMES
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+#: One row per file, per directory, or of the whole run.
+Per = Literal["file", "directory", "run"]
+_PLACES = 4
+_PATTERN_SUMS = ("empty_reads_count", "extent_bytes", "read_ns", "write_ns", "metadata_ns")
+
+
+def io(trace: Trace) -> Table:
+    """Sum the calls on each file, all ranks and workers together, longest blocked first.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs I/O calls.
+
+    Columns
+    -------
+    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, metadata_ns,
+    sequential_ratio, read_bytes_per_s
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    return _times(trace, "file")
+
+
+def io_directories(trace: Trace) -> Table:
+    """Sum the calls on the files of each directory, longest blocked first.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs I/O calls.
+
+    Columns
+    -------
+    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, metadata_ns,
+    sequential_ratio, read_bytes_per_s
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    return _times(trace, "directory")
+
+
+def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) -> Table:
+    """Count how files are read and written as Darshan does, longest in calls first.
+
+    The threads of a process are one reader; sockets and pipes are left out. Times count once where threads overlap on
+    a file. Of sums that another tool recorded, times and bytes are in; their shares and sizes are not known.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs I/O calls.
+    per : {"file", "directory", "run"}
+        What a row is.
+    under : str, optional
+        Only files below this directory.
+
+    Columns
+    -------
+    path, located_reads_count, sequential_reads_ratio, consecutive_reads_ratio, located_writes_count,
+    sequential_writes_ratio, consecutive_writes_ratio, empty_reads_count, extent_bytes, access1_bytes, access1_count,
+    access2_bytes, access2_count, access3_bytes, access3_count, access4_bytes, access4_count, read_ns, write_ns,
+    metadata_ns, moved_bytes_per_s
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    counters = count_files(trace)
+    names, of_path, used = groups(trace, counters, per, under)
+
+    def total(name: str) -> Int64:
+        return grouped(counters.sums[name][used], of_path, len(names))
+
+    columns: dict[str, npt.NDArray[Any]] = {name: total(name) for name in _PATTERN_SUMS}
+    for word in ("reads", "writes"):
+        located = total(f"located_{word}_count")
+        columns[f"located_{word}_count"] = located
+        for order in ("sequential", "consecutive"):
+            columns[f"{order}_{word}_ratio"] = _ratio(total(f"{order}_{word}_count"), located)
+    spent = columns["read_ns"] + columns["write_ns"] + columns["metadata_ns"]
+    moved = total("read_bytes") + total("write_bytes")
+    rate: npt.NDArray[np.float64] = np.where(spent > 0, moved * 1e9 / np.maximum(spent, 1), 0.0)
+    columns |= _common_sizes(counters, of_path, used, len(names))
+    table = Table(IO_PATTERNS, {"path": names, "moved_bytes_per_s": rate, **columns})
+    return table.take(np.argsort(-spent, kind="stable"))
+
+
+def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Table:
+    """Count calls by how much they moved, in Darshan's bins.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs I/O calls.
+    per : {"file", "directory", "run"}
+        What a row is.
+    under : str, optional
+        Only files below this directory.
+
+    Columns
+    -------
+    path, op, size, low_bytes, high_bytes, calls_count
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    counters = count_files(trace)
+    names, of_path, used = groups(trace, counters, per, under)
+    low = np.array([0, *(end + 1 for end in BIN_ENDS)])
+    high = np.array([*BIN_ENDS, -1])
+    parts = []
+    for op, bins in (("read", counters.read_bins), ("write", counters.write_bins)):
+        table = np.zeros((len(names), len(BIN_NAMES)), dtype=np.int64)
+        np.add.at(table, of_path, bins.reshape(-1, len(BIN_NAMES))[used])
+        row, place = np.nonzero(table)
+        columns = {
+            "path": names[row],
+            "op": np.full(len(row), op),
+            "size": np.array(BIN_NAMES)[place],
+            "low_bytes": low[place],
+            "high_bytes": high[place],
+            "calls_count": table[row, place],
+        }
+        parts.append(Table(IO_SIZES, columns))
+    return Table.concat(IO_SIZES, parts).sort_by("path", "op", "low_bytes")
+
+
+def groups(
+    trace: Trace, counters: FileCounters, per: Per, under: str | None = None
+) -> tuple[npt.NDArray[np.str_], Int64, Int64]:
+    """(names, group of each used path, the used path codes), of files below a directory if one is given."""
+    used = np.flatnonzero(counters.seen)
+    if under is not None:
+        used = used[below(trace, used, under)]
+        if not len(used):
+            raise MissingDataError(
+                f"no call on a file below {under} was recorded", hint="`stashtrace analyze io_directories` lists them"
+            )
+    if per == "run":
+        return np.array([""]), np.zeros(len(used), dtype=np.int64), used
+    paths = [trace.text(code) for code in used.tolist()]
+    if per == "file":
+        return np.array(paths, dtype=str), np.arange(len(used)), used
+    if per != "directory":
+        raise UsageError(f"rows of files cannot be per {per!r}", hint="file, directory or run")
+    parents = [path.rpartition("/")[0] or "/" * path.startswith("/") for path in paths]
+    names, of_path = np.unique(np.array(parents, dtype=object), return_inverse=True)
+    return names.astype(str), of_path.astype(np.int64), used
+
+
+def below(trace: Trace, path: Int64, under: str) -> npt.NDArray[np.bool_]:
+    """Which path codes lie below a directory."""
+    prefix = under.rstrip("/") + "/"
+    return np.array([trace.text(code).startswith(prefix) for code in path.tolist()], dtype=bool)
+
+
+def grouped(values: Int64, group: Int64, count: int) -> Int64:
+    """Sum of the values of each group."""
+    found = np.zeros(count, dtype=np.int64)
+    np.add.at(found, group, values)
+    return found
+
+
+def _times(trace: Trace, per: Per) -> Table:
+    counters = count_files(trace)
+    names, of_path, used = groups(trace, counters, per)
+    sums = {name: grouped(values[used], of_path, len(names)) for name, values in counters.sums.items()}
+    plain = ("opens_count", "reads_count", "writes_count", "read_bytes", "write_bytes", "call_ns", "blocked_ns")
+    table = Table(
+        IO_TIMES,
+        {
+            "path": names,
+            **{name: sums[name] for name in plain},
+            "metadata_ns": sums["metadata_ns"],
+            "sequential_ratio": _ratio(sums["followed_count"], sums["followers_count"]),
+            "read_bytes_per_s": sums["read_bytes"] * 1e9 / np.maximum(sums["read_call_ns"], 1),
+        },
+    )
+    return table.take(np.lexsort((-table["call_ns"], -table["blocked_ns"])))
+
+
+def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = np.where(whole > 0, part / np.maximum(whole, 1), -1.0)
+    return found
+
+
+def _common_sizes(counters: FileCounters, of_path: Int64, used: Int64, count: int) -> dict[str, Int64]:
+    """The sizes that calls have most often; the smaller one of two that are as frequent."""
+    path, size, calls = counters.sizes()
+    group_of = np.full(counters.count, -1, dtype=np.int64)
+    group_of[used] = of_path
+    own = group_of[path] >= 0
+    path, size, calls = path[own], size[own], calls[own]
+    keys, inverse = np.unique((group_of[path] << SIZE_BITS) | size, return_inverse=True)
+    group, size, calls = keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), grouped(calls, inverse, len(keys))
+    order = np.lexsort((size, -calls, group))
+    group, size, calls = group[order], size[order], calls[order]
+    place = np.arange(len(group)) - np.searchsorted(group, group, side="left")
+    found: dict[str, Int64] = {}
+    for number in range(_PLACES):
+        own = place == number
+        sizes, counts = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        sizes[group[own]], counts[group[own]] = size[own], calls[own]
+        found |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
+    return found

@@ -1,0 +1,350 @@
+"""loader_rates: bytes and time per batch, rates of storage and page cache, compute: the inputs of the cache model.
+
+A range of a file that is read within one batch, from its begin to where the thread goes elsewhere, is one sample: from
+storage if any of its read calls waited there, else from the page cache. That holds with read-ahead too, where one call
+waits and those after it find their pages. A file that is read whole is one range; of a stream, whose offsets are not
+known, all that is read of it for a batch is taken for one.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, place_of
+from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, Bools, process_of_track
+from stashtrace.analysis.io.data_files import data_files
+from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
+from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.stalls.index import IO_WAITED
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+LOADER_RATES = _schema(
+    "loader_rates",
+    "What the speed of loading depends on, over the steps without warm-up; a quantity not seen has no row",
+    ("rank", "i8", "", "global rank, -1 for what all ranks share"),
+    ("quantity", "U16", "", "its name; the unit ends it"),
+    ("mean", "f8", "", "mean, in that unit; of a rate: all bytes by all time"),
+    ("median", "f8", "", "median of the samples"),
+    ("low", "f8", "", "lower quartile of the samples"),
+    ("high", "f8", "", "upper quartile of the samples"),
+    ("error", "f8", "", "standard error of the mean, 0 if it has none"),
+    ("samples_count", "i8", "", "steps, batches or files that it is taken from"),
+    ("origin", "U16", "", "what was measured"),
+)
+
+#: Quantities of one rank, then those that all ranks share.
+COMPUTE, STEP, PREP, QUEUED = "compute_ns", "step_ns", "prep_ns", "queued_ns"
+BATCH, FILES, RANGES, WORKERS = "batch_bytes", "files_per_batch", "ranges_per_batch", "workers_count"
+HIT, CACHED, READER, STORAGE = "hit_ratio", "cached_bytes_per_s", "reader_bytes_per_s", "storage_bytes_per_s"
+READERS, DATASET, EPOCHS, RANKS = "readers_count", "dataset_bytes", "epochs_count", "ranks_count"
+PASSES, UNLOCATED, ELSEWHERE = "passes_count", "unlocated_files_count", "elsewhere_ratio"
+
+_DATA_STALLS = ("fetch", "prep", "handoff", "straggler")
+#: Two readers at once for less than this part of the time that storage was busy say nothing of what it can do.
+_TOGETHER_RATIO = 0.05
+#: A read that begins so little behind the last one finds what the kernel read ahead (read_ahead_kb is 128).
+_READ_AHEAD_BYTES = 128 << 10
+
+Floats = npt.NDArray[np.float64]
+Row = tuple[int, str, float, float, float, float, float, int, str]
+
+
+def loader_rates(trace: Trace) -> Table:
+    """Measure what the speed of loading depends on, from the steps of a run.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps, DataLoader batches, and for the rates the I/O calls of the workers.
+
+    Columns
+    -------
+    rank, quantity, mean, median, low, high, error, samples_count, origin
+
+    Raises
+    ------
+    MissingDataError
+        If there are no steps or no batches.
+    """
+    steps = analyze(trace, "steps")
+    counted = steps.take((steps["warmup"] == 0) & (steps["kind"] != "validation"))
+    stalls = analyze(trace, "stalls")
+    rows: list[Row] = []
+    batches: list[_Batches] = []
+    wanted = data_files(trace)
+    for rank in np.unique(counted["rank"]).tolist():
+        own = counted.take(counted["rank"] == rank)
+        made = _batches(trace, own, wanted)
+        if made is None:
+            continue
+        batches.append(made)
+        rows += _rank_rows(trace, rank, own, stalls.take(stalls["rank"] == rank), made)
+    if not batches:
+        raise MissingDataError(
+            "no batch was made within the counted steps",
+            hint="record a DataLoader with the collector torch_dataloader on, for more than a few steps",
+        )
+    rows += _shared_rows(trace, batches)
+    return Table.from_rows(LOADER_RATES, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Batches that were made for one rank, and what was read for them.
+
+    ``range_*`` have one entry per range of a file that a batch read; ``range_batch`` is the row of the batch.
+    ``read_*`` have one per read call whose offset is known, of all threads of the processes that made the batches;
+    ``elsewhere_bytes`` were read by threads that made none. ``stream_*`` have one entry per file and batch of the other
+    calls, with how often the batch opened the file. ``calls_*`` are the calls of ranges that came from storage.
+    """
+
+    begin: Int64
+    end: Int64
+    queued: Int64
+    workers: int
+    host: int
+    range_batch: Int64
+    range_path: Int64
+    range_bytes: Int64
+    range_ns: Int64
+    range_cold: Bools
+    read_path: Int64
+    read_offset: Int64
+    read_bytes: Int64
+    elsewhere_bytes: int
+    stream_path: Int64
+    stream_bytes: Int64
+    stream_opens: Int64
+    calls_begin: Int64
+    calls_end: Int64
+    calls_bytes: Int64
+
+
+def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
+    """Those begun after the first counted step began and made before the last one ended."""
+    table = trace.batches
+    first, last = int(own["begin_ns"].min()), int(own["end_ns"].max())
+    waits = (table["phase_code"] == BatchPhase.WAIT) & np.isin(table["track_id"], own["track_id"])
+    waits &= (table["begin_ns"] >= first) & (table["begin_ns"] < last) & (table["batch_index"] >= 0)
+    # A wait inside a training step; those of a validation loader lie in its own steps.
+    at = np.searchsorted(own["begin_ns"], table["begin_ns"], side="right") - 1
+    waits &= (at >= 0) & (table["begin_ns"] < own["end_ns"][np.maximum(at, 0)])
+    loaders = np.unique(table["loader_id"][waits])
+    chosen = (table["phase_code"] == BatchPhase.FETCH) & (table["rank"] == own["rank"][0])
+    chosen &= np.isin(table["loader_id"], loaders) & (table["begin_ns"] >= first) & (table["end_ns"] <= last)
+    made = table.take(np.flatnonzero(chosen))
+    if len(made) == 0:
+        return None
+    made = made.take(np.lexsort((made["begin_ns"], made["track_id"])))
+    owner = int(made["process_id"][0])
+    reads = _reads(trace, made, wanted)
+    main = np.unique(made["worker_id"])
+    return _Batches(
+        made["begin_ns"], made["end_ns"], np.maximum(made["runqueue_ns"], 0),
+        0 if main.tolist() == [-1] else len(main), int(trace.processes["host_code"][owner]), *reads,
+    )  # fmt: skip
+
+
+def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
+    """Read calls of the threads that make the batches, by batch, file and range; made is by thread and begin."""
+    io = trace.io
+    rows = np.flatnonzero((io["io_flags"] & NOT_FILES) == 0)
+    rows = rows[wanted[io["path_code"][rows]]]
+    elsewhere = _reads_elsewhere(trace, made, rows)
+    rows = rows[np.isin(io["track_id"][rows], made["track_id"])]
+    batch = batch_of(made, io["track_id"][rows], io["begin_ns"][rows])
+    rows, batch = rows[batch >= 0], batch[batch >= 0]
+    op, result = io["op_code"][rows], io["result_bytes"][rows]
+    opens = np.isin(op, OPENS) & (result >= 0)
+    opened = batch[opens] * len(trace.strings) + io["path_code"][rows[opens]]
+    moved = np.isin(op, READS) & (result > 0)
+    rows, batch = rows[moved], batch[moved]
+    path = int64(io["path_code"][rows])
+    order = np.lexsort((io["begin_ns"][rows], path, batch))
+    rows, batch, path = rows[order], batch[order], path[order]
+    offset, size, begin, end = (int64(io[n][rows]) for n in ("offset_bytes", "result_bytes", "begin_ns", "end_ns"))
+    starts = np.flatnonzero(_begins_a_range(batch, path, offset, size))
+    if len(starts):
+        total, taken = np.add.reduceat(size, starts), np.add.reduceat(end - begin, starts)
+        cold = np.logical_or.reduceat((io["io_flags"][rows] & IO_WAITED) != 0, starts)
+    else:
+        total, taken, cold = starts, starts, starts > 0
+    of_storage = np.repeat(cold, np.diff(np.append(starts, len(rows))))
+    located = offset >= 0
+    stream, place = np.unique(batch[~located] * len(trace.strings) + path[~located], return_inverse=True)
+    streamed = np.zeros(len(stream), dtype=np.int64)
+    np.add.at(streamed, place, size[~located])
+    opened.sort()
+    times = np.searchsorted(opened, stream, "right") - np.searchsorted(opened, stream, "left")
+    return (
+        batch[starts], path[starts], total, taken, cold,
+        np.append(path[located], io["path_code"][elsewhere]), np.append(offset[located], io["offset_bytes"][elsewhere]),
+        np.append(size[located], io["result_bytes"][elsewhere]), int(io["result_bytes"][elsewhere].sum()),
+        stream % len(trace.strings), streamed, times,
+        begin[of_storage], end[of_storage], size[of_storage],
+    )  # fmt: skip
+
+
+def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
+    """Which of these calls are located reads of other threads of a process that makes a batch meanwhile."""
+    io = trace.io
+    rows = rows[np.isin(io["op_code"][rows], READS) & (io["result_bytes"][rows] > 0) & (io["offset_bytes"][rows] >= 0)]
+    rows = rows[~np.isin(io["track_id"][rows], made["track_id"])]
+    owner, found = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
+    for process in np.unique(made["process_id"]).tolist():
+        own, making = rows[owner == process], made["process_id"] == process
+        time = TimeSet.of(made["begin_ns"][making], made["end_ns"][making])
+        found.append(own[intervals.locate(time.begin, time.end, int64(io["begin_ns"][own])) >= 0])
+    return np.concatenate(found)
+
+
+def _begins_a_range(batch: Int64, path: Int64, offset: Int64, size: Int64) -> Bools:
+    """Which reads, by batch, file and time, are not where the one before them left the kernel reading ahead."""
+    new = np.ones(len(batch), dtype=bool)
+    same = (batch[1:] == batch[:-1]) & (path[1:] == path[:-1])
+    before, now = offset[:-1], offset[1:]
+    near = (now >= before) & (now <= before + size[:-1] + _READ_AHEAD_BYTES)
+    new[1:] = ~(same & np.where((before >= 0) & (now >= 0), near, before == now))
+    return new
+
+
+def _rank_rows(trace: Trace, rank: int, own: Table, stalls: Table, made: _Batches) -> list[Row]:
+    length = (own["end_ns"] - own["begin_ns"]).astype(np.float64)
+    lost = np.zeros(len(own))
+    data = stalls.take(np.isin(stalls["kind"], _DATA_STALLS) & np.isin(stalls["step"], own["step"]))
+    np.add.at(lost, place_of(data["step"], own["step"]), data["stall_ns"])
+    received = np.zeros(len(own))
+    table = trace.batches
+    receives = table.take((table["phase_code"] == BatchPhase.RECEIVE) & np.isin(table["track_id"], own["track_id"]))
+    at = np.searchsorted(own["begin_ns"], receives["begin_ns"], side="right") - 1
+    inside = (at >= 0) & (receives["end_ns"] <= own["end_ns"][np.maximum(at, 0)])
+    np.add.at(received, at[inside], (receives["end_ns"] - receives["begin_ns"])[inside])
+    size, reading = np.zeros(len(made.begin)), np.zeros(len(made.begin))
+    np.add.at(size, made.range_batch, made.range_bytes)
+    np.add.at(reading, made.range_batch, made.range_ns)
+    ranges = np.bincount(made.range_batch, minlength=len(made.begin)).astype(np.float64)
+    pairs = np.unique(np.stack([made.range_batch, made.range_path]), axis=1)
+    files = np.bincount(pairs[0], minlength=len(made.begin)).astype(np.float64)
+    rows = [
+        _spread(rank, STEP, length, "steps"),
+        _spread(rank, COMPUTE, np.maximum(length - lost + received, 0), "steps without data stalls and stragglers"),
+        _spread(rank, PREP, np.maximum(made.end - made.begin - reading, 0), "batches without their read calls"),
+        _spread(rank, QUEUED, made.queued.astype(np.float64), "of prep: ready to run, and no CPU was free"),
+        _plain(rank, WORKERS, made.workers, len(made.begin), "workers that made batches; 0: the step thread"),
+    ]
+    if len(made.range_batch):
+        rows.append(_spread(rank, BATCH, size, "batches: bytes of read calls"))
+        rows.append(_spread(rank, FILES, files, "batches: files read"))
+        rows.append(_spread(rank, RANGES, ranges, "batches: ranges of files read; a file read whole is one"))
+    return rows
+
+
+def _shared_rows(trace: Trace, batches: list[_Batches]) -> list[Row]:
+    path, size, taken, cold = (
+        np.concatenate([getattr(b, name) for b in batches])
+        for name in ("range_path", "range_bytes", "range_ns", "range_cold")
+    )
+    hosts = [b.host for b in batches]
+    most = max(hosts, key=hosts.count)
+    rows: list[Row] = [_plain(-1, RANKS, hosts.count(most), len(hosts), "ranks on one host, which share its cache")]
+    elsewhere, here = sum(b.elsewhere_bytes for b in batches), int(size.sum())
+    if elsewhere:
+        share = elsewhere / (elsewhere + here)
+        rows.append(_plain(-1, ELSEWHERE, share, len(path), "bytes that threads read which make no batches"))
+    if not len(path):
+        return rows
+    rows += _data_set(trace, batches, here + elsewhere)
+    hit = float(size[~cold].sum()) / max(float(size.sum()), 1.0)
+    rows.append(_plain(-1, HIT, hit, len(path), "bytes of ranges that no call had to wait for"))
+    if (~cold).any():
+        rows.append(_rate(CACHED, size[~cold], taken[~cold], "ranges from the page cache, time in read calls"))
+    if cold.any():
+        rows += _storage(batches, size[cold], taken[cold])
+    return rows
+
+
+def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Row]:
+    """Distinct bytes, and how often each was read; neither if a file was read through a stream that stayed open."""
+    path, offset, size, stream, streamed, opens = (
+        np.concatenate([getattr(b, name) for b in batches])
+        for name in ("read_path", "read_offset", "read_bytes", "stream_path", "stream_bytes", "stream_opens")
+    )
+    found = DistinctBytes()
+    found.add(path, offset, size)
+    located, distinct = found.totals()
+    other = ~np.isin(stream, located)
+    stream, streamed, opens = stream[other], streamed[other], opens[other]
+    lost = np.unique(stream[opens == 0])
+    if len(lost):
+        return [_plain(-1, UNLOCATED, len(lost), len(stream), "files read through streams that stay open over batches")]
+    # A stream that is opened for each batch begins where the file does.
+    whole = np.zeros(len(trace.strings), dtype=np.int64)
+    np.maximum.at(whole, stream, -(-streamed // np.maximum(opens, 1)))
+    total, files = int(distinct.sum()) + int(whole.sum()), len(located) + int((whole > 0).sum())
+    passes = loader_passes(trace)
+    return [
+        _plain(-1, DATASET, total, files, "pages of files that were read, each once"),
+        _plain(-1, EPOCHS, read_bytes / max(total, 1), files, "files: how often a byte of them was read, mean"),
+        _plain(-1, PASSES, max(passes.values(), default=1), len(passes), "ranks: iterations of a loader, at most"),
+    ]
+
+
+def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
+    """Rate of one reader as the job's own readers leave it, and of all together; storage is a host's own."""
+    together_bytes = together_ns = busy_ns = calls_ns = 0.0
+    for host in {b.host for b in batches}:
+        own = [b for b in batches if b.host == host]
+        begin, end, amount = (
+            np.concatenate([getattr(b, name) for b in own]) for name in ("calls_begin", "calls_end", "calls_bytes")
+        )
+        length = np.maximum(end - begin, 1).astype(np.float64)
+        edges = np.unique(np.concatenate([begin, end]))
+        readers = np.searchsorted(np.sort(begin), edges, "right") - np.searchsorted(np.sort(end), edges, "right")
+        span = np.append(np.diff(edges), 0)
+        several = readers >= 2
+        shared = TimeSet.of(edges[several], edges[several] + span[several])
+        together_bytes += float((amount / length * shared.within(begin, end)).sum())
+        together_ns += float(span[several].sum())
+        busy_ns += float(span[readers >= 1].sum())
+        calls_ns += float(length.sum())
+    rows = [_rate(READER, size, taken, "ranges from storage, time in read calls")]
+    rows.append(_plain(-1, READERS, calls_ns / max(busy_ns, 1.0), len(size), "readers in storage while one was, mean"))
+    if together_ns > _TOGETHER_RATIO * busy_ns:
+        rate = together_bytes / together_ns * 1e9
+        rows.append(_plain(-1, STORAGE, rate, len(size), "all readers while two or more were in storage"))
+    return rows
+
+
+def _ratio_error(rate: float, rates: Floats) -> float:
+    """Standard error of a rate by that of the mean time per byte, which is what adds up."""
+    if len(rates) < 2 or not (rates > 0).all():
+        return 0.0
+    inverse = 1.0 / rates
+    return rate * float(inverse.std(ddof=1)) / float(inverse.mean()) / float(np.sqrt(len(rates)))
+
+
+def _rate(quantity: str, size: Int64, taken: Int64, origin: str) -> Row:
+    rate = float(size.sum()) / max(float(taken.sum()), 1.0) * 1e9
+    rates = size / np.maximum(taken, 1) * 1e9
+    low, median, high = np.percentile(rates, [25, 50, 75]).tolist()
+    return (-1, quantity, rate, median, low, high, _ratio_error(rate, rates), len(rates), origin)
+
+
+def _spread(rank: int, quantity: str, values: Floats, origin: str) -> Row:
+    low, median, high = np.percentile(values, [25, 50, 75]).tolist()
+    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    return (rank, quantity, float(values.mean()), median, low, high, error, len(values), origin)
+
+
+def _plain(rank: int, quantity: str, value: float, count: int, origin: str) -> Row:
+    return (rank, quantity, float(value), float(value), float(value), float(value), 0.0, count, origin)

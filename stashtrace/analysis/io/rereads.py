@@ -1,0 +1,110 @@
+"""What the reads of batches that waited for storage would have taken from memory.
+
+Reads of similar size that did not wait tell it: those of the same threads, or where they have few, those of all
+processes, which may have read into fresh memory and so are wider apart.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.stalls.index import IO_WAITED, READ_OPS, TraceIndex
+from stashtrace.schema.kinds import IoFlag
+
+#: Fewer reads of a size tell nothing.
+_ENOUGH = 20
+#: Bounds: these parts of the reads of a size were quicker, by the byte.
+_QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
+#: Reads whose size is so many powers of two away are similar.
+_OCTAVES = 1
+#: Of a run with very many calls, so many are looked at.
+_MOST_ROWS = 8_000_000
+_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
+
+
+def memory_bounds_ns(
+    index: TraceIndex, process: Int64, begin: Int64, end: Int64
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Least and largest time that the waiting reads of each batch would have taken from memory.
+
+    Parameters
+    ----------
+    index : TraceIndex
+    process, begin, end : int array
+        Of batches that workers made. One process makes one at a time.
+
+    Returns
+    -------
+    low, high : float array
+        In ns, of each batch; 0 and infinity where no similar read tells.
+    """
+    low, high = np.zeros(len(begin)), np.full(len(begin), np.inf)
+    calls, batch = _waiting_reads(index, process, begin, end)
+    if not len(calls):
+        return low, high
+    size = index.io.result[calls]
+    quick, slow = _by_size(index, size, np.unique(index.io.track[calls]))
+    # A batch with one read that nobody knows has no upper bound.
+    low += np.bincount(batch, weights=quick * size, minlength=len(begin))
+    touched = np.zeros(len(begin), dtype=bool)
+    touched[batch] = True
+    return low, np.where(touched, np.bincount(batch, weights=slow * size, minlength=len(begin)), np.inf)
+
+
+def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Rows of ``index.io`` that read and waited for storage inside of a batch, and that batch."""
+    rows, batches = [], []
+    for one in np.unique(process).tolist():
+        mine = np.flatnonzero(process == one)
+        mine = mine[np.argsort(begin[mine], kind="stable")]
+        own = index.io_by_process.rows(one)
+        own = own[index.io.is_storage[own] & index.io.is_read[own] & (index.io.result[own] > 0)]
+        at = np.searchsorted(begin[mine], index.io.begin[own], side="right") - 1
+        inside = (at >= 0) & (index.io.end[own] <= end[mine][at])
+        rows.append(own[inside])
+        batches.append(mine[at[inside]])
+    none = np.empty(0, dtype=np.int64)
+    return np.concatenate([none, *rows]), np.concatenate([none, *batches])
+
+
+def _by_size(
+    index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Nanoseconds that a byte of each read takes from memory, at the least and at the most."""
+    octaves, place = np.unique(_octave(size), return_inverse=True)
+    read_octave, per_byte, own = _quiet_reads(index, octaves, tracks)
+    quick, slow = np.zeros(len(octaves)), np.full(len(octaves), np.inf)
+    for number, octave in enumerate(octaves.tolist()):
+        similar = np.abs(read_octave - octave) <= _OCTAVES
+        chosen = similar & own if np.count_nonzero(similar & own) >= _ENOUGH else similar
+        if np.count_nonzero(chosen) >= _ENOUGH:
+            quick[number], slow[number] = np.quantile(per_byte[chosen], (_QUICK_RATIO, _SLOW_RATIO))
+    return quick[place], slow[place]
+
+
+def _quiet_reads(
+    index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]
+) -> tuple[Int64, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Reads of files that did not wait: the octave of their size, ns a byte, and whether these threads made them."""
+    found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
+    looked = 0
+    for piece in index.trace.io_pieces():
+        read = np.isin(piece["op_code"], READ_OPS) & (piece["result_bytes"] > 0)
+        rows = np.flatnonzero(read & ((piece["io_flags"] & (IO_WAITED | _NOT_FILES)) == 0))
+        octave = _octave(piece["result_bytes"][rows])
+        similar = (octave >= octaves[0] - _OCTAVES) & (octave <= octaves[-1] + _OCTAVES)
+        rows, octave = rows[similar], octave[similar]
+        took = (piece["end_ns"] - piece["begin_ns"])[rows] / piece["result_bytes"][rows]
+        found.append((octave, took, np.isin(piece["track_id"][rows], tracks)))
+        looked += len(piece)
+        if looked >= _MOST_ROWS:
+            break
+    octave, took, own = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return octave, took, own
+
+
+def _octave(size: Int64) -> Int64:
+    return np.frexp(np.maximum(size, 1).astype(np.float64))[1].astype(np.int64)

@@ -1,0 +1,256 @@
+"""Why a late rank was late: what it did longer than the median of the others since all of them were level.
+
+A rank without steps of its own, or one that does nothing longer than the others, has no cause.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.late.instances import HUNG, UNORDERED, Instances
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
+
+#: Ranks that a late one is compared with, at most; spread over the members of the group.
+COMPARED = 15
+#: What a rank did longer explains its lateness if it is at least this share of it.
+_EXPLAINS_NUMERATOR, _EXPLAINS_DENOMINATOR = 1, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """One entry per chosen instance.
+
+    Attributes
+    ----------
+    cause, cause_ns
+        Column of ``CAUSES`` and by how much longer; -1 if unknown.
+    late_by_ns
+        Entry of the late rank after the median entry of those that it is compared with; -1 if unknown.
+    late_rank, begin_ns, end_ns
+        The late rank and its window.
+    other, other_begin_ns, other_end_ns
+        A rank near the median of that cause, and its window; -1 if there is none.
+    times
+        Times of the ranks that were looked at.
+    """
+
+    cause: Int64
+    cause_ns: Int64
+    late_by_ns: Int64
+    late_rank: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    other: Int64
+    other_begin_ns: Int64
+    other_end_ns: Int64
+    times: dict[int, RankTimes]
+
+    @classmethod
+    def unknown(cls, count: int) -> Causes:
+        """Nothing known of so many instances."""
+        a, b, c, d, e, f, g, h, i = (np.full(count, -1, dtype=np.int64) for _ in range(9))
+        return cls(a, b, c, d, e, f, g, h, i, {})
+
+
+def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
+    """Causes of the chosen instances, all ranks at once, rank by rank."""
+    count = len(chosen)
+    out = Causes.unknown(count)
+    try:
+        threads = {t.rank: t for t in step_threads(index.origin)}
+    except MissingDataError:
+        return out
+    at, rank, is_late = _compared(index, found, chosen)
+    known = np.isin(rank, list(threads))
+    at, rank, is_late = at[known], rank[known], is_late[known]
+    ends = {r: t.end_ns for r, t in threads.items()}
+    begin, end = _windows(index, found, chosen[at], rank, ends)
+    valid = (begin >= 0) & (end >= begin)
+    at, rank, is_late, begin, end = (x[valid] for x in (at, rank, is_late, begin, end))
+    amounts = np.zeros((len(at), len(CAUSES)), dtype=np.int64)
+    by_rank = RowsBy(rank)
+    for value in by_rank.values.tolist():
+        own = by_rank.rows(value)
+        out.times[value] = rank_times(index, threads[value])
+        amounts[own] = out.times[value].within(begin[own], end[own])
+
+    # Where the ranks' clocks are too far apart, only lengths can be compared.
+    origin = np.where(found.by_clock[chosen[at]], 0, begin)
+    amounts[:, BEFORE] = begin - origin
+    others = np.flatnonzero(~is_late)
+    typical = medians(np.column_stack([amounts, end - origin])[others], at[others], count)
+    compared = np.bincount(at[others], minlength=count) > 0
+    late = np.flatnonzero(is_late & compared[at])
+    row = at[late]
+    longer = amounts[late] - typical[row, :-1]
+    late_by = end[late] - origin[late] - typical[row, -1]
+    cause = longer.argmax(axis=1)
+    most = longer[np.arange(len(late)), cause]
+    explains = (most > 0) & (late_by > 0) & (most * _EXPLAINS_DENOMINATOR >= late_by * _EXPLAINS_NUMERATOR)
+    out.cause[row] = np.where(explains, cause, -1)
+    out.cause_ns[row] = np.where(explains, most, -1)
+    out.late_by_ns[row], out.late_rank[row] = late_by, rank[late]
+    out.begin_ns[row], out.end_ns[row] = begin[late], end[late]
+    _middle(out, others, at, rank, begin, end, amounts)
+    return out
+
+
+def _compared(index: TraceIndex, found: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
+    """(position in chosen, rank, whether it is the late one), sorted by position."""
+    groups, late = group_table(index.trace), found.late_rank[chosen]
+    sure = (late >= 0) & (found.method[chosen] != UNORDERED)
+    parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
+    by_group = RowsBy(found.group_hash[chosen])
+    for value in by_group.values.tolist():
+        own = by_group.rows(value)
+        own = own[sure[own]]
+        members = groups[value].members
+        # One more than is needed: the late rank itself may be among them.
+        spread = members[np.unique(np.linspace(0, len(members) - 1, min(COMPARED + 1, len(members))).astype(np.int64))]
+        parts_at.append(np.repeat(own, len(spread)))
+        parts_rank.append(np.tile(spread, len(own)))
+    at, rank = np.concatenate(parts_at), np.concatenate(parts_rank)
+    is_late = np.arange(len(at)) < len(parts_at[0])
+    keep = is_late | (rank != late[at])
+    order = np.argsort(at[keep], kind="stable")
+    return int64(at[keep][order]), int64(rank[keep][order]), is_late[keep][order]
+
+
+def _windows(
+    index: TraceIndex, found: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
+) -> tuple[Int64, Int64]:
+    """From when all were level, or the step began, to the entry; of one that never entered, to its end."""
+    row = found.rows_of(instance, rank)
+    last = int64([ends[r] for r in rank.tolist()])
+    never = (row < 0) & (found.method[instance] == HUNG)
+    end = np.where(row >= 0, found.enter_ns[row], np.where(never, last, -1))
+    anchor = found.anchor[instance]
+    before = found.rows_of(anchor, rank)
+    # A rank that was recorded later lacks it: then all are compared since the step began.
+    shared = np.ones(len(found), dtype=bool)
+    shared[instance[(before < 0) & (end >= 0)]] = False
+    before = np.where(shared[instance], before, -1)
+    begin = np.where(before >= 0, found.level_ns[before], -1)
+    bare = np.flatnonzero((begin < 0) & (end >= 0))
+    steps = index.steps
+    own, by_rank = RowsBy(steps["rank"]), RowsBy(rank[bare])
+    for value in by_rank.values.tolist():
+        rows, mine = bare[by_rank.rows(value)], own.rows(value)
+        if len(mine):
+            at = np.searchsorted(steps["begin_ns"][mine], end[rows], side="right") - 1
+            begin[rows] = np.where(at >= 0, steps["begin_ns"][mine][np.maximum(at, 0)], -1)
+    return int64(begin), int64(end)
+
+
+def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, end: Int64, amounts: Int64) -> None:
+    """For each instance the compared rank in the middle by its time of the cause."""
+    others = others[out.cause[at[others]] >= 0]
+    if not len(others):
+        return
+    value = amounts[others, out.cause[at[others]]]
+    ordered = others[np.lexsort((rank[others], value, at[others]))]
+    starts = np.flatnonzero(np.append(True, at[ordered][1:] != at[ordered][:-1]))
+    middle = ordered[starts + (np.diff(np.append(starts, len(ordered))) - 1) // 2]
+    where = at[middle]
+    out.other[where], out.other_begin_ns[where], out.other_end_ns[where] = rank[middle], begin[middle], end[middle]
+
+
+# Time of ranks by kind inside given windows: the stall kinds, with what hides in them taken out by name.
+#
+#     compute = compute + gc + cpu_contention        other = other + sleep        launch = launch + gc + sleep
+#
+# Used by ``late``: the late rank's window beside those of the others.
+
+_STALLS = tuple(StallKind)
+#: Kinds of a late rank's time; the first ones are stall kinds. ``before``: its window began later than those of others.
+CAUSES = (*(k.name.lower() for k in _STALLS), "gc", "sleep", "cpu_contention", "before")
+COMPUTE, OTHER, LAUNCH = (CAUSES.index(name) for name in ("compute", "other", "launch"))
+GC, SLEEP, CONTENTION, BEFORE = range(len(_STALLS), len(CAUSES))
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Disjoint times of one rank by cause, and its run-queue time as a curve."""
+
+    thread: StepThread
+    sets: tuple[TimeSet, ...]
+    queue_at_ns: Int64
+    queue_ns: Int64
+
+    def within(self, begin: Int64, end: Int64) -> Int64:
+        """Windows x causes."""
+        out = np.zeros((len(begin), len(CAUSES)), dtype=np.int64)
+        for column, time in enumerate(self.sets):
+            if len(time):
+                out[:, column] = time.within(begin, end)
+        if len(self.queue_at_ns):
+            origin = self.queue_at_ns[0]
+            edges = [np.interp(x - origin, self.queue_at_ns - origin, self.queue_ns) for x in (begin, end)]
+            queued = np.rint(edges[1] - edges[0]).astype(np.int64)
+            out[:, CONTENTION] = np.clip(queued, 0, out[:, COMPUTE])
+            out[:, COMPUTE] -= out[:, CONTENTION]
+        return out
+
+
+def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
+    """Times of a rank by cause, over its whole life."""
+    made = rank_layers(index, thread)
+    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in made.layers])
+    kind = np.array([x.kind for x in made.layers], dtype=np.int64)[layer]
+    sets = [TimeSet.of(begin[kind == k], end[kind == k]) for k in _STALLS]
+    life = TimeSet.of([thread.begin_ns], [thread.end_ns])
+    sets[OTHER] = sets[OTHER] | (life - TimeSet.of(begin, end))
+
+    spans, own = index.trace.spans, index.spans.rows(thread.track_id)
+    own = own[spans["kind_code"][own] == SpanKind.GC]
+    collecting = TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own])
+    waits, held = index.trace.waits, index.waits.rows(thread.track_id)
+    held = held[waits["wait_code"][held] == WaitOp.SLEEP]
+    asleep = TimeSet.of(waits["begin_ns"][held], waits["end_ns"][held])
+    on_host = life - TimeSet.united(TimeSet.empty(), *(t for method, t in made.segments if method != "host"))
+    # A device computes on while its host collects or sleeps; only where it has run dry is the host to blame.
+    of_compute, of_launch = sets[COMPUTE] & on_host & collecting, sets[LAUNCH] & collecting
+    slept = (sets[OTHER] & asleep) | ((sets[LAUNCH] & asleep) - collecting)
+    sets[COMPUTE], sets[OTHER] = sets[COMPUTE] - of_compute, sets[OTHER] - asleep
+    sets[LAUNCH] = sets[LAUNCH] - collecting - asleep
+
+    at, queued = (int64([]), int64([])) if made.segments else _queue(index, thread)
+    return RankTimes(thread, (*sets, of_compute | of_launch, slept), at, queued)
+
+
+def _queue(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
+    """Moments at which the run-queue time of the step thread is known, and that time."""
+    phases = index.trace.phases
+    rows = outer_phase_rows(index, thread)
+    rows = rows[(phases["begin_runqueue_ns"][rows] >= 0) & (phases["end_runqueue_ns"][rows] >= 0)]
+    if not len(rows):
+        return int64([]), int64([])
+    at = np.stack([phases["begin_ns"][rows], phases["end_ns"][rows]], axis=1).ravel()
+    queued = np.stack([phases["begin_runqueue_ns"][rows], phases["end_runqueue_ns"][rows]], axis=1).ravel()
+    return int64(at), int64(np.maximum.accumulate(queued))
+
+
+def medians(values: Int64, group: Int64, count: int) -> Int64:
+    """Median row by column of the rows of each group; rows of a group stand together. 0 where a group has none."""
+    out = np.zeros((count, values.shape[1]), dtype=np.int64)
+    if not len(group):
+        return out
+    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+    sizes = np.diff(np.append(starts, len(group)))
+    for column in range(values.shape[1]):
+        if values[:, column].any():
+            ordered = values[np.lexsort((values[:, column], group)), column]
+            low, high = ordered[starts + (sizes - 1) // 2], ordered[starts + sizes // 2]
+            out[group[starts], column] = low + (high - low) // 2
+    return out

@@ -1,0 +1,129 @@
+"""straggler_roots: at whom a chain of waits ends. Rank 3 waits for 2, which then waits for 1, which computes.
+
+    rank 3   [ waits for 2 ................. ]        root 1 1 1 1 2 2 2 2
+    rank 2   [ waits for 1 .... ][ computes  ]        root 1 1 1 1
+    rank 1   [ computes ........................
+
+Each instant of straggler time goes to one root, so the roots sum to it exactly.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stashtrace._native import intervals
+from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.stalls.budget import coded_intervals
+from stashtrace.analysis.stalls.index import Tagged
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+STRAGGLER_ROOTS = _schema(
+    "straggler_roots",
+    "Straggler time by the rank at which the chain of waits ends; those of a rank and step sum to its straggler time",
+    ("rank", "i8", "", "global rank that waited"),
+    ("step", "i8", "", "ordinal, -1 outside the steps"),
+    ("root_rank", "i8", "", "rank that waited for nobody at those instants, -1 if unknown"),
+    ("stall_ns", "i8", "ns", "straggler time whose chain ends at root_rank"),
+    ("direct_ns", "i8", "ns", "straggler time that root_rank was waited for directly"),
+)
+
+
+def straggler_roots(trace: Trace) -> Table:
+    """Follow each wait to the rank that waited for nobody at that instant, by rank and step.
+
+    Who is late in an operation may have waited for somebody else before: ``cause_rank`` of ``stalls`` names the
+    first, ``root_rank`` the last of such a chain. The rows of a rank and step sum to its ``straggler`` time. Warm-up is
+    included; step -1 is what lies outside the steps.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps and collectives.
+
+    Columns
+    -------
+    rank, step, root_rank, stall_ns, direct_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    columns = coded_intervals(trace)
+    rows = np.flatnonzero(columns["kind"] == StallKind.STRAGGLER)
+    begin, end, step, cause, rank = (columns[c][rows] for c in ("begin_ns", "end_ns", "step", "cause_rank", "rank"))
+    by_rank = RowsBy(rank)
+    late: dict[int, Tagged] = {}
+    step_of: dict[int, tuple[Int64, Int64]] = {}
+    for value in by_rank.values.tolist():
+        own = by_rank.rows(value)
+        own = own[np.argsort(begin[own], kind="stable")]
+        late[value] = Tagged(begin[own], end[own], cause[own])
+        step_of[value] = begin[own], step[own]
+    parts: list[tuple[Int64, Int64, Int64, Int64]] = []
+    for value, found in roots(late).items():
+        starts, steps = step_of[value]
+        at = steps[np.searchsorted(starts, found.begin, side="right") - 1]
+        parts.append((np.full(len(at), value), at, found.tag, found.end - found.begin))
+    for victim, direct in late.items():
+        parts.append((np.full(len(direct.tag), victim), step_of[victim][1], direct.tag, -(direct.end - direct.begin)))
+    if not parts:
+        return Table.empty(STRAGGLER_ROOTS)
+    keys = np.stack([np.concatenate([part[at] for part in parts]) for at in range(3)])
+    length = np.concatenate([part[3] for part in parts])
+    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    place = place.reshape(-1)
+    sums = {name: np.zeros(distinct.shape[1], dtype=np.int64) for name in ("stall_ns", "direct_ns")}
+    np.add.at(sums["stall_ns"], place[length > 0], length[length > 0])
+    np.add.at(sums["direct_ns"], place[length < 0], -length[length < 0])
+    return Table(STRAGGLER_ROOTS, {"rank": distinct[0], "step": distinct[1], "root_rank": distinct[2], **sums})
+
+
+def roots(late: Mapping[int, Tagged]) -> dict[int, Tagged]:
+    """Straggler time of each rank, tagged with the rank at which the chain of waits ends.
+
+    Ranks that wait for each other in a circle at one instant, as clocks or several streams may have it, keep the one
+    that each waits for directly.
+
+    Parameters
+    ----------
+    late : mapping of int to Tagged
+        Rank -> its straggler time with the ranks that it waits for, -1 if unknown.
+    """
+    return {rank: _root(rank, own, late) for rank, own in late.items()}
+
+
+def _root(rank: int, own: Tagged, late: Mapping[int, Tagged]) -> Tagged:
+    """Follow the waits of one rank, a link of every chain at a time; a chain has no more links than there are ranks."""
+    begin, end, tag, direct = own.begin, own.end, own.tag, own.tag
+    done: list[tuple[Int64, Int64, Int64]] = []
+    for _ in range(len(late)):
+        if not len(begin):
+            break
+        parts: list[tuple[Int64, Int64, Int64, Int64]] = []
+        for cause in np.unique(tag).tolist():
+            rows = np.flatnonzero(tag == cause)
+            if cause == rank:  # a circle
+                done.append((begin[rows], end[rows], direct[rows]))
+                continue
+            waits = late.get(cause)
+            if waits is None or not len(waits.begin):
+                done.append((begin[rows], end[rows], tag[rows]))
+                continue
+            cut = intervals.join(begin[rows], end[rows], waits.begin, waits.end)
+            parts.append((cut[0], cut[1], waits.tag[cut[3]], direct[rows][cut[2]]))
+            rest = intervals.subtract(begin[rows], end[rows], waits.begin, waits.end)
+            done.append((rest[0], rest[1], np.full(len(rest[0]), cause)))
+        columns = [np.concatenate(c) for c in zip(*parts, strict=True)] if parts else [int64([])] * 4
+        order = np.argsort(columns[0], kind="stable")
+        begin, end, tag, direct = (int64(c[order]) for c in columns)
+    done.append((begin, end, direct))
+    begin, end, tag = (int64(np.concatenate(c)) for c in zip(*done, strict=True))
+    order = np.argsort(begin, kind="stable")
+    return Tagged(begin[order], end[order], tag[order])

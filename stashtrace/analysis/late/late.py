@@ -1,0 +1,415 @@
+"""late, late_ranks: who kept the others waiting in collectives, and what kept it.
+
+    own enter |-- wait --|-- launch skew --|-- expected --|-- excess --| end
+                         ^ arrival         ^ last enter
+
+The files behind it: ``instances`` (who, when), ``causes`` (what it did longer), ``names`` (the worker,
+file, kernel or phase), ``late`` (the transfer).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+from stashtrace.analysis.collectives.groups import group_kinds, link_names
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.waits import communicator_names
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.late.causes import CAUSES, Causes, causes
+from stashtrace.analysis.late.instances import (
+    CLOCK,
+    DURATION,
+    HUNG,
+    METHODS,
+    UNORDERED,
+    Instances,
+    instances,
+    launch_skews,
+)
+from stashtrace.analysis.late.names import Named, Namer, Window
+from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import step_at
+from stashtrace.calibration.file import Calibration
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_text
+
+LATE = schema(
+    "late",
+    "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
+    ("step", "i8", "", "ordinal of the step of the late rank, -1 outside"),
+    ("communicator", "U16", "", "name of the group"),
+    ("group_kind", "U16", "", "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members"),
+    ("sequence", "i8", "", "number within the group"),
+    ("op", "U16", "", "CollectiveOp in lower case"),
+    ("bytes", "i8", "bytes", "payload of one rank's input"),
+    ("begin_ns", "i8", "ns", "the first rank entered"),
+    ("late_rank", "i8", "", "the rank that was waited for, -1 if unknown"),
+    ("waiting_ranks", "U16", "", "ranks that waited for it, runs folded"),
+    ("wait_ns", "i8", "ns", "longest wait for the last arrival, without launch_skew_ns"),
+    ("total_wait_ns", "i8", "ns", "waits of all ranks added up; where one waits in several at once, the oldest counts"),
+    ("launch_skew_ns", "i8", "ns", "then: the late rank had called, its idle device had not begun; -1 if unknown"),
+    ("expected_ns", "i8", "ns", "then: the transfer at the rate this link is capable of, -1 if unknown"),
+    ("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown"),
+    ("expected_by", "U16", "", "calibration, run (its best tenth of the same operation and size) or none"),
+    ("link", "U16", "", "host of the group, or the hosts that it joins"),
+    (
+        "cause_kind",
+        "U16",
+        "",
+        "what the late rank did longer than the median of the others; before: it began later; or unknown",
+    ),
+    ("cause_ns", "i8", "ns", "by how much longer, -1 if unknown"),
+    ("late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown"),
+    ("cause_process_id", "i8", "", "processes.process_id of the process that did it, -1 if unknown"),
+    ("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none"),
+    ("cause_name", "U16", "", "file, kernel, phase, call or rank behind the cause; empty if unknown"),
+    ("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown"),
+    ("method", "U16", "", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung"),
+)
+LATE_RANKS = schema(
+    "late_ranks",
+    "Who is late again and again, per rank and process group",
+    ("communicator", "U16", "", "name of the group"),
+    ("group_kind", "U16", "", "as in late"),
+    ("rank", "i8", "", "global rank"),
+    ("last_count", "i8", "", "collectives of the group that it entered last"),
+    ("collectives_count", "i8", "", "collectives of the group that somebody waited in and whose last rank is known"),
+    ("steps_last_count", "i8", "", "steps in which it cost the others of the group most"),
+    ("steps_count", "i8", "", "steps that cost at least a tenth of the mean one; without steps, collectives"),
+    ("share_ratio", "f8", "", "the first by the second"),
+    ("total_wait_ns", "i8", "ns", "waits of the others for it, as in late"),
+    ("behind_second_ns", "i8", "ns", "it alone was missing: its entry after the second latest one, time counted once"),
+    ("cause_kind", "U16", "", "the cause behind most of that, as in late"),
+    ("cause_share_ratio", "f8", "", "its share of total_wait_ns"),
+    ("first_step_index", "i8", "", "first step in which it was last, -1 outside"),
+    ("last_step_index", "i8", "", "last such step, -1 outside"),
+    ("chance_ratio", "f8", "", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
+    (
+        "verdict",
+        "U16",
+        "",
+        "always: chance_ratio < 0.001, share_ratio > 0.5; often: the first alone; else once (one step counts),"
+        " few (too few steps to tell) or alternates",
+    ),
+)
+
+UNKNOWN = "unknown"
+#: Below these, one rank is not late again and again: odds of it by chance, and least share of the steps.
+_BY_CHANCE, _MOST_STEPS = 0.001, 0.5
+#: A step counts if it cost the group at least this part of the mean one.
+_MATTERS_DIVISOR = 10
+
+
+def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
+    """Name the rank that was late in the collectives that cost most, and what kept it.
+
+    Only operations in which nobody can end before everybody has entered, and in which somebody waited. The cause is
+    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered
+    an earlier operation of the group, so that nobody was ahead; before the first one, since the step began.
+    ``cause_ns`` is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is that
+    of a rank whose steps were not recorded. Of operations on a device all times are the device's. Waits
+    include what was hidden behind compute.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives; steps, I/O, kernels and batches for the causes.
+    top : int
+        How many rows: what hangs, then what cost most, then what cost most outside of the steps.
+    calibration : Calibration or path, optional
+        By default ``calibration.toml`` in the run directory; without one the best tenth of the run's own transfers of
+        the group, operation and size is what the link is capable of.
+
+    Columns
+    -------
+    step, communicator, group_kind, sequence, op, bytes, begin_ns, late_rank, waiting_ranks, wait_ns, total_wait_ns,
+    launch_skew_ns, expected_ns, excess_ns, expected_by, link, cause_kind, cause_ns, late_by_ns, cause_process_id,
+    cause_worker_id, cause_name, named_ns, method
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded.
+    """
+    if top < 1:
+        raise UsageError(f"late rows: {top} is too few", hint="give --top 1 or more")
+    index, found = _found(trace)
+    if found is None:
+        return Table.empty(LATE)
+    waited = np.flatnonzero((found.total_wait_ns > 0) | (found.method == METHODS.index("hung")))
+    # What hangs comes first, whatever it cost until the recording ended.
+    hung = found.method[waited] == METHODS.index("hung")
+    step = _steps(index, found)
+    # Starting up is not training: what lies outside the steps comes last.
+    outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
+    rows = waited[np.lexsort((waited, -found.total_wait_ns[waited], outside, ~hung))[:top]]
+    why = causes(index, found, rows)
+    named = _names(index, why)
+    transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
+    skew = launch_skews(index, found)[rows]
+    first = found.row[found.starts[rows]]
+    table = index.trace.collectives
+    hashes = found.group_hash[rows]
+    kinds, links = group_kinds(trace), link_names(trace)
+    enter = np.minimum.reduceat(found.enter_ns, found.starts)[rows]
+    op = np.clip(table["op_code"][first], 0, max(CollectiveOp))
+    return Table(
+        LATE,
+        {
+            "step": step[rows],
+            "communicator": communicator_names(trace, hashes),
+            "group_kind": _texts([kinds[h] for h in hashes.tolist()]),
+            "sequence": table["sequence"][first],
+            "op": np.array([o.name.lower() for o in CollectiveOp])[op],
+            "bytes": table["message_bytes"][first],
+            "begin_ns": enter,
+            "late_rank": found.late_rank[rows],
+            "waiting_ranks": _texts(_waiting(found, rows)),
+            "wait_ns": found.longest_wait_ns[rows] - np.maximum(skew, 0),
+            "total_wait_ns": found.total_wait_ns[rows],
+            "launch_skew_ns": skew,
+            "expected_ns": expected,
+            "excess_ns": np.where((expected >= 0) & (transfer >= 0), np.maximum(transfer - expected, 0), -1),
+            "expected_by": np.array(SOURCES)[source],
+            "link": _texts([links[h] for h in hashes.tolist()]),
+            "cause_kind": np.array([*CAUSES, UNKNOWN])[why.cause],
+            "cause_ns": why.cause_ns,
+            "late_by_ns": why.late_by_ns,
+            "cause_process_id": int64([n.process for n in named]),
+            "cause_worker_id": int64([n.worker for n in named]),
+            "cause_name": _texts([n.name for n in named]),
+            "named_ns": int64([n.name_ns for n in named]),
+            "method": np.array(METHODS)[found.method[rows]],
+        },
+    )
+
+
+def late_ranks(trace: Trace) -> Table:
+    """Count per rank and process group who is late again and again.
+
+    A step belongs to the rank that cost the others of the group most in it, and counts if that is at least a tenth of
+    what the mean one cost. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all are late
+    alike, times the number of ranks that it could have been.
+    ``verdict`` is ``always`` where that is below 0.001 and the rank has more than half of the steps, ``often`` where it
+    has not. Else it is ``once`` where one step counts, ``few`` where so few count that it could not be below 0.001 if
+    the rank had all of them, and ``alternates`` otherwise. Operations whose last rank the clocks cannot tell are left
+    out.
+
+    ``behind_second_ns`` is the time in which the rank alone was missing: from the entry of the second latest rank to
+    its own, of operations inside steps (where there are any) that all members entered, a moment once however many
+    operations wait in it. It is the most that the group gains if this rank alone is never late again.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives; steps for counts by step and causes.
+
+    Columns
+    -------
+    communicator, group_kind, rank, last_count, collectives_count, steps_last_count, steps_count, share_ratio,
+    total_wait_ns, behind_second_ns, cause_kind, cause_share_ratio, first_step_index, last_step_index, chance_ratio,
+    verdict
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded.
+    """
+    index, found = _found(trace)
+    if found is None:
+        return Table.empty(LATE_RANKS)
+    rows = np.flatnonzero((found.total_wait_ns > 0) & (found.late_rank >= 0) & (found.method != UNORDERED))
+    every_step = _steps(index, found)
+    why, step = causes(index, found, rows), every_step[rows]
+    gap = _behind_second(trace, found)
+    gap[(every_step < 0) & (every_step.max(initial=-1) >= 0)] = 0
+    alone_end, alone = found.last_enter_ns[rows], gap[rows]
+    groups, kinds = group_table(trace), group_kinds(trace)
+    out: list[tuple[object, ...]] = []
+    by_group = RowsBy(found.group_hash[rows])
+    for value in by_group.values.tolist():
+        own = by_group.rows(value)
+        late_rank, cost = found.late_rank[rows[own]], found.total_wait_ns[rows[own]]
+        guilty = _guilty(step[own], late_rank, cost)
+        name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
+        per_rank = RowsBy(late_rank)
+        for rank in per_rank.values.tolist():
+            mine = per_rank.rows(rank)
+            times = int((guilty == rank).sum())
+            share = times / max(len(guilty), 1)
+            members = len(groups[value].members)
+            odds = min(1.0, members * chance(times, len(guilty), members))
+            total = int(cost[mine].sum())
+            cause, part = _main(why.cause[own[mine]], cost[mine])
+            alike = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
+            alike = "once" if len(guilty) == 1 else alike
+            verdict = alike if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
+            until = alone_end[own[mine]]
+            missing = TimeSet.of(until - alone[own[mine]], until).total_ns
+            numbers = (len(mine), len(own), times, len(guilty), share, total, missing)
+            span = (int(step[own[mine]].min()), int(step[own[mine]].max()))
+            out.append((name, kinds[value], rank, *numbers, cause, part, *span, odds, verdict))
+    return Table.from_rows(LATE_RANKS, sorted(out, key=lambda row: -int(str(row[8]))))
+
+
+def _found(trace: Trace) -> tuple[TraceIndex, Instances | None]:
+    if len(trace.collectives) == 0:
+        raise MissingDataError(
+            "no collective was recorded", hint="run more than one rank with the collector torch_distributed on"
+        )
+    index = TraceIndex(trace)
+    return index, instances(index)
+
+
+def _texts(values: list[str]) -> np.ndarray:
+    return np.array(values, dtype=np.str_)
+
+
+def _names(index: TraceIndex, why: Causes) -> list[Named]:
+    namer, found = Namer(index), []
+    columns = (why.cause, why.begin_ns, why.end_ns, why.late_rank, why.other, why.other_begin_ns, why.other_end_ns)
+    for cause, begin, end, rank, other, other_begin, other_end in zip(*(c.tolist() for c in columns), strict=True):
+        if cause < 0:
+            found.append(Named())
+            continue
+        beside = Window(why.times[other], other_begin, other_end) if other >= 0 else None
+        found.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
+    return found
+
+
+def _waiting(found: Instances, rows: Int64) -> list[str]:
+    bounds = np.append(found.starts, len(found.of))
+    texts = []
+    for begin, end, late_rank in zip(
+        bounds[rows].tolist(), bounds[rows + 1].tolist(), found.late_rank[rows].tolist(), strict=True
+    ):
+        waits = (found.wait_ns[begin:end] > 0) | ((late_rank >= 0) & (found.rank[begin:end] != late_rank))
+        texts.append(ranks_text(sorted(set(found.rank[begin:end][waits].tolist()))))
+    return texts
+
+
+def _steps(index: TraceIndex, found: Instances) -> Int64:
+    """Step of each instance: the one in which its late rank entered, else the first rank of it; -1 outside."""
+    row = np.where(found.late_row >= 0, found.late_row, found.starts)
+    rank, at = found.rank[row], found.enter_ns[row]
+    try:
+        return step_at(index.steps, rank, at)
+    except MissingDataError:
+        return np.full(len(row), -1, dtype=np.int64)  # collectives without a training loop
+
+
+def _behind_second(trace: Trace, found: Instances) -> Int64:
+    """How long the late rank of each instance alone was missing; 0 where a member's wait is not known."""
+    sizes = {value: len(group.members) for value, group in group_table(trace).items()}
+    size = int64([sizes[value] for value in found.group_hash.tolist()])
+    of_late = found.rank == found.late_rank[found.of]
+    waits = (found.wait_ns > 0) & ~of_late
+    everybody = np.add.reduceat(waits.astype(np.int64), found.starts) == size - 1
+    gap = np.minimum.reduceat(np.where(of_late, NEVER, found.wait_ns), found.starts)
+    known = everybody & (found.late_row >= 0) & np.isin(found.method, (CLOCK, DURATION))
+    return int64(np.where(known, gap, 0))
+
+
+def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
+    """Rank that cost most in each step that cost something, of equals the lowest; without steps, in each operation."""
+    inside = step >= 0
+    if inside.any():
+        trial, rank, cost = np.unique(step[inside], return_inverse=True)[1], rank[inside], cost[inside]
+    else:
+        trial = np.arange(len(step))
+    width = int(rank.max(initial=0)) + 1
+    key, inverse = np.unique(trial * width + rank, return_inverse=True)
+    total, per_trial = np.zeros(len(key), dtype=np.int64), np.zeros(int(trial.max(initial=-1)) + 1, dtype=np.int64)
+    np.add.at(total, inverse, cost)
+    np.add.at(per_trial, trial, cost)
+    out = np.full(len(per_trial), -1, dtype=np.int64)
+    order = np.lexsort((-key, total))  # the costliest comes last
+    out[key[order] // width] = key[order] % width
+    # Somebody is always last by a few microseconds; that says nothing.
+    return int64(out[per_trial * _MATTERS_DIVISOR * len(per_trial) >= per_trial.sum()])
+
+
+def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
+    """Cause behind most of the cost, and its share."""
+    total = np.zeros(len(CAUSES) + 1, dtype=np.int64)
+    np.add.at(total, cause, cost)  # -1, unknown, is the last
+    most = int(total.argmax())
+    return [*CAUSES, UNKNOWN][most], float(total[most]) / max(int(total.sum()), 1)
+
+
+# Transfers of instances beside what their link is capable of: by a calibration, else by the run's own best ones.
+
+SOURCES = ("none", "run", "calibration")
+#: The best tenth of a kind of transfer is what its link is capable of, if there are at least so many. A kind is all of
+#: one size, else all between two powers of two.
+_BEST_DIVISOR, _ENOUGH = 10, 8
+
+
+def transfers(index: TraceIndex, found: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
+    """Transfer of each instance (-1 if it never ended), expected one (-1 if unknown), index into ``SOURCES``."""
+    table = index.trace.collectives
+    end = np.maximum.reduceat(found.end_ns, found.starts)
+    # Entry and end of different hosts are no length where their clocks are too far apart.
+    shortest = np.minimum.reduceat(found.end_ns - found.enter_ns, found.starts)
+    transfer = np.where(found.by_clock, np.maximum(end - found.last_enter_ns, 0), shortest)
+    transfer = int64(np.where(found.method == HUNG, -1, transfer))
+    first = found.row[found.starts]
+    payload = int64(np.maximum(table["message_bytes"][first], 0))
+    size = np.zeros(len(first), dtype=np.int64)
+    size[payload > 0] = np.floor(np.log2(payload[payload > 0])).astype(np.int64) + 1
+    group = int64(np.unique(found.group_hash, return_inverse=True)[1])
+    same, near = (_best(transfer, group, table["op_code"][first], kind) for kind in (payload, size))
+    best = np.where(same >= 0, same, near)
+    expected, source = np.full(len(first), -1, dtype=np.int64), np.zeros(len(first), dtype=np.int64)
+    found_one = best >= 0
+    # More bytes than those of the best may take longer in proportion; that is not lost by the link.
+    more = np.maximum(payload / np.maximum(payload[best], 1), 1.0)
+    expected[found_one], source[found_one] = np.rint(transfer[best] * more).astype(np.int64)[found_one], 1
+    by_calibration = expected_transfers(index.trace, calibration).expected_ns[first]
+    known = by_calibration > 0
+    expected[known], source[known] = np.rint(by_calibration[known]).astype(np.int64), 2
+    return transfer, expected, source
+
+
+def _best(transfer: Int64, *keys: Int64) -> Int64:
+    """The instance at the best tenth of all with the same keys, -1 where there are too few of them."""
+    out = np.full(len(transfer), -1, dtype=np.int64)
+    order = np.lexsort((transfer, *keys[::-1]))
+    order = order[transfer[order] >= 0]
+    if len(order):
+        changed = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])
+        starts = np.flatnonzero(np.append(True, changed))
+        counts = np.diff(np.append(starts, len(order)))
+        best = np.where(counts >= _ENOUGH, order[starts + counts // _BEST_DIVISOR], -1)
+        out[order] = np.repeat(best, counts)
+    return out
+
+
+# Whether what happens again and again could be chance.
+
+
+def chance(times: int, trials: int, choices: int) -> float:
+    """Probability that one of several equal choices comes up so many times or more.
+
+    Examples
+    --------
+    >>> chance(1, 1, 4), chance(0, 3, 2), round(chance(5, 8, 8), 5)
+    (0.25, 1.0, 0.00123)
+    """
+    if times <= 0 or choices <= 1:
+        return 1.0
+    successes = np.arange(times, trials + 1)
+    ways = np.array([math.lgamma(n + 1) for n in range(trials + 1)])
+    logs = ways[trials] - ways[successes] - ways[trials - successes]
+    logs += successes * -math.log(choices) + (trials - successes) * math.log1p(-1 / choices)
+    most = logs.max()
+    return float(min(1.0, math.exp(most) * np.exp(logs - most).sum()))

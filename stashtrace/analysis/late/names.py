@@ -1,0 +1,207 @@
+"""What stands behind the cause of a late rank: its worker and file, its kernel, phase, call, or the rank it waited for.
+
+Used by ``late`` for the rows that it returns, one at a time.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
+from stashtrace.analysis.late.causes import CAUSES, COMPUTE, RankTimes
+from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
+
+BETWEEN_PHASES = "between phases"
+#: A file, kernel or call is named if it takes at least this part of the time of its kind.
+_NAMES_DIVISOR = 4
+
+
+class Named(NamedTuple):
+    """Process, worker, name and time behind a cause; -1 and empty where nothing tells."""
+
+    process: int = -1
+    worker: int = -1
+    name: str = ""
+    name_ns: int = -1
+
+
+class Window(NamedTuple):
+    """A rank's times and the part of them that is looked at."""
+
+    times: RankTimes
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def time(self) -> TimeSet:
+        """The window as a set."""
+        return TimeSet.of([self.begin_ns], [self.end_ns])
+
+
+class Namer:
+    """Names what is behind causes; remembers the batch waits of the ranks it was asked about."""
+
+    def __init__(self, index: TraceIndex) -> None:
+        self._index = index
+        self._waits: dict[StepThread, BatchWaits] = {}
+        self._ways: dict[str, Callable[[Window, Window | None, TimeSet], Named]] = {
+            "fetch": self._fetch,
+            "prep": self._prep,
+            "handoff": self._handoff,
+            "compute": self._compute,
+            "checkpoint": self._checkpoint,
+            "straggler": self._straggler,
+            "sync": self._device_call,
+            "launch": self._device_call,
+            "other": self._other,
+        }
+
+    def name(self, cause: int, late: Window, other: Window | None) -> Named:
+        """What the late rank did in the time of one cause."""
+        process = late.times.thread.process_id
+        way = self._ways.get(CAUSES[cause])
+        if way is None:
+            return Named(process)
+        time = late.times.sets[cause] & late.time
+        named = way(late, other, time)
+        # What takes a small part of the time is not behind it.
+        small = 0 <= named.name_ns * _NAMES_DIVISOR < time.total_ns
+        return Named(named.process, named.worker) if small and named.name else named
+
+    def _batch(self, late: Window, time: TimeSet) -> tuple[int, int, TimeSet]:
+        """Process and worker that made the batch which was awaited longest in this time, and when they made it."""
+        thread, index = late.times.thread, self._index
+        if thread not in self._waits:
+            self._waits[thread] = batch_waits(index, thread)
+        waits = self._waits[thread]
+        spent = time.within(waits.begin, waits.end)
+        if not len(spent) or spent.max() <= 0:
+            return -1, -1, TimeSet.empty()
+        at = int(spent.argmax())
+        process = int(waits.made_by[at])
+        fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches_by_process.rows(process)
+        begin, end = fetches["begin_ns"][rows], fetches["end_ns"][rows]
+        inside = (begin < waits.end[at]) & (end > waits.begin[at])
+        return process, int(waits.worker_id[at]), TimeSet.of(begin[inside], end[inside])
+
+    def _fetch(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        process, worker, making = self._batch(late, time)
+        io = self._index.io
+        if process < 0 or not len(making):  # no loader: the step thread read for itself
+            process, making = late.times.thread.process_id, time
+        rows = self._index.io_by_process.rows(process)
+        rows = rows[io.is_storage[rows] | io.is_receive[rows]]
+        name, blocked = self._longest_path(rows, making)
+        return Named(process, worker, name, max(blocked, self._in_file(process, name, making)))
+
+    def _in_file(self, process: int, name: str, time: TimeSet) -> int:
+        """Time inside all reads of a file, also those that found their bytes in memory.
+
+        Of a run so large that its calls are still on disk, the calls that blocked have to do.
+        """
+        trace = self._index.trace
+        table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
+        code, spent = trace.strings.find(name), [TimeSet.empty()]
+        for track in np.sort(tracks["track_id"][tracks["process_id"] == process]).tolist():
+            calls = rows_of(table["track_id"], track)
+            on_file = (table["path_code"][calls] == code) & np.isin(table["op_code"][calls], READ_OPS)
+            spent.append(TimeSet.of(table["begin_ns"][calls][on_file], table["end_ns"][calls][on_file]))
+        return (TimeSet.united(*spent) & time).total_ns if name else -1
+
+    def _longest_path(self, rows: Int64, time: TimeSet) -> tuple[str, int]:
+        io = self._index.io
+        code, spent = _longest(io.path[rows], time.within(io.begin[rows], io.end[rows]))
+        return (self._index.trace.text(code), spent) if code >= 0 else ("", -1)
+
+    def _prep(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        process, worker, making = self._batch(late, time)
+        if process < 0:
+            return Named()
+        io, rows = self._index.io, self._index.io_by_process.rows(process)
+        rows = rows[io.is_storage[rows]]
+        return Named(process, worker, "", (making - TimeSet.of(io.begin[rows], io.end[rows])).total_ns)
+
+    def _handoff(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        process, worker, _ = self._batch(late, time)
+        return Named(process, worker, "", time.total_ns)
+
+    def _compute(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        process = late.times.thread.process_id
+        kernels = self._index.kernels.rows(process)
+        if len(kernels):
+            own = self._kernels(late)
+            names, apart = own, self._kernels(other) if other is not None else {}
+        else:
+            names, apart = self._phases(late), self._phases(other) if other is not None else {}
+        more = {key: spent - apart.get(key, 0) for key, spent in names.items()}
+        key = max(more, key=lambda k: (more[k], -k), default=-1)
+        if key < 0 or more[key] <= 0:
+            return Named(process)
+        if len(kernels):
+            return Named(process, -1, self._index.trace.text(key), more[key])
+        return Named(process, -1, Phase(key).name.lower() if key else BETWEEN_PHASES, more[key])
+
+    def _kernels(self, window: Window) -> dict[int, int]:
+        """Name code -> time of the kernels of a window."""
+        kernels, rows = self._index.trace.kernels, self._index.kernels.rows(window.times.thread.process_id)
+        rows = rows[~np.isin(kernels["work_code"][rows], (DeviceWork.COMMUNICATION, DeviceWork.SYNCHRONIZATION))]
+        spent = window.time.within(kernels["begin_ns"][rows], kernels["end_ns"][rows])
+        return _sums(kernels["name_code"][rows], spent)
+
+    def _phases(self, window: Window) -> dict[int, int]:
+        """Phase -> compute of a window inside it; 0 is what lies between phases."""
+        phases, rows = self._index.trace.phases, outer_phase_rows(self._index, window.times.thread)
+        time = window.times.sets[COMPUTE] & window.time
+        found = _sums(phases["phase_code"][rows], time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
+        found[0] = time.total_ns - sum(found.values())
+        return found
+
+    def _checkpoint(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        io, rows = self._index.io, self._index.io_by_track.rows(late.times.thread.track_id)
+        return Named(late.times.thread.process_id, -1, *self._longest_path(rows[io.is_storage[rows]], time))
+
+    def _straggler(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        tagged = rank_layers(self._index, late.times.thread).late
+        rank, spent = _longest(tagged.tag, time.within(tagged.begin, tagged.end))
+        return Named(late.times.thread.process_id, -1, f"rank {rank}", spent) if rank >= 0 else Named()
+
+    def _device_call(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        calls, rows = self._index.trace.device_calls, self._index.device_calls.rows(late.times.thread.process_id)
+        code, spent = _longest(calls["call_code"][rows], time.within(calls["begin_ns"][rows], calls["end_ns"][rows]))
+        process = late.times.thread.process_id
+        return Named(process, -1, DeviceCall(code).name.lower(), spent) if code >= 0 else Named(process)
+
+    def _other(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        """A blocking call of the step thread that has no kind of its own."""
+        thread, index = late.times.thread, self._index
+        waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
+        code, spent = _longest(waits["wait_code"][rows], time.within(waits["begin_ns"][rows], waits["end_ns"][rows]))
+        table = index.trace.notable_io
+        calls = rows_of(table["track_id"], thread.track_id)
+        op, of_op = _longest(table["op_code"][calls], time.within(table["begin_ns"][calls], table["end_ns"][calls]))
+        if op >= 0 and of_op > spent:
+            return Named(thread.process_id, -1, IoOp(op).name.lower(), of_op)
+        return Named(thread.process_id, -1, WaitOp(code).name.lower(), spent) if code >= 0 else Named(thread.process_id)
+
+
+def _sums(key: np.ndarray, spent: Int64) -> dict[int, int]:
+    values, inverse = np.unique(key, return_inverse=True)
+    total = np.zeros(len(values), dtype=np.int64)
+    np.add.at(total, inverse, spent)
+    return dict(zip(values.tolist(), total.tolist(), strict=True))
+
+
+def _longest(key: np.ndarray, spent: Int64) -> tuple[int, int]:
+    """Key with the most time, and that; -1, -1 if there is none."""
+    sums = {k: s for k, s in _sums(int64(key), spent).items() if s > 0 and k >= 0}
+    best = max(sums, key=lambda k: (sums[k], -k), default=-1)
+    return best, sums.get(best, -1)

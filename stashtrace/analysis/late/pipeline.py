@@ -1,0 +1,186 @@
+"""pipeline: how long each stage waited for its neighbours, from the sends and receives of its group."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.waits import communicator_names
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.collectives import in_flight_heads
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+PIPELINE = schema(
+    "pipeline",
+    "What each pipeline stage waited for its neighbours, per step",
+    ("step", "i8", "", "ordinal, -1 outside"),
+    ("communicator", "U16", "", "name of the group"),
+    ("stage_index", "i8", "", "place of the rank within the group"),
+    ("rank", "i8", "", "global rank"),
+    ("receives_count", "i8", "", "receives that were called"),
+    ("sends_count", "i8", "", "sends that were called"),
+    ("wait_ns", "i8", "ns", "receives were pending and their data had not been sent, overlaps counted once"),
+    ("bubble_ns", "i8", "ns", "of this, the rank did nothing else; -1 if unknown"),
+    ("transfer_ns", "i8", "ns", "receives from the call of their send, or the own one, to the end"),
+    ("step_ns", "i8", "ns", "length of the step, -1 if unknown"),
+    ("bubble_ratio", "f8", "", "bubble_ns by step_ns, -1 if unknown"),
+    ("from_rank", "i8", "", "the rank whose data was waited for longest, -1 if none"),
+)
+
+
+def pipeline(trace: Trace) -> Table:
+    """Sum the bubbles of pipeline stages per step.
+
+    A bubble is time in which a rank did nothing but wait for a receive whose data its neighbour had not sent yet: the
+    straggler time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send without
+    room in the buffers) is not seen: a send waits for nobody. Forward and backward of several micro-batches in flight
+    overlap; a moment counts once, in the step in which it lies. A receive counts in the step in which its data were
+    there to be sent.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs sends and receives; steps for what is counted per step and for bubbles.
+
+    Columns
+    -------
+    step, communicator, stage_index, rank, receives_count, sends_count, wait_ns, bubble_ns, transfer_ns, step_ns,
+    bubble_ratio, from_rank
+
+    Raises
+    ------
+    MissingDataError
+        If no rank sent to or received from another.
+    """
+    ops = trace.collectives["op_code"]
+    if not np.isin(ops, (CollectiveOp.SEND, CollectiveOp.RECEIVE)).any():
+        raise MissingDataError(
+            "no send or receive was recorded",
+            hint="pipeline stages exchange data by send and receive; see `collectives`",
+        )
+    index = TraceIndex(trace)
+    try:
+        threads = {t.rank: t for t in step_threads(trace)}
+        steps = index.steps
+    except MissingDataError:
+        threads, steps = {}, None
+    table, groups = index.trace.collectives, group_table(index.trace)
+    rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
+    by_rank = RowsBy(table["rank"][rows])
+    steps_by = RowsBy(steps["rank"] if steps is not None else int64([]))
+    out: list[tuple[object, ...]] = []
+    for rank in by_rank.values.tolist():
+        own = rows[by_rank.rows(rank)]
+        begin, wait_end, end, whom = _waits(index, own)
+        alone = None
+        if rank in threads:
+            layers = rank_layers(index, threads[rank]).layers
+            painted = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+            late = np.array([x.kind for x in layers], dtype=np.int64)[painted[2]] == StallKind.STRAGGLER
+            alone = TimeSet.of(painted[0][late], painted[1][late])
+        mine = steps_by.rows(rank)
+        spent = _spent(steps, mine, begin, wait_end)
+        bubble = alone.within(spent.begin, spent.end) if alone is not None else np.zeros(len(spent), dtype=np.int64)
+        # A receive may be posted a step before its data are sent.
+        number, length = _step_of(steps, mine, wait_end)
+        receives = table["op_code"][own] == CollectiveOp.RECEIVE
+        groups_of = np.unique(table["group_hash"][own], return_inverse=True)[1]
+        key, inverse = np.unique(
+            np.concatenate([[number, groups_of], [spent.step, groups_of[spent.row]]], axis=1),
+            axis=1,
+            return_inverse=True,
+        )
+        at_row, at_piece = np.split(inverse.ravel(), [len(own)])
+        lengths = dict(zip(number.tolist(), length.tolist(), strict=True))
+        lengths |= dict(zip(spent.step.tolist(), spent.step_ns.tolist(), strict=True))
+        hashes = np.unique(table["group_hash"][own])
+        for at in range(key.shape[1]):
+            chosen, pieces = np.flatnonzero(at_row == at), np.flatnonzero(at_piece == at)
+            step, value = int(key[0, at]), int(hashes[key[1, at]])
+            members = groups[value].members.tolist()
+            step_ns = lengths[step]
+            waited = (spent.end - spent.begin)[pieces]
+            lost = int(bubble[pieces].sum()) if alone is not None else -1
+            out.append(
+                (
+                    step,
+                    str(communicator_names(trace, np.array([value], dtype=np.uint64))[0]),
+                    members.index(rank) if rank in members else -1,
+                    rank,
+                    int(receives[chosen].sum()),
+                    int((~receives[chosen]).sum()),
+                    int(waited.sum()),
+                    lost,
+                    int((end - wait_end)[chosen][receives[chosen]].sum()),
+                    step_ns,
+                    lost / step_ns if step_ns > 0 and lost >= 0 else -1.0,
+                    _longest(whom[spent.row[pieces]], waited),
+                )
+            )
+    return Table.from_rows(PIPELINE, out).sort_by("step", "communicator", "stage_index")
+
+
+def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Entry, end of the wait for the other side, end, and the other side; of what never ended until its process did."""
+    table, matched = index.trace.collectives, index.in_flight
+    begin, last, end = index.entered_ns[rows], matched.last_enter_ns[rows], matched.end_ns[rows]
+    lives = dict(zip(*(index.trace.processes[n].tolist() for n in ("process_id", "end_ns")), strict=True))
+    alive = int64([lives[p] for p in table["process_id"][rows].tolist()])
+    end = np.where(end == NEVER, np.maximum(alive, begin), end)
+    receives = table["op_code"][rows] == CollectiveOp.RECEIVE
+    wait_end = np.where(receives & (matched.last_rank[rows] >= 0), np.clip(last, begin, end), begin)
+    return begin, int64(wait_end), int64(end), matched.last_rank[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Pieces of a rank's time in which it had receives pending, cut at the borders of its steps."""
+
+    begin: Int64
+    end: Int64
+    row: Int64
+    step: Int64
+    step_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+def _spent(steps: Table | None, mine: Int64, begin: Int64, wait_end: Int64) -> _Spent:
+    """Moments in which several receives are pending belong to the oldest."""
+    head_begin, head_end, head_row = in_flight_heads(begin, wait_end)
+    borders = np.concatenate([steps[c][mine] for c in ("begin_ns", "end_ns")]) if steps is not None else begin[:0]
+    edges = np.unique(np.concatenate([head_begin, head_end, borders]))
+    piece_begin, piece_end, head, _ = intervals.join(head_begin, head_end, edges[:-1], edges[1:])
+    number, length = _step_of(steps, mine, piece_begin)
+    return _Spent(piece_begin, piece_end, int64(head_row[head]), number, length)
+
+
+def _step_of(steps: Table | None, rows: Int64, at: Int64) -> tuple[Int64, Int64]:
+    """Number and length of the step of each moment; -1 outside."""
+    number, length = np.full(len(at), -1, dtype=np.int64), np.full(len(at), -1, dtype=np.int64)
+    if steps is not None and len(rows):
+        begin, end = steps["begin_ns"][rows], steps["end_ns"][rows]
+        position = np.searchsorted(begin, at, side="right") - 1
+        inside = (position >= 0) & (at < end[np.maximum(position, 0)])
+        found = position[inside]
+        number[inside], length[inside] = steps["step"][rows][found], (end - begin)[found]
+    return number, length
+
+
+def _longest(whom: Int64, waited: Int64) -> int:
+    """The rank that was waited for longest; of equals the lowest; -1 if none was."""
+    ranks = np.unique(whom[waited > 0])
+    sums = [int(waited[whom == r].sum()) for r in ranks.tolist()]
+    return int(ranks[int(np.argmax(sums))]) if sums else -1

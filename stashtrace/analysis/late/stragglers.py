@@ -1,0 +1,164 @@
+"""stragglers: which rank the others wait for, by the exposed time of the budget."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.collectives.device import on_devices
+from stashtrace.analysis.collectives.matching import match
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.budget import straggler_causes
+from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import SYNCHRONISING_OPS
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+STRAGGLERS = _schema(
+    "stragglers",
+    "Who is late, and what it costs the others",
+    ("rank", "i8", "", "global rank"),
+    ("last_count", "i8", "", "collectives that this rank entered last"),
+    ("caused_wait_ns", "i8", "ns", "straggler time of the other ranks while they waited for this one"),
+    ("wait_ns", "i8", "ns", "straggler time of this rank"),
+    ("behind_second_ns", "i8", "ns", "this rank alone was missing: entry after the second latest, in steps, time once"),
+)
+LAST_RANKS = _schema(
+    "last_ranks",
+    "Who entered a collective last, one row per rank that took part",
+    ("rank", "i8", "", "global rank"),
+    ("group_hash", "u8", "", "same on every rank of the group"),
+    ("sequence", "i8", "", "number within the group"),
+    ("last_rank", "i8", "", "the rank that was waited for"),
+    ("step", "i8", "", "step in which this rank entered, -1 outside"),
+    ("last_enter_ns", "i8", "ns", "entry of the last rank, -1 if it never entered"),
+    ("wait_ns", "i8", "ns", "from the own entry to that, -1 if it never entered"),
+    ("partial", "i8", "", "1 if a member's row is missing"),
+)
+
+
+def stragglers(trace: Trace) -> Table:
+    """Count how often each rank is last, and what the others lose by it.
+
+    ``caused_wait_ns`` and ``wait_ns`` are straggler stalls inside steps, warm-up included; waiting that was hidden
+    behind compute is not in them. Who was last is not counted where ranks of different hosts entered closer together
+    than ``alignment`` can tell.
+
+    ``behind_second_ns`` is the time in which a rank alone was missing: from the entry of the second latest rank of an
+    operation to its own, of operations inside steps, a moment once however many operations wait in it. It is the most
+    that the job gains if this rank alone is never late again, less where the others had something else to do meanwhile.
+    Operations of which a member left no record are not counted.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps and collectives.
+
+    Columns
+    -------
+    rank, last_count, caused_wait_ns, wait_ns, behind_second_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps, or no collective was recorded.
+    """
+    if len(trace.collectives) == 0:
+        raise MissingDataError("no collective was recorded", hint="run more than one rank with torch_distributed on")
+    inside = straggler_causes(trace)
+    inside = inside.take(inside["step"] >= 0)
+    cause, length, victim = inside["cause_rank"], inside["stall_ns"], inside["rank"]
+    waited = last_ranks(trace)
+    last, alone = last_counts(waited), alone_missing(waited)
+    ranks = np.unique(np.concatenate([trace.ranks, victim, cause[cause >= 0], last[last >= 0]]))
+    return Table(
+        STRAGGLERS,
+        {
+            "rank": ranks,
+            "last_count": _per_rank(ranks, last, np.ones(len(last), dtype=np.int64)),
+            "caused_wait_ns": _per_rank(ranks, cause, length),
+            "wait_ns": _per_rank(ranks, victim, length),
+            "behind_second_ns": int64([alone.get(rank, 0) for rank in ranks.tolist()]),
+        },
+    )
+
+
+def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
+    out = np.zeros(len(ranks), dtype=np.int64)
+    known = rank >= 0
+    np.add.at(out, np.searchsorted(ranks, rank[known]), value[known])
+    return out
+
+
+def last_ranks(trace: Trace) -> Table:
+    """Who entered last, of each operation that needs all of its group; a row for each rank that took part.
+
+    Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
+    operations have no rows.
+
+    Columns
+    -------
+    rank, group_hash, sequence, last_rank, step, last_enter_ns, wait_ns, partial
+    """
+    table, matched, devices = trace.collectives, match(trace), on_devices(trace)
+    timed, there = devices.timed, devices.matched
+    own = np.where(timed, devices.enter_ns, table["call_ns"])
+    last_enter = np.where(timed, there.last_enter_ns, matched.last_enter_ns)
+    last_rank = np.where(timed, there.last_rank, matched.last_rank)
+    by_clock = np.where(timed, there.by_clock, matched.by_clock)
+    ordered = np.where(timed, there.ordered, matched.ordered)
+    partial = np.where(timed, there.partial, matched.partial)
+    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered)
+    rows = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
+    never = last_enter[rows] >= NEVER
+    return Table(
+        LAST_RANKS,
+        {
+            **{name: table[name][rows] for name in ("rank", "group_hash", "sequence")},
+            "last_rank": last_rank[rows],
+            "step": _steps_of(trace, table["rank"][rows], own[rows]),
+            "last_enter_ns": np.where(never, -1, last_enter[rows]),
+            "wait_ns": np.where(never, -1, np.maximum(last_enter[rows] - own[rows], 0)),
+            "partial": partial[rows],
+        },
+    )
+
+
+def _steps_of(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
+    try:
+        return step_at(find_steps(trace), rank, at_ns)
+    except MissingDataError:
+        return np.full(len(rank), -1, dtype=np.int64)  # this rank's loop was not recorded
+
+
+def last_counts(found: Table) -> Int64:
+    """The last rank of each operation of ``last_ranks``, once however many waited for it."""
+    # Ranks may differ in what they saw; the lowest that waited is believed, in whatever order the rows came.
+    found = found.take(found["wait_ns"] != 0)
+    found = found.sort_by("group_hash", "sequence", "rank", "last_rank")
+    group, sequence = found["group_hash"], found["sequence"]
+    new = np.ones(len(found), dtype=bool)
+    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
+    return int64(found["last_rank"][new])
+
+
+def alone_missing(found: Table) -> dict[int, int]:
+    """Time in which each rank alone was missing, by ``last_ranks`` of all ranks; a rank that never was has no entry."""
+    found = found.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
+    group, sequence = found["group_hash"], found["sequence"]
+    new = np.ones(len(found) + 1, dtype=bool)
+    new[1:-1] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
+    bounds = np.flatnonzero(new)
+    starts = bounds[:-1][np.diff(bounds) > 1]  # the last one stands first, and then the second latest
+    if not len(starts):
+        return {}
+    # Of an operation that somebody never entered, and of one that lacks a row, nothing can be said.
+    whole = (found["wait_ns"][starts] >= 0) & (np.add.reduceat(found["partial"], bounds[:-1])[np.diff(bounds) > 1] == 0)
+    starts = starts[whole & (found["step"][starts + 1] >= 0)]
+    gap, until = found["wait_ns"][starts + 1], found["last_enter_ns"][starts + 1]
+    by_rank = RowsBy(found["last_rank"][starts + 1])
+    rows = {value: by_rank.rows(value) for value in by_rank.values.tolist()}
+    return {value: TimeSet.of(until[at] - gap[at], until[at]).total_ns for value, at in rows.items()}

@@ -1,0 +1,130 @@
+"""How much of the link time of each rank is certain: after every rank of the operation had entered.
+
+    rank 0     [ enter ............................. end ]      rank 1 left no record: it may have entered at any time
+    rank 2             [ enter ..................... end ]      before the end
+    link time          |---------- ranks_missing --------|
+
+The bounds of ``stalls`` say the same by step; here the reason stands beside it.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.collectives.device import with_untimed
+from stashtrace.analysis.collectives.matching import group_table, ranks_present
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.hidden import painted
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+TRANSFER_CERTAINTY = _schema(
+    "transfer_certainty",
+    "Link time of the counted steps of a rank, by whether every rank of the operation is known to have entered by then",
+    ("rank", "i8", "", "global rank"),
+    (
+        "reason",
+        "U24",
+        "",
+        "certain; ranks_missing, members_unknown, operation_unknown, matched_by_order, untimed or no_operation: part of"
+        " it may be waiting for other ranks",
+    ),
+    ("link_ns", "i8", "ns", "network and interconnect time of the rank in its counted steps; the reasons sum to it"),
+    ("share_ratio", "f8", "", "of the link time of the rank"),
+    ("collectives_count", "i8", "", "operations with a transfer in the counted steps that have this reason"),
+)
+
+CERTAIN = "certain"
+#: Why a rank may have entered later than those that are known; what is found first explains an instant.
+REASONS = ("operation_unknown", "members_unknown", "ranks_missing", "untimed", "matched_by_order", CERTAIN)
+NO_OPERATION = "no_operation"
+_LINKS = (StallKind.NETWORK, StallKind.INTERCONNECT)
+
+
+def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
+    """Divide the link time of each rank by whether all ranks of the operation are known to have entered before.
+
+    ``certain``: they had. ``ranks_missing``: members of the group left no record of this operation.
+    ``members_unknown``: nobody says who belongs to the group. ``operation_unknown``: what the operation waits for is
+    not known (a kernel of sends and receives, a root that nobody names). ``untimed``: of a rank the device's times are
+    missing. ``matched_by_order``: its rows were put together by their order, and do not end together.
+    ``no_operation``: a kernel that communicates, of an operation that is not in the trace.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+    warmup : bool
+        Whether the warm-up steps count.
+
+    Columns
+    -------
+    rank, reason, link_ns, share_ratio, collectives_count
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    counted = counted_steps(index.steps, warmup=warmup)
+    reason, by_rank = _reasons(index), RowsBy(counted["rank"])
+    tables = []
+    for thread, _ in ranks_and_steps(index.origin, index.steps):
+        own = counted.take(by_rank.rows(thread.rank))
+        tables.append(_of_rank(index, thread, TimeSet.of(own["begin_ns"], own["end_ns"]), reason))
+    return Table.concat(TRANSFER_CERTAINTY, tables)
+
+
+def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int64) -> Table:
+    link = painted(rank_layers(index, thread), _LINKS) & window
+    rows = index.collectives.rows(thread.process_id)
+    found = index.in_flight
+    begin = np.maximum(found.last_enter_ns[rows], index.entered_ns[rows])
+    # What never ended lasts as long as the rank; what somebody never entered did not transfer.
+    end = np.minimum(found.end_ns[rows], thread.end_ns)
+    named: list[tuple[str, int, int]] = []
+    for code, name in enumerate(REASONS):
+        own = (reason[rows] == code) & (end > begin)
+        if not own.any():
+            continue
+        moving = TimeSet.of(begin[own], end[own])
+        spent = link & moving
+        link = link - moving
+        count = int(np.count_nonzero(window.within(begin[own], end[own]) > 0))
+        named.append((name, int((spent.end - spent.begin).sum()), count))
+    named.append((NO_OPERATION, int((link.end - link.begin).sum()), 0))
+    total = max(sum(ns for _, ns, _ in named), 1)
+    named = [each for each in named if each[1] > 0]
+    return Table(
+        TRANSFER_CERTAINTY,
+        {
+            "rank": np.full(len(named), thread.rank),
+            "reason": np.array([name for name, _, _ in named], dtype="U24"),
+            "link_ns": int64([ns for _, ns, _ in named]),
+            "share_ratio": np.array([ns / total for _, ns, _ in named]),
+            "collectives_count": int64([count for _, _, count in named]),
+        },
+    )
+
+
+def _reasons(index: TraceIndex) -> Int64:
+    """Place in ``REASONS`` of each collective."""
+    trace, table = index.trace, index.trace.collectives
+    groups = group_table(trace)
+    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
+    size = int64([groups[h].size for h in hashes.tolist()])[inverse] if len(hashes) else int64([])
+    unsaid = ~np.isin(table["op_code"], SYNCHRONISING_OPS)
+    devices = index.on_devices
+    unseen = devices.timed & with_untimed(trace, devices.given & ~devices.timed)
+    why = [unsaid, size < 0, ranks_present(table) < size, unseen]
+    partial = index.in_flight.partial
+    code = np.select(why, range(len(why)), REASONS.index("matched_by_order"))
+    return int64(np.where(partial, code, REASONS.index(CERTAIN)))

@@ -1,0 +1,221 @@
+"""link_efficiency: the transfers of a run beside what the calibration of its machine says the link can do."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from stashtrace.analysis.collectives.matching import INSIDE, group_table
+from stashtrace.analysis.collectives.shares import backends_of_rows
+from stashtrace.analysis.collectives.waits import collective_rows
+from stashtrace.analysis.devices.work import one_of
+from stashtrace.analysis.intervals import Int64
+from stashtrace.calibration.file import Calibration, find_calibration, load_calibration
+from stashtrace.calibration.fit import bus_bytes
+from stashtrace.calibration.lines import Floats
+from stashtrace.errors import ForeignCalibrationWarning
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import CollectiveOp, ProcessRole
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+LINK_EFFICIENCY = _schema(
+    "link_efficiency",
+    "Transfers of collectives by size, beside what a calibration says the link can do",
+    ("rank", "i8", "", "global rank, -1 for all"),
+    ("step", "i8", "", "ordinal of the step, -1 for all and outside steps"),
+    ("communicator", "U16", "", "name of the group"),
+    ("op", "U16", "", "CollectiveOp in lower case"),
+    ("group_size", "i8", "", "ranks that took part"),
+    ("message_bytes", "i8", "bytes", "payload of one rank's input"),
+    ("calls_count", "i8", "", "rows of collectives summed up"),
+    ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
+    ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
+    ("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say"),
+    ("error_ns", "i8", "ns", "standard error of that, -1 if it does not say"),
+    ("efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown"),
+    ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
+)
+
+#: Why there is an expected time, or none; worst last, so that a group of rows takes the largest.
+METHODS = ("calibration", "extrapolated", "crosses_hosts", "not_calibrated", "none")
+_CALIBRATED, _EXTRAPOLATED, _CROSSES, _UNCALIBRATED, _NONE = range(len(METHODS))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTransfers:
+    """Columns beside ``trace.collectives``, row by row.
+
+    Attributes
+    ----------
+    expected_ns, error_ns : float array
+        Expected transfer and its standard error, -1 where nothing is known.
+    method : int64 array
+        Index into :data:`METHODS`.
+    """
+
+    expected_ns: Floats
+    error_ns: Floats
+    method: Int64
+
+
+def link_efficiency(
+    trace: Trace,
+    *,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
+    by: Literal["run", "rank", "step"] = "run",
+) -> Table:
+    """Compare the transfers of collectives with what the link did when it was calibrated.
+
+    One row per communicator, operation and message size. ``efficiency_ratio`` is expected by measured time: 0.9 is
+    90 % of what the link can do. The median transfer counts, from the last rank's entry to the end. Groups that leave a
+    host have no expected time, since a calibration is that of one host; neither has another backend or another number
+    of ranks than was calibrated (``method`` says which).
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives.
+    calibration : Calibration or path, optional
+        By default ``calibration.toml`` in the run directory; without one there are no expected times.
+    by : {"run", "rank", "step"}
+        Rows over the run, per rank, or per rank and step.
+
+    Columns
+    -------
+    rank, step, communicator, op, group_size, message_bytes, calls_count, transfer_ns, bus_bytes_per_s, expected_ns,
+    error_ns, efficiency_ratio, method
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded.
+    FormatError
+        If the calibration is damaged.
+
+    Warns
+    -----
+    ForeignCalibrationWarning
+        If it was measured on another machine.
+    """
+    one_of("by", by, "run", "rank", "step")
+    times = collective_rows(trace)
+    expected = expected_transfers(trace, calibration_of(trace, calibration))
+    nothing = np.full(len(times), -1, dtype=np.int64)
+    columns = {
+        "rank": times["rank"] if by != "run" else nothing,
+        "step": times["step"] if by == "step" else nothing,
+        "communicator": times["communicator"],
+        "op": times["op"],
+        "group_size": _members(trace)[0],
+        "message_bytes": times["bytes"],
+    }
+    moved = times["bytes"] > 0
+    return _summed(
+        {name: values[moved] for name, values in columns.items()},
+        times["transfer_ns"][moved],
+        expected.expected_ns[moved],
+        expected.error_ns[moved],
+        expected.method[moved],
+    )
+
+
+def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[str] | None = None) -> Calibration | None:
+    """The calibration that was given, or lies beside the run; None if there is none.
+
+    Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
+    """
+    if calibration is None:
+        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+    elif isinstance(calibration, Calibration):
+        found = calibration
+    else:
+        found = load_calibration(calibration)
+    if found is not None:
+        processes = trace.processes
+        hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
+        foreign = found.foreign_to(trace.text(code) for code in hosts.tolist())
+        if foreign:
+            warnings.warn(foreign, ForeignCalibrationWarning, stacklevel=3)
+    return found
+
+
+def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:
+    """What every collective's transfer should take; for whoever explains a stall on a link.
+
+    Parameters
+    ----------
+    trace : Trace
+        Any.
+    calibration : Calibration, optional
+        As :func:`calibration_of` finds it.
+    """
+    table = trace.collectives
+    expected, error = np.full(len(table), -1.0), np.full(len(table), -1.0)
+    method = np.full(len(table), _NONE, dtype=np.int64)
+    if calibration is None or len(table) == 0:
+        return ExpectedTransfers(expected, error, method)
+    method[:] = _UNCALIBRATED
+    (sizes, links), backends = _members(trace), backends_of_rows(trace)
+    keys = np.stack((table["op_code"], sizes, np.unique(backends, return_inverse=True)[1]), axis=1)
+    for op, ranks, _ in np.unique(keys, axis=0).tolist():
+        if op not in CollectiveOp.__members__.values() or ranks < 2:
+            continue
+        for backend in np.unique(backends[(keys[:, 0] == op) & (keys[:, 1] == ranks)]).tolist():
+            rows = np.flatnonzero((keys[:, 0] == op) & (keys[:, 1] == ranks) & (backends == backend))
+            answer = calibration.expected(
+                CollectiveOp(op).name.lower(), table["message_bytes"][rows], ranks=ranks, backend=backend or None
+            )
+            if answer is not None:
+                expected[rows], error[rows] = answer.time_ns, answer.error_ns
+                method[rows] = np.where(answer.extrapolated, _EXTRAPOLATED, _CALIBRATED)
+    away = (links != INSIDE) & (method <= _EXTRAPOLATED)
+    expected[away] = error[away] = -1.0
+    method[away] = _CROSSES
+    return ExpectedTransfers(expected, error, method)
+
+
+def _members(trace: Trace) -> tuple[Int64, Int64]:
+    """Number of members of each row's group, and its link."""
+    groups = group_table(trace)
+    hashes, inverse = np.unique(trace.collectives["group_hash"], return_inverse=True)
+    sizes = np.array([len(groups[h].members) for h in hashes.tolist()], dtype=np.int64)
+    links = np.array([groups[h].link for h in hashes.tolist()], dtype=np.int64)
+    return sizes[inverse], links[inverse]
+
+
+def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
+    if len(transfer) == 0:
+        return Table.empty(LINK_EFFICIENCY)
+    codes = [np.unique(values, return_inverse=True)[1] for values in keys.values()]
+    order = np.lexsort((transfer, *reversed(codes)))
+    stacked = np.stack(codes)[:, order]
+    starts = np.flatnonzero(np.concatenate(([True], (stacked[:, 1:] != stacked[:, :-1]).any(axis=0))))
+    counts = np.diff(np.append(starts, len(order)))
+    middle = order[starts + (counts - 1) // 2]  # rows of a group lie in the order of their transfer
+    upper = order[starts + counts // 2]
+    median = (transfer[middle] + transfer[upper]) // 2
+    first = order[starts]
+    chosen = {name: values[first] for name, values in keys.items()}
+    known = expected[first] > 0
+    worst = np.maximum.reduceat(method[order], starts)
+    messages = zip(*(chosen[n].tolist() for n in ("op", "group_size", "message_bytes")), strict=True)
+    carried = np.array([bus_bytes(*message) for message in messages])
+    return Table(
+        LINK_EFFICIENCY,
+        {
+            **chosen,
+            "calls_count": counts,
+            "transfer_ns": median,
+            "bus_bytes_per_s": np.where(median > 0, carried / np.maximum(median, 1) * 1e9, 0.0),
+            "expected_ns": np.where(known, np.rint(expected[first]), -1).astype(np.int64),
+            "error_ns": np.where(known, np.rint(error[first]), -1).astype(np.int64),
+            "efficiency_ratio": np.where(known & (median > 0), expected[first] / np.maximum(median, 1), -1.0),
+            "method": np.array(METHODS)[worst],
+        },
+    )

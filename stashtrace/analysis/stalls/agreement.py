@@ -1,0 +1,80 @@
+"""agreement: the same steps attributed by their kernels and by brackets alone, and how far the two differ."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_table
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+AGREEMENT = schema(
+    "agreement",
+    "Steps whose kernels were recorded, attributed twice",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("kernels_ns", "i8", "ns", "by kernels"),
+    ("brackets_ns", "i8", "ns", "by brackets"),
+    ("low_ns", "i8", "ns", "by brackets, not less than this"),
+    ("high_ns", "i8", "ns", "by brackets, not more than this"),
+    ("difference_ratio", "f8", "", "brackets minus kernels, of the step"),
+)
+
+_Row = tuple[int, int, str, int, int, int, int, float]
+
+
+def agreement(trace: Trace) -> Table:
+    """Compare what brackets say of a step with what its kernels say.
+
+    Brackets are the mode that stays on; kernels, recorded for a window of steps, are its check. A step that has only
+    one of the two is not in the table, and a kind that neither names has no row. ``low_ns`` and ``high_ns`` are the
+    bounds that the brackets gave: what the kernels say should lie between them.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps; of a run without deep mode the table is empty.
+
+    Columns
+    -------
+    rank, step, kind, kernels_ns, brackets_ns, low_ns, high_ns, difference_ratio
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    rows: list[_Row] = []
+    for thread, own in ranks_and_steps(trace, index.steps):
+        windows = device_windows(index, thread)
+        both = windows.get("kernels", TimeSet.empty()) & windows.get("brackets", TimeSet.empty())
+        length = own["end_ns"] - own["begin_ns"]
+        steps = own.take((length > 0) & (both.within(own["begin_ns"], own["end_ns"]) == length))
+        if len(steps):
+            walls = dict(zip(steps["step"].tolist(), (steps["end_ns"] - steps["begin_ns"]).tolist(), strict=True))
+            exact, bounded = (
+                _by_step(rank_table(by_method(index, thread, method), thread, steps)) for method in METHODS_COMPARED
+            )
+            for step, wall in walls.items():
+                for kind in (k.name.lower() for k in StallKind):
+                    by_kernels = exact.get((step, kind), (0, 0, 0))[0]
+                    point, low, high = bounded.get((step, kind), (0, 0, 0))
+                    if by_kernels or high:
+                        difference = (point - by_kernels) / wall
+                        rows.append((thread.rank, step, kind, by_kernels, point, low, high, difference))
+    return Table.from_rows(AGREEMENT, rows)
+
+
+#: The one that knows, and the one that is checked.
+METHODS_COMPARED = ("kernels", "brackets")
+
+
+def _by_step(table: Table) -> dict[tuple[int, str], tuple[int, int, int]]:
+    columns = (table[c].tolist() for c in ("step", "kind", "stall_ns", "low_ns", "high_ns"))
+    return {(step, kind): (point, low, high) for step, kind, point, low, high in zip(*columns, strict=True)}

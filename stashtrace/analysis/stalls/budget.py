@@ -1,0 +1,661 @@
+"""stalls: every nanosecond of each step of each rank goes to exactly one kind. The heart of the product.
+
+    layers of a rank, in order of priority        |-- straggler --|   |- fetch -|      |---- compute ----|
+    painted: first layer that covers an instant   [...............][.][.........][..........................]
+    cut by the windows of the steps and summed     step 0                    | step 1        | ...
+
+What the layers of a rank are is the business of its methods (``METHODS``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.by_brackets import bracket_layers
+from stashtrace.analysis.stalls.by_kernels import kernel_layers
+from stashtrace.analysis.stalls.device_links import only_within
+from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.on_host import host_layers
+from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.errors import UsageError
+from stashtrace.schema.columns import INTERVAL as _INTERVAL
+from stashtrace.schema.columns import Column, Schema
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
+from stashtrace.schema.table import GrowingTable, Table
+from stashtrace.schema.trace import Trace, kept_with_trace
+
+STALLS = _schema(
+    "stalls",
+    "Where the time of each step of each rank went; step -1 is outside_steps",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("stall_ns", "i8", "ns", "time of this kind; the kinds of a step sum to its wall time"),
+    ("method", "U16", "", "kernels, brackets or host"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this"),
+    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
+    ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
+)
+STRAGGLER_CAUSES = _schema(
+    "straggler_causes",
+    "Whom each step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
+    ("rank", "i8", "", "global rank that waited"),
+    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    ("cause_rank", "i8", "", "rank that was waited for, -1 if unknown"),
+    ("stall_ns", "i8", "ns", "straggler time that waited for it"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this; of -1 with what other kinds have and may be a wait"),
+)
+STALLS_COUNTED = _schema(
+    "stalls_counted",
+    "Sums of stalls over the counted steps of a rank, apart by kind of step, method and the rank waited for",
+    ("rank", "i8", "", "global rank"),
+    ("step_kind", "U16", "", "steps.kind"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("stall_ns", "i8", "ns", "time of this kind"),
+    ("method", "U16", "", "kernels, brackets or host"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this"),
+    ("cause_rank", "i8", "", "straggler: the rank that this part waited for, -1 otherwise or if unknown"),
+    ("steps_count", "i8", "", "counted steps of the rank and kind of step"),
+)
+STALL_TOTALS = _schema(
+    "stall_totals",
+    "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
+    ("rank", "i8", "", "global rank, -1 for all"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    ("stall_ns", "i8", "ns", "time of this kind in all counted steps"),
+    ("share_ratio", "f8", "", "of the wall time of these steps"),
+    ("method", "U16", "", "kernels, brackets or host; mixed if not the same in all steps"),
+    ("low_ns", "i8", "ns", "not less than this"),
+    ("high_ns", "i8", "ns", "not more than this"),
+    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
+    ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
+    ("steps_count", "i8", "", "steps summed"),
+)
+STALL_TOTALS_BY_STEP_KIND = Schema(
+    "stall_totals_by_step_kind",
+    (STALL_TOTALS.columns[0], Column("step_kind", "U16", "", "steps.kind"), *STALL_TOTALS.columns[1:]),
+    "Sums of stalls over the steps of one kind (train, validation, ...) of a rank; shares are of these steps",
+)
+STALL_INTERVALS = _schema(
+    "stall_intervals",
+    "The attribution as intervals on the time line; those of a rank neither overlap nor leave gaps",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    ("kind", "U16", "", "StallKind in lower case"),
+    *_INTERVAL,
+    ("track_id", "i8", "", "tracks.track_id of the step thread"),
+    ("cause_rank", "i8", "", "straggler: the rank that was late as the interval began, -1 otherwise"),
+)
+
+#: Step number of the time outside steps.
+OUTSIDE_STEPS = -1
+_KINDS = tuple(StallKind)
+_ALWAYS = (StallKind.COMPUTE, StallKind.OTHER)
+
+
+def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "step", warmup: bool = False) -> Table:
+    """Attribute every nanosecond of each step of each rank to one kind.
+
+    Overlapping causes are resolved by the order of ``docs/concepts/stalls.md``; what could not be observed is an
+    interval (``low_ns``, ``high_ns``), never a guess. The kinds of a step sum to its wall time, exactly. A kind that
+    did not occur has no row, except ``compute`` and ``other``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps; uses kernels, brackets or host spans, whichever each rank has.
+    by : {"step", "rank", "step_kind", "run"}
+        ``step``: one row per rank, step and kind, and step -1 for the time outside steps. ``rank``, ``run``: sums over
+        the steps, without the time outside them and the steps that the event budget left out; of all ranks, ``rank`` is
+        -1. These have the columns of ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns,
+        cause_rank, cause_share_ratio, steps_count. ``step_kind``: the sums of ``rank``, training,
+        validation and other kinds of steps apart; column ``step_kind`` behind ``rank``, and shares of the steps of that
+        kind.
+    warmup : bool
+        Whether the sums count the warm-up steps.
+
+    Columns
+    -------
+    rank, step, kind, stall_ns, method, low_ns, high_ns, cause_rank, cause_share_ratio
+
+    ``cause_rank`` is the rank that a ``straggler`` row waited for longest and ``cause_share_ratio`` the part of its
+    ``stall_ns`` that it did; both are -1 in rows of other kinds and where nobody is known to have been late.
+    ``straggler_causes`` has all of them.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps; the message names the collector or probe to turn on.
+    """
+    if by not in ("step", "rank", "step_kind", "run"):
+        raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank, step_kind or run")
+    return _budget(trace)[0] if by == "step" else stall_totals(_counted(TraceIndex(trace), warmup), by)
+
+
+def straggler_causes(trace: Trace) -> Table:
+    """Divide the straggler time of each step of each rank among the ranks that it waited for.
+
+    The rows of a rank and step sum to its ``straggler`` row of :func:`stalls`, exactly: ``stall_ns``, ``low_ns`` and
+    ``high_ns``. What waited for nobody who is known, and what may have been a wait although the budget gives it to
+    another kind, has ``cause_rank`` -1.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    rank, step, cause_rank, stall_ns, low_ns, high_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    return _budget(trace)[1]
+
+
+def bounds_of_groups(
+    trace: Trace, steps: Table, groups: Mapping[str, Sequence[str]]
+) -> dict[int, dict[str, tuple[int, int]]]:
+    """Bounds of sums of kinds over some steps, by rank and name of the sum.
+
+    Tighter than the sums of the kinds' own bounds: a doubt whether an instant was fetch or prep is none about both.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+    steps : Table
+        Rows of ``steps``.
+    groups : mapping of str to sequence of str
+        Name -> stall kinds in lower case.
+
+    Returns
+    -------
+    dict
+        Rank -> name -> not less and not more than so many ns.
+    """
+    members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
+    index = TraceIndex(trace)
+    found: dict[int, dict[str, tuple[int, int]]] = {}
+    for thread, own in ranks_and_steps(index.origin, steps):
+        layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
+        own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
+        matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
+        spent = [
+            (ns, {layer.kind, *layer.doubts})
+            for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
+            if ns
+        ]
+        of_rank = found[thread.rank] = {}
+        for name, kinds in members.items():
+            low = sum(ns for ns, possible in spent if possible <= kinds)
+            high = sum(ns for ns, possible in spent if possible & kinds)
+            of_rank[name] = low, high
+    return found
+
+
+@kept_with_trace
+def _budget(trace: Trace) -> tuple[Table, Table]:
+    """The tables ``stalls`` and ``straggler_causes``: who wants one mostly wants the other too."""
+    index = TraceIndex(trace)
+    whole, late = GrowingTable(STALLS), GrowingTable(STRAGGLER_CAUSES)
+    for thread, own in ranks_and_steps(trace, index.steps):
+        divided = _divided(rank_layers(index, thread), thread, own)
+        for table, columns in ((whole, divided.rows()), (late, divided.late())):
+            table.add(columns, len(columns["rank"]))
+    return whole.table(), late.table()
+
+
+def _apart(index: TraceIndex) -> Table:
+    """Rows of ``stalls`` with a straggler row for each rank that was waited for."""
+    whole = GrowingTable(STALLS)
+    for thread, own in ranks_and_steps(index.origin, index.steps):
+        columns = _divided(rank_layers(index, thread), thread, own).rows_apart()
+        whole.add(columns, len(columns["rank"]))
+    return whole.table()
+
+
+def stall_intervals(trace: Trace) -> Table:
+    """The same attribution as intervals: what each rank did when, for the time line.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    rank, step, kind, begin_ns, end_ns, track_id, cause_rank
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    columns: dict[str, npt.NDArray[Any]] = dict(coded_intervals(trace))
+    columns["kind"] = _names(columns["kind"])
+    return Table(STALL_INTERVALS, columns)
+
+
+def coded_intervals(trace: Trace) -> dict[str, Int64]:
+    """Columns of :func:`stall_intervals`, by rank and begin, the kinds as numbers of :class:`StallKind`.
+
+    A long run has millions, whose texts take more room than all other columns. Raises as that does.
+    """
+    index = TraceIndex(trace)
+    parts: dict[str, list[Int64]] = {name: [np.empty(0, dtype=np.int64)] for name in STALL_INTERVALS.names}
+    for thread, steps in ranks_and_steps(trace, index.steps):
+        made = rank_layers(index, thread)
+        layers = made.layers
+        begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+        kind = np.array([x.kind for x in layers], dtype=np.int64)[layer]
+        begin, end, kind = _merge_equal(begin, end, kind)
+        windows, numbers = _windows(thread, steps)
+        cut = intervals.join(begin, end, windows.begin, windows.end)
+        count = len(cut[0])
+        late = intervals.locate(made.late.begin, made.late.end, cut[0])
+        straggles = (kind[cut[2]] == StallKind.STRAGGLER) & (late >= 0)
+        columns = {
+            "rank": np.full(count, thread.rank),
+            "step": numbers[cut[3]],
+            "kind": kind[cut[2]],
+            "begin_ns": cut[0],
+            "end_ns": cut[1],
+            "track_id": np.full(count, thread.track_id),
+            "cause_rank": np.where(straggles, np.append(made.late.tag, -1)[late], -1),
+        }
+        for name, values in columns.items():
+            parts[name].append(values)
+    return {name: np.concatenate(parts.pop(name)) for name in STALL_INTERVALS.names}  # no row is held twice
+
+
+def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
+    texts = np.empty(max(_KINDS) + 1, dtype="U16")
+    for kind in _KINDS:
+        texts[kind] = kind.name.lower()
+    return texts[kinds]
+
+
+def _merge_equal(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Int64, Int64]:
+    """Join neighbours of one kind (two layers may share it)."""
+    if len(begin) == 0:
+        return begin, end, kind
+    new = np.concatenate([[True], (begin[1:] != end[:-1]) | (kind[1:] != kind[:-1])])
+    first = np.flatnonzero(new)
+    return begin[first], end[np.append(first[1:], len(begin)) - 1], kind[first]
+
+
+def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
+    """Steps and the time around them, sorted and disjoint, with their step numbers."""
+    begin, end = steps["begin_ns"], steps["end_ns"]
+    keep = end > begin
+    begin, end, number = begin[keep], end[keep], steps["step"][keep]
+    outside = TimeSet.of(begin, end).gaps(thread.begin_ns, thread.end_ns)
+    begin, end = np.concatenate([begin, outside.begin]), np.concatenate([end, outside.end])
+    number = np.concatenate([number, np.full(len(outside), OUTSIDE_STEPS)])
+    order = np.argsort(begin, kind="stable")
+    return TimeSet(int64(begin[order]), int64(end[order])), int64(number[order])
+
+
+def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
+    """Rows of ``stalls`` of one rank by given layers."""
+    return Table(STALLS, _divided(made, thread, steps).rows())
+
+
+@dataclass(frozen=True, slots=True)
+class _Divided:
+    """Time of one rank by step and kind.
+
+    Attributes
+    ----------
+    step : int64 array
+        Number of each row of the matrices; :data:`OUTSIDE_STEPS` stands for all time around the steps.
+    point, low, high : int64 arrays
+        Nanoseconds, a row for each step and a column for each number of a kind.
+    method : str array
+        Of each step.
+    causes : dict
+        Columns of straggler time by the rank that was waited for; ``row`` is that of the matrices.
+    """
+
+    rank: int
+    step: Int64
+    point: Int64
+    low: Int64
+    high: Int64
+    method: npt.NDArray[np.str_]
+    causes: dict[str, Int64]
+
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns of ``stalls``."""
+        waited, causes = StallKind.STRAGGLER, self.causes
+        columns, at, kind = self._kinds(self._wanted())
+        main, stall = _heaviest(causes["row"], causes["cause_rank"], causes["stall_ns"], len(self.step))
+        named = (kind == waited) & (main[at] >= 0)
+        columns["cause_rank"][named] = main[at[named]]
+        columns["cause_share_ratio"][named] = stall[at[named]] / self.point[at[named], waited]
+        return columns
+
+    def rows_apart(self) -> dict[str, npt.NDArray[Any]]:
+        """The same with a straggler row for each rank that was waited for."""
+        wanted = self._wanted()
+        wanted[:, StallKind.STRAGGLER] = False
+        columns, _, _ = self._kinds(wanted)
+        late, of = self.late(), self.causes["row"]
+        parts = {
+            **late,
+            "kind": np.full(len(of), StallKind.STRAGGLER.name.lower(), dtype="U16"),
+            "method": self.method[of],
+            "cause_share_ratio": np.where(late["cause_rank"] >= 0, 1.0, -1.0),
+        }
+        return {name: np.concatenate([values, parts[name]]) for name, values in columns.items()}
+
+    def late(self) -> dict[str, Int64]:
+        """Columns of ``straggler_causes``."""
+        of = self.causes["row"]
+        amounts = {name: self.causes[name] for name in ("cause_rank", "stall_ns", "low_ns", "high_ns")}
+        return {"rank": np.full(len(of), self.rank), "step": self.step[of], **amounts}
+
+    def _wanted(self) -> npt.NDArray[np.bool_]:
+        wanted = np.asarray(self.high > 0, dtype=np.bool_)
+        wanted[:, list(_ALWAYS)] = True
+        return wanted
+
+    def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
+        """Columns of the wanted kinds, and of each row that of the matrices and the number of the kind."""
+        at, kind = np.nonzero(wanted)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "rank": np.full(len(at), self.rank),
+            "step": self.step[at],
+            "kind": _names(kind),
+            "stall_ns": self.point[at, kind],
+            "method": self.method[at],
+            "low_ns": self.low[at, kind],
+            "high_ns": self.high[at, kind],
+            "cause_rank": np.full(len(at), -1),
+            "cause_share_ratio": np.full(len(at), -1.0),
+        }
+        return columns, at, kind
+
+
+def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
+    windows, numbers = _windows(thread, steps)
+    matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
+    values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row
+    point, low, high = (np.zeros((len(values), max(_KINDS) + 1), dtype=np.int64) for _ in range(3))
+    rest = Layer(StallKind.OTHER, TimeSet.empty())
+    spent = np.zeros((len(values), matrix.shape[1]), dtype=np.int64)
+    np.add.at(spent, row, matrix)
+    for column, layer in enumerate([*made.layers, rest]):
+        point[:, layer.kind] += spent[:, column]
+        high[:, layer.kind] += spent[:, column]
+        if not layer.doubts:
+            low[:, layer.kind] += spent[:, column]
+        for doubt in layer.doubts:
+            high[:, doubt] += spent[:, column]
+    first = np.full(len(values), thread.begin_ns, dtype=np.int64)
+    first[row[::-1]] = windows.begin[::-1]
+    method = made.method_at(first)
+    waited = StallKind.STRAGGLER
+    causes = _causes(made, windows, int64(row), point[:, waited], low[:, waited], high[:, waited])
+    return _Divided(thread.rank, values, point, low, high, method, causes)
+
+
+def _causes(
+    made: RankLayers, windows: TimeSet, row: Int64, stall_ns: Int64, low_ns: Int64, high_ns: Int64
+) -> dict[str, Int64]:
+    """Straggler time of each row by the rank that it waited for; with -1, what waits for nobody known, all sums agree.
+
+    What may be a wait although another kind has it belongs to nobody: it can only be in the bound of -1.
+    """
+    parts: list[tuple[Int64, Int64, Int64, bool]] = [(int64([]), int64([]), int64([]), True)]
+    last = max((n for n, layer in enumerate(made.layers) if layer.kind == StallKind.STRAGGLER), default=-1)
+    taken = TimeSet.empty()
+    for layer in made.layers[: last + 1]:
+        if layer.kind == StallKind.STRAGGLER:
+            exposed = layer.time - taken
+            begin, end, who = exposed.pieces(made.late.begin, made.late.end)
+            cut = intervals.join(begin, end, windows.begin, windows.end)
+            parts.append((row[cut[3]], made.late.tag[who[cut[2]]], cut[1] - cut[0], not layer.doubts))
+        taken = taken | layer.time
+    at, cause, length = (int64(np.concatenate([part[n] for part in parts])) for n in range(3))
+    sure = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
+    known = cause >= 0
+    at, cause, length, sure = at[known], cause[known], length[known], sure[known]
+    width = int(cause.max(initial=0)) + 1
+    key, inverse = np.unique(at * width + cause, return_inverse=True)
+    stall = _summed(inverse, length, len(key))
+    least = _summed(inverse, np.where(sure, length, 0), len(key))
+    of = key // width
+    left = stall_ns - _summed(of, stall, len(stall_ns))
+    left_low = low_ns - _summed(of, least, len(stall_ns))
+    left_high = high_ns - _summed(of, stall, len(stall_ns))
+    nobody = np.flatnonzero(left_high > 0)
+    found = {
+        "row": np.concatenate([of, nobody]),
+        "cause_rank": np.concatenate([key % width, np.full(len(nobody), -1)]),
+        "stall_ns": np.concatenate([stall, left[nobody]]),
+        "low_ns": np.concatenate([least, left_low[nobody]]),
+        "high_ns": np.concatenate([stall, left_high[nobody]]),
+    }
+    order = np.lexsort((found["cause_rank"], found["row"]))
+    return {name: int64(values[order]) for name, values in found.items()}
+
+
+def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
+    """Sums of :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
+
+    Columns
+    -------
+    rank, step_kind, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
+    """
+    return _counted(TraceIndex(trace), warmup)
+
+
+def stall_totals(counted: Table, by: str) -> Table:
+    """``stalls`` by rank, step kind or run from what ``stalls_counted`` gives of all ranks."""
+    apart = by == "step_kind"
+    step_kinds, step_kind = np.unique(counted["step_kind"], return_inverse=True)
+    width = max(len(step_kinds), 1)
+    steps_of, at = np.unique(counted["rank"] * width + step_kind, return_index=True)
+    steps_count = counted["steps_count"][at]
+    rank = np.full(len(counted), -1, dtype=np.int64) if by == "run" else counted["rank"]
+    whose = rank * width + (step_kind if apart else 0)
+    key, inverse = np.unique(whose * 64 + _codes(counted["kind"]), return_inverse=True)
+    sums = {n: _summed(inverse, counted[n], len(key)) for n in ("stall_ns", "low_ns", "high_ns")}
+    owners, position = np.unique(key // 64, return_inverse=True)
+    wall = _summed(position, sums["stall_ns"], len(owners))[position]
+    owner_of = np.full(len(steps_of), -1) if by == "run" else steps_of // width
+    counts = _summed(
+        np.searchsorted(owners, owner_of * width + (steps_of % width if apart else 0)), steps_count, len(owners)
+    )
+    cause, of_cause = _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key))
+    columns = {
+        "rank": key // 64 // width,
+        "kind": _names(key % 64),
+        "stall_ns": sums["stall_ns"],
+        "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
+        "method": _methods(inverse, counted["method"], len(key)),
+        "low_ns": sums["low_ns"],
+        "high_ns": sums["high_ns"],
+        "cause_rank": cause,
+        "cause_share_ratio": np.where(cause >= 0, of_cause / np.maximum(sums["stall_ns"], 1), -1.0),
+        "steps_count": counts[position],
+    }
+    if not apart:
+        return Table(STALL_TOTALS, columns)
+    return Table(STALL_TOTALS_BY_STEP_KIND, {**columns, "step_kind": step_kinds[key // 64 % width]})
+
+
+def _counted(index: TraceIndex, warmup: bool) -> Table:
+    table, kept = _apart(index), counted_steps(index.steps, warmup=warmup)
+    order = np.argsort(_step_keys(kept))
+    keys, kind_names = _step_keys(kept)[order], kept["kind"][order]
+    step_kinds, kind_of_step = np.unique(kind_names, return_inverse=True)
+    place = np.minimum(np.searchsorted(keys, _step_keys(table)), max(len(keys) - 1, 0))
+    counted = keys[place] == _step_keys(table) if len(keys) else np.zeros(len(table), dtype=bool)
+    table, place = table.take(counted), place[counted]
+    method = int64(np.select([table["method"] == name for name in METHODS], range(len(METHODS))))
+    step_kind = int64(kind_of_step[place])
+    columns = [table["rank"], step_kind, _codes(table["kind"]), method, table["cause_rank"]]
+    order = np.lexsort(columns[::-1])
+    changes = [column[order][1:] != column[order][:-1] for column in columns]
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), dtype=bool), np.logical_or.reduce(changes)]))
+    groups = np.stack([column[order][first] for column in columns], axis=1)
+    row = np.empty(len(order), dtype=np.int64)
+    row[order] = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
+    width = max(len(step_kinds), 1)
+    by_owner = RowsBy(int64((keys >> 32) * width + kind_of_step))
+    steps_count = [len(by_owner.rows(rank * width + kind)) for rank, kind in groups[:, :2].tolist()]
+    return Table(
+        STALLS_COUNTED,
+        {
+            "rank": groups[:, 0],
+            "step_kind": step_kinds[groups[:, 1]] if len(groups) else np.empty(0, dtype="U16"),
+            "kind": _names(groups[:, 2]),
+            "method": np.array(list(METHODS))[groups[:, 3]],
+            "cause_rank": groups[:, 4],
+            "steps_count": int64(steps_count),
+            **{n: _summed(row, table[n], len(groups)) for n in ("stall_ns", "low_ns", "high_ns")},
+        },
+    )
+
+
+def _step_keys(table: Table) -> Int64:
+    """A number for each pair of rank and step."""
+    return int64((table["rank"] << 32) + table["step"] + 1)
+
+
+def _codes(kinds: npt.NDArray[np.str_]) -> Int64:
+    # Comparing with each of few names is several times faster than sorting texts.
+    return int64(np.select([kinds == kind.name.lower() for kind in _KINDS], [int(kind) for kind in _KINDS]))
+
+
+def _summed(row: Int64, values: Int64, count: int) -> Int64:
+    out = np.zeros(count, dtype=np.int64)
+    np.add.at(out, row, values)
+    return out
+
+
+def _methods(row: Int64, method: npt.NDArray[np.str_], count: int) -> npt.NDArray[np.str_]:
+    """Method of each sum; ``mixed`` where its parts have several."""
+    out = np.full(count, "", dtype="U16")
+    for name in np.unique(method).tolist():
+        has = np.bincount(row[method == name], minlength=count) > 0
+        out[has] = np.where(out[has] == "", name, "mixed")
+    return out
+
+
+def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> tuple[Int64, Int64]:
+    """Cause with the most weight of each row, of equals the lowest, and that weight; -1 and 0 if there is none."""
+    out, most = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    known = cause >= 0
+    if not known.any():
+        return out, most
+    width = int(cause.max()) + 1
+    key, inverse = np.unique(row[known] * width + cause[known], return_inverse=True)
+    total = np.zeros(len(key), dtype=np.int64)
+    np.add.at(total, inverse, weight[known])
+    order = np.lexsort((-key, total))  # the heaviest comes last
+    out[key[order] // width] = key[order] % width
+    most[key[order] // width] = total[order]
+    return out, most
+
+
+# Which method divides which time of a rank, and the layers it makes. The door between the budget and its methods.
+#
+#     outside the steps   |  step 0  step 1  | step 2  step 3 |  step 4 ...       a rank with a device
+#     host                |  brackets        | kernels        |  brackets         deep mode on for steps 2 and 3
+#
+# A rank without timed step marks, and any rank outside its steps, is attributed by its host.
+
+#: Method of a stretch of a rank's time -> the rank's layers by it, in order of priority.
+METHODS: dict[str, Callable[[TraceIndex, StepThread], RankLayers]] = {
+    "host": host_layers,
+    "brackets": bracket_layers,
+    "kernels": kernel_layers,
+}
+#: The first and the last step of a recorded window count if they hold this share of the kernels of the one between.
+_WHOLE_STEP_RATIO = 0.9
+
+
+def by_method(index: TraceIndex, thread: StepThread, method: str) -> RankLayers:
+    """Layers of a rank's whole life by one method, made once per trace."""
+    known: dict[tuple[str, StepThread], RankLayers] = index.of_threads
+    key = (method, thread)
+    if key not in known:
+        known[key] = METHODS[method](index, thread)
+    return known[key]
+
+
+@kept_per_thread
+def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
+    """Steps that kernels, and that brackets attribute; a step can be in both. Empty for a rank without a device."""
+    if thread.rank not in index.ranks_on_device:
+        return {}
+    own = index.steps_of(thread.rank)
+    own = own.take(own["clock_code"] != 0)
+    windows = {}
+    if (own["clock_code"] == DeviceClock.EVENT).any():
+        windows["brackets"] = TimeSet.of(own["begin_ns"], own["end_ns"])
+    kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
+    rows = rows[kernels["work_code"][rows] != DeviceWork.SYNCHRONIZATION]
+    if len(rows):
+        begins = np.sort(kernels["begin_ns"][rows])
+        counts = np.searchsorted(begins, own["end_ns"]) - np.searchsorted(begins, own["begin_ns"])
+        with_kernels = np.flatnonzero(counts)
+        if len(with_kernels):
+            typical = float(np.median(counts[with_kernels]))
+            # Without brackets beside them, kernels are all there is: an imported recording has no edges to doubt.
+            least = _WHOLE_STEP_RATIO * typical if "brackets" in windows else 1
+            whole = with_kernels[counts[with_kernels] >= least]
+            windows["kernels"] = TimeSet.of(own["begin_ns"][whole], own["end_ns"][whole])
+    return windows
+
+
+def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """Layers of a rank by its methods, made once per trace."""
+    if not device_windows(index, thread):
+        return by_method(index, thread, "host")
+    return _combined(index, thread)
+
+
+@kept_per_thread
+def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """Each method's layers inside its own windows; these are disjoint, so the order between them does not matter."""
+    windows = device_windows(index, thread)
+    left = TimeSet.of([thread.begin_ns], [thread.end_ns])
+    layers: list[Layer] = []
+    late: list[Tagged] = []
+    segments: list[tuple[str, TimeSet]] = []
+    beside: dict[str, TimeSet] = {}
+    for method in ("kernels", "brackets", "host"):
+        time = left & windows.get(method, TimeSet.empty()) if method != "host" else left
+        left = left - time
+        if not len(time):
+            continue
+        made = by_method(index, thread, method)
+        layers += [Layer(x.kind, x.time & time, x.doubts) for x in made.layers]
+        late.append(only_within(made.late, time))
+        segments.append((method, time))
+        for name, found in made.beside.items():
+            beside[name] = beside.get(name, TimeSet.empty()) | (found & time)
+    begin, end, tag = (int64(np.concatenate(c)) for c in zip(*((x.begin, x.end, x.tag) for x in late), strict=True))
+    order = np.argsort(begin, kind="stable")
+    return RankLayers("host", layers, Tagged(begin[order], end[order], tag[order]), tuple(segments), beside)

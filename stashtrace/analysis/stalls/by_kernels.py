@@ -1,0 +1,113 @@
+"""Layers of a rank of which everything that ran on its device is known (method ``kernels``): deep mode, or imported.
+
+    any stream   ##compute##      ###            ####      first what computes
+    NCCL             =====collective=====                  what is left of it: straggler, network, interconnect
+    copies                     ~~~~~~                      what is left of them: h2d
+    nothing                            ...       ...       idle: why the host gave the device nothing to do
+
+For the steps whose kernels were recorded.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
+from stashtrace.analysis.stalls.collectives import blocked_on_collectives, collective_layers
+from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
+from stashtrace.analysis.stalls.device_links import link_layers, queued_time
+from stashtrace.analysis.stalls.index import Layer, RankLayers, TraceIndex
+from stashtrace.analysis.stalls.on_host import standing_of
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import BLOCKING_CALLS, CollectiveSource, CopyDirection, DeviceWork, StallKind
+from stashtrace.schema.trace import HOST_NOT_RECORDED
+
+#: What an idle device of an unseen host may have stood for.
+_UNSEEN = (StallKind.STRAGGLER,)
+
+
+def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """What ran, by the order of the kinds, then why nothing ran."""
+    kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
+    begin, end = kernels["begin_ns"][rows], kernels["end_ns"][rows]
+    work, direction = kernels["work_code"][rows], kernels["copy_code"][rows]
+    is_copy = work == DeviceWork.COPY
+    inside = is_copy & (direction == CopyDirection.DEVICE_TO_DEVICE)
+    peer = is_copy & (direction == CopyDirection.PEER)
+
+    def when(chosen: npt.NDArray[np.bool_]) -> TimeSet:
+        return TimeSet.of(begin[chosen], end[chosen])
+
+    computing = when(np.isin(work, (DeviceWork.KERNEL, DeviceWork.MEMSET)) | inside)
+    opaque = when(work == DeviceWork.GRAPH) - computing
+    talks = work == DeviceWork.COMMUNICATION
+    streams = kernels["track_id"][rows]
+    # Only what nothing else hides: the streams' own order decides whom a piece waited for.
+    exposed = {int(s): when(talks & (streams == s)) - computing - opaque for s in np.unique(streams[talks])}
+    divided = link_layers(index, thread, _once(exposed), running=True)
+    layers = [Layer(StallKind.COMPUTE, computing), Layer(StallKind.COMPUTE, opaque, (StallKind.OTHER,))]
+    layers += divided.layers
+    layers.append(Layer(StallKind.INTERCONNECT, when(peer)))
+    layers.append(Layer(StallKind.H2D, when(is_copy & ~inside & ~peer)))
+    working = TimeSet.united(*(x.time for x in layers))
+
+    layers += _host_collectives(index, thread)
+    layers += batch_layers(index, thread, batch_waits(index, thread))
+    stood = standing_of(index, thread)
+    layers.append(Layer(StallKind.FETCH, stood.reading))
+    layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
+    idle = working.gaps(thread.begin_ns, thread.end_ns)
+    layers.append(Layer(StallKind.SYNC, _after_blocking(index, thread, idle)))
+    layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+    layers.append(Layer(StallKind.LAUNCH, idle) if _saw_host(index, thread) else Layer(StallKind.OTHER, idle, _UNSEEN))
+    queued = queued_time(index, DeviceView(index, thread))
+    beside = {"graph_opaque": opaque, "queued": queued, "estimated": divided.estimated}
+    return RankLayers("kernels", layers, divided.late, beside=beside)
+
+
+def _saw_host(index: TraceIndex, thread: StepThread) -> bool:
+    """Whether the recording tells of the host at all: else an idle device has no known cause."""
+    facts = index.trace.metadata
+    told = facts["key_code"] == index.trace.strings.find(HOST_NOT_RECORDED)
+    return not (told & (facts["process_id"] == thread.process_id)).any()
+
+
+def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
+    """Each instant under one stream: of two that communicate at once the first decides."""
+    taken, out = TimeSet.empty(), {}
+    for stream, time in exposed.items():
+        out[stream] = time - taken
+        taken = taken | time
+    return out or {ANY_STREAM: TimeSet.empty()}
+
+
+def _after_blocking(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
+    """Idle stretches whose begin lies inside a blocking call: it drained the device."""
+    calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
+    rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
+    blocking = TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows] + 1)
+    ran_dry = blocking.within(idle.begin, idle.begin + 1) > 0
+    return TimeSet(idle.begin[ran_dry], idle.end[ran_dry])
+
+
+def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:
+    """Operations that never went to a device (gloo beside NCCL): the step thread blocked on them leaves it idle."""
+    table, given = index.trace.collectives, index.on_devices.given
+    backends = index.trace.groups
+    nccl = backends["group_hash"][backends["backend_code"] == index.trace.strings.find("nccl")]
+    on_host = ~given & (table["source_code"] == CollectiveSource.HOST) & ~np.isin(table["group_hash"], nccl)
+    if not (on_host & (table["process_id"] == thread.process_id)).any():
+        return []
+    keys: Int64 = table["collective_key"][on_host]
+    waits = index.trace.collective_waits
+    narrow = TraceIndex(
+        index.trace.replace(
+            collectives=table.take(on_host), collective_waits=waits.take(np.isin(waits["collective_key"], keys))
+        )
+    )
+    loads = batch_waits(narrow, thread)
+    layers, *_ = collective_layers(narrow, blocked_on_collectives(narrow, thread, loads.time))
+    return layers

@@ -1,0 +1,304 @@
+"""When the step thread of a host-driven rank is blocked on a collective, on which one, and why it is not done yet.
+
+    call          last rank calls            end
+     |--- straggler ---|------- link ---------|        the blocking collective: the oldest that has not ended
+           ##################                          the thread's own wait: only this part is a stall
+
+The blocked time is the union of what ``Work.wait`` recorded, of blocking calls of the thread while a collective of the
+rank is in flight (DDP waits inside C++), outside of batch waits, and of the launching calls themselves: on busy cores
+the backend's threads take the caller's place before it gets to wait. A collective that a device timed is in flight from
+its entry there on, and blocks who waits for the device.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
+
+#: Blocking calls by which a backend waits. A mutex, a sleep, a join or a semaphore (a lock of Python) is not one.
+BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Pieces of the step thread's time blocked on a collective, sorted and disjoint.
+
+    Attributes
+    ----------
+    row
+        Row of ``trace.collectives`` that is not done yet, -1 if none is known to be in flight.
+    waited_row
+        Row that the thread asked for; differs from ``row`` if that one is queued behind it; -1 if unknown.
+    link
+        Link of the group.
+    launching
+        In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
+    presumed
+        No wait was recorded, but nothing after the call either: the thread hangs in it.
+    on_device
+        It is the device that has this collective in flight, and may compute beside it.
+    """
+
+    begin: Int64
+    end: Int64
+    row: Int64
+    waited_row: Int64
+    link: Int64
+    launching: npt.NDArray[np.bool_]
+    presumed: npt.NDArray[np.bool_]
+    on_device: npt.NDArray[np.bool_]
+
+    @property
+    def time(self) -> TimeSet:
+        """The pieces as a set."""
+        return TimeSet.of(self.begin, self.end)
+
+
+def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
+    """Rows, by begin, without those that start inside an earlier one (waits inside waits of the same thread).
+
+    Of equal intervals the one with the smallest ``ties`` stays, so that the order of rows does not matter.
+    """
+    order = np.lexsort((*reversed(ties), -end, begin))
+    order = order[end[order] > begin[order]]
+    if len(order) == 0:
+        return int64([])
+    latest = np.maximum.accumulate(end[order])
+    return int64(order[np.concatenate([[True], begin[order][1:] >= latest[:-1]])])
+
+
+def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
+    """For each instant with something in flight the oldest of it: begin, end and row; rows in order of their call."""
+    if len(call) == 0:
+        return int64([]), int64([]), int64([])
+    order = np.lexsort((end, call))
+    latest = np.maximum.accumulate(end[order])
+    begin = np.maximum(call[order], np.concatenate([[-NEVER], latest[:-1]]))
+    keep = end[order] > begin
+    return begin[keep], end[order][keep], int64(order[keep])
+
+
+def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
+    """Rows of a rank's collectives with call and end; what never ended lasts as long as the rank.
+
+    An end that nobody saw, of an operation that all had entered, must not block the queue for ever: it counts as ended
+    when the last one entered.
+    """
+    table, matched = index.trace.collectives, index.in_flight
+    rows = index.collectives.rows(thread.process_id)
+    call, end = index.entered_ns[rows], matched.end_ns[rows]
+    floor = np.maximum(matched.last_enter_ns[rows], np.maximum(table["return_ns"][rows], call))
+    end = np.where((end == NEVER) & (matched.last_enter_ns[rows] < NEVER), floor, end)
+    return rows, call, np.minimum(end, max(thread.end_ns, int(call.max()) if len(call) else 0))
+
+
+def device_waits(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """The step thread inside calls that return when the device has done something."""
+    calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
+    rows = rows[(calls["track_id"][rows] == thread.track_id) & np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)]
+    return TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows])
+
+
+def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
+    """Pieces of the step thread's time that it spends blocked on collectives."""
+    table, matched = index.trace.collectives, index.in_flight
+    rows, call, end = own_collectives(index, thread)
+    hanging = matched.last_enter_ns[rows] == NEVER
+    timed = index.timed_on_device[rows]
+
+    waits, parts = index.trace.collective_waits, []
+    wait_rows = index.collective_waits.rows(thread.track_id)
+    columns = ("begin_ns", "end_ns", "collective_key")
+    wait_rows = wait_rows[disjoint_rows(*(waits[c][wait_rows] for c in columns))]
+    wait_begin, wait_end = waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows]
+    waited = _rows_of_keys(table["collective_key"][rows], waits["collective_key"][wait_rows])
+    group = table["group_hash"][rows]
+    heads = in_flight_heads(call, end)
+    for chosen, queue in _queues(group, waited, call, end, heads):
+        made = _pieces(wait_begin[chosen], wait_end[chosen], waited[chosen], queue)
+        # Before the device entered what is waited for, it did something else.
+        early = (made[2] < 0) & (made[3] >= 0) & np.append(timed, False)[made[3]]
+        parts.append(tuple(c[~early] for c in made))
+    explicit = TimeSet.of(wait_begin, wait_end)
+
+    thread_waits = index.trace.waits
+    own = index.waits.rows(thread.track_id)
+    own = own[np.isin(thread_waits["wait_code"][own], BACKEND_WAITS)]
+    on_device = device_waits(index, thread) - batch_waits - explicit
+    silent = TimeSet.of(thread_waits["begin_ns"][own], thread_waits["end_ns"][own]) - batch_waits - explicit - on_device
+    calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
+    of_host, of_device = (_heads_of(np.flatnonzero(chosen), call, end) for chosen in (~timed, timed))
+    for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
+        found = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
+        parts.append(tuple(c[found[2] >= 0] for c in found))
+    launches, device = (
+        np.concatenate([np.full(len(p[0]), i == len(parts) - back) for i, p in enumerate(parts)]) for back in (1, 2)
+    )
+
+    hang = _hang(index, thread, rows[hanging], call[hanging])
+    begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
+    order = np.argsort(begin, kind="stable")
+    begin, stop, row, asked, launches = begin[order], stop[order], row[order], asked[order], launches[order]
+    device = device[order]
+    presumed = np.zeros(len(begin), dtype=bool)
+    if hang is not None and hang[1] > hang[0]:
+        left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits
+        begin, stop = np.concatenate([begin, left.begin]), np.concatenate([stop, left.end])
+        row = np.concatenate([row, np.full(len(left), np.flatnonzero(rows == hang[2])[0])])
+        asked = np.concatenate([asked, np.full(len(left), -1)])
+        launches = np.concatenate([launches, np.zeros(len(left), dtype=bool)])
+        device = np.concatenate([device, np.zeros(len(left), dtype=bool)])
+        presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
+        order = np.argsort(begin, kind="stable")
+        begin, stop, row, asked = begin[order], stop[order], row[order], asked[order]
+        launches, presumed, device = launches[order], presumed[order], device[order]
+    default = int(matched.link[rows[0]]) if len(rows) else INSIDE
+    speaks = np.where(row >= 0, row, asked)
+    links = np.append(matched.link[rows], default)[speaks]
+    every = np.append(rows, -1)
+    device |= np.append(timed, False)[row]
+    return Blocked(begin, stop, every[row], every[asked], links, launches, presumed, device)
+
+
+def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
+    """The step thread inside calls that start a collective."""
+    table = index.trace.collectives
+    own = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
+    return TimeSet.of(table["call_ns"][own], table["return_ns"][own])
+
+
+def _rows_of_keys(keys: Int64, wanted: Int64) -> Int64:
+    """Position of each wanted key among the keys, -1 if it is not there."""
+    if len(keys) == 0:
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where((wanted >= 0) & (keys[at] == wanted), at, -1)
+
+
+Queue = tuple[Int64, Int64, Int64]
+
+
+def _heads_of(members: Int64, call: Int64, end: Int64) -> Queue:
+    """Queue of some of the rank's collectives."""
+    begin, stop, row = in_flight_heads(call[members], end[members])
+    return begin, stop, members[row]
+
+
+def _queues(
+    group: npt.NDArray[np.uint64], waited: Int64, call: Int64, end: Int64, heads: Queue
+) -> list[tuple[npt.NDArray[np.bool_], Queue]]:
+    """Waits by the queue they stand in: that of the group waited for, or of all groups if it is unknown."""
+    queues: list[tuple[npt.NDArray[np.bool_], Queue]] = [(waited < 0, heads)]
+    wanted = group[waited[waited >= 0]]
+    waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
+    for value in np.unique(wanted):
+        queue = _heads_of(np.flatnonzero(group == value), call, end)
+        queues.append(((waited >= 0) & (waited_group == value), queue))
+    return queues
+
+
+def _pieces(begin: Int64, end: Int64, waited: Int64, queue: Queue) -> tuple[Int64, ...]:
+    """Waits cut by the queue's heads; what no head covers has row -1."""
+    waits = TimeSet(int64(begin), int64(end))
+    head = TimeSet(queue[0], queue[1])
+    cut = waits.pieces(queue[0], queue[1])
+    bare = waits - head
+    piece_begin = np.concatenate([cut[0], bare.begin])
+    asked = waited[np.searchsorted(waits.begin, piece_begin, side="right") - 1] if len(waits) else int64([])
+    row = np.concatenate([queue[2][cut[2]], np.full(len(bare), -1)])
+    return piece_begin, np.concatenate([cut[1], bare.end]), row, asked
+
+
+def _hang(index: TraceIndex, thread: StepThread, rows: Int64, call: Int64) -> tuple[int, int, int] | None:
+    """The thread never came back from an operation that somebody never entered: begin, end, row."""
+    if len(rows) == 0:
+        return None
+    first = int(call.argmin())
+    row, begin = int(rows[first]), max(int(call[first]), int(index.trace.collectives["return_ns"][rows[first]]))
+    phases = index.phases.rows(thread.track_id)
+    later = (index.trace.phases["end_ns"][phases] > begin).any()
+    later |= (index.trace.collectives["call_ns"][index.collectives.rows(thread.process_id)] > begin).any()
+    return None if later else (begin, thread.end_ns, row)
+
+
+def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], Tagged, TimeSet]:
+    """Layers straggler, network and interconnect of blocked pieces, whom the straggler time waited for, and which link
+    time an estimate divides.
+    """
+    matched = index.in_flight
+    rows = np.maximum(blocked.row, 0)
+    known = blocked.row >= 0
+    if len(matched.end_ns):
+        last_enter = np.where(known, matched.last_enter_ns[rows], -NEVER)
+        cause = np.where(known, matched.last_rank[rows], -1)
+        partial = known & matched.partial[rows]
+    else:
+        last_enter, cause = np.full(len(rows), -NEVER), np.full(len(rows), -1, dtype=np.int64)
+        partial = np.zeros(len(rows), dtype=bool)
+    late_end = np.clip(last_enter, blocked.begin, blocked.end)
+    is_late = late_end > blocked.begin
+    layers: list[Layer] = []
+    working = blocked.launching | blocked.on_device
+    plain = ~blocked.presumed & ~working
+    for group, doubts in (
+        (plain, ()), (working, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,)),
+    ):  # fmt: skip
+        chosen = is_late & group
+        layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
+    estimated = [TimeSet.empty()]
+    for unsure in (False, True):
+        for at_work in (False, True):
+            of = (partial == unsure) & (working == at_work)
+            doubt = (StallKind.STRAGGLER,) * unsure + (StallKind.COMPUTE,) * at_work
+            pieces = late_end[of], blocked.end[of], blocked.row[of], blocked.link[of]
+            made, guessed = transfer_layers(index, *pieces, doubt)
+            layers += made
+            estimated.append(guessed)
+    late = Tagged(blocked.begin[is_late], late_end[is_late], cause[is_late])
+    return layers, late, TimeSet.united(*estimated)
+
+
+# Transfers of collectives as layers: network, interconnect, or cut in two where a group spans hosts and shares some.
+#
+
+
+def transfer_layers(
+    index: TraceIndex, begin: Int64, end: Int64, row: Int64, link: Int64, doubt: tuple[StallKind, ...] = ()
+) -> tuple[list[Layer], TimeSet]:
+    """Pieces of transfers of some collectives (``row`` may be -1) by the link, and those that an estimate divides.
+
+    Of a group over hosts of which some members share one: network up to its cut, then interconnect; around an estimated
+    cut each is the doubt of the other.
+    """
+    network, inside = StallKind.NETWORK, StallKind.INTERCONNECT
+    across, within, mixed = link == ACROSS, link == INSIDE, link == MIXED
+    layers = [
+        Layer(network, TimeSet.of(begin[across], end[across]), doubt),
+        Layer(inside, TimeSet.of(begin[within], end[within]), doubt),
+    ]
+    if not mixed.any():
+        return layers, TimeSet.empty()
+    cuts, known = index.network_cuts, mixed & (row >= 0)
+    low, point, high, guess = (c[row[known]] for c in (cuts.low_ns, cuts.point_ns, cuts.high_ns, cuts.estimated))
+    low, point, high = (np.where(point >= 0, np.clip(x, begin[known], end[known]), y)
+                        for x, y in ((low, begin[known]), (point, end[known]), (high, end[known])))  # fmt: skip
+    bare = mixed & ~known
+    layers += [
+        Layer(network, TimeSet.of(begin[known], low), doubt),
+        Layer(network, TimeSet.of(low, point), (inside, *doubt)),
+        Layer(inside, TimeSet.of(point, high), (network, *doubt)),
+        Layer(inside, TimeSet.of(high, end[known]), doubt),
+        Layer(network, TimeSet.of(begin[bare], end[bare]), (inside, *doubt)),
+    ]
+    guess &= cuts.point_ns[row[known]] >= 0
+    return layers, TimeSet.of(begin[known][guess], end[known][guess])

@@ -1,0 +1,244 @@
+"""What the compute streams of a rank were seen to wait for, by pairs of timing events around it.
+
+    host     enter |....... next() .......| return
+    stream   ### T_before ............... T_after ###      exposed = min(T_after, return) - max(T_before, enter)
+
+    stream   ### T_before ........ T_after                 exposed = [T_before, min(T_after, end of the awaited work))
+    awaited  ================ end
+
+Exposed time of one stream is a stall of the rank only where every compute stream waits. The rules, and why each is one,
+are in ``docs/concepts/stalls.md``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceClock, StreamFlag
+from stashtrace.schema.table import Table
+
+BATCH, COPY, PEER, LINK, GRAPH, HOST = 1, 2, 3, 4, 5, 6
+#: Stream of a wait of which nobody knows what it stood for.
+ANY_STREAM = -1
+#: Never on a device as a pair of events, or not worth one.
+_USELESS = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
+_NO_DIRECTION = (0, int(CopyDirection.UNKNOWN))
+_MARKED = (Bracket.BATCH_WAIT, Bracket.STEP, Bracket.MARK)
+#: An event that the device reaches this soon after it was recorded found an empty stream: a launch takes some
+#: microseconds, and the clocks err by less.
+STARVED_NS = 20_000
+
+
+@dataclass(slots=True)
+class Exposed:
+    """Exposed time of one compute stream by what was waited for, in lists of begins and ends.
+
+    ``links`` are by the stream of the awaited collective, wait by wait. ``unsure`` holds pieces of which it is not
+    known whether the stream waited in them or the host was still on its way.
+    """
+
+    pieces: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
+    links: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
+    unsure: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
+
+    def add(self, what: int, begin: Int64, end: Int64, chosen: npt.NDArray[np.bool_]) -> None:
+        """Take the chosen intervals for one cause."""
+        self.pieces.setdefault(what, []).append((begin[chosen], end[chosen]))
+
+    def of(self, what: int) -> TimeSet:
+        """Exposed for one cause."""
+        return joined(self.pieces.get(what, []))
+
+    def link(self, stream: int) -> TimeSet:
+        """Exposed for collectives of one stream."""
+        return joined(self.links.get(stream, []))
+
+    @property
+    def waiting(self) -> TimeSet:
+        """Exposed for any cause: this stream had nothing to run."""
+        parts = [p for what, found in self.pieces.items() if what != GRAPH for p in found]
+        return joined(parts + [p for found in self.links.values() for p in found])
+
+
+def joined(parts: list[tuple[Int64, Int64]]) -> TimeSet:
+    """Union of pieces."""
+    if not parts:
+        return TimeSet.empty()
+    return TimeSet.of(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+
+
+class DeviceView:
+    """Brackets of one rank and what follows from them.
+
+    Attributes
+    ----------
+    process_id : int
+        Of the rank.
+    compute : list of int
+        Tracks of the streams that carry compute.
+    exposed : dict of int to Exposed
+        By compute stream.
+    life : dict of int to (int, int)
+        First and last event of each compute stream.
+    loaded : TimeSet
+        The device surely had work: an event stood in a compute stream behind something unfinished.
+    error_ns : int
+        Of the event clock.
+    """
+
+    def __init__(self, index: TraceIndex, thread: StepThread) -> None:
+        trace = index.trace
+        rows = index.brackets.rows(thread.process_id)
+        brackets = trace.device_brackets.take(rows).sort_by("call_ns", "return_ns", "bracket_id")
+        self._index, self.process_id = index, thread.process_id
+        self._all = brackets
+        usable = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
+        self.timed = brackets.take(usable & ((brackets["bracket_flags"] & _USELESS) == 0))
+        self.compute = self._compute_streams()
+        self.error_ns = self._error()
+        by_stream = RowsBy(self.timed["track_id"])
+        own = {stream: self.timed.take(by_stream.rows(stream)) for stream in self.compute}
+        own = {stream: table for stream, table in own.items() if len(table)}
+        self.compute = list(own)
+        self.exposed = {stream: self._exposed(stream, table) for stream, table in own.items()}
+        self.life = {s: (int(t["begin_ns"].min()), int(t["end_ns"].max())) for s, t in own.items()}
+        self.loaded = TimeSet.united(TimeSet.empty(), *(self._loaded(table) for table in own.values()))
+
+    def _compute_streams(self) -> list[int]:
+        streams = self._index.trace.streams
+        carries = (streams["process_id"] == self.process_id) & (
+            (streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0
+        )
+        marked = np.isin(self._all["bracket_code"], _MARKED)
+        tracks: list[int] = np.union1d(streams["track_id"][carries], self._all["track_id"][marked]).tolist()
+        return tracks
+
+    def _error(self) -> int:
+        clocks = self._index.trace.device_clocks
+        mine = (clocks["process_id"] == self.process_id) & (clocks["clock_code"] == DeviceClock.EVENT)
+        return int(clocks["error_ns"][mine].max(initial=0))
+
+    def _exposed(self, stream: int, table: Table) -> Exposed:
+        found = Exposed()
+        begin, end, code = table["begin_ns"], table["end_ns"], table["bracket_code"]
+        entered, returned = table["call_ns"], table["return_ns"]
+        found.add(BATCH, np.maximum(begin, entered), np.minimum(end, returned), code == Bracket.BATCH_WAIT)
+        self._copies(found, table["copy_code"], code == Bracket.COPY, (begin, begin, end))
+        found.add(GRAPH, begin, end, code == Bracket.GRAPH)
+        found.add(HOST, begin, end, code == Bracket.HOST_FUNCTION)
+        own = code == Bracket.COLLECTIVE
+        found.links.setdefault(stream, []).append((begin[own], end[own]))
+        rows, given = self._index.collectives.rows(self.process_id), self._index.on_devices
+        rows = rows[given.timed[rows] & (self._index.trace.collectives["stream_track_id"][rows] == stream)]
+        found.links[stream].append((given.begin_ns[rows], given.end_ns[rows]))
+        self._waits(table.take(code == Bracket.STREAM_WAIT), found)
+        return found
+
+    def _waits(self, waits: Table, found: Exposed) -> None:
+        """Stream waits: up to the end of what they were for, where that is known."""
+        begin, end = waits["begin_ns"], waits["end_ns"]
+        at = self._bracket_rows(waits["correlation_id"])
+        known = at >= 0
+        work_end = np.where(known, np.append(self._all["end_ns"], -1)[at], -1)
+        done = np.where(waits["awaited_ns"] >= 0, waits["awaited_ns"], work_end)
+        # Without that end: both events stood in the stream before the first was reached, so all between is the wait.
+        sure = np.where(done >= 0, begin, np.clip(waits["return_ns"], begin, end))
+        stop = np.where(done >= 0, np.clip(done, begin, end), end)
+        code = waits["awaited_code"]
+        of_work = np.where(known, np.append(self._all["copy_code"], 0)[at], 0)
+        directions = np.where(waits["copy_code"] > 0, waits["copy_code"], of_work)
+        self._copies(found, directions, code == Awaited.COPY, (begin, sure, stop))
+        found.add(GRAPH, sure, stop, code == Awaited.GRAPH)
+        functions = code == Awaited.HOST_FUNCTION
+        found.add(HOST, sure, stop, functions)
+        found.unsure.setdefault(HOST, []).append((begin[functions], sure[functions]))
+        links = code == Awaited.COLLECTIVE
+        streams = np.where(known, np.append(self._all["track_id"], ANY_STREAM)[at], ANY_STREAM)
+        for stream in np.unique(streams[links]).tolist():
+            chosen = links & (streams == stream)
+            found.links.setdefault(stream, []).append((sure[chosen], stop[chosen]))
+        found.unsure.setdefault(LINK, []).append((begin[links], sure[links]))
+
+    @staticmethod
+    def _copies(found: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
+        """Rows of copies by what they are to the budget; the stall may begin at the first, begins at the second time.
+
+        A copy inside one device is the device's own work. One that went nobody knows where may be a stall or not.
+        """
+        begin, sure, stop = pieces
+        peer = direction == CopyDirection.PEER
+        unknown = among & np.isin(direction, _NO_DIRECTION)
+        over_host = among & ~peer & ~unknown & (direction != CopyDirection.DEVICE_TO_DEVICE)
+        for what, chosen in ((COPY, over_host), (PEER, among & peer)):
+            found.add(what, sure, stop, chosen)
+            found.unsure.setdefault(what, []).append((begin[chosen], sure[chosen]))
+        found.unsure[COPY].append((begin[unknown], stop[unknown]))
+
+    def _bracket_rows(self, wanted: Int64) -> Int64:
+        """Row of ``_all`` of each bracket id, -1 if it is not there."""
+        ids = self._all["bracket_id"]
+        if len(ids) == 0:
+            return np.full(len(wanted), -1, dtype=np.int64)
+        order = np.argsort(ids, kind="stable")
+        at = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
+        return int64(np.where((wanted > 0) & (ids[at] == wanted), at, -1))
+
+    def _loaded(self, table: Table) -> TimeSet:
+        """From the recording of an event to the moment the stream reached it, there was work before it."""
+        recorded = np.concatenate([table["call_ns"], table["return_ns"]])
+        reached = np.concatenate([table["begin_ns"], table["end_ns"]])
+        behind = reached - recorded > STARVED_NS + self.error_ns
+        return TimeSet.of(recorded[behind], reached[behind])
+
+    def busy_on(self, stream: int) -> TimeSet:
+        """Where a stream surely worked: an event stood in it behind something that was no wait for another.
+
+        ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
+        """
+        if stream == ANY_STREAM:
+            rows = self._index.collectives.rows(self.process_id)
+            given = np.unique(self._index.trace.collectives["stream_track_id"][rows])
+            found = [self.busy_on(int(track)) for track in given[given >= 0]]
+            return functools.reduce(operator.and_, found) if found else TimeSet.empty()
+        own = self.timed.take(self.timed["track_id"] == stream)
+        waiting = (own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE)
+        waits = own.take(waiting | (own["bracket_code"] == Bracket.HOST_FUNCTION))
+        return self._loaded(own) - TimeSet.of(waits["begin_ns"], waits["end_ns"])
+
+    @property
+    def working(self) -> TimeSet:
+        """Where some compute stream surely worked, on something that no bracket stands around."""
+        found = [
+            self.busy_on(stream) - self.exposed[stream].waiting - self.exposed[stream].of(GRAPH)
+            for stream in self.compute
+        ]
+        return TimeSet.united(TimeSet.empty(), *found)
+
+    def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
+        """Where untimed brackets of the compute streams may lie: between the timed events around them."""
+        gone = ((self._all["bracket_flags"] & _USELESS) == BracketFlag.UNTIMED) | (
+            (self._all["begin_ns"] < 0) & ((self._all["bracket_flags"] & _USELESS) == 0)
+        )
+        wanted = np.isin(self._all["bracket_code"], codes) & np.isin(self._all["track_id"], self.compute)
+        wanted &= self._all["copy_code"] != CopyDirection.DEVICE_TO_DEVICE
+        if awaited:
+            wanted &= np.isin(self._all["awaited_code"], awaited)
+        call = self._all["call_ns"][gone & wanted]
+        own = self.timed.take(np.isin(self.timed["track_id"], self.compute))
+        if not len(call) or not len(own):
+            return TimeSet.empty()
+        order = np.argsort(own["call_ns"], kind="stable")
+        at = np.searchsorted(own["call_ns"][order], call)
+        ends = np.maximum.accumulate(own["end_ns"][order])
+        before = np.where(at > 0, ends[np.maximum(at - 1, 0)], call)
+        after = np.where(at < len(order), own["begin_ns"][order][np.minimum(at, len(order) - 1)], before)
+        return TimeSet.of(before, after)

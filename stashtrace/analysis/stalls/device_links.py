@@ -1,0 +1,141 @@
+"""Time that a device spends on nothing but communication, divided into straggler, network and interconnect.
+
+exposed      |-----------------------------|          what the compute streams waited, or only NCCL's kernels ran
+in flight    [ collective 4 ....... ][ collective 5 ...    the oldest on the awaited stream decides
+last enter             |                                straggler | link
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.collectives.matching import INSIDE
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.stalls.collectives import in_flight_heads, transfer_layers
+from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
+from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import StallKind
+
+LINK_KINDS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTime:
+    """Layers in order, whom the straggler time waited for, and which link time an estimate divides."""
+
+    layers: list[Layer]
+    late: Tagged
+    estimated: TimeSet
+
+
+def link_layers(
+    index: TraceIndex,
+    thread: StepThread,
+    exposed: dict[int, TimeSet],
+    *,
+    busy: Mapping[int, TimeSet] | None = None,
+    running: bool = False,
+) -> LinkTime:
+    """Divide exposed time, given by the stream whose collectives were waited for (or ``ANY_STREAM``).
+
+    ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered is
+    nobody's: what kept it from entering was not seen. Where ``busy`` says that the awaited stream worked meanwhile,
+    that was work on a side stream; elsewhere the host may have been on its way.
+    """
+    found, table = index.on_devices, index.trace.collectives
+    own = index.collectives.rows(thread.process_id)
+    own = own[found.timed[own]]
+    parts: list[tuple[Int64, Int64, Int64]] = []
+    outside: list[TimeSet] = []
+    worked: list[TimeSet] = []
+    untimed = bool((found.given & ~found.timed)[index.collectives.rows(thread.process_id)].any())
+    for stream, time in exposed.items():
+        rows = own[table["stream_track_id"][own] == stream]
+        rows = rows if len(rows) else own
+        begin, end, position = in_flight_heads(found.begin_ns[rows], found.end_ns[rows])
+        cut = time.pieces(begin, end)
+        parts.append((cut[0], cut[1], rows[position[cut[2]]]))
+        bare = time - TimeSet(begin, end)
+        early = np.isin(bare.end, begin) & (not running)
+        before = TimeSet(bare.begin[early], bare.end[early])
+        side = before & (busy or {}).get(stream, TimeSet.empty())
+        worked.append(side)
+        outside.append(before - side)
+        bare = TimeSet(bare.begin[~early], bare.end[~early])
+        parts.append((bare.begin, bare.end, np.full(len(bare), -1, dtype=np.int64)))
+    if not parts:
+        return LinkTime([], Tagged(int64([]), int64([]), int64([])), TimeSet.empty())
+    begin, end, row = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
+    known = row >= 0
+    default = int(found.matched.link[own[0]]) if len(own) else INSIDE
+    bare = TimeSet.of(begin[~known], end[~known])
+    begin, end, row = begin[known], end[known], row[known]
+    layers, late, estimated = _divided(index, begin, end, row)
+    kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
+    layers.append(Layer(kind, bare, tuple(k for k in LINK_KINDS if k != kind)))
+    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), LINK_KINDS if untimed else ()))
+    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *LINK_KINDS)))
+    return LinkTime(layers, late, estimated)
+
+
+def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], Tagged, TimeSet]:
+    matched = index.on_devices.matched
+    late_end = np.clip(matched.last_enter_ns[row], begin, end)
+    is_late = late_end > begin
+    layers = [Layer(StallKind.STRAGGLER, TimeSet.of(begin[is_late], late_end[is_late]))]
+    late = _disjoint(begin[is_late], late_end[is_late], matched.last_rank[row][is_late])
+    estimated: list[TimeSet] = [TimeSet.empty()]
+    for unsure in (False, True):
+        of = matched.partial[row] == unsure
+        doubt: tuple[StallKind, ...] = (StallKind.STRAGGLER,) if unsure else ()
+        made, guessed = transfer_layers(index, late_end[of], end[of], row[of], matched.link[row][of], doubt)
+        layers += made
+        estimated.append(guessed)
+    return layers, late, TimeSet.united(*estimated)
+
+
+def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
+    """Where a compute stream waited for a collective that stood behind an earlier one of its stream, whose bytes moved.
+
+    It is part of the link's time: the earlier one's.
+    """
+    found, table = index.on_devices, index.trace.collectives
+    own = index.collectives.rows(view.process_id)
+    own = own[found.timed[own]]
+    parts: list[TimeSet] = [TimeSet.empty()]
+    for stream in sorted({s for x in view.exposed.values() for s in x.links} - {ANY_STREAM}):
+        rows = own[table["stream_track_id"][own] == stream]
+        begin, end, position = in_flight_heads(found.begin_ns[rows], found.end_ns[rows])
+        if not len(begin):
+            continue
+        entered = np.clip(found.matched.last_enter_ns[rows[position]], begin, end)
+        moving = TimeSet.of(entered, end)
+        for exposed in view.exposed.values():
+            for since, until in exposed.links.get(stream, []):
+                awaited = np.maximum(np.searchsorted(begin, until) - 1, 0)  # what ends last is what was waited for
+                parts.append(TimeSet.of(since, np.minimum(until, begin[awaited])) & moving)
+    return TimeSet.united(*parts)
+
+
+def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:
+    """Tagged pieces without overlaps: the earlier one keeps the time."""
+    if len(begin) == 0:
+        return Tagged(int64([]), int64([]), int64([]))
+    order = np.lexsort((tag, end, begin))
+    begin, end, tag = begin[order], end[order], tag[order]
+    passed = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+    begin = np.maximum(begin, passed)
+    keep = end > begin
+    return Tagged(int64(begin[keep]), int64(end[keep]), int64(tag[keep]))
+
+
+def only_within(late: Tagged, time: TimeSet) -> Tagged:
+    """Straggler time inside a set."""
+    begin, end, row = time.pieces(late.begin, late.end)
+    return Tagged(int64(begin), int64(end), int64(late.tag[row]))

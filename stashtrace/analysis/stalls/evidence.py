@@ -1,0 +1,308 @@
+"""evidence: the numbers behind the sentences of a summary: what workers did, which files, why a rank was late."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.matching import INSIDE, group_table
+from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.budget import rank_layers, stall_intervals
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
+from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.calibration.fit import bus_bytes
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import (
+    BLOCKING_CALLS,
+    BatchPhase,
+    Bracket,
+    BracketFlag,
+    CollectiveOp,
+    CopyDirection,
+    DeviceCall,
+    DeviceWork,
+)
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+EVIDENCE = _schema(
+    "evidence",
+    "What speaks for the largest stalls, over the steps without warm-up",
+    ("rank", "i8", "", "global rank"),
+    ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, other, network or interconnect"),
+    (
+        "detail",
+        "U16",
+        "",
+        "worker_time: of its workers; file: blocked in it; late_rank: what the rank did meanwhile;"
+        " copy, blocking_call, host_function, collective: of its device",
+    ),
+    (
+        "name",
+        "U16",
+        "",
+        "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called; stream",
+    ),
+    ("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise"),
+    ("amount_ns", "i8", "ns", "how long"),
+    ("share_ratio", "f8", "", "of the rank's rows with the same detail"),
+    ("rate_bytes_per_s", "f8", "", "file: bytes by blocked time; copy; collective: bus bandwidth; 0 otherwise"),
+)
+
+#: Files named per rank.
+_FILES = 3
+
+
+def evidence(trace: Trace) -> Table:
+    """Collect what speaks for the stalls of each rank, over its steps without warm-up.
+
+    ``worker_time`` divides the time of the DataLoader workers that served the rank; ``file`` names the files in which
+    they (or the step thread) were blocked longest, without those of checkpoints; ``late_rank`` says what another rank
+    did while this one waited. Of a device: ``copy`` are its copies from and to the host with their rate,
+    ``blocking_call`` what blocked the host on it, ``host_function`` the job's own functions that a stream ran on the
+    host, ``collective`` the transfers once all ranks were in, with their bus bandwidth; hidden ones count as well.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    rank, kind, detail, name, cause_rank, amount_ns, share_ratio, rate_bytes_per_s
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    found = find_steps(trace)
+    counted = counted_steps(found)
+    counted = counted if len(counted) else counted_steps(found, warmup=True)
+    kinds = stall_intervals(trace)
+    by_rank = RowsBy(kinds["rank"])
+    rows: list[Row] = []
+    for thread, own in ranks_and_steps(trace, counted):
+        window = TimeSet.of(own["begin_ns"], own["end_ns"])
+        rows += _worker_time(index, thread, window)
+        rows += _workers_end(index, thread, window, kinds, by_rank)
+        rows += _files(index, thread, window)
+        rows += _late_ranks(index, thread, window, kinds, by_rank)
+        rows += device_evidence(index, thread, window)
+    return Table.from_rows(EVIDENCE, rows)
+
+
+def _shares(rank: int, kind: str, detail: str, amounts: dict[str, int], cause: int = -1) -> Iterator[Row]:
+    whole = sum(amounts.values())
+    for name, amount in sorted(amounts.items(), key=lambda item: -item[1]):
+        if amount > 0:
+            yield rank, kind, detail, name, cause, amount, amount / whole, 0.0
+
+
+def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
+    """Time of all workers together: blocked in storage, collating, the rest of making batches, idle."""
+    fetches, collates = index.batches_of_phase(BatchPhase.FETCH), index.batches_of_phase(BatchPhase.COLLATE)
+    rows = index.fetches.rows(thread.rank)
+    io = index.io
+    amounts = dict.fromkeys(("decode", "collate", "blocked", "idle"), 0)
+    by_process = RowsBy(collates["process_id"])
+    for process in np.unique(fetches["process_id"][rows]).tolist():
+        own = index.fetches_by_process.rows(process)
+        making = TimeSet.of(fetches["begin_ns"][own], fetches["end_ns"][own]) & window
+        calls = index.io_by_process.rows(process)
+        calls = calls[io.is_storage[calls] | io.is_receive[calls]]
+        blocked = TimeSet.of(io.begin[calls], io.end[calls]) & making
+        mine = by_process.rows(process)
+        collating = (TimeSet.of(collates["begin_ns"][mine], collates["end_ns"][mine]) & making) - blocked
+        amounts["blocked"] += blocked.total_ns
+        amounts["collate"] += collating.total_ns
+        amounts["decode"] += making.total_ns - blocked.total_ns - collating.total_ns
+        if process != thread.process_id:  # between its first and last batch; the main process has other things to do
+            life = TimeSet.of([fetches["begin_ns"][own].min()], [fetches["end_ns"][own].max()]) & window
+            amounts["idle"] += life.total_ns - making.total_ns
+    return list(_shares(thread.rank, "prep", "worker_time", amounts))
+
+
+def _workers_end(
+    index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy
+) -> Iterator[Row]:
+    """What the thread waited for workers of a loader to end: all together, then the longest of these waits."""
+    ending = index.workers_end(thread.track_id) & window
+    if not len(ending):
+        return
+    own = kinds.take(by_rank.rows(thread.rank))
+    handed = TimeSet.of(*(own[n][own["kind"] == "handoff"] for n in ("begin_ns", "end_ns"))) & window
+    whole = max(handed.total_ns, ending.total_ns)
+    for name, amount in (("all", ending.total_ns), ("longest", int((ending.end - ending.begin).max()))):
+        yield thread.rank, "handoff", "workers_end", name, -1, amount, amount / whole, 0.0
+
+
+def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
+    """Files whose calls blocked longest where data was read: by workers, in batches and reads of the rank's process."""
+    trace, io = index.trace, index.io
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
+    workers = np.setdiff1d(fetches["process_id"][rows], [thread.process_id])
+    calls = np.concatenate([index.io_by_process.rows(p) for p in workers.tolist()] + [_own_reads(index, thread)])
+    calls = calls[io.is_storage[calls]]
+    if len(calls) == 0:
+        return []
+    length = window.within(io.begin[calls], io.end[calls])
+    inside = length > 0
+    calls, length = calls[inside], length[inside]
+    files, row = np.unique(io.path[calls], return_inverse=True)
+    blocked, moved = np.bincount(row, length, len(files)), np.bincount(row, np.maximum(io.result[calls], 0), len(files))
+    whole = float(length.sum())
+    found: list[Row] = []
+    for at in np.argsort(-blocked, kind="stable")[:_FILES].tolist():
+        amount = int(blocked[at])
+        rate = float(moved[at]) * 1e9 / max(amount, 1)
+        found.append((thread.rank, "fetch", "file", trace.text(files[at]), -1, amount, amount / whole, rate))
+    return found
+
+
+def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
+    """Calls of the rank's own process that may have read data: its reads, and all calls while it makes a batch.
+
+    What its checkpoints read and write is none of that.
+    """
+    phases, io = index.trace.phases, index.io
+    saves = (phases["process_id"] == thread.process_id) & np.isin(phases["phase_code"], CHECKPOINT_PHASES)
+    saving = TimeSet.of(phases["begin_ns"][saves], phases["end_ns"][saves])
+    fetches, made = index.batches_of_phase(BatchPhase.FETCH), index.fetches_by_process.rows(thread.process_id)
+    making = TimeSet.of(fetches["begin_ns"][made], fetches["end_ns"][made])
+    calls = int64(index.io_by_process.rows(thread.process_id))
+    begin = io.begin[calls]
+    wanted = io.is_read[calls] | (intervals.locate(making.begin, making.end, begin) >= 0)
+    return calls[wanted & (intervals.locate(saving.begin, saving.end, begin) < 0)]
+
+
+def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy) -> Iterator[Row]:
+    """What each rank that this one waited for did in that time."""
+    late = rank_layers(index, thread).late
+    for cause in np.unique(late.tag[late.tag >= 0]).tolist():
+        chosen = late.tag == cause
+        waited = TimeSet.of(late.begin[chosen], late.end[chosen]) & window
+        own = by_rank.rows(cause)
+        begin, end, row = waited.pieces(kinds["begin_ns"][own], kinds["end_ns"][own])
+        names, position = np.unique(kinds["kind"][own][row], return_inverse=True)
+        spent = np.zeros(len(names), dtype=np.int64)
+        np.add.at(spent, position, end - begin)
+        amounts = dict(zip(names.tolist(), spent.tolist(), strict=True))
+        yield from _shares(thread.rank, "straggler", "late_rank", amounts, cause)
+
+
+# Rows of ``evidence`` about a rank's device: copies, calls that blocked on it, functions on the host, collectives.
+
+Row = tuple[int, str, str, str, int, int, float, float]
+_Names = npt.NDArray[np.str_]
+#: Copies that the budget counts as the device's own work, or as its talk with another one.
+_NOT_HOST = (CopyDirection.DEVICE_TO_DEVICE, CopyDirection.PEER)
+
+
+def device_evidence(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:
+    """Rows of one rank inside its counted steps; none for a rank without a device."""
+    yield from _copies(index, thread, window)
+    yield from _blocking_calls(index, thread, window)
+    yield from _host_functions(index, thread, window)
+    yield from _collectives(index, thread, window)
+
+
+def _summed(
+    rank: int, kind: str, detail: str, names: _Names, spent: Int64, moved: npt.NDArray[np.float64]
+) -> list[Row]:
+    """One row per name, longest first."""
+    if not len(names):
+        return []
+    each, at = np.unique(names, return_inverse=True)
+    total, size = np.bincount(at, spent), np.bincount(at, moved)
+    whole = max(float(total.sum()), 1.0)
+    return [
+        (rank, kind, detail, str(each[i]), -1, int(total[i]), float(total[i]) / whole,
+         float(size[i]) * 1e9 / max(float(total[i]), 1.0))
+        for i in np.lexsort((each, -total)).tolist()
+    ]  # fmt: skip
+
+
+def _copies(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
+    """Copies between host and device by memory and direction: brackets, else what was recorded of every kernel."""
+    table, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
+    rows = rows[(table["bracket_code"][rows] == Bracket.COPY) & (table["begin_ns"][rows] >= 0)]
+    flags = table["bracket_flags"][rows]
+    memory = np.select(
+        [(flags & BracketFlag.PINNED) != 0, (flags & BracketFlag.PAGEABLE) != 0], ["pinned ", "pageable "], ""
+    )
+    if not len(rows):
+        table, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
+        rows = rows[table["work_code"][rows] == DeviceWork.COPY]
+        memory = np.full(len(rows), "")
+    inside = window.within(table["begin_ns"][rows], table["end_ns"][rows])
+    chosen = (inside > 0) & ~np.isin(table["copy_code"][rows], _NOT_HOST)
+    names = _names(CopyDirection)[table["copy_code"][rows][chosen]]
+    sizes = table["size_bytes"][rows][chosen].astype(np.float64)
+    return _summed(thread.rank, "h2d", "copy", np.char.add(memory[chosen], names), inside[chosen], sizes)
+
+
+def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
+    """Calls that blocked or drained, by what they are and the thread that made them."""
+    trace, calls, rows = index.trace, index.trace.device_calls, index.device_calls.rows(thread.process_id)
+    rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
+    inside = window.within(calls["begin_ns"][rows], calls["end_ns"][rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    tracks = trace.tracks
+    named = dict(zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True))
+    threads = [trace.text(named[t]) if t in named else "" for t in calls["track_id"][rows].tolist()]
+    what = _names(DeviceCall)[calls["call_code"][rows]].tolist()
+    names = [f"{call} on {who or 'an unnamed thread'}" for call, who in zip(what, threads, strict=True)]
+    return _summed(thread.rank, "sync", "blocking_call", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
+
+
+def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
+    """Functions of the job's that streams ran on the host, by the stream that they held up."""
+    trace, table, rows = index.trace, index.trace.device_brackets, index.brackets.rows(thread.process_id)
+    rows = rows[(table["bracket_code"][rows] == Bracket.HOST_FUNCTION) & (table["begin_ns"][rows] >= 0)]
+    inside = window.within(table["begin_ns"][rows], table["end_ns"][rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    named = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
+    names = [trace.text(named[t]) if t in named else "an unnamed stream" for t in table["track_id"][rows].tolist()]
+    return _summed(thread.rank, "other", "host_function", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
+
+
+def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:
+    """Transfers once all ranks were in, by operation and communicator, with their bus bandwidth."""
+    trace, found = index.trace, index.on_devices
+    table, rows = trace.collectives, index.collectives.rows(thread.process_id)
+    rows = rows[found.timed[rows] & (found.matched.last_enter_ns[rows] < NEVER)]
+    begin, end = np.maximum(found.matched.last_enter_ns[rows], found.enter_ns[rows]), found.end_ns[rows]
+    inside = window.within(begin, end)
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    groups = group_table(trace)
+    titles = {int(h): trace.text(c) for h, c in zip(trace.groups["group_hash"], trace.groups["name_code"], strict=True)}
+    known = np.isin(table["op_code"][rows], list(CollectiveOp))
+    rows, inside = rows[known], inside[known]
+    hashes, ops = table["group_hash"][rows].tolist(), _names(CollectiveOp)[table["op_code"][rows]].tolist()
+    names = np.array(
+        [f"{op}, {titles.get(h) or f'group {h:x}'}" for op, h in zip(ops, hashes, strict=True)], dtype=np.str_
+    )
+    sizes = table["message_bytes"][rows].tolist()
+    moved = np.array(
+        [bus_bytes(op, len(groups[h].members), size) for op, h, size in zip(ops, hashes, sizes, strict=True)]
+    )
+    stays = found.matched.link[rows] == INSIDE
+    for kind, chosen in (("interconnect", stays), ("network", ~stays)):
+        yield from _summed(thread.rank, kind, "collective", names[chosen], inside[chosen], moved[chosen])
+
+
+def _names(codes: type[CopyDirection] | type[DeviceCall] | type[CollectiveOp]) -> _Names:
+    """Name of each code, by the code."""
+    texts = np.full(max(codes) + 1, "unknown", dtype="U32")
+    for code in codes:
+        texts[code] = code.name.lower()
+    return texts

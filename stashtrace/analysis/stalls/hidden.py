@@ -1,0 +1,281 @@
+"""hidden: work hidden behind the step, CPU contention, garbage collection. Shown beside the budget, not in it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.matching import Matched
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.stalls.batches import batch_waits
+from stashtrace.analysis.stalls.budget import device_windows, rank_layers
+from stashtrace.analysis.stalls.collectives import Blocked, own_collectives
+from stashtrace.analysis.stalls.device_links import LINK_KINDS
+from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
+from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
+from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import (
+    BatchPhase,
+    Bracket,
+    CopyDirection,
+    DeviceWork,
+    Phase,
+    PhaseFlag,
+    SpanKind,
+    StallKind,
+    TrackKind,
+)
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+HIDDEN = _schema(
+    "hidden",
+    "What each step did beside its stalls; nothing of it is part of the budget",
+    ("rank", "i8", "", "global rank"),
+    ("step", "i8", "", "ordinal"),
+    ("wall_ns", "i8", "ns", "length of the step"),
+    ("hidden_communication_ns", "i8", "ns", "a collective in flight while the rank was not blocked on it"),
+    ("hidden_loading_ns", "i8", "ns", "a worker made a batch while the rank waited for none"),
+    ("hidden_checkpoint_ns", "i8", "ns", "another thread wrote a checkpoint while the step thread did something else"),
+    ("cpu_contention_ns", "i8", "ns", "the step thread was runnable but not running, -1 if unknown"),
+    ("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown"),
+    ("gc_ns", "i8", "ns", "Python garbage collection on the step thread, inside compute"),
+    ("queued_ns", "i8", "ns", "waited for a collective that stood behind an earlier one, inside the link's time"),
+    ("hidden_copy_ns", "i8", "ns", "a copy between host and device while the device did something else"),
+    ("host_paced_ns", "i8", "ns", "device: no record proves it had work; the bound of launch, part of compute"),
+    ("graph_opaque_ns", "i8", "ns", "device: inside a graph launch of which nothing is known, part of compute"),
+    ("untimed_count", "i8", "", "collectives given to a device without device times"),
+    ("estimated_ns", "i8", "ns", "link time that an estimate divides between hosts and inside one"),
+)
+
+_DIVIDED = (StallKind.NETWORK, StallKind.INTERCONNECT)
+_STEAL = "host_steal_ns_total"
+_HOST_CPU = ("host_user_ns_total", "host_system_ns_total", "host_idle_ns_total", "host_iowait_ns_total", _STEAL)
+
+
+def hidden(trace: Trace) -> Table:
+    """Measure what each step did beside its stalls.
+
+    Hidden work is the time that it overlapped with something else: it costs nothing now, and would become a stall if
+    what hides it became faster. ``cpu_contention_ns`` is run-queue time of the step thread, part of ``compute`` (or of
+    any kind that it ran in).
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    rank, step, wall_ns, hidden_communication_ns, hidden_loading_ns, hidden_checkpoint_ns, cpu_contention_ns,
+    steal_ratio, gc_ns, queued_ns, hidden_copy_ns, host_paced_ns, graph_opaque_ns, untimed_count, estimated_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    steal, saves = _Steal(trace), _Saves(trace)
+    ranks = [_rank(index, thread, own, steal, saves) for thread, own in ranks_and_steps(trace, index.steps)]
+    if not ranks:
+        return Table.empty(HIDDEN)
+    return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
+
+
+def _rank(
+    index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal, saves: _Saves
+) -> dict[str, npt.NDArray[Any]]:
+    trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
+    loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
+    spans, own = trace.spans, index.spans.rows(thread.track_id)
+    own = own[spans["kind_code"][own] == SpanKind.GC]
+    device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
+    estimated = made.beside.get("estimated", TimeSet.empty()) & painted(made, _DIVIDED)
+    on_host = (_hidden_communication(index, thread, blocked) - painted(made, LINK_KINDS)).within(begin, end)
+    loading = _loading(index, thread) - loads - painted(made, (StallKind.PREP,))
+    return {
+        "rank": steps["rank"],
+        "step": steps["step"],
+        "wall_ns": end - begin,
+        "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
+        "hidden_loading_ns": loading.within(begin, end),
+        "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
+        "cpu_contention_ns": _contention(index, thread, begin, end),
+        "steal_ratio": steal.ratio(thread.process_id, begin, end),
+        "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
+        "queued_ns": device.queued_ns if device.present else _queued(index.in_flight, blocked).within(begin, end),
+        "hidden_copy_ns": device.hidden_copy_ns,
+        "host_paced_ns": device.host_paced_ns,
+        "graph_opaque_ns": device.graph_opaque_ns,
+        "untimed_count": device.untimed_count,
+        "estimated_ns": estimated.within(begin, end),
+    }
+
+
+def _hidden_communication(index: TraceIndex, thread: StepThread, blocked: Blocked) -> TimeSet:
+    rows, call, end = own_collectives(index, thread)
+    begin = np.maximum(index.trace.collectives["begin_ns"][rows], call)
+    return TimeSet.of(begin, end) - TimeSet.of(blocked.begin, blocked.end)
+
+
+def _loading(index: TraceIndex, thread: StepThread) -> TimeSet:
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
+    rows = rows[fetches["track_id"][rows] != thread.track_id]
+    return TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
+
+
+class _Saves:
+    """Checkpoints of all processes, grouped once."""
+
+    def __init__(self, trace: Trace) -> None:
+        phases = trace.phases
+        self._table = phases.take(phases["phase_code"] == Phase.CHECKPOINT)
+        self._by_process = RowsBy(self._table["process_id"])
+
+    def hidden(self, thread: StepThread) -> TimeSet:
+        """When the rank saved beside its step thread alone."""
+        own = self._table.take(self._by_process.rows(thread.process_id))
+        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+        begin, end = own["begin_ns"], own["end_ns"]
+        return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
+
+
+def _queued(matched: Matched, blocked: Blocked) -> TimeSet:
+    behind = (blocked.row >= 0) & (blocked.waited_row >= 0) & (blocked.row != blocked.waited_row)
+    begin = np.maximum(blocked.begin[behind], matched.last_enter_ns[blocked.row[behind]])
+    return TimeSet.of(begin, blocked.end[behind])
+
+
+def _contention(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
+    """Run-queue time between the stamps at phase boundaries, linear in between."""
+    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
+    at = np.stack([phases["begin_ns"][rows], phases["end_ns"][rows]], axis=1).ravel()
+    queue = np.stack([phases["begin_runqueue_ns"][rows], phases["end_runqueue_ns"][rows]], axis=1).ravel()
+    known = queue >= 0
+    at, queue = at[known], queue[known]
+    if len(at) < 2:
+        return np.full(len(begin), -1, dtype=np.int64)
+    return _growth(at, queue, begin, end)
+
+
+def _growth(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
+    """Growth of a cumulative value over windows; relative to its first sample, so that floats hold durations only."""
+    base = int(at[0])
+    late = np.interp(end - base, at - base, value - value[0])
+    early = np.interp(begin - base, at - base, value - value[0])
+    return int64(np.maximum(np.rint(late - early), 0))
+
+
+class _Steal:
+    """CPU time of each host, from the samples of whichever of its processes recorded them."""
+
+    def __init__(self, trace: Trace) -> None:
+        tracks, processes = trace.tracks, trace.processes
+        host_of = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
+        self._host_of = host_of
+        self._samples: dict[int, dict[str, tuple[Int64, Int64]]] = {}
+        by_track = RowsBy(trace.counters["track_id"])
+        wanted = {trace.strings.find(n): n for n in _HOST_CPU if trace.strings.find(n) >= 0}
+        rows = np.flatnonzero((tracks["kind_code"] == TrackKind.COUNTER) & np.isin(tracks["name_code"], list(wanted)))
+        longest: dict[tuple[int, str], int] = {}
+        for row in rows.tolist():
+            name = wanted[int(tracks["name_code"][row])]
+            host = host_of.get(int(tracks["process_id"][row]), -1)
+            samples = by_track.rows(int(tracks["track_id"][row]))
+            if len(samples) > max(longest.get((host, name), 1), 1):
+                longest[host, name] = len(samples)
+                at = trace.counters["ts_ns"][samples]
+                order = np.argsort(at, kind="stable")
+                pair = (at[order], int64(trace.counters["value"][samples][order]))
+                self._samples.setdefault(host, {})[name] = pair
+
+    def ratio(self, process_id: int, begin: Int64, end: Int64) -> np.ndarray:
+        """Share of the CPU time of a process's host that was stolen inside windows, -1 if unknown."""
+        samples = self._samples.get(self._host_of.get(process_id, -1), {})
+        if any(name not in samples for name in _HOST_CPU):
+            return np.full(len(begin), -1.0)
+        growth = {name: _growth(*samples[name], begin, end) for name in _HOST_CPU}
+        total = np.sum(list(growth.values()), axis=0)
+        return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
+
+
+# What a rank's device did beside its stalls, per window: hidden work, what no bracket saw.
+
+#: Copies that do not leave the device: its own work.
+_INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHidden:
+    """Columns of ``hidden``; ``present`` is False for a rank that its host attributes."""
+
+    present: bool
+    hidden_communication_ns: Int64
+    hidden_copy_ns: Int64
+    host_paced_ns: Int64
+    graph_opaque_ns: Int64
+    untimed_count: Int64
+    queued_ns: Int64
+
+
+def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceHidden:
+    """Measure windows of one rank."""
+    untimed = _untimed(index, thread, begin, end)
+    if not device_windows(index, thread):
+        nothing = np.zeros(len(begin), dtype=np.int64)
+        return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed, nothing)
+    made = rank_layers(index, thread)
+    found, rows = index.on_devices, index.collectives.rows(thread.process_id)
+    rows = rows[found.timed[rows]]
+    blocked = painted(made, LINK_KINDS)
+    talking = TimeSet.of(found.begin_ns[rows], found.end_ns[rows]) - blocked
+    copying = _copying(index, thread) - painted(made, (StallKind.H2D,))
+    return DeviceHidden(
+        True,
+        talking.within(begin, end),
+        copying.within(begin, end),
+        made.beside.get("host_paced", TimeSet.empty()).within(begin, end),
+        made.beside.get("graph_opaque", TimeSet.empty()).within(begin, end),
+        untimed,
+        (made.beside.get("queued", TimeSet.empty()) & blocked).within(begin, end),
+    )
+
+
+def painted(made: RankLayers, kinds: tuple[StallKind, ...]) -> TimeSet:
+    """Time that the budget gives to some kinds."""
+    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in made.layers])
+    chosen = np.isin(np.array([x.kind for x in made.layers], dtype=np.int64)[layer], kinds)
+    return TimeSet.of(begin[chosen], end[chosen])
+
+
+def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """Copies between host and device, by brackets and by kernels."""
+    brackets, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
+    rows = rows[(brackets["bracket_code"][rows] == Bracket.COPY) & (brackets["begin_ns"][rows] >= 0)]
+    rows = rows[~np.isin(brackets["copy_code"][rows], _INSIDE)]
+    kernels, own = index.trace.kernels, index.kernels.rows(thread.process_id)
+    own = own[(kernels["work_code"][own] == DeviceWork.COPY) & ~np.isin(kernels["copy_code"][own], _INSIDE)]
+    return TimeSet.of(
+        np.concatenate([brackets["begin_ns"][rows], kernels["begin_ns"][own]]),
+        np.concatenate([brackets["end_ns"][rows], kernels["end_ns"][own]]),
+    )
+
+
+def _untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
+    """Collectives given to a device without a time of it, by the window of their call."""
+    found, rows = index.on_devices, index.collectives.rows(thread.process_id)
+    rows = rows[found.given[rows] & ~found.timed[rows]]
+    call = index.trace.collectives["call_ns"][rows]
+    if not len(begin):
+        return int64([])
+    at = np.searchsorted(begin, call, side="right") - 1
+    inside = (at >= 0) & (call < end[np.maximum(at, 0)])
+    return int64(np.bincount(at[inside], minlength=len(begin)))

@@ -1,0 +1,150 @@
+"""idle_calls: in which calls of the driver or runtime the host stood while its device had nothing to do.
+
+    stalls       ######compute######|---- sync ----|-- launch --|####
+    main thread            [ hipFree .............. ] [launch]
+    idle_ns                          |--------------|  |------|
+
+A call that lies beside the stall explains nothing of it, however long it is; so what counts is the overlap.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stashtrace._native import intervals
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.hidden import painted
+from stashtrace.analysis.stalls.index import Layer, TraceIndex
+from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import DeviceCall, StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+IDLE_CALLS = schema(
+    "idle_calls",
+    "Calls of the driver or runtime during which a device stood idle, over the counted steps; longest first",
+    ("rank", "i8", "", "global rank"),
+    ("call", "U48", "", "name of the function, as hipFree; DeviceCall in lower case where only that is known"),
+    ("call_code", "i8", "", "DeviceCall"),
+    ("track_id", "i8", "", "tracks.track_id of the thread that called, -1 if unknown"),
+    ("calls_count", "i8", "", "calls that touch the counted steps"),
+    ("inside_ns", "i8", "ns", "time that the thread stood in them, inside the counted steps"),
+    ("idle_ns", "i8", "ns", "of it, time that stalls gives to sync or launch"),
+    ("possible_ns", "i8", "ns", "of it, time that timing events cannot tell from such a stall"),
+    ("drained_ns", "i8", "ns", "stretches of such time, certain or possible, that began inside: the device ran dry"),
+    ("share_ratio", "f8", "", "idle_ns of the rank's sync and launch time"),
+)
+
+_HOST_KINDS = (StallKind.SYNC, StallKind.LAUNCH)
+
+
+def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
+    """Overlap of calls with the time that ``stalls`` gives to ``sync`` and ``launch``, by rank, function and thread.
+
+    Calls that synchronise, copy, allocate, free, load modules or launch work count, whatever ``stalls`` made of them.
+    Of one function and thread no instant counts twice; two threads can stand in calls at once.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps; a rank without a device has no rows.
+    warmup : bool
+        Whether the warm-up steps count.
+
+    Columns
+    -------
+    rank, call, call_code, track_id, calls_count, inside_ns, idle_ns, possible_ns, drained_ns, share_ratio
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    counted = counted_steps(index.steps, warmup=warmup)
+    tables = []
+    for thread, _ in ranks_and_steps(index.origin, index.steps):
+        own = counted.take(counted["rank"] == thread.rank)
+        tables.append(_of_rank(index, thread, TimeSet.of(own["begin_ns"], own["end_ns"])))
+    return Table.concat(IDLE_CALLS, tables)
+
+
+def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
+    begin, end, code, name, track = _calls(index, thread)
+    inside = window.within(begin, end) > 0
+    begin, end, code, name, track = (column[inside] for column in (begin, end, code, name, track))
+    if not len(begin):
+        return Table.empty(IDLE_CALLS)
+    made = rank_layers(index, thread)
+    idle = painted(made, _HOST_KINDS) & window
+    possible = (made.beside.get("host_paced", TimeSet.empty()) & window) - idle
+    distinct, row = np.unique(np.stack((code, name, track)), axis=1, return_inverse=True)
+    row = row.reshape(-1)
+    count = distinct.shape[1]
+    spent = np.zeros((4, count), dtype=np.int64)
+    dry = _perhaps_idle(made.layers) & window
+    for at in range(count):
+        time = TimeSet.of(begin[row == at], end[row == at]) & window
+        drained = TimeSet.of(begin[row == at], end[row == at] + 1).within(dry.begin, dry.begin + 1) > 0
+        spent[:3, at] = [_length(part) for part in (time, time & idle, time & possible)]
+        spent[3, at] = int((dry.end - dry.begin)[drained].sum())
+    texts = [_name(index.trace, int(c), int(n)) for c, n in zip(distinct[0], distinct[1], strict=True)]
+    order = np.lexsort((np.array(texts), -spent[0], -spent[2], -spent[1]))
+    return Table(
+        IDLE_CALLS,
+        {
+            "rank": np.full(count, thread.rank),
+            "call": np.array(texts, dtype="U48")[order],
+            "call_code": distinct[0][order],
+            "track_id": distinct[2][order],
+            "calls_count": np.bincount(row, minlength=count)[order],
+            "inside_ns": spent[0][order],
+            "idle_ns": spent[1][order],
+            "possible_ns": spent[2][order],
+            "drained_ns": spent[3][order],
+            "share_ratio": spent[1][order] / max(_length(idle), 1),
+        },
+    )
+
+
+def _perhaps_idle(layers: Sequence[Layer]) -> TimeSet:
+    """Time that is, or may be, a device's waiting for its host."""
+    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
+    may = np.array([bool({x.kind, *x.doubts} & set(_HOST_KINDS)) for x in layers], dtype=bool)[layer]
+    return TimeSet.of(begin[may], end[may])
+
+
+def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    """Begin, end, DeviceCall, code of the name and thread of all calls of a rank; launches by what they launched."""
+    calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
+    columns = [calls[c][rows] for c in ("begin_ns", "end_ns", "call_code", "name_code", "track_id")]
+    kernels, work = index.trace.kernels, index.kernels.rows(thread.process_id)
+    work = work[(kernels["launch_ns"][work] >= 0) & (kernels["return_ns"][work] > kernels["launch_ns"][work])]
+    launch, returned, track = (kernels[c][work] for c in ("launch_ns", "return_ns", "thread_track_id"))
+    # The call of a copy or a graph, and in exports of Nsight each launch, has a row in device_calls already.
+    new = ~np.isin(launch, columns[0])
+    _, first = np.unique(np.stack((launch, track)), axis=1, return_index=True)
+    kept = first[new[first]]
+    launches = (
+        launch[kept],
+        returned[kept],
+        np.full(len(kept), int(DeviceCall.LAUNCH)),
+        np.zeros(len(kept), dtype=np.int64),
+        track[kept],
+    )
+    begin, end, code, name, tracks = (int64(np.concatenate(pair)) for pair in zip(columns, launches, strict=True))
+    return begin, end, code, name, tracks
+
+
+def _name(trace: Trace, code: int, name: int) -> str:
+    return trace.text(name) or DeviceCall(code).name.lower()
+
+
+def _length(time: TimeSet) -> int:
+    return int((time.end - time.begin).sum())

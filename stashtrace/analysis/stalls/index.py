@@ -1,0 +1,374 @@
+"""Rows of the big tables by thread and process, grouped once for all ranks; and the vocabulary of layers.
+
+Made by ``stalls`` and ``hidden``, read by the files that build layers (``*_layers``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.collectives.device import DeviceCollectives, on_devices
+from stashtrace.analysis.collectives.matching import Matched, match
+from stashtrace.analysis.collectives.shares import NetworkCuts, network_cuts
+from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.steps.steps import host_steps, steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+Result = TypeVar("Result")
+
+READ_OPS = (
+    IoOp.READ,
+    IoOp.PREAD,
+    IoOp.READV,
+    IoOp.PREADV,
+    IoOp.FREAD,
+    IoOp.OPEN,
+    IoOp.FOPEN,
+    IoOp.STAT,
+    IoOp.READDIR,
+    IoOp.MMAP,
+    IoOp.SENDFILE,
+)
+IO_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
+_NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Time that has one kind, unless an earlier layer of the rank covers it.
+
+    ``doubts`` are the kinds it may have instead: they widen ``low_ns`` of this kind and ``high_ns`` of those.
+    """
+
+    kind: StallKind
+    time: TimeSet
+    doubts: tuple[StallKind, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """Sorted, disjoint intervals with a number each."""
+
+    begin: Int64
+    end: Int64
+    tag: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayers:
+    """What one method knows about one rank: layers in order, the first that covers an instant wins.
+
+    Attributes
+    ----------
+    method : str
+        ``host``, ``brackets`` or ``kernels``.
+    layers : list of Layer
+        Together they cover the life of the rank; what they leave is ``other``.
+    late : Tagged
+        Straggler time with the rank that was waited for.
+    segments : tuple of (str, TimeSet)
+        Where another method than ``method`` made the layers.
+    beside : dict of str to TimeSet
+        What the method knows beyond kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``.
+    """
+
+    method: str
+    layers: list[Layer]
+    late: Tagged
+    segments: tuple[tuple[str, TimeSet], ...] = ()
+    beside: dict[str, TimeSet] = field(default_factory=dict)
+
+    def method_at(self, moments: Int64) -> npt.NDArray[np.str_]:
+        """Method at each moment."""
+        out = np.full(len(moments), self.method, dtype="U16")
+        for method, time in self.segments:
+            out[time.within(moments, moments + 1) > 0] = method
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class IoRows:
+    """Calls during which the thread was blocked, and receives, of all threads."""
+
+    begin: Int64
+    end: Int64
+    track: npt.NDArray[np.int32]
+    path: npt.NDArray[np.int32]
+    result: Int64
+    is_storage: np.ndarray
+    is_read: np.ndarray
+    is_receive: np.ndarray
+    is_blocked: np.ndarray
+
+
+def blocked_by_guess(trace: Trace) -> frozenset[int]:
+    """Processes whose importer flagged calls as blocked by how long they took."""
+    facts = trace.metadata
+    key, value = (trace.strings.find(text) for text in ("io_blocked_from", "duration"))
+    return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
+
+
+#: Order of collectives in which equal rows are equal in all that the attribution reads.
+_COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code", "peer_rank", "return_ns")
+
+
+class TraceIndex:
+    """Groupings of one trace, and results that several analyses need, each made when first asked for.
+
+    They are kept with the trace: all indexes of a trace share them, so making another one costs nothing.
+    ``origin`` is the trace as it was given.
+    """
+
+    __slots__ = ("__dict__", "origin")
+
+    def __init__(self, trace: Trace) -> None:
+        # A cached property keeps its value in ``__dict__``. That of all indexes is the trace's own, and ``origin`` is
+        # not in it: a trace that refers to itself would hold its memory until the next collection of garbage.
+        self.__dict__ = trace.kept
+        self.origin = trace
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace with its collectives in an order of their own content: no result depends on the order of rows."""
+        collectives = self.origin.collectives
+        return self.origin.replace(collectives=collectives.sort_by(*_COLLECTIVE_ORDER))
+
+    @cached_property
+    def matched(self) -> Matched:
+        """Collectives matched across ranks."""
+        return match(self.trace)
+
+    @cached_property
+    def on_devices(self) -> DeviceCollectives:
+        """The same on the devices' clocks."""
+        return on_devices(self.trace)
+
+    @cached_property
+    def timed_on_device(self) -> npt.NDArray[np.bool_]:
+        """Collectives of which a device's times are known."""
+        table = self.trace.collectives
+        if (table["device_begin_ns"] >= 0).any() or len(self.trace.kernels):
+            return self.on_devices.timed
+        return np.zeros(len(table), dtype=bool)
+
+    @cached_property
+    def in_flight(self) -> Matched:
+        """Collectives as their devices saw them, else as ``matched``: for a host that waits for its device."""
+        timed, host = self.timed_on_device, self.matched
+        if not timed.any():
+            return host
+        device = self.on_devices.matched
+        return Matched(
+            np.where(timed, self.on_devices.end_ns, host.end_ns),
+            np.where(timed, device.last_enter_ns, host.last_enter_ns),
+            np.where(timed, device.last_rank, host.last_rank),
+            np.where(timed, device.partial, host.partial),
+            host.link,
+            np.where(timed, device.by_clock, host.by_clock),
+            np.where(timed, device.ordered, host.ordered),
+        )
+
+    @cached_property
+    def entered_ns(self) -> Int64:
+        """When each collective began to be in flight: on its device, else its call."""
+        called, timed = self.trace.collectives["call_ns"], self.timed_on_device
+        return int64(np.where(timed, self.on_devices.enter_ns, called)) if timed.any() else called
+
+    @cached_property
+    def network_cuts(self) -> NetworkCuts:
+        """Where the network's part of transfers over hosts and inside them ends."""
+        found, timed = self.in_flight, self.timed_on_device
+        network = self.on_devices.network_ns if timed.any() else np.full(len(timed), -1, dtype=np.int64)
+        enter = np.maximum(found.last_enter_ns, self.entered_ns)
+        return network_cuts(self.trace, found.link, enter, found.end_ns, network)
+
+    @property
+    def steps(self) -> Table:
+        """Steps of all ranks."""
+        return steps(self.origin)
+
+    @cached_property
+    def host_steps(self) -> Table:
+        """The same as the loops went through them, on their hosts' clocks."""
+        return host_steps(self.origin)
+
+    @cached_property
+    def steps_by_rank(self) -> RowsBy:
+        """Rows of ``steps`` by rank."""
+        return RowsBy(self.steps["rank"])
+
+    def steps_of(self, rank: int) -> Table:
+        """Steps of one rank."""
+        return self.steps.take(self.steps_by_rank.rows(rank))
+
+    @cached_property
+    def ranks_on_device(self) -> frozenset[int]:
+        """Ranks of which the clock of a device cuts steps."""
+        return frozenset(np.unique(self.steps["rank"][self.steps["clock_code"] != 0]).tolist())
+
+    @cached_property
+    def of_threads(self) -> dict[tuple[str, StepThread], Any]:
+        """What was computed of single threads; see :func:`kept_per_thread`."""
+        return {}
+
+    @cached_property
+    def brackets(self) -> RowsBy:
+        """Rows of device_brackets by process."""
+        return RowsBy(self.trace.device_brackets["process_id"])
+
+    @cached_property
+    def device_calls(self) -> RowsBy:
+        """Rows of device_calls by process."""
+        return RowsBy(self.trace.device_calls["process_id"])
+
+    @cached_property
+    def kernels(self) -> RowsBy:
+        """Rows of kernels by process."""
+        return RowsBy(self.trace.kernels["process_id"])
+
+    @cached_property
+    def phases(self) -> RowsBy:
+        """Rows of phases by track."""
+        return RowsBy(self.trace.phases["track_id"])
+
+    @cached_property
+    def spans(self) -> RowsBy:
+        """Rows of spans by track."""
+        return RowsBy(self.trace.spans["track_id"])
+
+    @cached_property
+    def waits(self) -> RowsBy:
+        """Rows of waits by track."""
+        return RowsBy(self.trace.waits["track_id"])
+
+    @cached_property
+    def batch_waits(self) -> RowsBy:
+        """Rows of ``batches_of_phase(WAIT)`` by track."""
+        return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
+
+    def workers_end(self, track_id: int) -> TimeSet:
+        """When a thread waited for the workers of a loader to end."""
+        table = self.batches_of_phase(BatchPhase.WORKERS_END)
+        rows = table["track_id"] == track_id
+        return TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
+
+    @cached_property
+    def fetches(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by rank served."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
+
+    @cached_property
+    def fetches_by_process(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by process."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["process_id"])
+
+    @cached_property
+    def _batches(self) -> dict[int, Table]:
+        return {}
+
+    def batches_of_phase(self, phase: BatchPhase) -> Table:
+        """Rows of batches of one phase, by begin."""
+        if phase not in self._batches:
+            table = self.trace.batches
+            rows = table.take(table["phase_code"] == phase)
+            self._batches[phase] = rows.sort_by("begin_ns", "end_ns", "loader_id", "batch_index", "track_id")
+        return self._batches[phase]
+
+    @cached_property
+    def collectives(self) -> RowsBy:
+        """Rows of collectives by process."""
+        return RowsBy(self.trace.collectives["process_id"])
+
+    @cached_property
+    def collective_waits(self) -> RowsBy:
+        """Rows of collective_waits by track."""
+        return RowsBy(self.trace.collective_waits["track_id"])
+
+    @cached_property
+    def io(self) -> IoRows:
+        """Blocked calls and receives."""
+        table = self.trace.notable_io
+        flags, op = table["io_flags"], table["op_code"]
+        chosen = ((flags & IO_WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT)
+        if not chosen.all():  # else, as in a run of many calls, the columns are those of the table
+            table = table.take(chosen)
+            flags, op = table["io_flags"], table["op_code"]
+        blocked = (flags & IO_WAITED) != 0
+        storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
+        return IoRows(
+            begin=table["begin_ns"],
+            end=table["end_ns"],
+            track=table["track_id"],
+            path=table["path_code"],
+            result=table["result_bytes"],
+            is_storage=storage,
+            is_read=np.isin(op, READ_OPS),
+            is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
+            is_blocked=blocked,
+        )
+
+    @cached_property
+    def blocked_by_guess(self) -> frozenset[int]:
+        """Processes whose calls are called blocked because they took long, not because they were seen off the CPU."""
+        return blocked_by_guess(self.trace)
+
+    def reads_by_guess(self, process: int) -> TimeSet:
+        """Time inside read calls of a process of ``blocked_by_guess``: a fast one may have waited for storage too."""
+        begin, end, by_process = self._reads_by_guess
+        rows = by_process.rows(process)
+        return TimeSet.of(begin[rows], end[rows])
+
+    @cached_property
+    def _reads_by_guess(self) -> tuple[Int64, Int64, RowsBy]:
+        table = self.trace.io
+        rows = np.flatnonzero(np.isin(table["op_code"], READ_OPS))
+        owner = self._process_of_track[table["track_id"][rows]]
+        mine = np.isin(owner, list(self.blocked_by_guess))
+        return table["begin_ns"][rows[mine]], table["end_ns"][rows[mine]], RowsBy(owner[mine])
+
+    @cached_property
+    def _process_of_track(self) -> Int64:
+        tracks = self.trace.tracks
+        owner = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, -1, dtype=np.int64)
+        owner[tracks["track_id"]] = tracks["process_id"]
+        return owner
+
+    @cached_property
+    def io_by_track(self) -> RowsBy:
+        """Rows of ``io`` by track."""
+        return RowsBy(self.io.track)
+
+    @cached_property
+    def io_by_process(self) -> RowsBy:
+        """Rows of ``io`` by process."""
+        return RowsBy(self._process_of_track[self.io.track])
+
+
+def kept_per_thread(
+    compute: Callable[[TraceIndex, StepThread], Result],
+) -> Callable[[TraceIndex, StepThread], Result]:
+    """Decorate a function of an index and a thread alone: its result is computed once and kept with the trace.
+
+    The result must not refer to the trace, and nobody may change it.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def kept(index: TraceIndex, thread: StepThread) -> Result:
+        key = (name, thread)
+        if key not in index.of_threads:
+            index.of_threads[key] = compute(index, thread)
+        result: Result = index.of_threads[key]
+        return result
+
+    return kept

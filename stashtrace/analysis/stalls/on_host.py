@@ -1,0 +1,303 @@
+"""Layers of a rank whose critical resource is the step thread (method ``host``), in the order of ``stalls.md``.
+
+Called by ``stalls`` through its table of methods. A method for GPU ranks is another function with the same result.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of, running_before
+from stashtrace.analysis.stalls.batches import BatchWaits, batch_layers, batch_waits, beside_workers
+from stashtrace.analysis.stalls.collectives import (
+    Blocked,
+    blocked_on_collectives,
+    collective_layers,
+    device_waits,
+    disjoint_rows,
+    in_flight_heads,
+    own_collectives,
+)
+from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+
+_COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
+CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
+#: Waits that no parallel loop of a phase makes: their cause is foreign wherever they stand.
+_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL)
+_WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the step thread itself did between its work, by its own records.
+
+    Attributes
+    ----------
+    busy, annotated
+        Inside forward, backward or optimizer; inside annotations.
+    saving
+        Inside a checkpoint, or blocked in a later call on a file that one wrote.
+    reading
+        Blocked in reads of files.
+    foreign, local
+        Blocked with no cause that has a kind: whatever it is in, and where it is in no phase or annotation.
+    on_device
+        Inside calls that wait for the device.
+    """
+
+    busy: TimeSet
+    annotated: TimeSet
+    saving: TimeSet
+    reading: TimeSet
+    foreign: TimeSet
+    local: TimeSet
+    on_device: TimeSet
+
+
+def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
+    """Where the step thread stood still for reasons of its own."""
+    trace = index.trace
+    rows = index.phases.rows(thread.track_id)
+    rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
+    code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
+    saves, works = np.isin(code, CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
+    saving = TimeSet.of(begin[saves], end[saves])
+
+    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    reads = io.is_storage[own] & io.is_read[own]
+    commits = io.is_storage[own] & ~reads & np.isin(io.path[own], _paths_written(index, thread, saving))
+    foreign = io.is_blocked[own] & ~reads & ~commits
+    busy = TimeSet.of(begin[works], end[works])
+    spans, named = trace.spans, index.spans.rows(thread.track_id)
+    named = named[spans["kind_code"][named] == SpanKind.USER]
+    annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
+    waits, held = trace.waits, index.waits.rows(thread.track_id)
+    alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
+    on_device = device_waits(index, thread)
+    return Standing(
+        busy,
+        annotated,
+        saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]]),
+        TimeSet.of(io.begin[own[reads]], io.end[own[reads]]),
+        TimeSet.of(
+            np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
+            np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+        )
+        - on_device,
+        TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated - on_device,
+        on_device,
+    )
+
+
+def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Annotations that do not reach from one step into another: one around the loop does not say what a step did."""
+    ends = index.steps["end_ns"][index.steps_by_rank.rows(thread.rank)]
+    within = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, begin, side="right")] >= end
+    return begin[within], end[within]
+
+
+@kept_per_thread
+def host_blocked(index: TraceIndex, thread: StepThread) -> Blocked:
+    """Pieces of the step thread's time outside batch waits that it spends blocked on collectives."""
+    return blocked_on_collectives(index, thread, batch_waits(index, thread).time)
+
+
+def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
+    loads, blocked = batch_waits(index, thread), host_blocked(index, thread)
+    layers, late, estimated = collective_layers(index, blocked)
+    layers += batch_layers(index, thread, loads)
+    stood = standing_of(index, thread)
+    layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
+    guessed = thread.process_id in index.blocked_by_guess
+    layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
+    layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+    layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # it did something, nobody saw what
+    beside, waited_for = _beside_collectives(index, thread, stood, TimeSet.united(*(x.time for x in layers)))
+    layers += beside
+    late = late if not len(waited_for.begin) else waited_for
+
+    explained = TimeSet.united(*(layer.time for layer in layers))
+    beside = beside_workers(index, thread, loads, stood.busy | stood.annotated, explained)
+    explained = TimeSet.united(explained, *(layer.time for layer in beside))
+    layers += beside
+    layers += phase_layers(index, thread, stood.busy, explained)
+    layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
+    return RankLayers("host", layers, late, beside={"estimated": estimated})
+
+
+def _beside_collectives(
+    index: TraceIndex, thread: StepThread, stood: Standing, explained: TimeSet
+) -> tuple[list[Layer], Tagged]:
+    """Time in which a collective of the host's was all that ran, of a process whose waits nobody recorded.
+
+    Whether the thread was blocked on it is not known. Nothing shows that it computed, so the point is the link, or the
+    rank that was late, and each of it may be ``compute`` or ``other``. Also whom it would have waited for.
+    """
+    nobody = Tagged(int64([]), int64([]), int64([]))
+    rows, call, end = own_collectives(index, thread)
+    host = (index.trace.collectives["source_code"][rows] == CollectiveSource.HOST) & ~index.timed_on_device[rows]
+    if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
+        return [], nobody
+    rows, call, end = rows[host], call[host], end[host]
+    begin, until, position = in_flight_heads(call, end)
+    free = TimeSet.of(begin, until) - explained - stood.busy - stood.annotated - _operators(index, thread)
+    since, stop, head = free.pieces(begin, until)
+    row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
+    link = index.in_flight.link[row]
+    blocked = Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    layers, late, _ = collective_layers(index, blocked)
+    unsure = (StallKind.COMPUTE, StallKind.OTHER)
+    return [Layer(x.kind, x.time, (*x.doubts, *unsure)) for x in layers], late
+
+
+def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
+    """Whether the recording shows when the thread was blocked: then what it does not show was no wait."""
+    return bool(len(index.waits.rows(thread.track_id)) or len(index.collective_waits.rows(thread.track_id)))
+
+
+def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """Stretches in which any thread of the process ran operators: the step thread may wait for that one."""
+    spans, tracks = index.trace.spans, index.trace.tracks
+    own = tracks["track_id"][tracks["process_id"] == thread.process_id]
+    chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
+    chosen &= np.isin(spans["track_id"], own)
+    return TimeSet.of(spans["begin_ns"][chosen], spans["end_ns"][chosen])
+
+
+def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
+    """Codes of the files that the thread's checkpoints wrote: an fsync or a rename of one afterwards belongs to it."""
+    io = index.trace.notable_io
+    own = rows_of(io["track_id"], thread.track_id)
+    writes = np.isin(io["op_code"][own], _WRITE_OPS) & (io["path_code"][own] != index.trace.strings.find(""))
+    begin = io["begin_ns"][own][writes]
+    inside = intervals.locate(saving.begin, saving.end, begin) >= 0
+    return np.unique(int64(io["path_code"][own][writes][inside]))
+
+
+# Time of the step thread between its phases: how much of it ran, by the thread's own clocks at the boundaries.
+#
+#     ... optimizer ]                gap                 [ forward ...
+#            end_cpu, end_runqueue         begin_cpu, begin_runqueue
+#     ran = growth of CPU and run-queue time - what ran inside batch waits;   the rest of the gap was blocked: other
+#
+# Where in the gap it ran is not known: pieces are filled in order, first compute, then
+# other.
+
+_COMPUTE, _OTHER = StallKind.COMPUTE, StallKind.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Stretches of the step thread between outermost phases, in order.
+
+    Attributes
+    ----------
+    ran_ns
+        Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
+    timed, queue_timed
+        Whether CPU time, and run-queue time, were known on both sides.
+    """
+
+    begin: Int64
+    end: Int64
+    ran_ns: Int64
+    timed: npt.NDArray[np.bool_]
+    queue_timed: npt.NDArray[np.bool_]
+
+
+def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
+    """Rows of the thread's outermost phases, in order."""
+    phases = index.trace.phases
+    rows = index.phases.rows(thread.track_id)
+    rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
+    columns = ("begin_ns", "end_ns", "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    outer: Int64 = rows[disjoint_rows(*(phases[c][rows] for c in columns))]
+    return outer
+
+
+def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> Gaps:
+    """Gaps of the thread's life. It began with no CPU time, so the first gap is timed too; the last is not."""
+    phases = index.trace.phases
+    rows = outer_phase_rows(index, thread)
+    begin = np.concatenate([[thread.begin_ns], phases["end_ns"][rows]])
+    end = np.concatenate([phases["begin_ns"][rows], [thread.end_ns]])
+    cpu_begin = np.concatenate([[0], phases["end_cpu_ns"][rows]])
+    cpu_end = np.concatenate([phases["begin_cpu_ns"][rows], [-1]])
+    queue_begin = np.concatenate([[0], phases["end_runqueue_ns"][rows]])
+    queue_end = np.concatenate([phases["begin_runqueue_ns"][rows], [-1]])
+    timed = (cpu_begin >= 0) & (cpu_end >= 0)
+    queue_timed = (queue_begin >= 0) & (queue_end >= 0)
+    ran = np.where(timed, cpu_end - cpu_begin, 0) + np.where(queue_timed, queue_end - queue_begin, 0)
+    gap = np.searchsorted(begin, waits.begin, side="right") - 1
+    inside = gap >= 0
+    loaded = np.zeros(len(begin), dtype=np.int64)
+    np.add.at(loaded, gap[inside], waits.ran_ns[inside])
+    keep = end > begin
+    return Gaps(begin[keep], end[keep], np.maximum(ran - loaded, 0)[keep], timed[keep], queue_timed[keep])
+
+
+def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer]:
+    """Layers compute and other of the gaps; blocked time goes to pieces outside annotations first."""
+    every = TimeSet(gaps.begin, gaps.end) - explained
+    plain, named = (every - annotated).pieces(gaps.begin, gaps.end), (every & annotated).pieces(gaps.begin, gaps.end)
+    plain_ns, named_ns = _per_gap(plain, len(gaps.begin)), _per_gap(named, len(gaps.begin))
+    blocked = np.maximum(plain_ns + named_ns - gaps.ran_ns, 0)
+    other_ns = np.minimum(blocked, plain_ns)
+    cut, _ = _split(plain, plain_ns - other_ns)
+    timed, sure = gaps.timed[plain[2]], gaps.queue_timed[plain[2]]
+    named_cut, _ = _split(named, named_ns - (blocked - other_ns))
+    named_timed = gaps.timed[named[2]]
+    named_cut = np.where(named_timed, named_cut, named[1])
+    return [
+        Layer(_COMPUTE, TimeSet.of(plain[0][timed], cut[timed])),
+        Layer(_OTHER, TimeSet.of(cut[timed & sure], plain[1][timed & sure])),
+        Layer(_OTHER, TimeSet.of(cut[timed & ~sure], plain[1][timed & ~sure]), (_COMPUTE,)),
+        Layer(_COMPUTE, TimeSet.of(plain[0][~timed], plain[1][~timed]), (_OTHER,)),
+        Layer(_COMPUTE, TimeSet.of(named[0], named_cut)),
+        Layer(_COMPUTE, TimeSet.of(named_cut, named[1]), (_OTHER,)),
+    ]
+
+
+def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet) -> list[Layer]:
+    """Layers of the phases that compute: what their thread's clocks do not show to have run may be ``other``.
+
+    Off the CPU in a phase, the thread waits for threads that compute with it (OpenMP's, the library's), or for a lock
+    that somebody holds: nothing recorded tells which. Without clocks of the thread nothing is known against compute.
+    """
+    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
+    cpu_begin, cpu_end, queue_begin, queue_end = (
+        phases[name][rows] for name in ("begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    )
+    timed, queue_timed = (cpu_begin >= 0) & (cpu_end >= 0), (queue_begin >= 0) & (queue_end >= 0)
+    ran = (cpu_end - cpu_begin + np.where(queue_timed, queue_end - queue_begin, 0))[timed]
+    begin, end = phases["begin_ns"][rows[timed]], phases["end_ns"][rows[timed]]
+    free = (busy - explained).pieces(begin, end)
+    cut, _ = _split(free, np.maximum(ran, 0))
+    doubtful = TimeSet.of(cut, free[1])
+    return [Layer(_COMPUTE, busy - doubtful), Layer(_COMPUTE, doubtful, (_OTHER,))]
+
+
+Pieces = tuple[Int64, Int64, Int64]
+
+
+def _per_gap(pieces: Pieces, count: int) -> Int64:
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, pieces[2], pieces[1] - pieces[0])
+    return total
+
+
+def _split(pieces: Pieces, budget: Int64) -> tuple[Int64, Int64]:
+    """Where each piece changes sides when its gap's budget is spent on the pieces in order, and what was spent."""
+    begin, end, gap = pieces
+    before = running_before(end - begin, gap)
+    spent = np.clip(budget[gap] - before, 0, end - begin)
+    return begin + spent, spent

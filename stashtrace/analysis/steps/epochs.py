@@ -1,0 +1,103 @@
+"""epoch_begins: how often a loader of a rank was begun, and what that cost, training and evaluation apart.
+
+    epoch 1 ... batch n  | workers end | iterator made, workers start | first batch |  batch 1 ...  epoch 2
+                           wait, index -1 ............................  wait, index 0
+
+What a loader serves is seen by the steps in which its batches are waited for.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+EPOCH_BEGINS = _schema(
+    "epoch_begins",
+    "Loaders of a rank by what their batches serve: how often one was begun, and what that cost",
+    ("rank", "i8", "", "global rank"),
+    ("serves", "U16", "", "training, validation or inference"),
+    ("begins_count", "i8", "", "iterators that gave their first batch within the counted steps"),
+    ("wait_ns", "i8", "ns", "waits between epochs: iterators that ended and were made, and first batches"),
+    ("workers_end_ns", "i8", "ns", "of it: waits for the workers of an iterator to end"),
+    ("workers_count", "i8", "", "workers of such a loader, the most that made batches; 0 without workers"),
+    ("anew_count", "i8", "", "of the begins: iterators that started workers of their own"),
+)
+
+SERVES = ("training", *QUIET_KINDS)
+
+
+def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
+    """Begins of epochs within the given steps of a rank: a row for the loaders that serve training, and so on.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs batches.
+    rank : int
+    steps : Table
+        From ``steps``; those that count.
+
+    Returns
+    -------
+    Table
+        Schema ``epoch_begins``; empty if no loader was begun within the steps.
+    """
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    batches = trace.batches.take(trace.batches["rank"] == rank)
+    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & np.isin(batches["track_id"], own["track_id"]))
+    at = np.searchsorted(own["begin_ns"], waits["begin_ns"], side="right") - 1
+    inside = (at >= 0) & (waits["begin_ns"] < own["end_ns"][np.maximum(at, 0)]) if len(own) else at >= 0
+    waits, at = waits.take(inside), at[inside]
+    loaders, serves = _serves(waits, own["kind"][at])
+    ends = batches.take(
+        (batches["phase_code"] == BatchPhase.WORKERS_END) & np.isin(batches["track_id"], own["track_id"])
+    )
+    window = TimeSet.of(own["begin_ns"], own["end_ns"])
+    made = batches.take((batches["phase_code"] == BatchPhase.FETCH) & (batches["worker_id"] >= 0))
+    rows = []
+    for code, name in enumerate(SERVES):
+        mine = loaders[serves == code]
+        own_waits = waits.take(np.isin(waits["loader_id"], mine))
+        begun = np.unique(own_waits["loader_id"][own_waits["batch_index"] == 0])
+        if not len(begun):
+            continue
+        between = own_waits.take(own_waits["batch_index"] <= 0)
+        of_mine = ends.take(np.isin(ends["loader_id"], mine))
+        ending = TimeSet.of(of_mine["begin_ns"], of_mine["end_ns"]) & window
+        own_made = made.take(np.isin(made["loader_id"], mine))
+        per_loader = [len(np.unique(own_made["worker_id"][own_made["loader_id"] == one])) for one in begun.tolist()]
+        rows.append(
+            (
+                rank,
+                name,
+                len(begun),
+                (TimeSet.of(between["begin_ns"], between["end_ns"]) | ending).total_ns,
+                ending.total_ns,
+                max(per_loader),
+                len(begun) if _anew(own_made, len(mine)) else 0,
+            )
+        )
+    return Table.from_rows(EPOCH_BEGINS, rows)
+
+
+def _serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[Int64, Int64]:
+    """Loaders, and of each what most of its batches were waited for in; index into ``SERVES``."""
+    code = int64(np.select([kind_of_step == kind for kind in QUIET_KINDS], range(1, len(SERVES)), 0))
+    given = waits["batch_index"] >= 0  # the end of an iterator lies in what comes after it
+    loaders, place = np.unique(waits["loader_id"][given], return_inverse=True)
+    votes = np.zeros((len(loaders), len(SERVES)), dtype=np.int64)
+    np.add.at(votes, (place, code[given]), 1)
+    return loaders, int64(votes.argmax(axis=1)) if len(loaders) else int64([])
+
+
+def _anew(made: Table, loaders_count: int) -> bool:
+    """A worker of a loader that keeps its workers makes batches under the numbers of several epochs."""
+    pairs = np.unique(np.stack([made["process_id"].astype(np.uint64), made["loader_id"].astype(np.uint64)]), axis=1)
+    return bool(len(made)) and loaders_count > 1 and len(np.unique(pairs[0])) == pairs.shape[1]

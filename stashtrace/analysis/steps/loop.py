@@ -1,0 +1,370 @@
+"""The training loop of one thread as a sequence of tokens, and its division into steps.
+
+    tokens   W = batch wait, F = forward, B = backward, U = update (optimizer step, or one skipped by a GradScaler)
+    unit     begins with a batch wait (several in a row are one), or, where no wait led in, with a forward that
+             follows a backward, an update, or a forward of the same module
+    step     all units up to and with the last update before the next forward or batch wait
+    W F B . W F B U | W F B . W F B U | W V | W V | W F B ...        V = forward under no_grad: validation
+    V V V V F B U F B U | V V V V F B U F B U | ...                  rollout and its updates: an iteration
+
+The rules and what they mean for a user are in ``docs/concepts/steps.md``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.schema.kinds import Phase, PhaseFlag
+
+Bools = npt.NDArray[np.bool_]
+#: Kinds of steps in which the model is trained, and those that run it without gradients alone.
+UPDATE_KINDS = ("train", "skipped_update", "iteration", "marked")
+QUIET_KINDS = ("validation", "inference")
+#: An evaluation loader leads in each forward, or each few (model, loss, metric); a rollout waits for few batches.
+_WAITS_PER_FORWARD = 0.2
+#: As long a run of forwards as the others are: at least this part of their median.
+_AS_LONG = 0.5
+#: A rollout serves several updates: at most this part of them has one of its own.
+_MOST_ROLLOUTS = 0.67
+WAIT, FORWARD, BACKWARD, UPDATE = 0, 1, 2, 3
+_KIND_OF_PHASE = {
+    Phase.FORWARD: FORWARD,
+    Phase.BACKWARD: BACKWARD,
+    Phase.OPTIMIZER: UPDATE,
+    Phase.UPDATE_SKIPPED: UPDATE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Columns of one thread's tokens in order of their begin."""
+
+    begin: Int64
+    end: Int64
+    kind: Int64
+    no_grad: Bools
+    training: Bools
+    skipped: Bools
+    name: Int64
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """Steps of one rank, in order; they neither overlap nor leave gaps."""
+
+    begin: Int64
+    end: Int64
+    kind: npt.NDArray[np.str_]
+
+    @classmethod
+    def none(cls) -> StepColumns:
+        """No step."""
+        return cls(int64([]), int64([]), np.empty(0, dtype="U16"))
+
+
+def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> Tokens:
+    """Tokens of a thread from the rows of its phases and batch waits.
+
+    Nested phases are not tokens (recomputation inside backward), but an update inside backward is: it counts as ending
+    with the phase around it. Where an optimizer calls a closure, the closure is the step's forward and backward and
+    comes before the update; what it computes again, as line searches do, is part of the update.
+    """
+    code, flags = phases["phase_code"], phases["phase_flags"]
+    kind = np.full(len(code), -1, dtype=np.int64)
+    for phase, token in _KIND_OF_PHASE.items():
+        kind[code == phase] = token
+    nested = (flags & PhaseFlag.NESTED) != 0
+    end = phases["end_ns"].copy()
+    outer = np.flatnonzero(~nested & (kind >= 0))
+    outer = outer[np.argsort(phases["begin_ns"][outer], kind="stable")]
+    inner = np.flatnonzero(nested & (kind == UPDATE))
+    if len(inner) and len(outer):
+        at = np.searchsorted(phases["begin_ns"][outer], phases["begin_ns"][inner], side="right") - 1
+        around = outer[np.maximum(at, 0)]
+        inside = (at >= 0) & (phases["end_ns"][around] >= end[inner])
+        end[inner[inside]] = phases["end_ns"][around[inside]]
+    first_begin, again = _closures(phases["begin_ns"], end, np.where(nested, -1, kind))
+    keep = np.flatnonzero((kind >= 0) & (~nested | (kind == UPDATE)) & ~again)
+    waits = len(wait_begin)
+    begin = np.concatenate([first_begin[keep], wait_begin])
+    no = np.zeros(waits, dtype=bool)
+    columns = (
+        begin,
+        np.concatenate([end[keep], wait_end]),
+        np.concatenate([kind[keep], np.full(waits, WAIT)]),
+        np.concatenate([(flags[keep] & PhaseFlag.NO_GRAD) != 0, no]),
+        np.concatenate([(flags[keep] & PhaseFlag.TRAINING) != 0, no]),
+        np.concatenate([code[keep] == Phase.UPDATE_SKIPPED, no]),
+        np.concatenate([phases["name_code"][keep], np.zeros(waits, dtype=np.int64)]),
+    )
+    order = np.lexsort((*reversed(columns[3:]), columns[1], columns[2], begin))
+    return Tokens(*(c[order] for c in columns))
+
+
+def _closures(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Bools]:
+    """Begin of each phase, that of an update behind the closure it calls; and which phases are a closure's again."""
+    at, again = begin.copy(), np.zeros(len(kind), dtype=bool)
+    updates = np.flatnonzero(kind == UPDATE)
+    updates = updates[np.argsort(begin[updates], kind="stable")]
+    inner = np.flatnonzero((kind == FORWARD) | (kind == BACKWARD))
+    inner = inner[np.argsort(begin[inner], kind="stable")]
+    if not len(updates) or not len(inner):
+        return at, again
+    around = np.searchsorted(begin[updates], begin[inner], side="right") - 1
+    inside = (around >= 0) & (end[inner] <= end[updates][np.maximum(around, 0)])
+    inner, around = inner[inside], around[inside]
+    calls = np.unique(around)
+    at[updates[calls]] = np.maximum(end[updates[calls]] - 1, begin[updates[calls]])
+    # One evaluation reaches up to the first backward, and without any to the first forward.
+    backward = np.flatnonzero(kind[inner] == BACKWARD)
+    last = np.searchsorted(around, calls, side="left")
+    found, first = np.unique(around[backward], return_index=True)
+    last[np.searchsorted(calls, found)] = backward[first]
+    again[inner] = np.arange(len(inner)) > last[np.searchsorted(calls, around)]
+    return at, again
+
+
+def unit_starts(tokens: Tokens) -> Bools:
+    """True where a unit begins."""
+    kind = tokens.kind
+    previous = np.concatenate([[UPDATE], kind[:-1]])
+    wait_first = (kind == WAIT) & (previous != WAIT)
+    # The first forward of a run tells whether a wait led in; later ones begin a unit when the module repeats.
+    is_forward = kind == FORWARD
+    run_first = is_forward & (previous != FORWARD)
+    run = np.cumsum(run_first) - 1
+    first_rows = np.flatnonzero(run_first)
+    forward_first = run_first & ((previous == BACKWARD) | (previous == UPDATE))
+    if len(first_rows):
+        led_by_wait = (previous[first_rows] == WAIT)[np.maximum(run, 0)]
+        same_module = tokens.name == tokens.name[first_rows][np.maximum(run, 0)]
+        forward_first |= is_forward & ~run_first & ~led_by_wait & same_module
+    # In a unit that a wait led in, a second forward before the update stays inside.
+    waits_before = np.cumsum(wait_first)
+    updates_before = np.cumsum(kind == UPDATE)
+    last_update_at_wait = np.concatenate([[-1], updates_before[wait_first]])[waits_before]
+    unit_has_wait = (waits_before > 0) & (last_update_at_wait == updates_before - (kind == UPDATE))
+    forward_first &= ~(unit_has_wait & (previous == BACKWARD))
+    starts = wait_first | forward_first
+    if len(starts):
+        starts[0] = True
+    return np.asarray(starts, dtype=bool)
+
+
+def update_groups(tokens: Tokens) -> Int64:
+    """Group number of each update: updates with no forward or batch wait between them belong together.
+
+    So do those of several optimizers that take turns on one batch (adversarial networks; actor and critic): a group
+    ends where an optimizer steps that has stepped in it, or where a batch is waited for.
+    """
+    kind = tokens.kind
+    separators = (kind == WAIT) | (kind == FORWARD)
+    if not (kind == FORWARD).any():
+        separators |= kind == BACKWARD
+    updates = np.flatnonzero(kind == UPDATE)
+    if not len(updates):
+        return int64([])
+    passed = np.cumsum(separators)[updates]
+    new = np.concatenate([[True], np.diff(passed) > 0])
+    names = tokens.name[updates]
+    if len(np.unique(names)) > 1:
+        _join_turns(new, names, np.cumsum(kind == WAIT)[updates])
+    return int64(np.cumsum(new) - 1)
+
+
+def _join_turns(new: Bools, names: Int64, waits: Int64) -> None:
+    """Clear the begin of each group that continues the one before it with another optimizer."""
+    joined = []
+    stepped: set[int] = set()
+    for at, (name, wait) in enumerate(zip(names.tolist(), waits.tolist(), strict=True)):
+        if new[at]:
+            if at and name not in stepped and wait == waits[at - 1]:
+                joined.append(at)
+            else:
+                stepped.clear()
+        stepped.add(name)
+    if len(joined) > 1:  # once is one phase of the training after another
+        new[joined] = False
+
+
+@dataclass(frozen=True, slots=True)
+class _QuietRuns:
+    """Forwards without gradients before the first other phase of each segment, and how they differ from training.
+
+    Attributes
+    ----------
+    forwards : int64 array
+        Of each segment: up to each group of updates, and what follows the last.
+    over_a_loader : bool
+        A batch wait leads in each forward, or each few.
+    like_training : bool
+        The modules are in the same mode (``train`` or ``eval``) as where they are trained.
+    fed : bool
+        A batch wait leads in most of the training.
+    """
+
+    forwards: Int64
+    over_a_loader: bool
+    like_training: bool
+    fed: bool
+
+
+def _quiet_runs(tokens: Tokens, last_update: Int64) -> _QuietRuns:
+    groups = len(last_update)
+    kind = tokens.kind
+    segment = np.searchsorted(last_update, np.arange(len(kind)), side="left")
+    forward = kind == FORWARD
+    training = forward & ~tokens.no_grad
+    serious = training | (kind == BACKWARD) | (kind == UPDATE)
+    passed = np.cumsum(serious)
+    at_begin = np.concatenate([[0], passed[last_update]])
+    quiet = forward & tokens.no_grad & (passed == at_begin[segment])
+    before = np.concatenate([[UPDATE], kind[:-1]])
+    waited = np.count_nonzero(quiet & (before == WAIT))
+    fed = np.count_nonzero(training & (before == WAIT))
+    trained = np.count_nonzero(training & (before != FORWARD))
+    return _QuietRuns(
+        int64(np.bincount(segment[quiet], minlength=groups + 1)),
+        bool(quiet.any() and waited >= _WAITS_PER_FORWARD * np.count_nonzero(quiet)),
+        _mostly(tokens.training[quiet]) == _mostly(tokens.training[training]),
+        2 * fed > trained,
+    )
+
+
+def _mostly(marks: Bools) -> bool:
+    return 2 * int(np.count_nonzero(marks)) > len(marks)
+
+
+def steps_of(tokens: Tokens) -> StepColumns:
+    """Steps of one thread without step marks."""
+    if len(tokens) == 0:
+        return StepColumns.none()
+    starts = unit_starts(tokens)
+    first = np.flatnonzero(starts)
+    unit = np.cumsum(starts) - 1
+    count = len(first)
+    has_forward = np.bincount(unit, tokens.kind == FORWARD, count) > 0
+    has_backward = np.bincount(unit, tokens.kind == BACKWARD, count) > 0
+    has_update = np.bincount(unit, tokens.kind == UPDATE, count) > 0
+    has_grad = np.bincount(unit, (tokens.kind == FORWARD) & ~tokens.no_grad, count) > 0
+    unit_begin = tokens.begin[first]
+    latest = np.maximum.accumulate(tokens.end)
+    unit_end = latest[np.append(first[1:], len(tokens)) - 1]
+    if not has_update.any():
+        chosen = np.flatnonzero(has_forward)
+        return _without_updates(unit_begin[chosen], unit_end[chosen], has_backward[chosen])
+
+    updates = np.flatnonzero(tokens.kind == UPDATE)
+    group = update_groups(tokens)
+    groups = int(group[-1]) + 1
+    last_update = updates[np.append(np.flatnonzero(np.diff(group)), len(updates) - 1)]
+    train_end = latest[last_update]
+    skipped = np.bincount(group, ~tokens.skipped[updates], groups) == 0
+
+    # Segment s = units after group s-1 up to group s; segment `groups` is what follows the last update.
+    segment = np.searchsorted(last_update, first, side="left")
+    quiet = has_forward & ~has_backward & ~has_update & ~has_grad
+    serious = has_forward & ~quiet | has_backward | has_update
+    serious_before: Int64 = np.cumsum(serious) - serious
+    segment_first = np.searchsorted(segment, np.arange(groups + 1), side="left")
+    leading = quiet & (serious_before == np.append(serious_before, serious.sum())[segment_first[segment]])
+    runs = _quiet_runs(tokens, last_update)
+    if _rolls_out(runs):
+        head = np.flatnonzero((segment == 0) & (leading | has_backward | has_update))
+        rollout_next = np.append(runs.forwards[1:groups] > 0, True)
+        return _iterations(int(unit_begin[head[0]]), train_end[rollout_next])
+    with_leading = np.unique(segment[leading])
+    with_leading = with_leading[(with_leading > 0) & (with_leading < groups)]
+    # Most updates have one, and of no loader: it is part of the step.
+    if not runs.over_a_loader and groups > 3 and 2 * len(with_leading) > groups - 1:
+        leading &= segment == groups
+        has_backward |= quiet & ~leading
+    trains = has_backward | has_update | (has_forward if not has_backward.any() else False)
+    return _with_updates(segment, unit_begin, unit_end, leading, trains, train_end, skipped)
+
+
+def _rolls_out(runs: _QuietRuns) -> bool:
+    """Whether runs of forwards without gradients make the data of the updates after them (reinforcement learning).
+
+    A rollout comes before its updates: the first update has one, and nothing follows the last. Validation comes after
+    them, goes through a loader, or puts the model into another mode and is short beside the updates. Where a recording
+    begins or ends in between, mode and length alone decide.
+    """
+    groups = len(runs.forwards) - 1
+    inner = runs.forwards[1:groups]
+    inner = inner[inner > 0]
+    if runs.over_a_loader or len(inner) < 2 or len(inner) > _MOST_ROLLOUTS * groups:
+        return False
+    usual = _AS_LONG * float(np.median(inner))
+    begins, ends = bool(runs.forwards[0] >= usual), bool(runs.forwards[groups] >= usual)
+    prevails = int(inner.sum()) >= groups and not runs.fed
+    if begins != ends:
+        return begins and (runs.like_training or prevails)
+    return runs.like_training and prevails
+
+
+def _iterations(begin: int, ends: Int64) -> StepColumns:
+    """A step from each rollout to the last of its updates; what follows the last update was never finished."""
+    begins = np.concatenate([[min(begin, int(ends[0]))], ends[:-1]])
+    return StepColumns(begins, ends, np.full(len(ends), "iteration"))
+
+
+def _without_updates(begin: Int64, end: Int64, trains: Bools) -> StepColumns:
+    if len(begin) == 0:
+        return StepColumns.none()
+    quiet = "validation" if trains.any() else "inference"
+    return StepColumns(begin, np.append(begin[1:], end[-1]), np.where(trains, "train", quiet))
+
+
+def _with_updates(
+    segment: Int64,
+    unit_begin: Int64,
+    unit_end: Int64,
+    leading: Bools,
+    trains: Bools,
+    train_end: Int64,
+    skipped: Bools,
+) -> StepColumns:
+    rows = np.flatnonzero(leading)
+    following = np.append(unit_begin[1:], np.int64(0))
+    same_segment = np.append(segment[1:] == segment[:-1], False)
+    quiet_end = np.where(same_segment, following, unit_end)[rows]
+    # In the last segment only the leading run counts; what follows it was never finished.
+    kinds = np.concatenate([np.full(len(rows), "validation"), np.where(skipped, "skipped_update", "train")])
+    ends = np.concatenate([quiet_end, train_end])
+    order = np.argsort(ends, kind="stable")
+    ends, kinds = ends[order], kinds[order]
+    # A forward long before training (a dry run that shapes lazy modules) has neither backward nor update.
+    head = np.flatnonzero((segment == 0) & (trains | leading))
+    begin = min(int(unit_begin[head[0]]), int(ends[0]))
+    return StepColumns(np.concatenate([[begin], ends[:-1]]), ends, kinds)
+
+
+def marked_steps(tokens: Tokens, marks: Int64) -> StepColumns:
+    """Steps that end at each mark; the first begins with the first token before it, or at the first mark."""
+    marks = np.unique(marks)
+    before = tokens.begin[tokens.begin < marks[0]] if len(tokens) else int64([])
+    begin = np.concatenate([before[:1], marks[:-1]])
+    end = marks if len(before) else marks[1:]
+    return StepColumns(begin, end, np.full(len(begin), "marked"))
+
+
+def micro_batches(tokens: Tokens, steps: StepColumns) -> Int64:
+    """Sub-steps of each step: backwards that follow a forward, else batch waits in a row, at least 1."""
+    kind = tokens.kind
+    step = np.searchsorted(steps.end, tokens.begin, side="right")
+    inside = (step < len(steps.end)) & (tokens.begin >= (steps.begin[0] if len(steps.begin) else 0))
+    relevant = np.flatnonzero(inside & ((kind == FORWARD) | (kind == BACKWARD)))
+    after_forward = (kind[relevant] == BACKWARD) & (np.concatenate([[-1], kind[relevant][:-1]]) == FORWARD)
+    backwards = np.bincount(step[relevant][after_forward], minlength=len(steps.end))
+    waits = np.flatnonzero(inside & (kind == WAIT) & (np.concatenate([[UPDATE], kind[:-1]]) != WAIT))
+    loads = np.bincount(step[waits], minlength=len(steps.end))
+    return int64(np.maximum(np.where(backwards > 0, backwards, loads), 1))

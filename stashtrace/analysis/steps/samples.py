@@ -1,0 +1,69 @@
+"""Samples of each step, as DataLoaders tell them; the guest's half is ``probes/torch_loader_facts``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+#: Metadata key of an iterator, before its ``loader_id``; the same in ``probes/torch_loader_facts``.
+FACT = "dataloader "
+_KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (\d{1,15}) (\d{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSamples:
+    """What one iterator said: samples of a batch, of an epoch of its process, of the data set; 0 if it did not."""
+
+    batch: int = 0
+    epoch: int = 0
+    every: int = 0
+
+
+def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
+    """What the iterators of a run said of their samples, by ``loader_id``; what cannot be read counts as not said."""
+    found = {}
+    for row in trace.metadata.rows():
+        key = _KEY.fullmatch(trace.text(row["key_code"]))
+        value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
+        if key and value:
+            found[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
+    return found
+
+
+def step_samples(
+    steps: Table, waits: Table, told: dict[int, LoaderSamples]
+) -> tuple[npt.NDArray[np.float64], LoaderSamples]:
+    """Samples of each step of one rank, and what the loader that it waited for most often says.
+
+    Parameters
+    ----------
+    steps : Table
+        ``steps`` of a rank.
+    waits : Table
+        Batch waits of the rank that brought a batch.
+    told : dict of int to LoaderSamples
+
+    Returns
+    -------
+    float array, LoaderSamples
+        As many as there are steps, in their order; empty if a loader that fed one of them does not say.
+    """
+    order = np.argsort(steps["begin_ns"], kind="stable")
+    begin, end = steps["begin_ns"][order], steps["end_ns"][order]
+    at = np.searchsorted(begin, waits["begin_ns"], side="right") - 1
+    inside = (at >= 0) & (waits["begin_ns"] < end[np.maximum(at, 0)])
+    at, loaders = at[inside], waits["loader_id"][inside]
+    said = [told.get(loader, LoaderSamples()) for loader in loaders.tolist()]
+    if not said or not all(one.batch for one in said):
+        return np.empty(0), LoaderSamples()
+    samples = np.empty(len(begin))
+    samples[order] = np.bincount(at, weights=[one.batch for one in said], minlength=len(begin))
+    ids, counts = np.unique(loaders, return_counts=True)
+    return samples, told[int(ids[np.argmax(counts)])]

@@ -1,0 +1,377 @@
+"""steps: begin and end of every training step of every rank, with one ordinal for all ranks."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.steps.device import DeviceSteps
+from stashtrace.analysis.steps.loop import (
+    QUIET_KINDS,
+    StepColumns,
+    Tokens,
+    marked_steps,
+    micro_batches,
+    steps_of,
+    tokens_of,
+)
+from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.events import STEPS
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, PhaseFlag, SpanKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace, kept_with_trace
+
+#: Steps at the head of a run that are left out by default, and the length that marks further ones.
+WARMUP_STEPS, WARMUP_FACTOR = 5, 3
+
+#: A number of more digits is damage: added to another one it might not fit 64 bits.
+_MOST_DIGITS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread.
+
+    Attributes
+    ----------
+    columns : StepColumns
+        Begin and end on the host, and kind.
+    ordinal : int64 array
+        Number of each step among all ranks, as far as it is known.
+    begin_ns, end_ns, clock_code
+        On the device, where the rank has one.
+    thinned : int64 array
+        1 where the event budget left a step without events.
+    numbered : bool
+        Whether the steps came with their numbers.
+    """
+
+    thread: StepThread
+    columns: StepColumns
+    sub_steps: Int64
+    ordinal: Int64
+    begin_ns: Int64
+    end_ns: Int64
+    clock_code: int
+    thinned: Int64
+    numbered: bool = False
+
+
+@kept_with_trace
+def steps(trace: Trace) -> Table:
+    """Find the steps of every rank and number them alike on all ranks.
+
+    A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
+    ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
+    validation steps, from one to the next; a rollout and its updates are one iteration; a rank that never trains does
+    inference. Where the script calls ``stashtrace.step()``, those marks alone decide;
+    imported steps (``ProfilerStep#N``) keep begin, end and number.
+    The rules are in ``docs/concepts/steps.md``. A run
+    that recorded ``--steps A:B`` alone is numbered from A.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs phases, batch waits or step marks.
+
+    Columns
+    -------
+    rank, step, begin_ns, end_ns, process_id, track_id, sub_steps_count, kind, warmup, matched_code,
+    clock_code, thinned
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has a step; the hint names the collectors to turn on.
+    """
+    if _are_numbered(trace):
+        return Table(STEPS, {name: trace.numbered_steps[name] for name in STEPS.names})
+    return number_steps(local_steps(trace), trace.collectives, first_recorded_step(trace))
+
+
+def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
+    """Step of each rank at a moment, by a table of ``steps``; -1 outside."""
+    out = np.full(len(rank), -1, dtype=np.int64)
+    own, by_rank = RowsBy(table["rank"]), RowsBy(rank)
+    for value in by_rank.values.tolist():
+        rows, mine = by_rank.rows(value), own.rows(value)
+        if len(mine):
+            position = np.searchsorted(table["begin_ns"][mine], at_ns[rows], side="right") - 1
+            inside = (position >= 0) & (at_ns[rows] < table["end_ns"][mine][np.maximum(position, 0)])
+            out[rows[inside]] = table["step"][mine][position[inside]]
+    return out
+
+
+def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
+    """Whether the rank and step of each row are those of one of the steps; both tables have these columns."""
+    if not len(steps):
+        return np.zeros(len(rows), dtype=bool)
+    # The steps of another tool may have any numbers: pairs are told apart by the places of these.
+    numbers, own = np.unique(steps["step"], return_inverse=True)
+    at = np.minimum(np.searchsorted(numbers, rows["step"]), len(numbers) - 1)
+    pairs = np.isin(rows["rank"] * len(numbers) + at, steps["rank"] * len(numbers) + own)
+    return np.asarray(pairs & (numbers[at] == rows["step"]), dtype=np.bool_)
+
+
+@kept_with_trace
+def host_steps(trace: Trace) -> Table:
+    """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
+    ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]
+    if not _are_numbered(trace):
+        return number_steps(ranks, trace.collectives, first_recorded_step(trace))
+    known = steps(trace)
+    begin, end = known["begin_ns"].copy(), known["end_ns"].copy()
+    rows = RowsBy(known["rank"])
+    for rank in ranks:
+        own = rows.rows(rank.thread.rank)
+        if len(own) == len(rank.begin_ns):  # else rows were lost after the steps had been numbered
+            begin[own], end[own] = rank.begin_ns, rank.end_ns
+    return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
+
+
+@kept_with_trace
+def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
+    """Steps of each rank by its own rows alone, numbered from 0 on each unless they come with their numbers."""
+    rows, devices = _Rows(trace), DeviceSteps(trace)
+    return tuple(_rank_steps(thread, rows, devices) for thread in step_threads(trace))
+
+
+def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
+    """Number the steps of all ranks alike: the cross-rank half of :func:`steps`.
+
+    Parameters
+    ----------
+    ranks : sequence of RankSteps
+        From :func:`local_steps`, of the whole run.
+    collectives : Table
+        Of all ranks; needs rank, group_hash, sequence, op_code, call_ns.
+    first : int
+        Number of the first step.
+    """
+    numbered = any(r.numbered for r in ranks)  # then every rank that has whole steps keeps their numbers
+    found = list(ranks) if numbered else _number(ranks)
+    if not any(len(r.columns.begin) for r in found):
+        raise MissingDataError(
+            "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
+        )
+    found, matched = _check_by_collectives(collectives, found)
+    per_rank = [len(r.columns.begin) for r in found]
+    kind = np.concatenate([r.columns.kind for r in found])
+    ordinal = np.concatenate([r.ordinal for r in found])
+    begin = np.concatenate([r.begin_ns for r in found])
+    end = np.concatenate([r.end_ns for r in found])
+    skipped = int(ordinal.min()) if numbered else first
+    warmup = _warmup(ordinal, end - begin, np.isin(kind, QUIET_KINDS), max(0, WARMUP_STEPS - skipped))
+    columns = {
+        "rank": np.repeat([r.thread.rank for r in found], per_rank),
+        "step": ordinal + first,
+        "begin_ns": begin,
+        "end_ns": end,
+        "process_id": np.repeat([r.thread.process_id for r in found], per_rank),
+        "track_id": np.repeat([r.thread.track_id for r in found], per_rank),
+        "sub_steps_count": np.concatenate([r.sub_steps for r in found]),
+        "kind": kind.astype("U16"),
+        "warmup": warmup,
+        "matched_code": matched,
+        "clock_code": np.repeat([r.clock_code for r in found], per_rank),
+        "thinned": _thinned_alike(ordinal, np.concatenate([r.thinned for r in found]), warmup),
+    }
+    return Table(STEPS, columns)
+
+
+def counted_steps(found: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Table:
+    """Steps that totals are made of: those with events, and without warm-up unless that is asked for.
+
+    Where the event budget left a rank no step with events, its steps count all the same. With ``kinds`` only steps of
+    these kinds count.
+    """
+    kept = found if warmup else found.take(found["warmup"] == 0)
+    if kinds:
+        kept = kept.take(np.isin(kept["kind"], list(kinds)))
+    timed = kept["thinned"] == 0
+    return kept.take(timed | ~np.isin(kept["rank"], np.unique(kept["rank"][timed])))
+
+
+def first_recorded_step(trace: Trace) -> int:
+    """Number of the first step that a run with ``--steps A:B`` recorded, 0 for a whole run."""
+    first = _fact(trace, "steps").partition(":")[0]
+    return int(first) if first.isdecimal() and len(first) <= _MOST_DIGITS else 0
+
+
+def _are_numbered(trace: Trace) -> bool:
+    """Whether the trace is from a store whose steps were numbered; a rank of it may have had none."""
+    return bool(len(trace.numbered_steps)) or _fact(trace, "numbered_steps") not in ("", "0")
+
+
+def _fact(trace: Trace, key: str) -> str:
+    """What the metadata of the whole run say, empty if nothing."""
+    facts = trace.metadata
+    code = trace.strings.find(key)
+    found = facts["value_code"][(facts["process_id"] == -1) & (facts["key_code"] == code)]
+    return trace.text(found[0]) if len(found) and code >= 0 else ""
+
+
+def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
+    """Each rank's thread and steps; its life holds its steps even where the process table says less."""
+    try:
+        threads = step_threads(trace)
+    except MissingDataError:
+        if _are_numbered(trace):  # one rank of a store: it has no loop, others have
+            return
+        raise
+    by_rank = RowsBy(found["rank"])
+    for thread in threads:
+        own = found.take(by_rank.rows(thread.rank))
+        first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
+        last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
+        yield replace(thread, begin_ns=first, end_ns=last), own
+
+
+class _Rows:
+    """What tokens are made of, grouped by thread once for all ranks."""
+
+    def __init__(self, trace: Trace) -> None:
+        phases, batches, spans = trace.phases, trace.batches, trace.spans
+        self.phases = phases.take((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
+        self.waits = batches.take(batches["phase_code"] == BatchPhase.WAIT)
+        self.marks = spans.take(spans["kind_code"] == SpanKind.STEP_MARK)
+        self.whole = spans.take(spans["kind_code"] == SpanKind.STEP).sort_by("begin_ns")
+        self.phases_by, self.waits_by, self.marks_by, self.whole_by = (
+            RowsBy(t["track_id"]) for t in (self.phases, self.waits, self.marks, self.whole)
+        )
+
+
+def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSteps:
+    own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
+    columns_of_phases = {n: rows.phases[n][own] for n in rows.phases.columns}
+    tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
+    whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
+    if len(whole):
+        whole = whole.take(np.sort(np.unique(whole["value"], return_index=True)[1]))  # of equal numbers the first
+        # Rounded to microseconds, a step may seem to end after the next one begins.
+        ends = np.minimum(whole["end_ns"], np.append(whole["begin_ns"][1:], whole["end_ns"][-1]))
+        columns = StepColumns(whole["begin_ns"], ends, np.full(len(whole), "marked"))
+    else:
+        marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
+        columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
+    if not len(columns.begin):
+        columns = devices.unaided(thread.process_id)
+    ordinal = whole["value"] if len(whole) else int64(np.arange(len(columns.begin)))
+    begin, end, clock = devices.on_device(thread.process_id, columns)
+    thinned = devices.thinned(thread.process_id, begin, end)
+    sub_steps = _sub_steps(tokens, columns)
+    return RankSteps(thread, columns, sub_steps, ordinal, begin, end, clock, thinned, len(whole) > 0)
+
+
+def _sub_steps(tokens: Tokens, columns: StepColumns) -> Int64:
+    return micro_batches(tokens, columns) if len(columns.begin) else int64([])
+
+
+def _number(ranks: Sequence[RankSteps]) -> list[RankSteps]:
+    """Common ordinals: updates match updates; validation that only some ranks do leaves a gap on the others."""
+    quiet = [np.isin(r.columns.kind, QUIET_KINDS) for r in ranks]
+    trains = max((int((~q).sum()) for q in quiet), default=0)
+    before: list[Int64] = []  # per rank: validation steps before each update, and after the last
+    for q in quiet:
+        position = np.cumsum(~q)[q]
+        before.append(int64(np.bincount(position, minlength=trains + 1)))
+    widest = np.max(before, axis=0) if before else int64([])
+    passed = np.cumsum(widest)  # validation ordinals before update t
+    numbered = []
+    for rank, q, own in zip(ranks, quiet, before, strict=True):
+        update_index: Int64 = np.cumsum(~q) - ~q
+        nth = np.cumsum(q) - q - (np.cumsum(own) - own)[update_index]
+        ordinal = np.where(q, update_index + (passed - widest)[update_index] + nth, update_index + passed[update_index])
+        numbered.append(replace(rank, ordinal=int64(ordinal)))
+    return numbered
+
+
+def _check_by_collectives(table: Table, ranks: list[RankSteps]) -> tuple[list[RankSteps], Int64]:
+    """Shift the ordinals of ranks whose collectives say so, and tell which steps agree.
+
+    A collective has the same group and sequence on all its ranks, so it must lie in the same step. A rank recorded from
+    a later step on is off by a constant: the most frequent difference, if more than half of the votes have it.
+    """
+    shared = ~np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+    order = np.flatnonzero(shared)
+    order = order[np.lexsort([table[c][order] for c in ("call_ns", "rank", "sequence", "group_hash")])]
+    group, sequence = table["group_hash"][order], table["sequence"][order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
+    leader = np.flatnonzero(new)[np.cumsum(new) - 1] if len(order) else int64([])
+    ordinal = np.full(len(order), -1, dtype=np.int64)
+    by_rank = RowsBy(table["rank"][order])
+    shifted, agreement = [], []
+    for rank in ranks:
+        columns, own_ordinal = rank.columns, rank.ordinal
+        rows = by_rank.rows(rank.thread.rank)
+        call = table["call_ns"][order[rows]]
+        at = np.searchsorted(columns.begin, call, side="right") - 1
+        inside = (at >= 0) & (call < np.append(columns.end, 0)[at])
+        rows, at = rows[inside], at[inside]
+        ordinal[rows] = own_ordinal[at]
+        voters = (leader[rows] != rows) & (ordinal[leader[rows]] >= 0)
+        difference = (ordinal[leader[rows]] - ordinal[rows])[voters]
+        matched = np.full(len(columns.begin), -1, dtype=np.int64)
+        if len(difference):
+            values, votes = np.unique(difference, return_counts=True)
+            shift = int(values[votes.argmax()]) if 2 * votes.max() > votes.sum() else 0
+            own_ordinal = own_ordinal + shift
+            ordinal[rows] += shift
+            wrong = np.bincount(at[voters], difference != shift, len(matched)) > 0
+            matched[at[voters]] = 1
+            matched[wrong] = 0
+        shifted.append(replace(rank, ordinal=own_ordinal))
+        agreement.append(matched)
+    lowest = min((int(r.ordinal.min()) for r in shifted if len(r.ordinal)), default=0)
+    if lowest < 0:
+        shifted = [replace(r, ordinal=r.ordinal - lowest) for r in shifted]
+    # The leading rank of a group cannot vote against itself: it agrees when others do with it.
+    return shifted, _leaders_agree(shifted, agreement)
+
+
+def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
+    ordinals = np.concatenate([r.ordinal for r in ranks])
+    matched = np.concatenate(agreement)
+    if len(ordinals) == 0 or not (matched >= 0).any():
+        return matched
+    # Steps that another tool numbered may have any number.
+    known, place = np.unique(ordinals, return_inverse=True)
+    voted = np.full(len(known), 2, dtype=np.int64)
+    np.minimum.at(voted, place[matched >= 0], matched[matched >= 0])
+    voted[voted == 2] = -1
+    first = np.zeros(len(ordinals), dtype=bool)
+    first[: len(ranks[0].ordinal)] = True
+    return np.where(first & (matched < 0), voted[place], matched)
+
+
+def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
+    """A step that one rank left out is left out on all: of its collectives not every entry is known.
+
+    Strides are powers of two, so steps remain that every rank has; were there none, each rank would keep its own.
+    """
+    shared = np.isin(ordinal, np.unique(ordinal[own == 1]))
+    return np.where(shared, 1, 0) if (~shared & (warmup == 0)).any() else own
+
+
+def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:
+    """Mark the head of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
+    marks = np.zeros(len(ordinal), dtype=np.int64)
+    for chosen, head in ((~quiet, updates_head), (quiet, 0)):
+        numbers, inverse = np.unique(ordinal[chosen], return_inverse=True)
+        if len(numbers) < 3:
+            continue
+        slowest = np.zeros(len(numbers), dtype=np.int64)
+        np.maximum.at(slowest, inverse, length_ns[chosen])
+        keep = head if len(numbers) > 2 * head else 0
+        limit = WARMUP_FACTOR * int(np.median(slowest[keep:]))
+        while keep < len(numbers) - 1 and slowest[keep] > limit:
+            keep += 1
+        marks[chosen] = inverse < keep
+    return marks

@@ -1,0 +1,95 @@
+"""Which process and thread drives the training loop of each rank. Used by every analysis that works per rank."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
+from stashtrace.schema.trace import Trace, kept_with_trace
+
+#: Weights of the evidence that a thread drives the loop: one update outweighs any number of forwards.
+_UPDATE, _MARK, _OTHER, _ROLE = 1 << 40, 1 << 30, 1 << 2, 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepThread:
+    """The thread of a rank whose time the budget divides."""
+
+    rank: int
+    process_id: int
+    track_id: int
+    begin_ns: int
+    end_ns: int
+
+
+@kept_with_trace
+def step_threads(trace: Trace) -> tuple[StepThread, ...]:
+    """One StepThread per rank, ascending.
+
+    Of all threads of the rank's processes it is the one with the most optimizer updates; then, with the most step
+    marks; then, with the most phases and batch waits; then, the one that the probes called the step thread. A
+    rank that was started again has several processes: the same rule picks one.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has a single phase, batch wait or step mark, of host or device.
+    """
+    tracks, processes = trace.tracks, trace.processes
+    score = np.zeros(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, dtype=np.int64)
+    phases, batches, spans = trace.phases, trace.batches, trace.spans
+    on_thread = (phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0
+    update = on_thread & np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))
+    _count(score, phases["track_id"][update], _UPDATE)
+    _count(score, spans["track_id"][np.isin(spans["kind_code"], (SpanKind.STEP_MARK, SpanKind.STEP))], _MARK)
+    _count(score, phases["track_id"][on_thread], _OTHER)
+    _count(score, batches["track_id"][batches["phase_code"] == BatchPhase.WAIT], _OTHER)
+    brackets = trace.device_brackets
+    _count(score, brackets["thread_track_id"][brackets["bracket_code"] == Bracket.STEP], _OTHER)
+    _count(score, tracks["track_id"][tracks["role_code"] == ThreadRole.STEP], _ROLE)
+
+    is_rank = (processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0)
+    rank_of = dict(zip(processes["process_id"][is_rank].tolist(), processes["rank"][is_rank].tolist(), strict=True))
+    best: dict[int, tuple[int, int, int]] = {}
+    for track, process in zip(tracks["track_id"].tolist(), tracks["process_id"].tolist(), strict=True):
+        rank = rank_of.get(process)
+        if rank is None or score[track] < _OTHER:
+            continue
+        candidate = (int(score[track]), -track, process)
+        best[rank] = max(best.get(rank, candidate), candidate)
+    if not best:
+        raise MissingDataError(
+            "no rank has a step: no optimizer update, forward or batch wait was recorded",
+            hint=how_to_get_steps(trace),
+        )
+    lives = dict(
+        zip(
+            processes["process_id"].tolist(),
+            zip(processes["begin_ns"].tolist(), processes["end_ns"].tolist(), strict=True),
+            strict=True,
+        )
+    )
+    chosen = sorted(best.items())
+    return tuple(StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in chosen)
+
+
+def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weight: int) -> None:
+    track_ids = track_ids[track_ids >= 0]
+    if len(track_ids):
+        score += weight * np.bincount(track_ids, minlength=len(score))[: len(score)]
+
+
+def how_to_get_steps(trace: Trace) -> str:
+    """What to do where there are none: record more, or, where the files of another tool have no times, say so."""
+    key = trace.strings.find("no_times")
+    reasons = trace.metadata["value_code"][trace.metadata["key_code"] == key]
+    if len(reasons):
+        return trace.text(int(reasons[0]))
+    if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
+        return "no steps are recorded in these files; `stashtrace info` lists what is"
+    return "run with the collectors torch_step and torch_dataloader on, or call stashtrace.step() in the loop"

@@ -1,0 +1,344 @@
+"""One straight line through times that spread in proportion to their size: robust, with standard errors.
+
+Called by ``fit``, which decides how many lines there are. Pure functions of numpy arrays.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import MissingDataError, UsageError
+
+#: Two-sided 97.5 % points of Student's distribution by degrees of freedom, from 1; beyond them the last.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+            2.120, 2.110, 2.101, 2.093, 2.086)  # fmt: skip
+
+Floats = npt.NDArray[np.float64]
+
+#: Tukey's bisquare: 95 % as efficient as least squares on normal errors; points beyond are left out altogether.
+_BISQUARE = 4.685
+#: Median absolute deviation of a normal distribution with standard deviation one.
+_NORMAL_MAD = 0.6745
+#: Relative differences below this are rounding, not noise.
+_SMALLEST_SCALE = 1e-9
+_ROUNDS = 60
+_STILL = 1e-10
+#: Where to begin need not be known that well, and it is asked for every range of sizes.
+_ROUGH_ROUNDS = 25
+_ROUGH_STILL = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``time = alpha + bytes * beta`` and how well it is known.
+
+    Attributes
+    ----------
+    alpha_ns, beta_ns_per_byte : float
+        Intercept and slope.
+    alpha_variance, beta_variance, covariance : float
+        Of the two, in ns squared and per byte.
+    residual_ratio : float
+        Robust standard deviation of the points about the line, relative to it.
+    outliers_count : int
+        Points that were given no weight.
+    """
+
+    alpha_ns: float
+    beta_ns_per_byte: float
+    alpha_variance: float
+    beta_variance: float
+    covariance: float
+    residual_ratio: float
+    outliers_count: int
+
+    def at(self, sizes: Floats) -> Floats:
+        """Time on the line."""
+        return self.alpha_ns + self.beta_ns_per_byte * sizes
+
+
+def least_absolute(sizes: Floats, times: Floats, errors: Floats) -> tuple[float, float]:
+    """Line of the smallest sum of absolute relative residuals, slope and intercept at least zero where possible.
+
+    Iteratively reweighted least squares; single wild points hardly move it, so it is where :func:`robust_line` begins.
+    ``errors`` are relative standard errors of the times.
+    """
+    weights = np.ones(len(sizes))
+    line, model = (0.0, 0.0), times
+    for _ in range(_ROUGH_ROUNDS):
+        scale = model * errors
+        found = _solve(sizes / scale, 1 / scale, times / scale, weights)
+        model = _positive(found[0] + found[1] * sizes, times)
+        residual = np.abs(times / model - 1) / errors
+        weights = 1 / np.maximum(residual, 1e-6)
+        if abs(found[0] - line[0]) + abs(found[1] - line[1]) * sizes[-1] < _ROUGH_STILL * times[0]:
+            break
+        line = found
+    return found
+
+
+def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: bool, from_zero: bool) -> Line:
+    """M-estimate of a line with errors in proportion to the times.
+
+    Tukey's bisquare with a scale from the median absolute residual. The covariance is that of an M-estimator, Huber,
+    Robust Statistics (1981), section 7.6, with his correction for few points. If the errors of the points
+    are known and their scatter about the line is smaller, the errors count (the factor of R. T. Birge, 1932,
+    never below one).
+
+    Parameters
+    ----------
+    sizes, times : float arrays
+        Message sizes, ascending, and times.
+    errors : float array
+        Relative standard errors of the times, or ones.
+    errors_known : bool
+        Whether ``errors`` are measured, or only say that all points are alike.
+    from_zero : bool
+        True if the intercept is a latency and therefore not negative.
+    """
+    free = _iterate(sizes, times, errors, fixed=None)
+    alpha, beta, scale = free
+    if beta < 0:
+        alpha, beta, scale = _iterate(sizes, times, errors, fixed="flat")
+    elif from_zero and alpha < 0:
+        alpha, beta, scale = _iterate(sizes, times, errors, fixed="origin")
+    model = _positive(alpha + beta * sizes, times)
+    residual = (times - model) / (model * errors)
+    counted = max(scale, 1.0) if errors_known else scale
+    covariance = _covariance(sizes, model * errors, residual / scale) * counted**2
+    return Line(
+        alpha_ns=alpha,
+        beta_ns_per_byte=beta,
+        alpha_variance=float(covariance[0, 0]),
+        beta_variance=float(covariance[1, 1]),
+        covariance=float(covariance[0, 1]),
+        residual_ratio=_scale((times - model) / model, 2),
+        outliers_count=int(np.count_nonzero(np.abs(residual) >= _BISQUARE * scale)),
+    )
+
+
+def _iterate(sizes: Floats, times: Floats, errors: Floats, *, fixed: str | None) -> tuple[float, float, float]:
+    alpha, beta = least_absolute(sizes, times, errors)
+    if fixed == "flat":
+        alpha, beta = float(np.median(times)), 0.0
+    elif fixed == "origin":
+        alpha, beta = 0.0, float(np.median(times / sizes))
+    scale = 1.0
+    for _ in range(_ROUNDS):
+        model = _positive(alpha + beta * sizes, times)
+        spread = model * errors
+        residual = (times - model) / spread
+        scale = _scale(residual, 2 if fixed is None else 1)
+        inside = residual / (_BISQUARE * scale)
+        weights = np.where(np.abs(inside) < 1, (1 - inside**2) ** 2, 0.0)
+        if fixed == "flat":
+            found = (float(np.sum(weights * times / spread**2) / np.sum(weights / spread**2)), 0.0)
+        elif fixed == "origin":
+            found = (0.0, float(np.sum(weights * times * sizes / spread**2) / np.sum(weights * (sizes / spread) ** 2)))
+        else:
+            found = _solve(sizes / spread, 1 / spread, times / spread, weights)
+        moved = abs(found[0] - alpha) + abs(found[1] - beta) * sizes[-1]
+        alpha, beta = found
+        if moved < _STILL * times[0]:
+            break
+    return alpha, beta, scale
+
+
+def _solve(slope: Floats, intercept: Floats, target: Floats, weights: Floats) -> tuple[float, float]:
+    """Weighted least squares of two columns, on columns of equal size: bytes go over nine decades."""
+    unit = float(np.sqrt(slope @ slope)) or 1.0
+    base = float(np.sqrt(intercept @ intercept)) or 1.0
+    x, one = slope / unit, intercept / base
+    wx, w1 = weights * x, weights * one
+    xx, xo, oo = float(wx @ x), float(wx @ one), float(w1 @ one)
+    xt, ot = float(wx @ target), float(w1 @ target)
+    determinant = xx * oo - xo * xo
+    if determinant <= 1e-12 * xx * oo:  # all weight on one size: a line through it and the origin
+        return 0.0, (xt / xx if xx else 0.0) / unit
+    return (ot * xx - xt * xo) / determinant / base, (xt * oo - ot * xo) / determinant / unit
+
+
+def _covariance(sizes: Floats, spread: Floats, residual: Floats) -> Floats:
+    """Of intercept and slope for a residual scale of one."""
+    inside = residual / _BISQUARE
+    kept = np.abs(inside) < 1
+    influence = np.where(kept, residual * (1 - inside**2) ** 2, 0.0)
+    slope = np.where(kept, (1 - inside**2) * (1 - 5 * inside**2), 0.0)
+    count = len(sizes)
+    steepness = max(float(slope.mean()), 0.1)
+    correction = 1 + 2 / count * float(slope.var()) / steepness**2
+    factor = correction**2 * float(np.sum(influence**2)) / max(count - 2, 1) / steepness**2
+    columns = np.stack((1 / spread, sizes / spread), axis=1)
+    norm = np.sqrt(np.sum(columns**2, axis=0))
+    norm = np.where(norm > 0, norm, 1.0)
+    inverse = np.linalg.pinv((columns / norm).T @ (columns / norm))
+    found: Floats = factor * inverse / np.outer(norm, norm)
+    return found
+
+
+def _scale(residual: Floats, coefficients: int) -> float:
+    """Robust standard deviation: the median of the residuals that the fitted coefficients have not made zero."""
+    ordered = np.sort(np.abs(residual))
+    return max(float(np.median(ordered[min(coefficients, len(ordered) - 1) :])) / _NORMAL_MAD, _SMALLEST_SCALE)
+
+
+def _positive(model: Floats, times: Floats) -> Floats:
+    """The model, kept from zero where a negative intercept would carry it there."""
+    floor: Floats = np.maximum(model, 0.01 * times)
+    return floor
+
+
+# Ordinary least squares of a few columns, with standard errors, R2, and what each point would have been without it.
+#
+# Used by the layers study: stall time against messages and bytes. No intercept, since no message and no byte is no
+# stall. Pure.
+
+
+_SINGULAR = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """``target = sum of coefficient * column``.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Columns.
+    coefficients, errors : float array
+        One per column, and their standard errors.
+    covariance : float array
+        Of the coefficients.
+    r2_ratio : float
+        Share of the targets' variance about their mean that the fit explains; below 0 if the mean does better.
+    residual : float
+        Standard deviation of the points about the fit.
+    fitted, left_out : float array
+        Target of each point by the fit, and by the fit to all other points; NaN where they cannot carry one.
+    target : float array
+        What was fitted.
+    """
+
+    names: tuple[str, ...]
+    coefficients: Floats
+    errors: Floats
+    covariance: Floats
+    r2_ratio: float
+    residual: float
+    fitted: Floats
+    left_out: Floats
+    target: Floats
+
+    def predict(self, **columns: float) -> tuple[float, float]:
+        """Target of a new point, and its standard error: that of the fit and of a point about it, in quadrature."""
+        row = np.array([columns[name] for name in self.names])
+        return float(row @ self.coefficients), float(np.sqrt(row @ self.covariance @ row + self.residual**2))
+
+    @property
+    def left_out_errors(self) -> Floats:
+        """``prediction without the point / measured - 1`` of each; NaN where the target is not above zero."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: Floats = np.where(self.target > 0, self.left_out / self.target - 1, np.nan)
+        return found
+
+
+def fit_linear(columns: Mapping[str, Any], target: Any) -> LinearFit:
+    """Fit a target to columns through the origin.
+
+    Parameters
+    ----------
+    columns : mapping of str to sequence of float
+        What the target is explained by.
+    target : sequence of float
+        One more point than there are columns, at least.
+
+    Raises
+    ------
+    UsageError
+        If lengths differ or something is not finite.
+    MissingDataError
+        If there are too few points, or columns that say the same.
+
+    Examples
+    --------
+    >>> fit = fit_linear({"messages": [10, 20, 30, 20], "bytes": [100, 100, 200, 400]}, [120, 220, 340, 280])
+    >>> fit.coefficients.round(6).tolist(), round(fit.r2_ratio, 6), round(fit.predict(messages=50, bytes=0)[0], 6)
+    ([10.0, 0.2], 1.0, 500.0)
+    """
+    y = np.asarray(target, dtype=np.float64)
+    table = np.array([np.asarray(values, dtype=np.float64) for values in columns.values()]).T
+    if y.ndim != 1 or table.shape != (len(y), len(columns)):
+        raise UsageError(f"columns and target have different lengths: {table.shape}, {y.shape}")
+    if not (np.isfinite(table).all() and np.isfinite(y).all()):
+        raise UsageError("columns and target must be finite")
+    count, width = table.shape
+    if count <= width:
+        raise MissingDataError(
+            f"{count} point{'' if count == 1 else 's'} cannot carry a fit of {' and '.join(columns)}",
+            hint=f"measure at least {width + 1}",
+        )
+    # Bytes are nine decades above messages.
+    unit = np.sqrt((table**2).sum(axis=0))
+    if not unit.all() or _conditioning(table / np.where(unit > 0, unit, 1.0)) < _SINGULAR:
+        raise MissingDataError(
+            f"{' and '.join(columns)} grow alike in all points, so their parts cannot be told apart",
+            hint="add points that differ, for example another sweep into the same folder",
+        )
+    scaled = table / unit
+    inverse = np.linalg.inv(scaled.T @ scaled)
+    coefficients = inverse @ (scaled.T @ y)
+    fitted = scaled @ coefficients
+    residual = y - fitted
+    variance = float(residual @ residual) / (count - width)
+    leverage = np.einsum("ij,jk,ik->i", scaled, inverse, scaled)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left_out = np.where(leverage < 1 - 1e-9, y - residual / (1 - leverage), np.nan)
+    covariance = inverse * variance / np.outer(unit, unit)
+    return LinearFit(
+        names=tuple(columns),
+        coefficients=coefficients / unit,
+        errors=np.sqrt(np.diag(covariance)),
+        covariance=covariance,
+        r2_ratio=r_squared(y, fitted),
+        residual=float(np.sqrt(variance)),
+        fitted=fitted,
+        left_out=left_out,
+        target=y,
+    )
+
+
+def r_squared(measured: Any, expected: Any) -> float:
+    """Share of the variance of the measured values that the expected ones explain; NaN if they do not vary.
+
+    Examples
+    --------
+    >>> r_squared([1, 2, 3], [1, 2, 3]), r_squared([1, 2, 3], [2, 2, 2]), r_squared([2, 2], [1, 3])
+    (1.0, 0.0, nan)
+    """
+    y, model = np.asarray(measured, dtype=np.float64), np.asarray(expected, dtype=np.float64)
+    total = float(((y - y.mean()) ** 2).sum())
+    return 1.0 - float(((y - model) ** 2).sum()) / total if total > 0 else float("nan")
+
+
+def likeness(one: Any, other: Any) -> float:
+    """Cosine of two columns: 1 where one is a multiple of the other.
+
+    Examples
+    --------
+    >>> likeness([1, 2], [10, 20]), likeness([1, 0], [0, 1])
+    (1.0, 0.0)
+    """
+    a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    size = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / size if size > 0 else 1.0
+
+
+def _conditioning(scaled: Floats) -> float:
+    values = np.linalg.svd(scaled, compute_uv=False)
+    return float(values[-1] / values[0]) if len(values) else 0.0

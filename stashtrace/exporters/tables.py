@@ -1,0 +1,135 @@
+"""One table of a trace, or the result of an analysis, as CSV, Parquet or Arrow. Called through ``registry.export``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.registry import analyze, find
+from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.exporters.registry import Exported
+from stashtrace.output_files import complete_file
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.visible import spreadsheet_cell
+
+_CSV_ROWS = 65536
+
+
+def export_csv(
+    trace: Trace,
+    path: Path,
+    *,
+    table: str = "stalls",
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Exported:
+    """Write one table as CSV with a header line.
+
+    Parameters
+    ----------
+    trace : Trace
+        Where it comes from.
+    path : Path
+        File to write.
+    table : str
+        A table of the trace (``io``, ``collectives``, ...) or an analysis (``stalls``, ``steps``, ...).
+    ranks : iterable of int, optional
+        Only rows of these ranks; the table must have a column ``rank``.
+    steps : (int, int), optional
+        Only rows with ``first <= step < last``; the table must have a column ``step``.
+    **options
+        Of the analysis.
+    """
+    chosen = _choose(trace, table, ranks, steps, options)
+    with complete_file(path) as partial:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(chosen.columns)
+            for start in range(0, len(chosen), _CSV_ROWS):
+                part = [chosen[name][start : start + _CSV_ROWS].tolist() for name in chosen.columns]
+                writer.writerows(map(spreadsheet_cell, row) for row in zip(*part, strict=True))
+    return Exported(path, path.stat().st_size, len(chosen))
+
+
+def export_parquet(
+    trace: Trace,
+    path: Path,
+    *,
+    table: str = "stalls",
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Exported:
+    """Write one table as Parquet; parameters as in :func:`export_csv`. Needs pyarrow."""
+    chosen = _choose(trace, table, ranks, steps, options)
+    _require_pyarrow()
+    import pyarrow.parquet
+
+    with complete_file(path) as partial:
+        pyarrow.parquet.write_table(chosen.to_arrow(), partial)
+    return Exported(path, path.stat().st_size, len(chosen))
+
+
+def export_arrow(
+    trace: Trace,
+    path: Path,
+    *,
+    table: str = "stalls",
+    ranks: Iterable[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    **options: Any,
+) -> Exported:
+    """Write one table as an Arrow (Feather 2) file; parameters as in :func:`export_csv`. Needs pyarrow."""
+    chosen = _choose(trace, table, ranks, steps, options)
+    _require_pyarrow()
+    import pyarrow.feather
+
+    with complete_file(path) as partial:
+        pyarrow.feather.write_feather(chosen.to_arrow(), str(partial), compression="uncompressed")
+    return Exported(path, path.stat().st_size, len(chosen))
+
+
+def _choose(
+    trace: Trace, name: str, ranks: Iterable[int] | None, steps: tuple[int, int] | None, options: dict[str, Any]
+) -> Table:
+    """The table, cut."""
+    if name in TABLES:
+        if options:
+            raise UsageError(f"the table {name} takes no {', '.join(options)}")
+        table = trace.table(name)
+    else:
+        try:
+            function = find(name)
+        except UsageError as error:
+            raise UsageError(
+                f"no table or analysis is called {name}", hint=f"tables: {', '.join(TABLES)}; {error.hint}"
+            ) from error
+        known = inspect.signature(function).parameters
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise UsageError(f"the analysis {name} takes no {', '.join(unknown)}")
+        table = analyze(trace, name, **options)
+    for column, wanted in (("rank", ranks), ("step", steps)):
+        if wanted is not None and column not in table:
+            raise UsageError(f"the table {name} has no column {column} to cut by")
+    if ranks is not None:
+        table = table.take(np.isin(table["rank"], list(ranks)))
+    if steps is not None:
+        table = table.take((table["step"] >= steps[0]) & (table["step"] < steps[1]))
+    return table
+
+
+def _require_pyarrow() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        raise StashtraceError("writing Parquet and Arrow needs pyarrow", hint="pip install pyarrow, or export csv")

@@ -1,0 +1,253 @@
+"""Execution traces: PyTorch's JSON (schemas 1.0 and 1.1) and Chakra's protobuf (``.et``). They have an order, no times.
+
+    {"schema": "1.0.2-chakra.0.0.4", "pid": 3974, ..., "nodes": [{"id": 5, "name": "aten::empty", ...}, ...]}
+
+Each node becomes a row of ``execution_nodes``: its place in the tree, the bytes of its tensors, and for
+``record_param_comms`` the collective, its group and number. ``record_function_id`` is the "Record function id" of a
+newer Kineto trace of the same process. Chakra's data dependencies become rows of ``execution_dependencies``. The page
+``docs/importers/chakra.md`` says what cannot be known.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import LONGEST_LINE_BYTES, parse_next
+from stashtrace.importers.chakra.protobuf import looks_like_protobuf, nodes_of
+from stashtrace.importers.collective_names import collective_op
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.source import Source
+from stashtrace.schema.chakra import SEQUENCE
+from stashtrace.schema.kinds import Severity
+
+#: What an analysis of times says of such a file.
+NO_TIMES = (
+    "an execution trace holds operators, sizes and their order, and no times; "
+    "give the torch.profiler trace of the same run, or see `stashtrace analyze operators`"
+)
+_KNOWN_SCHEMAS = ("1.0.", "1.1.")
+_RANKS_IN_NAME = (
+    re.compile(r"rank[_.\-]?(\d+)", re.IGNORECASE),
+    re.compile(r"(?:^|[_.\-])e[tg][_.\-]?(\d+)", re.IGNORECASE),
+    re.compile(r"\.(\d+)\.et$"),
+)
+_PIECE_BYTES = 1 << 20
+#: Characters of which no node has more.
+_LARGEST_NODE = 16 << 20
+#: Nodes are handed over in pieces of this many.
+_PIECE_NODES = 1 << 15
+_NOT_COLLECTIVES = frozenset(("wait", "init", "end", "coalesced"))
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    """Whether it is an execution trace, as JSON or as protobuf."""
+    start = head[:4096].lstrip()
+    if start[:1] == b"{":
+        return b'"nodes"' in start and b'"schema"' in start
+    return ".et" in path.suffixes and looks_like_protobuf(head)
+
+
+def load(source: Source, context: ImportContext) -> None:
+    """Read the nodes of one process."""
+    named = (pattern.search(source.path.name) for pattern in _RANKS_IN_NAME)
+    rank = next((int(found[1]) for found in named if found and len(found[1]) < 8), -1)
+    is_json = source.head.lstrip()[:1] == b"{"
+    reader = _Json(source) if is_json else None
+    nodes = reader.nodes() if reader else nodes_of(source)
+    process_id = -1
+    count = damaged = 0
+    rows: list[dict[str, Any]] = []
+    cut = ""
+    while True:
+        try:
+            node = next(nodes, None)
+        except (EOFError, OSError, zlib.error, ValueError) as error:
+            node, cut = None, str(error)
+        if node is not None:
+            try:
+                row = _row(node)
+            except (RecursionError, OverflowError, ValueError):  # deeper, or larger, than any tensor
+                row = None
+            if row is None:
+                damaged += 1
+            else:
+                rows.append(row)
+        if rows and (node is None or len(rows) >= _PIECE_NODES):
+            if process_id < 0:
+                process_id = context.process(pid=reader.pid if reader else 0, rank=rank)
+            _add(rows, process_id, context)
+            count += len(rows)
+            rows = []
+        if node is None:
+            break
+    if not count:
+        raise ImporterError(f"{source.path} holds no node of an execution trace", hint=cut)
+    if cut:
+        context.lose("file_cut", advice=f"{source.path.name} ends early ({cut}); the {count} nodes before are used")
+    if damaged:
+        context.lose("damaged_nodes", damaged, advice=f"{source.path.name}: nodes without id or name")
+    schema = reader.schema if reader else "chakra protobuf"
+    if reader and not schema.startswith(_KNOWN_SCHEMAS):
+        advice = f"{source.path.name} has schema {schema or 'unknown'}; what has the known names is used"
+        context.lose("schema_unknown", severity=Severity.INFO, advice=advice)
+    context.say("trace_schema", schema, process_id)
+    context.say("nodes_count", str(count), process_id)
+    context.say("no_times", NO_TIMES, process_id)
+    if rank >= 0:
+        context.say("rank_from", "file name", process_id)
+
+
+class _Json:
+    """Nodes one by one out of a JSON file of any size; ``pid`` and ``schema`` are known with the first."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.pid, self.schema = 0, ""
+
+    def nodes(self) -> Iterator[Mapping[str, Any]]:
+        """Objects of the list ``nodes``; raises ValueError where the text ends in the middle."""
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        with self.source.open() as stream:
+            text, at = "", -1
+            while at < 0:
+                piece = stream.read1(_PIECE_BYTES)  # type: ignore[attr-defined]
+                if not piece:
+                    raise ValueError("no list of nodes")
+                text += utf8.decode(piece)
+                if len(text) > LONGEST_LINE_BYTES:
+                    raise ValueError("no list of nodes in its first 16 MiB")
+                found = re.search(r'"nodes"\s*:\s*\[', text)
+                at = found.end() if found else -1
+            self._head(text[:at])
+            ended = False
+            while True:
+                while at < len(text) and text[at] in " \t\r\n,":
+                    at += 1
+                if at < len(text) and text[at] == "]":
+                    return
+                try:
+                    node, at = parse_next(text, at)
+                except ValueError:
+                    if ended or len(text) - at > _LARGEST_NODE:
+                        raise ValueError("a node is damaged, or the list of nodes is not closed") from None
+                    piece = stream.read1(_PIECE_BYTES)  # type: ignore[attr-defined]
+                    ended = not piece
+                    text, at = text[at:] + utf8.decode(piece), 0
+                    continue
+                yield node
+
+    def _head(self, text: str) -> None:
+        pid, schema = (re.search(rf'"{name}"\s*:\s*"?([^",\s]+)', text) for name in ("pid", "schema"))
+        self.schema = schema[1] if schema else ""
+        self.pid = int(pid[1]) if pid and pid[1].isdecimal() and len(pid[1]) < 19 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Communication:
+    """What ``record_param_comms`` says."""
+
+    name: str = ""
+    sequence: int = -1
+    group: str = ""
+    group_size: int = -1
+
+
+def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Columns of one node of either schema; None if it has no id or name."""
+    if not isinstance(node, dict) or not isinstance(node.get("id"), int) or not isinstance(node.get("name"), str):
+        return None
+    listed = node.get("attrs")
+    attrs: Mapping[str, Any] = node
+    if isinstance(listed, list) and listed:
+        attrs = {a["name"]: a.get("value") for a in listed if isinstance(a, dict) and isinstance(a.get("name"), str)}
+    inputs, outputs = _values(node.get("inputs")), _values(node.get("outputs"))
+    comm = _communication(inputs, attrs) if node["name"] == "record_param_comms" else _Communication()
+    given = attrs.get("comm_bytes")
+    if isinstance(given, int) and "comm_name" in attrs:  # protobuf: the size alone, and the kind as a name
+        comm = _Communication(str(attrs["comm_name"]), _number(attrs.get(SEQUENCE)), str(attrs.get("pg_name", "")))
+    return {
+        "node_id": _number(node["id"]),
+        "parent_node_id": _number(node.get("ctrl_deps", node.get("parent"))),
+        "record_function_id": _number(attrs.get("rf_id")),
+        "sequence_id": _number(attrs.get("seq_id")),
+        "native_thread_id": _number(attrs.get("tid")),
+        "duration_ns": _number(node.get("duration_ns")),
+        "input_bytes": _size(given if isinstance(given, int) else _bytes(inputs)),
+        "output_bytes": _size(_bytes(outputs)),
+        "name": node["name"],
+        "op_code": int(collective_op(comm.name)) if comm.name and comm.name not in _NOT_COLLECTIVES else -1,
+        "collective_sequence": comm.sequence,
+        "group": comm.group,
+        "group_size": comm.group_size,
+        "needed_node_ids": [_number(need) for need in _values(node.get("data_deps"))],
+    }
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, list) and value:
+        value = value[0]
+    return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else -1
+
+
+def _size(count: int) -> int:
+    """Bytes; 0 for what no tensors can have."""
+    return count if 0 <= count < 1 << 62 else 0
+
+
+def _values(given: Any) -> Sequence[Any]:
+    """Inputs, outputs or dependencies of a node: a list, or since 1.0.2 a list inside an object; none if damaged."""
+    values = given.get("values") if isinstance(given, dict) else given
+    return values if isinstance(values, list) else ()
+
+
+def _bytes(values: Sequence[Any]) -> int:
+    """Bytes of all tensors: [tensor, storage, offset, elements, bytes of one, device], at any depth."""
+    total = 0
+    for value in values:
+        if not isinstance(value, list):
+            continue
+        if len(value) >= 6 and isinstance(value[5], str) and all(isinstance(v, int) for v in value[:5]):
+            total += value[3] * value[4]
+        else:
+            total += _bytes(value)
+    return total
+
+
+def _communication(values: Sequence[Any], attrs: Mapping[str, Any]) -> _Communication:
+    """[tensors,] number, group, rank, name, splits...; the group is an address or (name, description)."""
+    rest = list(values[1:] if values and isinstance(values[0], list) else values)
+    if len(rest) < 4 or not isinstance(rest[3], str):
+        return _Communication(str(attrs.get("collective_name", "")))
+    group = rest[1]
+    if isinstance(group, list):
+        name = ":".join(str(part) for part in group if part)
+    else:
+        name = f"{group:#x}" if isinstance(group, int) and group else str(group or "")
+    size = attrs.get("pg_size", rest[8] if len(rest) > 8 else -1)
+    return _Communication(rest[3], _number(rest[0]), name, _number(size))
+
+
+def _add(rows: list[dict[str, Any]], process_id: int, context: ImportContext) -> None:
+    needed = [row.pop("needed_node_ids") for row in rows]
+    columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    columns["name_code"] = context.codes(columns.pop("name").tolist())
+    columns["group_code"] = context.codes(columns.pop("group").tolist())
+    context.add("execution_nodes", process_id=process_id, **columns)
+    counts = np.array([len(ids) for ids in needed], dtype=np.int64)
+    if counts.any():
+        context.add(
+            "execution_dependencies",
+            process_id=process_id,
+            node_id=np.repeat(columns["node_id"], counts),
+            needed_node_id=np.array([node_id for ids in needed for node_id in ids], dtype=np.int64),
+        )

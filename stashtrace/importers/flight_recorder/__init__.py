@@ -1,0 +1,425 @@
+"""Imports dumps of torch's Flight Recorder: the last collectives that one rank called, and which never ended.
+
+``torch._C._distributed_c10d._dump_nccl_trace`` and ``_dump_fr_trace`` give pickles, their ``_json`` forms JSON; a job
+that hangs writes one file a rank, whose name ends in the rank. Times are the host's wall clock: calls are exact, ends
+are when a polling thread noticed them.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import HIGHEST, parse_json, parse_next
+from stashtrace.importers.collective_names import collective_op, lane_hash
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.flight_recorder.pickle import read_pickle
+from stashtrace.importers.source import Source
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, Severity
+
+#: A dump of 2,000 operations with their stacks takes a few MiB.
+_LARGEST_BYTES = 256 << 20
+_NAMED_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+_TRAILING_NUMBER = re.compile(r"(\d+)$")
+_ITEM_BYTES = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8,
+    "Double": 8, "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16, "UInt16": 2, "UInt32": 4, "UInt64": 8,
+    "QInt8": 1, "QUInt8": 1, "QInt32": 4,
+}  # fmt: skip
+#: A damaged or hostile dump may name any number of tensors.
+_MOST_TENSORS = 4096
+_MOST_RANKS = 1 << 20
+_KNOWN_MAJORS = ("1.", "2.")
+#: Unfinished operations that are told one by one.
+_TOLD = 8
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    """Whether this is a dump, as pickle or JSON."""
+    if head[:1] == b"\x80":
+        return b"pg_config" in head or (b"profiling_name" in head and b"time_created_ns" in head)
+    start = head.lstrip()[:1] == b"{"
+    return start and (b'"time_created_ns"' in head or (b'"pg_status"' in head and b'"pg_config"' in head))
+
+
+def load(source: Source, context: ImportContext) -> None:
+    """Read one rank's dump."""
+    name = source.path.name
+    with source.open() as stream:
+        data = stream.read(_LARGEST_BYTES + 1)
+    if len(data) > _LARGEST_BYTES:
+        raise ImporterError(f"{source.path} is larger than any dump of the Flight Recorder (256 MiB)")
+    dump, whole = read_pickle(data, name) if data[:1] == b"\x80" else _read_json(data.decode(errors="replace"))
+    if not isinstance(dump, dict):
+        raise ImporterError(f"{source.path} is no dump of the Flight Recorder: it holds a {type(dump).__name__}")
+    if not whole:
+        context.lose("file_cut", advice=f"{name} is cut: its last operations, or its groups, are missing")
+    groups = _groups(dump)
+    raw = dump.get("entries")
+    made = [_entry(each, groups) for each in (raw if isinstance(raw, list | tuple) else ())]
+    entries = [each for each in made if each is not None]
+    if len(entries) < len(made):
+        damaged = len(made) - len(entries)
+        context.lose("damaged_entries", damaged, advice=f"{name} has entries without their main fields")
+    if not entries and not groups:
+        raise ImporterError(
+            f"{source.path} holds no operation",
+            hint="set TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE for an older torch, to 2000",
+        )
+    _version(dump, name, context)
+    rank = _rank_of(source.path)
+    world = next((g for g in groups.values() if g.description == "default_pg"), None)
+    process = context.process(
+        pid=0, rank=rank, world_size=len(world.members) if world is not None and world.members else -1
+    )
+    if rank < 0:
+        context.lose(
+            "rank_unknown", process_id=process, severity=Severity.ERROR,
+            advice=f"a dump does not say its rank: let the name of {name} end in it, such as nccl_trace_rank_3",
+        )  # fmt: skip
+    add_entries(entries, groups, _status(dump), process, rank, context)
+    _tell(entries, groups, process, context)
+
+
+def _read_json(text: str) -> tuple[Any, bool]:
+    """The dump, and whether it was whole; of a cut one the entries before the cut."""
+    try:
+        return parse_json(text), True
+    except ValueError:
+        pass
+    entries = []
+    found = re.search(r'"entries"\s*:\s*\[', text)
+    at = found.end() if found else len(text)
+    while at < len(text):
+        at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\r\t"))
+        try:
+            entry, at = parse_next(text, at)
+        except ValueError:
+            break
+        entries.append(entry)
+    return {"entries": entries}, False
+
+
+def _rank_of(path: Path) -> int:
+    stem = path.name
+    for suffix in (".gz", ".zst", ".json", ".pickle", ".pkl", ".pt", ".bin"):
+        stem = stem.removesuffix(suffix)
+    found = _NAMED_RANK.findall(stem) or _TRAILING_NUMBER.findall(stem)
+    return int(found[-1]) if found and len(found[-1]) < 10 else -1
+
+
+def _groups(dump: Mapping[Any, Any]) -> dict[str, Group]:
+    """Groups by name, as ``pg_config`` describes them."""
+    found = {}
+    config = dump.get("pg_config")
+    for name, row in config.items() if isinstance(config, dict) else ():
+        if not isinstance(row, dict):
+            continue
+        listed = re.findall(r"\d+", str(row.get("ranks", "")))[:_MOST_RANKS]
+        members = tuple(map(int, listed)) if all(len(rank) < 7 for rank in listed) else ()
+        if str(name) or members:
+            found[str(name)] = Group(str(name), str(row.get("desc", "")), members)
+    return found
+
+
+def _status(dump: Mapping[Any, Any]) -> dict[str, Mapping[str, Any]]:
+    """What ``pg_status`` says, by ``pg_id``."""
+    status = dump.get("pg_status")
+    rows = status.items() if isinstance(status, dict) else ()
+    return {str(key): row for key, row in rows if isinstance(row, dict)}
+
+
+def _entry(raw: Any, groups: dict[str, Group]) -> Entry | None:
+    """One operation; None if it lacks what it is or when it was called."""
+    if not isinstance(raw, dict):
+        return None
+    called, sequence = _number(raw, "time_created_ns"), _number(raw, "collective_seq_id", _number(raw, "seq_id"))
+    name = raw.get("profiling_name")
+    if called <= 0 or sequence < 0 or not isinstance(name, str):
+        return None
+    group = raw.get("process_group", raw.get("pg_name", raw.get("pg_id", 0)))
+    pair = group if isinstance(group, list | tuple) else (group, "")
+    key = str(pair[0]) if pair else ""
+    if key not in groups:
+        groups[key] = Group(key, str(pair[1]) if len(pair) > 1 else "", ())
+    op = collective_op(name.rpartition(":")[2].partition(" ")[0])
+    messages = raw.get("is_p2p") is True or op in (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+    ended = max(_number(raw, "time_discovered_completed_ns", 0), 0)
+    duration = raw.get("duration_ms")
+    return Entry(
+        record=_number(raw, "record_id"),
+        group=key,
+        group_number=str(raw.get("pg_id", "")),
+        sequence=_number(raw, "p2p_seq_id", sequence) if messages else sequence,
+        op=op,
+        messages=messages,
+        name=name,
+        peer=_peer(name),
+        size_bytes=_bytes_of(raw.get("input_sizes"), raw.get("input_dtypes")),
+        called_ns=called,
+        started_ns=max(_number(raw, "time_discovered_started_ns", 0), 0),
+        ended_ns=ended,
+        duration_ns=round(duration * 1e6) if isinstance(duration, int | float) and 0 < duration < 1e9 else -1,
+        finished=ended > 0 or raw.get("retired") is True or raw.get("state") == "completed",
+        thread=(str(raw.get("thread_id", "")), str(raw.get("thread_name", ""))),
+        place=_place(raw.get("frames")),
+    )
+
+
+def _number(raw: Mapping[Any, Any], key: str, default: int = -1) -> int:
+    value = raw.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else default
+
+
+def _peer(name: str) -> int:
+    """Peer of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, -1 of others."""
+    found = re.search(r"\d+\s*(?:->|<-)\s*(\d+)", name)
+    return int(found.group(1)) if found and len(found.group(1)) < 10 else -1
+
+
+def _bytes_of(sizes: Any, types: Any) -> int:
+    """Bytes of the inputs; 0 if a type is not known."""
+    if not isinstance(sizes, list | tuple) or not isinstance(types, list | tuple):
+        return 0
+    total = 0
+    for shape, kind in zip(sizes[:_MOST_TENSORS], types[:_MOST_TENSORS], strict=False):
+        item = _ITEM_BYTES.get(str(kind), 1 if str(kind).startswith("Float8") else 0)
+        if not item or not isinstance(shape, list | tuple) or not all(isinstance(s, int) for s in shape[:64]):
+            return 0
+        total += item * math.prod(shape[:64])
+        if not 0 <= total < HIGHEST:
+            return 0
+    return total
+
+
+def _place(frames: Any) -> str:
+    """Innermost frame of the user's own code: ``function at file:line``."""
+    for frame in frames if isinstance(frames, list | tuple) else ():
+        file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
+        if file and "/torch/" not in file and "??" not in file:
+            return f"{frame.get('name', '')} at {file}:{frame.get('line', 0)}"
+    return ""
+
+
+def _version(dump: Mapping[Any, Any], name: str, context: ImportContext) -> None:
+    version = str(dump.get("version", ""))
+    context.say("flight_recorder.version", version or "unknown")
+    library = dump.get("comm_lib_version", dump.get("nccl_version"))
+    if isinstance(library, str) and library:
+        context.say("flight_recorder.library", library)
+    if version and not version.startswith(_KNOWN_MAJORS):
+        context.doubt(
+            "newer_schema",
+            f"{name} is of version {version}, newer than 2.x, the newest tested: fields may mean something else",
+        )
+
+
+def _tell(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, context: ImportContext) -> None:
+    """Count what was overwritten; name what never ended."""
+    first = min((e.record for e in entries if e.record >= 0), default=0)
+    if first > 0:
+        context.lose(
+            "ring_overwritten", first, process_id=process, severity=Severity.INFO,
+            advice="the recorder keeps the last operations only: TORCH_FR_BUFFER_SIZE says how many",
+        )  # fmt: skip
+    open_ones = [e for e in entries if not e.finished]
+    context.say("flight_recorder.unfinished", str(len(open_ones)), process)
+    for each in open_ones[:_TOLD]:
+        place = f", called in {each.place}" if each.place else ""
+        what = f"{each.op.name.lower()} {each.sequence} of {groups[each.group].title}{place}"
+        context.say("flight_recorder.unfinished_operation", what, process)
+
+
+# Rows of the tables from the entries of a Flight Recorder dump.
+
+Int64 = npt.NDArray[np.int64]
+
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
+#: ``collectives.status_code``: the end was seen late, or not at all.
+_LATE, _UNSEEN = 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: torch's name of it, what the script called it, global ranks in its order if they are known."""
+
+    name: str
+    description: str
+    members: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        described = self.description if self.description not in ("", "undefined") else ""
+        return described or f"group {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation of one rank. Times are 0 where the dump has none; ``duration_ns`` is -1 then."""
+
+    record: int
+    group: str
+    group_number: str
+    sequence: int
+    op: CollectiveOp
+    messages: bool
+    name: str
+    peer: int
+    size_bytes: int
+    called_ns: int
+    started_ns: int
+    ended_ns: int
+    duration_ns: int
+    finished: bool
+    thread: tuple[str, str]
+    place: str
+
+
+def add_entries(
+    entries: Sequence[Entry],
+    groups: Mapping[str, Group],
+    status: Mapping[str, Mapping[str, Any]],
+    process: int,
+    rank: int,
+    context: ImportContext,
+) -> None:
+    """Fill ``collectives``, ``groups`` and ``device_clocks``."""
+    listed = sorted(entries, key=lambda e: (e.called_ns, e.record))
+    lanes = _lanes(listed)
+    hashes = {lane: _hash(lane, groups) for lane in lanes}
+    for lane in dict.fromkeys(lanes):
+        mine = [e for e, other in zip(listed, lanes, strict=True) if other == lane]
+        _add_group(lane, mine, groups[lane[0]], hashes[lane], status, (process, rank), context)
+    if not listed:
+        return
+    called = _column([e.called_ns for e in listed])
+    end = _ends(listed)
+    duration = _column([e.duration_ns for e in listed])
+    timed = (duration >= 0) & _column([e.ended_ns for e in listed]).astype(bool)
+    started = _column([e.started_ns for e in listed])
+    context.add(
+        "collectives",
+        process_id=process,
+        track_id=_column([_thread(e, process, context) for e in listed]),
+        communicator_track_id=_column(
+            [context.tracks.communicator(process, hashes[lane], _title(lane, groups)) for lane in lanes]
+        ),
+        group_hash=np.array([hashes[lane] for lane in lanes], dtype=np.uint64),
+        sequence=_column([e.sequence for e in listed]),
+        op_code=_column([int(e.op) for e in listed]),
+        name_code=context.codes(e.name for e in listed),
+        message_bytes=_column([e.size_bytes for e in listed]),
+        peer_rank=_column([e.peer for e in listed]),
+        call_ns=called,
+        return_ns=-1,
+        begin_ns=np.where(started > 0, started, -1),
+        end_ns=end,
+        status_code=np.where(end >= 0, _LATE, _UNSEEN),
+        source_code=np.where(timed, int(CollectiveSource.EVENTS), int(CollectiveSource.HOST)),
+        device_begin_ns=np.where(timed, np.maximum(end - duration, called), -1),
+        device_end_ns=np.where(timed, end, -1),
+    )
+    if timed.any():
+        # The device's duration is exact, its place is not: it ended at some time before the end was noticed.
+        slack = (end - called - duration)[timed]
+        context.add(
+            "device_clocks",
+            process_id=process,
+            device_index=-1,
+            clock_code=int(DeviceClock.EVENT),
+            anchors_count=int(np.count_nonzero(timed)),
+            error_ns=max(int(slack.max()), 1),
+        )
+
+
+def _column(values: Sequence[int]) -> Int64:
+    return np.array(values, dtype=np.int64)
+
+
+def _lanes(entries: Sequence[Entry]) -> list[tuple[str, str, int]]:
+    """(group, kind, part) of each entry: messages count on their own; parts of a coalesced call share a number."""
+    seen: dict[tuple[str, int], int] = {}
+    found = []
+    for each in entries:
+        if each.messages:
+            found.append((each.group, "messages", 0))
+            continue
+        part = seen.get((each.group, each.sequence), 0)
+        seen[each.group, each.sequence] = part + 1
+        found.append((each.group, "", part))
+    return found
+
+
+def _hash(lane: tuple[str, str, int], groups: Mapping[str, Group]) -> int:
+    return lane_hash("torch", lane[0], ",".join(map(str, groups[lane[0]].members)), *lane[1:])
+
+
+def _title(lane: tuple[str, str, int], groups: Mapping[str, Group]) -> str:
+    title = groups[lane[0]].title
+    if lane[1]:
+        return f"{title} · {lane[1]}"
+    return f"{title} · part {lane[2] + 1}" if lane[2] else title
+
+
+def _add_group(
+    lane: tuple[str, str, int],
+    entries: Sequence[Entry],
+    group: Group,
+    value: int,
+    status: Mapping[str, Mapping[str, Any]],
+    own: tuple[int, int],
+    context: ImportContext,
+) -> None:
+    process, rank = own
+    backend = next((e.name.partition(":")[0] for e in entries if ":" in e.name), "")
+    row = status.get(entries[0].group_number, {}) if entries else {}
+    counted = str(row.get("last_enqueued_collective", ""))
+    context.add(
+        "groups",
+        process_id=process,
+        group_hash=np.array([value], dtype=np.uint64),
+        name_code=context.code(_title(lane, {lane[0]: group})),
+        backend_code=context.code(backend),
+        members_code=context.code(",".join(map(str, group.members))),
+        group_rank=group.members.index(rank) if rank in group.members else -1,
+        group_size=len(group.members) or -1,
+        observed_count=len(entries),
+        backend_count=int(counted) if _COUNT.fullmatch(counted) and not lane[1] and not lane[2] else -1,
+        crosses_hosts=-1,
+        locality_code=context.code("a dump does not say"),
+    )
+
+
+def _ends(entries: Sequence[Entry]) -> Int64:
+    """When each operation was seen to have ended; -1 if it never was.
+
+    Backends without events (gloo) tell that an operation ended, but not when. Its end is taken to be the next call on
+    the group, which is right for calls that wait, and the last stamp of the dump where there is no next one.
+    """
+    latest = max(max(e.called_ns, e.started_ns, e.ended_ns) for e in entries)
+    following: dict[str, int] = {}
+    ends = []
+    for each in reversed(entries):
+        if each.ended_ns:
+            ends.append(max(each.ended_ns, each.started_ns, each.called_ns))
+        else:
+            ends.append(following.get(each.group, latest) if each.finished else -1)
+        following[each.group] = each.called_ns
+    return _column(ends[::-1])
+
+
+def _thread(entry: Entry, process: int, context: ImportContext) -> int:
+    number, name = entry.thread
+    native = int(number) & ((1 << 63) - 1) if number.isdecimal() else 0
+    context.tracks.describe_thread(process, native, name=name or "callers")
+    return context.tracks.thread(process, native)

@@ -1,0 +1,172 @@
+"""Reads pickles of plain data without ever running what is in them.
+
+A pickle is a program for a stack machine, and its ``GLOBAL`` and ``REDUCE`` instructions call whatever they name. The
+machine here has neither: it knows numbers, texts, lists, tuples and dicts. A file that asks for more is refused. One
+that is cut gives what was complete before the cut, which no unpickler of the standard library does.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from typing import Any
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.bounds import MOST_INSTRUCTIONS, OutOfBoundsError, check_values
+
+_MARK = object()
+#: Instructions that call, import or resolve something.
+_CALLS = frozenset(
+    ["GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID"]
+    + ["EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"]
+)
+_VALUES = frozenset(
+    ["INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"]
+    + ["UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"]
+    + ["STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"]
+)
+_KEYS = (str, int, float, bytes, type(None))
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_NEW: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+
+
+def read_pickle(data: bytes, name: str) -> tuple[Any, bool]:
+    """Value of a pickle, and whether it was whole.
+
+    Raises
+    ------
+    ImporterError
+        If it asks for anything but plain data, or is damaged in its first instructions.
+    """
+    machine = _Machine()
+    value, whole = _run(machine, data, name)
+    check_values(value, name)
+    return value, whole
+
+
+def _run(machine: _Machine, data: bytes, name: str) -> tuple[Any, bool]:
+    try:
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if number > MOST_INSTRUCTIONS:
+                raise OutOfBoundsError(name, f"has more than {MOST_INSTRUCTIONS} instructions")
+            if opcode.name in _CALLS:
+                wanted = " ".join([opcode.name, str(argument or "")[:60]]).strip()
+                raise ImporterError(
+                    f"{name} asks to run code while it is read ({wanted})",
+                    hint="a dump of the Flight Recorder holds plain data only: do not open this file with pickle",
+                )
+            machine.run(opcode.name, argument)
+        return machine.top(), True
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError):
+        return machine.unwound(name), False
+
+
+class _Machine:
+    """Stack and memo of one pickle."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def top(self) -> Any:
+        """What the pickle holds, once it has ended."""
+        return self._stack[-1]
+
+    def unwound(self, name: str) -> Any:
+        """What was complete before the cut, put into the containers that were still open."""
+        while any(item is _MARK for item in self._stack):
+            items = self._popped()
+            holder = self._stack[-1] if self._stack else None
+            if isinstance(holder, list):
+                holder.extend(items)
+            elif isinstance(holder, dict):
+                for key, value in zip(items[::2], items[1::2], strict=False):
+                    if isinstance(key, str | int):
+                        holder[key] = value
+            else:
+                self._stack.append(tuple(items))
+        if not self._stack:
+            raise ImporterError(f"{name} is no pickle, or is cut in its first bytes")
+        return self._stack[0]
+
+    def run(self, name: str, argument: Any) -> None:
+        """Carry out one instruction."""
+        stack = self._stack
+        if name in _VALUES:
+            stack.append(argument)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _NEW:
+            stack.append(_NEW[name]())
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            self._memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            self._memo[len(self._memo)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(self._memo[argument])
+        elif name == "MARK":
+            stack.append(_MARK)
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            self._combine(name)
+
+    def _combine(self, name: str) -> None:
+        stack = self._stack
+        if name == "APPENDS":
+            items = self._popped()
+            _list(stack).extend(items)
+        elif name == "SETITEMS":
+            items = self._popped()
+            _set(_dict(stack), items)
+        elif name == "APPEND":
+            item = stack.pop()
+            _list(stack).append(item)
+        elif name == "SETITEM":
+            items = [stack.pop(-2), stack.pop()]
+            _set(_dict(stack), items)
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            items = stack[-count:]
+            del stack[-count:]
+            stack.append(tuple(items))
+        elif name in ("TUPLE", "LIST", "DICT"):
+            items = self._popped()
+            made: Any = tuple(items) if name == "TUPLE" else items
+            if name == "DICT":
+                made = {}
+                _set(made, items)
+            stack.append(made)
+        else:
+            raise ValueError(name)
+
+    def _popped(self) -> list[Any]:
+        """Items above the uppermost mark, which goes with them."""
+        at = len(self._stack) - 1
+        while self._stack[at] is not _MARK:  # an IndexError where there is none
+            at -= 1
+        items = self._stack[at + 1 :]
+        del self._stack[at:]
+        return items
+
+
+def _list(stack: list[Any]) -> list[Any]:
+    if not isinstance(stack[-1], list):
+        raise TypeError("no list")
+    found: list[Any] = stack[-1]
+    return found
+
+
+def _dict(stack: list[Any]) -> dict[Any, Any]:
+    if not isinstance(stack[-1], dict):
+        raise TypeError("no dict")
+    found: dict[Any, Any] = stack[-1]
+    return found
+
+
+def _set(holder: dict[Any, Any], items: list[Any]) -> None:
+    if len(items) % 2:
+        raise ValueError("a key without a value")
+    for at in range(0, len(items), 2):
+        if not isinstance(items[at], _KEYS):  # to hash a tuple of tuples may take for ever
+            raise TypeError("a key that no dump has")
+        holder[items[at]] = items[at + 1]

@@ -1,0 +1,187 @@
+"""Kineto: what torch.profiler writes (``export_chrome_trace``, ``tensorboard_trace_handler``), one file per rank.
+
+    traceEvents  --scanner-->  columns   kernels, copies, launches -> kernels, streams, devices   (kineto_device)
+                                         NCCL's kernels, record_param_comms -> collectives        (kineto_collectives)
+                                         ProfilerStep#N, Optimizer.step, DataLoader -> steps ...  (kineto_host)
+
+What is read and what cannot be known: ``docs/importers/kineto.md``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives, add_operators
+from stashtrace.importers.kineto.device import add_device_work
+from stashtrace.importers.kineto.events import FileRows, KinetoFile, is_rank, read, read_operators
+from stashtrace.importers.kineto.host import add_host_side
+from stashtrace.importers.source import Source
+from stashtrace.schema.kinds import Severity
+
+#: Any of these in the beginning of a JSON file means that Kineto wrote it.
+_MARKS = (
+    b'"schemaVersion"',
+    b'"deviceProperties"',
+    b'"computeProperties"',
+    b'"distributedInfo"',
+    b'"baseTimeNanoseconds"',
+    b'"cpu_op"',
+    b'"cuda_runtime"',
+    b'"gpu_memcpy"',
+    b"PyTorch Profiler",
+)
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker[-_]?(\d+)", re.IGNORECASE)
+#: tensorboard_trace_handler: HOST_PID.MILLISECONDS.pt.trace.json
+_HOST_IN_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
+#: What is said of a file, if it says so.
+_FACTS = ("schemaVersion", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "cupti_version")
+#: Of ``schemaVersion``; nobody has raised it since it was introduced.
+_NEWEST_SCHEMA = 1
+#: Tables that say nothing alone.
+_NO_WORK = ("names", "window", "ends")
+#: Before this, times do not count from 1970 but from the file's own base.
+_FIRST_ABSOLUTE_NS = 10**17
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    """Whether a file begins as one of Kineto's."""
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if start == b"{":
+        return any(mark in head for mark in _MARKS) and b'"nodes"' not in head[:4096]
+    return start == b"[" and b'"ph"' in head and any(mark in head for mark in _MARKS[4:])
+
+
+def load(source: Source, context: ImportContext) -> None:
+    """Read one file of one rank."""
+    file = read(source)
+    if not any(len(rows) for name, rows in file.rows.items() if name not in _NO_WORK):
+        raise ImporterError(
+            f"{source.path} holds no kernel, launch, step or annotation",
+            hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and call prof.step()",
+        )
+    process_id = _process(file, source.path.name, context)
+    _refuse_twins(file, source, context, process_id)
+    rows = FileRows(file, context, process_id)
+    _say_facts(file, context, process_id)
+    work = add_device_work(rows)
+    steps = add_host_side(rows, work)
+    add_collectives(rows, work, steps)
+    if add_host_collectives(rows, steps) and not len(file.rows["kernels"]):
+        add_operators(rows, read_operators(source, file.base_ns), steps)
+    _tell_losses(file, source.path.name, context, process_id)
+
+
+def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
+    """The process of this file: rank by ``distributedInfo``, else by the file's name, else 0."""
+    info: dict[str, Any] = file.top.get("distributedInfo") or {}
+    pid = _host_pid(file)
+    in_name = _RANK_IN_NAME.search(name)
+    rank = _count(info.get("rank"))
+    rank_from = "file"
+    if rank < 0:
+        rank, rank_from = (_count(int(in_name[1] or in_name[2])), "name") if in_name else (0, "assumed")
+    host = _HOST_IN_NAME.match(name)
+    process_id = context.process(
+        pid=pid,
+        rank=rank,
+        host=host["host"] if host and int(host["pid"]) == pid else "",
+        world_size=_count(info.get("world_size")),
+        rank_from=rank_from,
+    )
+    relative = file.base_ns is None and _is_relative(file)
+    context.count_from(process_id, None if relative else file.base_ns or 0)
+    return process_id
+
+
+def _count(value: object) -> int:
+    """A rank, or a number of them; -1 for what is none."""
+    return value if isinstance(value, int) and is_rank(value) else -1
+
+
+def _refuse_twins(file: KinetoFile, source: Source, context: ImportContext, process_id: int) -> None:
+    """The same recording under two names would count everything twice; another cycle of the profiler is welcome."""
+    work = [r for name in ("kernels", "talks", "copies", "calls", "notes") if len(r := file.rows[name])]
+    if not work:
+        return
+    begin, end = min(int(r.begin_ns.min()) for r in work), max(int(r.end_ns.max()) for r in work)
+    for first, last, name in context.recordings.setdefault(process_id, []):
+        if 2 * (min(end, last) - max(begin, first)) > min(end - begin, last - first):
+            raise ImporterError(
+                f"{source.path} holds the same time of rank {context.processes[process_id].rank} as {name}"
+            )
+    context.recordings[process_id].append((begin, end, source.path.name))
+
+
+def _is_relative(file: KinetoFile) -> bool:
+    begins = [int(rows.begin_ns.max()) for rows in file.rows.values() if len(rows)]
+    return max(begins, default=0) < _FIRST_ABSOLUTE_NS
+
+
+def _host_pid(file: KinetoFile) -> int:
+    """Process that most calls, operators and annotations came from."""
+    pids = np.concatenate([file.rows[name].pid for name in ("calls", "notes", "comms", "gradients")])
+    if not len(pids):
+        return 0
+    numbers, counts = np.unique(file.integers(pids, 0), return_counts=True)
+    return int(numbers[counts.argmax()])
+
+
+def _say_facts(file: KinetoFile, context: ImportContext, process_id: int) -> None:
+    for key in _FACTS:
+        if key in file.top:
+            context.say(key, str(file.top[key]), process_id)
+    context.say_once("not_recorded", "files, other processes, how batches are made")
+    info = file.top.get("distributedInfo") or {}
+    if "nccl_version" in info:
+        context.say("nccl_version", str(info["nccl_version"]), process_id)
+    version = file.top.get("schemaVersion")
+    if isinstance(version, int) and version > _NEWEST_SCHEMA:
+        context.doubt(
+            "newer_schema",
+            f"schemaVersion {version} is newer than {_NEWEST_SCHEMA}, the newest tested: names may mean something else",
+            process_id,
+        )
+    if _has_stacks(file):
+        context.doubt(
+            "python_stacks",
+            "recorded with Python stacks (with_stack=True), which slow the host down: host times are too long here;"
+            " record again without them to see how long",
+            process_id,
+        )
+    kept = ", ".join(f"{count} {name or 'without category'}" for name, count in sorted(file.categories.items()))
+    context.say("events_in_file", f"{file.counts['events']} ({kept})", process_id)
+
+
+def _has_stacks(file: KinetoFile) -> bool:
+    """Whether each call of a Python function was recorded too."""
+    return bool(file.categories.get("python_function") or file.top.get("with_stack") in (1, True))
+
+
+def _tell_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:
+    """What the scanner met."""
+    counts = file.counts
+    if counts["truncated"]:
+        # Kineto writes the host's events first, so that a cut takes the work on devices.
+        advice = f"{name} ends early: what stands before is used; its compute may be waits that the cut took"
+        context.lose("file_cut", process_id=process_id, advice=advice)
+    for key, what in (
+        ("damaged", "are no JSON and were left out"),
+        ("oversized", "are larger than 64 MiB and were left out"),
+        ("timeless", "have no time stamp and were left out"),
+    ):
+        if counts[key]:
+            context.lose(f"{key}_events", counts[key], process_id=process_id, advice=f"events of {name} {what}")
+    if file.base_ns is None and _is_relative(file):
+        context.lose(
+            "time_base_unknown",
+            process_id=process_id,
+            severity=Severity.ERROR,
+            advice=f"{name} does not say from when its times count: taken to be the same as in the other files",
+        )

@@ -1,0 +1,260 @@
+"""What ran on the devices of a Kineto file, and who launched it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stashtrace.importers.kineto.events import ABSENT, EventRows, FileRows, Int64
+from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, Severity, StreamFlag
+
+_WORK = {
+    "kernels": DeviceWork.KERNEL,
+    "talks": DeviceWork.COMMUNICATION,
+    "copies": DeviceWork.COPY,
+    "memsets": DeviceWork.MEMSET,
+}
+_DIRECTIONS = (
+    ("htod", CopyDirection.HOST_TO_DEVICE),
+    ("dtoh", CopyDirection.DEVICE_TO_HOST),
+    ("dtod", CopyDirection.DEVICE_TO_DEVICE),
+    ("ptop", CopyDirection.PEER),
+    ("htoh", CopyDirection.HOST_TO_HOST),
+    ("hosttodevice", CopyDirection.HOST_TO_DEVICE),
+    ("devicetohost", CopyDirection.DEVICE_TO_HOST),
+    ("devicetodevice", CopyDirection.DEVICE_TO_DEVICE),
+    ("peer", CopyDirection.PEER),
+)
+#: Calls that block or allocate, by what their names begin with after cuda, cu or hip; the first fits.
+_CALLS = (
+    ("streamsynchronize", DeviceCall.STREAM_SYNCHRONIZE),
+    ("devicesynchronize", DeviceCall.DEVICE_SYNCHRONIZE),
+    ("ctxsynchronize", DeviceCall.DEVICE_SYNCHRONIZE),
+    ("eventsynchronize", DeviceCall.EVENT_SYNCHRONIZE),
+    ("mallochost", DeviceCall.ALLOCATE_HOST),
+    ("hostalloc", DeviceCall.ALLOCATE_HOST),
+    ("hostmalloc", DeviceCall.ALLOCATE_HOST),
+    ("memallochost", DeviceCall.ALLOCATE_HOST),
+    ("memhostalloc", DeviceCall.ALLOCATE_HOST),
+    ("hostregister", DeviceCall.ALLOCATE_HOST),
+    ("hostunregister", DeviceCall.FREE),
+    ("hostfree", DeviceCall.FREE),
+    ("malloc", DeviceCall.ALLOCATE),
+    ("memalloc", DeviceCall.ALLOCATE),
+    ("memcreate", DeviceCall.ALLOCATE),
+    ("free", DeviceCall.FREE),
+    ("memfree", DeviceCall.FREE),
+    ("moduleload", DeviceCall.MODULE_LOAD),
+    ("libraryload", DeviceCall.MODULE_LOAD),
+)
+#: Copies that return when they are done.
+_BLOCKING_COPIES = (
+    "memcpy",
+    "memcpy2d",
+    "memcpytosymbol",
+    "memcpyfromsymbol",
+    "memcpywithstream",
+    "memcpydtoh",
+    "memcpyhtod",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The launching call of each row of a table of device work; -1 where none is in the file."""
+
+    row: Int64  # of the file's ``calls``
+    launch_ns: Int64
+    return_ns: Int64
+    thread: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Kernels that communicate, for the collectives, and where launches were seen."""
+
+    talks: EventRows
+    talk_launches: Launches
+    talk_streams: Int64
+    launch_threads: Int64
+
+
+class _Calls:
+    """Runtime and driver calls of a file, found by correlation."""
+
+    def __init__(self, rows: FileRows) -> None:
+        calls = rows.file.rows["calls"]
+        self.rows = calls.take(calls.begin_ns != ABSENT)
+        self.track = rows.threads(self.rows.tid)
+        correlation = self.rows.ints["correlation"]
+        self._order = np.lexsort((self.rows.begin_ns, correlation))
+        self._sorted = correlation[self._order]
+        self._begin = self.rows.begin_ns[self._order]
+
+    def launches(self, work: EventRows) -> Launches:
+        """The last call before the work began that has its correlation."""
+        wanted = work.ints["correlation"]
+        if not len(self._sorted) or not len(wanted):
+            none = np.full(len(wanted), -1, dtype=np.int64)
+            return Launches(none, none, none, none)
+        first = np.searchsorted(self._sorted, wanted, side="left")
+        after = np.where(wanted > 0, np.searchsorted(self._sorted, wanted, side="right"), first)
+        hit = after > first
+        # Numbers are used again in long recordings: an earlier call of the same number may be the one.
+        low, high = first + 1, after
+        while (searched := np.flatnonzero(low < high)).size:
+            middle = (low[searched] + high[searched]) // 2
+            early = self._begin[middle] <= work.begin_ns[searched]
+            low[searched] = np.where(early, middle + 1, low[searched])
+            high[searched] = np.where(early, high[searched], middle)
+        row = np.where(hit, self._order[np.where(hit, low - 1, 0)], -1)
+        return Launches(
+            row,
+            np.where(hit, self.rows.begin_ns[row], -1),
+            np.where(hit, self.rows.end_ns[row], -1),
+            np.where(hit, self.track[row], -1),
+        )
+
+
+def add_device_work(rows: FileRows) -> DeviceRows:
+    """Fill ``kernels``, ``streams``, ``devices`` and ``device_calls``."""
+    calls = _Calls(rows)
+    seen_streams: dict[int, tuple[int, bool]] = {}
+    timeless = orphans = 0
+    pageable: list[Int64] = []
+    threads: list[Int64] = []
+    kept: dict[str, tuple[EventRows, Launches, Int64]] = {}
+    for table, code in _WORK.items():
+        work = rows.file.rows[table]
+        timed = work.begin_ns > 0
+        timeless += int(np.count_nonzero(~timed))
+        work = work if timed.all() else work.take(timed)
+        launches = calls.launches(work)
+        device = rows.devices(work)
+        stream = rows.streams(work, device)
+        kept[table] = (work, launches, stream)
+        orphans += int(np.count_nonzero(launches.row < 0))
+        threads.append(launches.thread[launches.thread >= 0])
+        extra: dict[str, Any] = {}
+        if table == "copies":
+            extra["copy_code"] = rows.coded(work.name, _direction)
+            is_pageable = rows.coded(work.name, lambda name: int("pageable" in name.lower())) == 1
+            pageable.append(launches.row[is_pageable & (launches.row >= 0)])
+        if "bytes" in work.ints:
+            extra["size_bytes"] = np.maximum(work.ints["bytes"], 0)
+        node = work.ints.get("graph node id")
+        if node is not None:
+            extra["graph_key"] = np.maximum(node, 0)
+        rows.context.add(
+            "kernels",
+            begin_ns=work.begin_ns,
+            end_ns=work.end_ns,
+            process_id=np.full(len(work), rows.process_id),
+            device_index=device,
+            track_id=stream,
+            thread_track_id=launches.thread,
+            launch_ns=launches.launch_ns,
+            return_ns=launches.return_ns,
+            name_code=rows.codes(work.name),
+            work_code=int(code),
+            correlation_id=np.maximum(work.ints["correlation"], 0),
+            **extra,
+        )
+        for track in np.unique(stream).tolist():
+            first = int(device[stream == track][0])
+            computes = table == "kernels" or seen_streams.get(track, (0, False))[1]
+            seen_streams[track] = (first, computes)
+    _add_streams(rows, seen_streams)
+    _add_devices(rows, {device for device, _ in seen_streams.values()})
+    _add_calls(rows, calls, np.concatenate(pageable) if pageable else np.empty(0, dtype=np.int64))
+    _tell(rows, timeless, orphans)
+    talks, launches, stream = kept["talks"]
+    return DeviceRows(talks, launches, stream, np.concatenate(threads))
+
+
+def _add_streams(rows: FileRows, seen: dict[int, tuple[int, bool]]) -> None:
+    if not seen:
+        return
+    tracks = sorted(seen)
+    rows.context.add(
+        "streams",
+        track_id=np.array(tracks, dtype=np.int64),
+        process_id=rows.process_id,
+        device_index=np.array([seen[t][0] for t in tracks], dtype=np.int64),
+        stream_flags=np.array([int(StreamFlag.CARRIES_COMPUTE) * seen[t][1] for t in tracks], dtype=np.int64),
+    )
+
+
+def _add_devices(rows: FileRows, used: set[int]) -> None:
+    """Devices that did something, with what the file says of them."""
+    listed = rows.file.top.get("deviceProperties") or rows.file.top.get("computeProperties") or []
+    known = {d["id"]: d for d in listed if isinstance(d, dict) and isinstance(d.get("id"), int)}
+    for index in sorted(used):
+        device = known.get(index, {})
+        name = str(device.get("name", ""))
+        rows.context.add(
+            "devices",
+            process_id=rows.process_id,
+            device_index=index,
+            track_id=rows.context.tracks.device(rows.process_id, index, f"GPU {index}"),
+            name_code=rows.context.code(name),
+            memory_bytes=_whole(device.get("totalGlobalMem"), -1),
+            multiprocessors_count=_whole(device.get("numSms"), -1),
+            capability_code=10 * _whole(device.get("computeMajor"), 0) + _whole(device.get("computeMinor"), 0),
+        )
+
+
+def _add_calls(rows: FileRows, calls: _Calls, pageable: Int64) -> None:
+    """Calls that can leave a device without work; a copy from pageable memory returns when it is done."""
+    code = rows.coded(calls.rows.name, _call)
+    code[pageable] = int(DeviceCall.COPY)
+    chosen = np.flatnonzero(code > 0)
+    rows.context.add(
+        "device_calls",
+        begin_ns=calls.rows.begin_ns[chosen],
+        end_ns=calls.rows.end_ns[chosen],
+        track_id=calls.track[chosen],
+        process_id=np.full(len(chosen), rows.process_id),
+        call_code=code[chosen],
+        name_code=rows.codes(calls.rows.name[chosen]),
+    )
+
+
+def _tell(rows: FileRows, timeless: int, orphans: int) -> None:
+    if timeless:
+        rows.context.lose(
+            "kernels_without_times", timeless, process_id=rows.process_id, advice="their time stamp is 0 or missing"
+        )
+    if orphans:
+        rows.context.lose(
+            "launches_not_in_file",
+            orphans,
+            process_id=rows.process_id,
+            severity=Severity.INFO,
+            advice="work on a device whose launch is not in the file, most of it from before the recording; kept",
+        )
+
+
+def _direction(name: str) -> int:
+    lowered = name.lower().replace(" ", "")
+    return next((int(code) for mark, code in _DIRECTIONS if mark in lowered), int(CopyDirection.UNKNOWN))
+
+
+def _call(name: str) -> int:
+    lowered = name.lower()
+    for prefix in ("cuda", "hip", "cu"):
+        if lowered.startswith(prefix):
+            verb = lowered.removeprefix(prefix).split("_")[0]
+            if verb in _BLOCKING_COPIES:
+                return int(DeviceCall.COPY)
+            if verb.endswith("async"):
+                return 0
+            return next((int(code) for mark, code in _CALLS if verb.startswith(mark)), 0)
+    return 0
+
+
+def _whole(value: object, default: int) -> int:
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else default

@@ -1,0 +1,110 @@
+"""Imports reports of Nsight Systems that were exported to SQLite (``nsys export --type sqlite``).
+
+    CUPTI_ACTIVITY_KIND_*   kernels, device_calls, streams, devices         (nsys_device)
+    NVTX_EVENTS             spans, step marks, phases, waits for batches    (nsys_nvtx, nsys_payloads)
+    both                    collectives, groups                             (nsys_collectives)
+    OSRT_API                waits, io                                       (nsys_osrt)
+
+Versions of the schema differ in tables and columns; what is missing costs only what it held.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.context import ImportContext
+from stashtrace.importers.nsys import device, nvtx, osrt
+from stashtrace.importers.nsys.collectives import add_collectives
+from stashtrace.importers.nsys.database import MAGIC, Database, Processes, opened
+from stashtrace.importers.nsys.device import Work
+from stashtrace.importers.source import Source
+from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.trace import WHOLE_RECORDING
+
+#: Tables that are read, by how many rows they may have.
+_READ = (
+    device.KERNELS,
+    device.COPIES,
+    device.SETS,
+    device.GRAPHS,
+    device.WAITS,
+    device.CALLS,
+    nvtx.EVENTS,
+    osrt.CALLS,
+)
+#: Tables of measurements that would be of use and are not read.
+_LEFT = ("GPU_METRICS", "NET_NIC_METRIC", "CUDA_GPU_MEMORY_USAGE_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS")
+#: Major and minor number of the newest schema that the tests have.
+_NEWEST_SCHEMA = (3, 25)
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    """Whether this is an SQLite file; whether it is of Nsight Systems stands further inside."""
+    return head.startswith(MAGIC)
+
+
+def load(source: Source, context: ImportContext) -> None:
+    """Read one export."""
+    with opened(source, _READ) as database:
+        there = [name for name in _READ if database.has(name)]
+        if not there and not database.has("TARGET_INFO_SESSION_START_TIME"):
+            raise ImporterError(
+                f"{source.path} is an SQLite file, but no export of Nsight Systems",
+                hint="nsys export --type sqlite REPORT.nsys-rep",
+            )
+        if not any(database.rows_count(table) for table in there):
+            raise ImporterError(
+                f"{source.path} holds no kernel, call or range",
+                hint="record with nsys profile --trace=cuda,nvtx,osrt, and export without --tables",
+            )
+        processes = Processes(database, source.path, context)
+        calls = device.read_calls(database, processes)
+        work = device.add_work(database, calls, processes, context)
+        device.add_calls(calls, processes, context)
+        ranges, told = nvtx.add_ranges(database, processes, context)
+        _whole_recording(work, processes, told, context)
+        add_collectives(ranges, work, processes, source.path.name, context)
+        osrt.add_library_calls(database, processes, context)
+        _report(database, source.path.name, context)
+
+
+def _whole_recording(work: Work, processes: Processes, told: set[int], context: ImportContext) -> None:
+    """Step marks around all the work of each process whose ranges tell of no step."""
+    for process, extent in work.extents.items():
+        if process in told:
+            continue
+        process_id = int(processes.ids[process])
+        marks = np.array(extent, dtype=np.int64)
+        context.add(
+            "spans",
+            begin_ns=marks,
+            end_ns=marks,
+            track_id=context.tracks.thread(process_id, processes.pids[process] & 0xFFFFFF),
+            kind_code=int(SpanKind.STEP_MARK),
+            name_code=context.codes([WHOLE_RECORDING, "end of the recording"]),
+        )
+        context.say("nsys.steps", "no NVTX range names a step: the recording counts as one", process_id)
+
+
+def _report(database: Database, name: str, context: ImportContext) -> None:
+    for table in dict.fromkeys(database.damaged):
+        context.lose("table_damaged", advice=f"{name} is cut or damaged: {table} was read up to the damage")
+    exported = database.pairs("META_DATA_EXPORT") or database.pairs("EXPORT_META_DATA")
+    context.say("nsys.version", exported.get("EXPORT_PRODUCT_VERSION", "unknown"))
+    schema = exported.get("EXPORT_SCHEMA_VERSION", "unknown")
+    context.say("nsys.schema", schema)
+    numbers = re.match(r"(\d{1,6})\.(\d{1,6})", schema)
+    if numbers and (int(numbers[1]), int(numbers[2])) > _NEWEST_SCHEMA:
+        tested = ".".join(map(str, _NEWEST_SCHEMA))
+        context.doubt(
+            "newer_schema",
+            f"{name} has schema {schema}, newer than {tested}, the newest tested: columns may mean something else",
+        )
+    left = [table for table in _LEFT if database.rows_count(table)]
+    if left:
+        context.say("nsys.not_read", ", ".join(left))

@@ -1,0 +1,262 @@
+"""Collectives and copies by torch, for the workers of ``calibrate``. torch is imported by whoever makes an engine.
+
+A collective is timed as the tracer sees it: on the host from the call to its return, on a device between two events
+on its stream.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import tempfile
+import time
+from typing import Any
+
+_TIMEOUT_S = 60
+_FLOAT_BYTES = 4
+
+
+class TorchCollectives:
+    """``torch.distributed`` over gloo (host) or NCCL (one device per rank).
+
+    Parameters
+    ----------
+    torch : module
+        With ``torch.distributed`` imported.
+    backend : str
+        ``gloo`` or ``nccl``.
+    rank, ranks : int
+        This process, and how many there are.
+    rendezvous : str
+        Path of a file that all ranks can write.
+    """
+
+    def __init__(self, torch: Any, backend: str, rank: int, ranks: int, rendezvous: str) -> None:
+        self._torch, self._ranks, self._on_device = torch, ranks, backend == "nccl"
+        self.timing = "device" if self._on_device else "host"
+        if self._on_device:
+            torch.cuda.set_device(rank)
+        # The barrier goes over the host even for NCCL: one on the device would be part of what is timed.
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if self._on_device else "gloo",
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(seconds=_TIMEOUT_S),
+        )
+        self._device = f"cuda:{rank}" if self._on_device else "cpu"
+        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._token = torch.zeros(1)
+        self._buffers: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._calls = {
+            "all_reduce": lambda out, given: torch.distributed.all_reduce(given),
+            "all_gather": torch.distributed.all_gather_into_tensor,
+            "reduce_scatter": torch.distributed.reduce_scatter_tensor,
+            "all_to_all": torch.distributed.all_to_all_single,
+            "broadcast": lambda out, given: torch.distributed.broadcast(given, 0),
+        }
+
+    def prepare(self, op: str, size_bytes: int) -> None:
+        """Buffers of zeros, which never overflow, written once so that their pages are there."""
+        count = size_bytes // _FLOAT_BYTES
+        outputs = {"all_gather": count * self._ranks, "reduce_scatter": count // self._ranks, "all_to_all": count}
+        out = outputs.get(op, 0)
+        self._buffers[op, size_bytes] = (self._zeros(out), self._zeros(count))
+
+    def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
+        """One collective."""
+        out, given = self._buffers[op, size_bytes]
+        call = self._calls[op]
+        if not self._on_device:
+            begin = time.monotonic_ns()
+            call(out, given)
+            return begin, time.monotonic_ns()
+        before, after = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        call(out, given)
+        after.record()
+        after.synchronize()
+        return 0, round(before.elapsed_time(after) * 1e6)
+
+    def barrier(self) -> None:
+        """Over gloo, always."""
+        self._torch.distributed.all_reduce(self._token)
+
+    def agree(self, wish: bool) -> bool:
+        """Broadcast from rank 0 over gloo."""
+        self._flag.fill_(int(wish))
+        self._torch.distributed.broadcast(self._flag, 0)
+        return bool(self._flag.item())
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._torch.distributed.destroy_process_group()
+
+    def _zeros(self, count: int) -> Any:
+        return self._torch.empty(count, dtype=self._torch.float32, device=self._device).fill_(0.0)
+
+
+class TorchCopies:
+    """Copies between host and devices, timed by events.
+
+    Operations are ``h2d_pinned``, ``h2d_pageable``, ``d2h_pinned``, ``d2h_pageable``, ``d2d`` and ``p2p_0_N`` (device 0
+    to device N).
+    """
+
+    timing = "device"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        torch.cuda.set_device(0)
+        self._buffers: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def prepare(self, op: str, size_bytes: int) -> None:
+        """Target and source."""
+        torch = self._torch
+
+        def device(index: int = 0) -> Any:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{index}").fill_(0)
+
+        def host(pinned: bool) -> Any:
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).fill_(0)
+
+        if op.startswith("h2d"):
+            pair = device(), host(op.endswith("pinned"))
+        elif op.startswith("d2h"):
+            pair = host(op.endswith("pinned")), device()
+        elif op == "d2d":
+            pair = device(), device()
+        else:
+            pair = device(int(op.rsplit("_", 1)[1])), device()
+        self._buffers[op, size_bytes] = pair
+
+    def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
+        """One copy on the current stream."""
+        target, source = self._buffers[op, size_bytes]
+        before, after = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        target.copy_(source, non_blocking=True)
+        after.record()
+        after.synchronize()
+        return 0, round(before.elapsed_time(after) * 1e6)
+
+    def barrier(self) -> None:
+        """Nothing may be in flight when the next copy begins."""
+        self._torch.cuda.synchronize()
+
+    def agree(self, wish: bool) -> bool:
+        """One process agrees with itself."""
+        return wish
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+def torch_facts(torch: Any) -> dict[str, Any]:
+    """Versions, devices and backends, as far as torch knows them."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "devices": [], "free_bytes": [], "backends": []}
+    distributed = torch.distributed
+    if distributed.is_available():
+        facts["backends"] = [n for n in ("gloo", "nccl") if getattr(distributed, f"is_{n}_available")()]
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        facts["devices"] = [torch.cuda.get_device_name(i) for i in range(count)]
+        facts["free_bytes"] = [torch.cuda.mem_get_info(i)[0] for i in range(count)]
+        facts["peers"] = [i for i in range(1, count) if torch.cuda.can_device_access_peer(0, i)]
+        facts["cuda"] = str(torch.version.cuda)
+        if "nccl" in facts["backends"]:
+            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return facts
+
+
+# Reads of a disk, for the workers of ``calibrate``: cold ones, and proof that they were cold.
+
+_CHUNK_BYTES = 128 * 1024
+_BLOCK_BYTES = 4096
+_FILL_BYTES = 4 << 20
+#: The largest size fits this often, so that reads of one round do not meet.
+_ROOM = 4
+#: More reads than this share from the page cache, and the figures would be those of memory.
+_WARM_RATIO = 0.05
+
+
+class DiskReads:
+    """Reads of a file that is not in the page cache.
+
+    ``random_read`` is one ``pread`` of the size with read-ahead off; ``sequential_read`` is the size in calls of
+    128 KiB with read-ahead on. Each begins at a random place whose pages were dropped before.
+
+    Parameters
+    ----------
+    folder : str
+        Where the file is made, and removed at the end.
+    largest_bytes : int
+        Largest size that will be read.
+    """
+
+    timing = "host"
+
+    def __init__(self, folder: str, largest_bytes: int) -> None:
+        self._file_bytes = largest_bytes * _ROOM
+        self._random = random.Random(7)
+        self._reads_count = self._warm_count = 0
+        # Unlinked at once on Linux: nothing is left behind, however this process ends.
+        self._file = tempfile.TemporaryFile(prefix=".stashtrace-calibrate-", dir=folder)  # noqa: SIM115
+        self._descriptor = self._file.fileno()
+        block = os.urandom(_FILL_BYTES)
+        for at in range(0, self._file_bytes, _FILL_BYTES):
+            os.pwrite(self._descriptor, block[: min(_FILL_BYTES, self._file_bytes - at)], at)
+        os.fsync(self._descriptor)
+        self._buffer = memoryview(bytearray(largest_bytes))
+
+    def prepare(self, op: str, size_bytes: int) -> None:
+        """Nothing: all sizes share the file and the buffer."""
+        if op not in ("random_read", "sequential_read"):
+            raise ValueError(f"no such read: {op}")
+
+    def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
+        """Read one range, cold."""
+        blocks = max((self._file_bytes - size_bytes) // _BLOCK_BYTES, 1)
+        at = self._random.randrange(blocks) * _BLOCK_BYTES
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        advice = os.POSIX_FADV_RANDOM if op == "random_read" else os.POSIX_FADV_SEQUENTIAL
+        os.posix_fadvise(self._descriptor, 0, 0, advice)
+        self._reads_count += 1
+        self._warm_count += self._is_cached(at)
+        chunk = size_bytes if op == "random_read" else _CHUNK_BYTES
+        begin = time.monotonic_ns()
+        done = 0
+        while done < size_bytes:
+            part = os.preadv(self._descriptor, [self._buffer[done : min(done + chunk, size_bytes)]], at + done)
+            if part == 0:
+                raise OSError(f"the file ends at {at + done}")
+            done += part
+        return begin, time.monotonic_ns()
+
+    def barrier(self) -> None:
+        """One process waits for nobody."""
+
+    def agree(self, wish: bool) -> bool:
+        """One process agrees with itself."""
+        return wish
+
+    def complaint(self) -> str:
+        """Why the figures are not those of the disk, empty if they are."""
+        if self._warm_count > _WARM_RATIO * self._reads_count:
+            share = round(100 * self._warm_count / self._reads_count)
+            return f"{share} % of the reads came from the page cache, which cannot be dropped here (tmpfs?)"
+        return ""
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+    def _is_cached(self, at: int) -> bool:
+        try:
+            return os.preadv(self._descriptor, [self._buffer[:1]], at, os.RWF_NOWAIT) > 0
+        except BlockingIOError:
+            return False
+        except OSError:
+            return False  # a file system that cannot say

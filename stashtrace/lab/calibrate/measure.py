@@ -1,0 +1,343 @@
+"""Measure what the links of this machine can do: plan, run the workers, fit, and hand back a ``Calibration``.
+
+Called by ``stashtrace calibrate``. Nothing heavy is imported here; workers are processes of their own, so a driver
+that crashes takes one of them and not the answer.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stashtrace.calibration.file import Calibration, Link, Points
+from stashtrace.calibration.fit import Fit, Piece, fit_alpha_beta
+from stashtrace.calibration.lines import Floats, robust_line
+from stashtrace.errors import CaptureError, MissingDataError, UsageError
+from stashtrace.lab.calibrate.ranks import probe_machine, run_ranks
+from stashtrace.lab.calibrate.sweep import sizes_between
+from stashtrace.lab.machine import free_memory_bytes, machine_facts
+
+BACKENDS = ("auto", "gloo", "nccl", "cuda", "disk")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+COPIES = ("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable", "d2d")
+READS = ("random_read", "sequential_read")
+#: Sizes by default, smallest and largest.
+SIZES = {
+    "gloo": (1 << 10, 32 << 20),
+    "nccl": (1 << 10, 256 << 20),
+    "cuda": (1 << 10, 256 << 20),
+    "posix": (4 << 10, 8 << 20),
+}
+#: Part of the free memory that all buffers together may take.
+_MEMORY_RATIO = 0.5
+_DEFAULT_RANKS = 2
+#: The workers are started this often: what differs from start to start (placement, addresses) belongs to the error.
+LAUNCHES = 3
+
+Runner = Callable[..., list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for.
+
+    Attributes
+    ----------
+    backend : str
+        One of :data:`BACKENDS`; ``auto`` takes what the machine has.
+    ranks : int, optional
+        Ranks of collectives: 2 over gloo, one per device over NCCL if left out.
+    sizes_bytes : (int, int), optional
+        Smallest and largest message.
+    seconds : float
+        Measuring time of everything together; starting processes comes on top.
+    disk : str, optional
+        Folder whose disk is measured too.
+    launches : int
+        How often the workers are started.
+    """
+
+    backend: str = "auto"
+    ranks: int | None = None
+    sizes_bytes: tuple[int, int] | None = None
+    seconds: float = 30.0
+    disk: str | None = None
+    launches: int = LAUNCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One group of workers: what they measure, and for how long each time."""
+
+    kind: str
+    backend: str
+    library: str
+    ops: tuple[str, ...]
+    ranks: int
+    sizes_bytes: tuple[int, ...]
+    seconds: float
+    disk: str = ""
+
+    def task(self) -> dict[str, Any]:
+        """As ``worker`` reads it."""
+        return {
+            "what": "measure", "backend": self.backend, "library": self.library, "ops": list(self.ops),
+            "sizes_bytes": list(self.sizes_bytes), "seconds": self.seconds, "disk": self.disk,
+        }  # fmt: skip
+
+
+def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[Job, ...]:
+    """What will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
+
+    Raises
+    ------
+    UsageError
+        If what was asked for cannot be measured here; the hint says what is missing.
+    """
+    devices, usable = len(facts.get("devices", ())), tuple(facts.get("backends", ()))
+    hosts = tuple(facts.get("host_backends", usable))
+    backends = _chosen(request, facts, devices, usable, hosts)
+    share = request.seconds / (len(backends) * request.launches)
+    jobs = []
+    for backend in backends:
+        kind = {"cuda": "copy", "posix": "disk"}.get(backend, "collective")
+        ranks = 1
+        if kind == "collective":
+            ranks = request.ranks or (devices if backend == "nccl" else _DEFAULT_RANKS)
+        if backend == "nccl" and ranks > devices:
+            raise UsageError(f"{ranks} ranks need {ranks} GPUs, this machine has {devices}", hint="leave --ranks out")
+        peers = tuple(f"p2p_0_{i}" for i in facts.get("peers", ()))
+        ops = {"copy": COPIES + peers, "disk": READS}.get(kind, COLLECTIVES)
+        room = min(facts.get("free_bytes") or [free_bytes]) if backend in ("nccl", "cuda") else free_bytes // ranks
+        sizes = _sizes(request, backend, ranks, room, len(ops))
+        library = str(facts.get("library", ""))
+        jobs.append(Job(kind, backend, library, ops, ranks, sizes, share, request.disk or ""))
+    return tuple(jobs)
+
+
+def _chosen(
+    request: Request, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
+) -> list[str]:
+    if request.ranks is not None and request.ranks < 2:
+        raise UsageError(f"{request.ranks} rank has nobody to talk to", hint="--ranks 2 or more")
+    if request.seconds <= 0 or request.launches < 1:
+        raise UsageError("measuring takes time", hint="--seconds 30")
+    wanted = request.backend
+    library = facts.get("library") or "neither torch nor cupy"
+    if wanted in ("nccl", "cuda") and not devices:
+        why = facts.get("complaint") or f"{library} sees none"
+        raise UsageError(f"--backend {wanted} needs a GPU: {why}", hint="`stashtrace calibrate --backend gloo`")
+    if wanted == "nccl" and "nccl" not in usable:
+        raise UsageError(f"{library} was built without NCCL", hint="`pip install torch`, a CUDA build")
+    if wanted == "gloo" and "gloo" not in hosts:
+        raise UsageError("gloo comes with torch, which cannot be imported here", hint="`pip install torch`")
+    if wanted == "disk":
+        if request.disk is None:
+            raise UsageError("--backend disk does not say which disk", hint="--disk DIR names a folder on it")
+        chosen = []
+    elif wanted != "auto":
+        chosen = [wanted]
+    else:
+        chosen = ["cuda"] if devices else []
+        if devices >= 2 and "nccl" in usable:
+            chosen.append("nccl")
+        elif not devices and "gloo" in hosts:
+            chosen.append("gloo")
+    if request.disk is not None:
+        chosen.append("posix")
+    if not chosen:
+        raise UsageError(
+            "nothing to measure with: neither torch nor cupy can be imported here",
+            hint="`pip install torch`, or `--disk DIR` for the disk alone",
+        )
+    return chosen
+
+
+def _sizes(request: Request, backend: str, ranks: int, room_bytes: int, ops_count: int) -> tuple[int, ...]:
+    low, high = request.sizes_bytes or SIZES[backend]
+    if low < 1 or high < low:
+        raise UsageError(f"--sizes {low}:{high} is no range", hint="for example --sizes 1K:32M")
+    # All sizes together are twice the largest; an all-gather's output is its input times the ranks.
+    most = int(room_bytes * _MEMORY_RATIO / (2 * (2 * ops_count + (ranks if backend in ("gloo", "nccl") else 0))))
+    if request.sizes_bytes and high > most:
+        raise UsageError(
+            f"messages of {high} bytes need more than half of the free memory",
+            hint=f"--sizes {low}:{most} fits",
+        )
+    unit = 4 * ranks if backend in ("gloo", "nccl") else 1
+    sizes = sizes_between(low, min(high, most), unit_bytes=unit)
+    if len(sizes) < 3:
+        raise UsageError(f"--sizes {low}:{high} holds {len(sizes)} sizes, a fit needs three", hint="--sizes 1K:32M")
+    return tuple(sizes)
+
+
+def calibrate(
+    request: Request,
+    *,
+    version: str = "",
+    command: str = "",
+    facts: Mapping[str, Any] | None = None,
+    runner: Runner = run_ranks,
+    on_progress: Callable[[float, str], None] | None = None,
+) -> Calibration:
+    """Measure and fit.
+
+    Parameters
+    ----------
+    request : Request
+        What to measure.
+    version, command : str
+        Of stashtrace, and what was typed; kept in the result.
+    facts : mapping, optional
+        As ``worker.probe`` finds them; asked for if left out.
+    runner : callable
+        Starts workers, as :func:`run_ranks`.
+    on_progress : callable, optional
+        Told the share that is done (0 to 1), and what is going on.
+
+    Raises
+    ------
+    UsageError
+        If what was asked for cannot be measured here.
+    CaptureError
+        If a worker fails.
+    MissingDataError
+        If nothing could be measured in the end.
+    """
+    machine_before = machine_facts()  # its load is that of the machine, not our own
+    known = dict(facts) if facts is not None else probe_machine()
+    jobs = plan(request, known, free_memory_bytes())
+    links: list[Link] = []
+    left_out: dict[str, str] = {}
+    turns = len(jobs) * request.launches
+    for number, job in enumerate(jobs):
+        found: list[dict[str, Points]] = []
+        for launch in range(request.launches):
+            turn = number * request.launches + launch
+
+            def waited(seconds: float, job: Job = job, turn: int = turn) -> None:
+                if on_progress is not None:
+                    share = (turn + min(seconds / job.seconds, 0.99)) / turns
+                    on_progress(share, f"{job.backend}, {len(job.ops)} operations")
+
+            answers = runner(job.task(), job.ranks, job.seconds, on_wait=waited)
+            left_out |= {f"{job.backend} {op}": why for op, why in answers[0]["left_out"].items()}
+            found.append(_points(answers))
+        for op in job.ops:
+            launches = [points[op] for points in found if op in points]
+            if launches:
+                links.append(Link(job.kind, job.backend, op, job.ranks, fit_launches(launches), pooled(launches)))
+    if not links:
+        why = next(iter(left_out.items()), ("", "no operation"))
+        raise MissingDataError(f"nothing could be measured: {why[0]}: {why[1]}", hint="`stashtrace doctor`")
+    machine = {**machine_before, "devices": list(known.get("devices", ()))}
+    names = ("torch", "cupy", "cuda", "nccl")
+    versions = {"stashtrace": version, "python": platform.python_version()}
+    versions |= {name: str(known[name]) for name in names if known.get(name)}
+    date = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat()
+    return Calibration(date, command, machine, versions, tuple(links), left_out=left_out)
+
+
+def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """Points of every operation that all ranks measured."""
+    first = answers[0]
+    if any(set(a["stamps"]) != set(first["stamps"]) for a in answers):
+        raise CaptureError("an operation failed on some ranks and worked on others", hint="try --sizes 1K:1M first")
+    return {op: points_of(first["timing"], [a["stamps"][op] for a in answers]) for op in first["stamps"]}
+
+
+# From the stamps of all ranks to one time per size. Pure; used by ``calibrate``.
+
+
+def transfer_times(timing: str, stamps: Sequence[Any]) -> Floats:
+    """Time of each repetition without the wait for the last rank, ns.
+
+    Parameters
+    ----------
+    timing : str
+        ``host``: (begin, end) on one clock; the transfer of a rank is its end minus the last begin, as in the analysis
+        ``collectives``, and the middle rank counts. ``device``: (0, duration) by each device; the rank that came last
+        waited least, so the shortest counts.
+    stamps : sequence
+        One list of (begin_ns, end_ns) per rank, all of one length.
+    """
+    table = np.array(stamps, dtype=np.int64)
+    if timing == "device":
+        found: Floats = (table[:, :, 1] - table[:, :, 0]).min(axis=0).astype(np.float64)
+    else:
+        found = np.median(table[:, :, 1] - table[:, :, 0].max(axis=0), axis=0)
+    return np.maximum(found, 1.0)
+
+
+def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:
+    """Median and quartiles of every size; one mapping "size -> stamps" per rank.
+
+    Raises
+    ------
+    CaptureError
+        If the ranks did not measure the same.
+    """
+    sizes = sorted(int(s) for s in by_size[0])
+    rows = []
+    for size in sizes:
+        stamps = [rank.get(str(size), []) for rank in by_size]
+        if len({len(s) for s in stamps}) != 1 or not stamps[0]:
+            raise CaptureError(f"the ranks did not measure the same number of messages of {size} bytes")
+        times = transfer_times(timing, stamps)
+        low, median, high = np.percentile(times, (25, 50, 75))
+        rows.append((size, float(median), float(low), float(high), len(times)))
+    return Points(*(tuple(column) for column in zip(*rows, strict=True)))
+
+
+# Several starts of the same workers made one fit: what differs between starts belongs to the standard error.
+#
+# Within one start the repetitions agree better than two starts do: processes land on other cores, buffers at other
+# addresses, sockets in another order. A standard error from the points alone would promise what the next run breaks.
+
+
+def pooled(launches: Sequence[Points]) -> Points:
+    """Medians over the starts, of the medians and of the quartiles; all repetitions."""
+    sizes = launches[0].sizes_bytes
+    return Points(
+        sizes,
+        tuple(np.median([p.median_ns for p in launches], axis=0).tolist()),
+        tuple(np.median([p.low_ns for p in launches], axis=0).tolist()),
+        tuple(np.median([p.high_ns for p in launches], axis=0).tolist()),
+        tuple(np.sum([p.repetitions_count for p in launches], axis=0).tolist()),
+    )
+
+
+def fit_launches(launches: Sequence[Points]) -> Fit:
+    """Fit the pooled points; each error is at least that of the mean of the starts.
+
+    The pieces of the pooled fit are fitted to every start by itself. The standard error of the mean of their alphas
+    (and betas), ``standard deviation / sqrt(starts)``, replaces that of the pooled fit where it is larger.
+    """
+    points = pooled(launches)
+    fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns())
+    if len(launches) < 2:
+        return fit
+    return Fit(tuple(_widened(piece, launches, number == 0) for number, piece in enumerate(fit.pieces)))
+
+
+def _widened(piece: Piece, launches: Sequence[Points], first: bool) -> Piece:
+    lines = []
+    for points in launches:
+        sizes = np.array(points.sizes_bytes, dtype=np.float64)
+        own = (sizes >= piece.min_bytes) & (sizes <= piece.max_bytes)
+        times = np.array(points.median_ns)[own]
+        lines.append(robust_line(sizes[own], times, np.ones(len(times)), errors_known=False, from_zero=first))
+    root = np.sqrt(len(lines))
+    alpha = float(np.std([line.alpha_ns for line in lines], ddof=1) / root)
+    beta = float(np.std([line.beta_ns_per_byte for line in lines], ddof=1) / root)
+    return replace(
+        piece,
+        alpha_error_ns=max(piece.alpha_error_ns, alpha),
+        beta_error_ns_per_byte=max(piece.beta_error_ns_per_byte, beta),
+    )

@@ -1,0 +1,148 @@
+"""The loop that measures: every operation at every size, round by round, until the time is up.
+
+Runs inside a worker process. An *engine* knows how to do the operations (``engines``, ``engines``,
+``cupy``); nothing here knows what it measures. Rounds interleave all sizes, in another order each time, so that
+a machine that slows down for a while does so for all of them.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+#: Small messages are cheap and scatter most, so they come more often in a round.
+_SMALL_BYTES = 65536
+_SMALL_REPEATS = 4
+_WARM_ROUNDS = 2
+
+
+class Engine(Protocol):
+    """What the loop asks of whoever does the work. All ranks of an engine make the same calls in the same order.
+
+    Attributes
+    ----------
+    timing : str
+        ``host``: stamps of a clock that all ranks share. ``device``: the begin is 0 and the end a duration.
+    """
+
+    timing: str
+
+    def prepare(self, op: str, size_bytes: int) -> None:
+        """Make the buffers of one case; raise if this cannot be done here."""
+
+    def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
+        """Do it once, between a begin and an end in ns."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def agree(self, wish: bool) -> bool:
+        """Rank 0's wish, on all ranks."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one rank measured.
+
+    Attributes
+    ----------
+    timing : str
+        Of the engine.
+    stamps : dict
+        Operation -> size -> list of (begin_ns, end_ns) in the order of the rounds.
+    left_out : dict
+        Operation that could not be done -> why.
+    rounds_count : int
+        Rounds without the warm-up.
+    facts : dict
+        Versions and devices, from the engine's maker.
+    """
+
+    timing: str
+    stamps: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    rounds_count: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def measure(
+    engine: Engine,
+    ops: Sequence[str],
+    sizes_bytes: Sequence[int],
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Measured:
+    """Warm up, then measure rounds until ``seconds`` are over; at least one round.
+
+    Parameters
+    ----------
+    engine : Engine
+        Does the operations.
+    ops, sizes_bytes : sequence
+        What to measure.
+    seconds : float
+        Warm-up included. Rank 0's clock decides.
+    clock : callable
+        Seconds; for tests.
+    """
+    deadline = clock() + seconds
+    found = Measured(engine.timing)
+    usable = []
+    for op in ops:
+        try:
+            for size in sizes_bytes:
+                engine.prepare(op, size)
+            engine.timed(op, sizes_bytes[0])
+        except Exception as error:  # of torch, cupy, the driver or the kernel: whatever they do not support
+            found.left_out[op] = _first_line(error)
+            continue
+        usable.append(op)
+        found.stamps[op] = {size: [] for size in sizes_bytes}
+    cases = [(op, size) for op in usable for size in sizes_bytes]
+    order = random.Random(len(cases))  # the same on all ranks
+    warm_until = clock() + seconds / 4
+    for number in range(_WARM_ROUNDS):
+        if not cases or not engine.agree(number == 0 or clock() < warm_until):
+            break
+        for op, size in cases:
+            engine.barrier()
+            engine.timed(op, size)
+    # Not four times in a row: the first after another message is slower, and every size must be as often the first.
+    turns = [case for case in cases for _ in range(_SMALL_REPEATS if case[1] <= _SMALL_BYTES else 1)]
+    while turns:
+        order.shuffle(turns)
+        for op, size in turns:
+            engine.barrier()
+            found.stamps[op][size].append(engine.timed(op, size))
+        found.rounds_count += 1
+        if not engine.agree(clock() < deadline):
+            break
+    return found
+
+
+def sizes_between(low_bytes: int, high_bytes: int, *, unit_bytes: int = 1) -> list[int]:
+    """Sizes from ``low`` to ``high`` in steps of a factor of two, each a multiple of ``unit``.
+
+    Examples
+    --------
+    >>> sizes_between(1000, 9000)
+    [1000, 2000, 4000, 8000, 9000]
+    >>> sizes_between(64, 512, unit_bytes=24)
+    [48, 120, 240, 504]
+    """
+    sizes, size = [], low_bytes
+    while size < high_bytes:
+        sizes.append(size)
+        size *= 2
+    sizes.append(high_bytes)
+    return sorted({max(s // unit_bytes, 1) * unit_bytes for s in sizes})
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

@@ -1,0 +1,278 @@
+"""What one run of a characterisation says: the time of a step, and where it went by the attribution of that run alone.
+
+The mean, not the median: with four workers three of four steps do not wait for data, and their median would deny a
+stall that is there. Steps in which an epoch begins are left out, for a short run has more of them than the job.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.steps.loop import UPDATE_KINDS
+from stashtrace.analysis.steps.samples import LoaderSamples, step_samples, told_samples
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity, StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_text
+
+#: Fewer steps than this say nothing of a mean.
+LEAST_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Means per step and rank.
+
+    Attributes
+    ----------
+    step_ns : float
+    steps_count : int
+        Steps of each rank that were counted.
+    epochs_count : int
+        Steps left out because an epoch begins in them.
+    ranks_count, hosts_count, workers_count : int
+        Workers: of the loaders of one rank.
+    stalls_ns : dict of str to (float, float, float)
+        Kind -> time per step, and its bounds.
+    messages_count, message_bytes : float
+        Collectives.
+    on_device : bool
+        Whether ranks used a GPU.
+    """
+
+    step_ns: float
+    steps_count: int
+    epochs_count: int
+    ranks_count: int
+    hosts_count: int
+    workers_count: int
+    stalls_ns: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    messages_count: float = 0.0
+    message_bytes: float = 0.0
+    on_device: bool = False
+
+
+def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
+    """Figures of the training steps ``warmup`` to ``warmup + iterations - 1``; validation has numbers too, and no part.
+
+    Raises
+    ------
+    MissingDataError
+        If the run did not get that far; the message says how far it got.
+    """
+    steps = analyze(trace, "steps")
+    train = np.isin(steps["kind"], UPDATE_KINDS)
+    numbers = np.unique(steps["step"][train])[warmup : warmup + iterations]
+    wanted = train & np.isin(steps["step"], numbers)
+    ranks = np.unique(steps["rank"][train])
+    seen, per_step = np.unique(steps["step"][wanted], return_counts=True)
+    seen = seen[per_step == len(ranks)]
+    if len(seen) < min(iterations, LEAST_STEPS):
+        count = len(np.unique(steps["step"][train]))
+        least = min(iterations, LEAST_STEPS)
+        raise MissingDataError(
+            f"only {count} training steps were seen: with {warmup} of warm-up it takes {warmup + least}",
+            hint="give the job more to do" + (", or less warm-up with --warmup" if warmup else ""),
+        )
+    counted = np.setdiff1d(seen, _epoch_begins(trace, steps))
+    if len(counted) < LEAST_STEPS:
+        counted = seen
+    rows = np.flatnonzero(wanted & np.isin(steps["step"], counted))
+    total = float((steps["end_ns"][rows] - steps["begin_ns"][rows]).sum())
+    messages, payload = _messages(trace, steps.take(rows))
+    processes = trace.processes
+    of_rank = processes["role_code"] == ProcessRole.RANK
+    return Figures(
+        step_ns=total / len(rows),
+        steps_count=len(counted),
+        epochs_count=len(seen) - len(counted),
+        ranks_count=len(ranks),
+        hosts_count=len(np.unique(processes["host_code"][of_rank])),
+        workers_count=_workers(trace),
+        stalls_ns=_stalls(trace, counted, len(rows)),
+        messages_count=messages / len(rows),
+        message_bytes=payload / len(rows),
+        on_device=bool(len(trace.devices)) and bool((steps["clock_code"] > 0).any()),
+    )
+
+
+def _workers(trace: Trace) -> int:
+    """Workers that made batches of one rank, those of each epoch counted once."""
+    made = trace.batches.take(trace.batches["worker_id"] >= 0)
+    return max((len(np.unique(made["worker_id"][made["rank"] == rank])) for rank in np.unique(made["rank"])), default=0)
+
+
+def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
+    """Steps in which a loader is started on some rank."""
+    batches = trace.batches
+    first = np.flatnonzero((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0))
+    found = []
+    for rank in np.unique(batches["rank"][first]).tolist():
+        own = np.flatnonzero(steps["rank"] == rank)
+        if not len(own):
+            continue
+        own = own[np.argsort(steps["begin_ns"][own])]
+        # Where a wait ends its batch is used: the step before may have asked for it.
+        for moment in ("begin_ns", "end_ns"):
+            at = np.searchsorted(steps["begin_ns"][own], batches[moment][first][batches["rank"][first] == rank]) - 1
+            found.append(steps["step"][own[np.clip(at, 0, len(own) - 1)]])
+    return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+
+def _stalls(trace: Trace, counted: np.ndarray, rows_count: int) -> dict[str, tuple[float, float, float]]:
+    table = analyze(trace, "stalls")
+    table = table.take(np.isin(table["step"], counted))
+    out = {}
+    for kind in StallKind:
+        own = table["kind"] == kind.name.lower()
+        if own.any():
+            low, high = (float(table[name][own].sum()) / rows_count for name in ("low_ns", "high_ns"))
+            out[kind.name.lower()] = (float(table["stall_ns"][own].sum()) / rows_count, low, high)
+    return out
+
+
+def _messages(trace: Trace, steps: Table) -> tuple[int, int]:
+    """Collectives that were called in these steps, and their bytes."""
+    rows = trace.collectives
+    count = payload = 0
+    for rank in np.unique(steps["rank"]).tolist():
+        own = steps.take(steps["rank"] == rank)
+        order = np.argsort(own["begin_ns"])
+        begin, end = own["begin_ns"][order], own["end_ns"][order]
+        mine = rows["rank"] == rank
+        called = rows["call_ns"][mine]
+        at = np.searchsorted(begin, called, side="right") - 1
+        inside = (at >= 0) & (called < end[np.maximum(at, 0)])
+        count += int(inside.sum())
+        payload += int(rows["message_bytes"][mine][inside].sum())
+    return count, payload
+
+
+# Samples of a step and of an epoch of a whole job.
+
+
+@dataclass(frozen=True, slots=True)
+class JobSamples:
+    """How much a job trains on; 0 for what its loaders do not say.
+
+    Attributes
+    ----------
+    step_samples : int
+        Of one rank and step, all its micro-batches together.
+    epoch_samples : int
+        Of all ranks, until the loader of the training steps begins anew.
+    """
+
+    step_samples: int = 0
+    epoch_samples: int = 0
+
+
+def job_samples(trace: Trace) -> JobSamples:
+    """Samples of the training steps of a run.
+
+    A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
+    said where a loader gives samples one by one, or ranks differ.
+    """
+    told = told_samples(trace)
+    steps = analyze(trace, "steps")
+    train = steps.take(np.isin(steps["kind"], UPDATE_KINDS))
+    waits = trace.batches.take((trace.batches["phase_code"] == BatchPhase.WAIT) & (trace.batches["batch_index"] >= 0))
+    sizes, epoch, every, batch = [], 0, 0, 0
+    ranks = np.unique(train["rank"]).tolist()
+    for rank in ranks:
+        size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), told)
+        sizes.append(size)
+        epoch = epoch + main.epoch if main.epoch and (epoch or rank == ranks[0]) else 0
+        every, batch = main.every, main.batch
+    if not sizes or not all(sizes):
+        return JobSamples()
+    # Samplers repeat some samples or leave some out, so that all ranks have as many, and whole batches.
+    epoch = every if epoch and abs(epoch - every) < len(sizes) * batch else epoch
+    return JobSamples(sizes[0], epoch) if len(set(sizes)) == 1 else JobSamples()
+
+
+def _of_rank(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[int, LoaderSamples]:
+    """Samples of a step of one rank, and what the loader that it waited for most often says."""
+    samples, main = step_samples(steps, waits, told)
+    middle = float(np.median(samples)) if len(samples) else 0.0
+    return (int(middle) if middle.is_integer() else 0), main
+
+
+# Was a run that should have been on synthetic data on it: what its processes say of the batches they replayed.
+#
+# The guest's half is ``probes/torch_replay``. A step on synthetic data counts only if every rank replayed.
+
+#: Metadata row of a process that has replayed a batch; the same in ``probes/torch_replay``.
+FACT = ("synthetic_data", "batches replayed")
+#: Names of the loss rows of the replay.
+_NAMES = (
+    "batches_replayed",
+    "batches_not_replayed",
+    "replayed_batches_differ",
+    "replayed_batches_copied_again",
+    "replayed_batches_restored",
+    "replayed_epoch_does_not_end",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticData:
+    """What is known of the batches of a run.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Ranks that replayed batches.
+    missing : tuple of int
+        Ranks that did not.
+    doubts : tuple of str
+        What makes the steps longer than those of synthetic data: batches of other loaders, copies to the device.
+    notes : tuple of str
+        What is worth knowing.
+    """
+
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank replayed batches."""
+        return bool(self.ranks) and not self.missing
+
+    @property
+    def sentence(self) -> str:
+        """For a report."""
+        if self.complete:
+            said = "synthetic data: batches replayed"
+        elif self.ranks:
+            said = f"no synthetic data on ranks {ranks_text(list(self.missing))}: they replayed no batch"
+        else:
+            said = "no synthetic data: no DataLoader of torch returned more batches than were to be kept"
+        return "; ".join([said, *self.doubts])
+
+
+def synthetic_data(trace: Trace) -> SyntheticData:
+    """Read what the processes of a run say of their batches."""
+    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    key, value = FACT
+    replayed = {
+        rank_of.get(row["process_id"], -1)
+        for row in trace.metadata.rows()
+        if trace.text(row["key_code"]) == key and trace.text(row["value_code"]) == value
+    }
+    ranks = {rank for rank in rank_of.values() if rank >= 0}
+    said: dict[bool, dict[str, None]] = {True: {}, False: {}}  # in order, each once
+    for row in trace.losses.rows():
+        if trace.text(row["name_code"]) in _NAMES:
+            said[row["severity_code"] != Severity.INFO][trace.text(row["advice_code"])] = None
+    return SyntheticData(
+        tuple(sorted(replayed & ranks)), tuple(sorted(ranks - replayed)), tuple(said[True]), tuple(said[False])
+    )

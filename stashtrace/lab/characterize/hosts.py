@@ -1,0 +1,286 @@
+"""One run of a characterisation: the user's command, traced, with ranks, data and hosts as a step wants them.
+
+Each run is a ``stashtrace run`` of its own, on every host that takes part; what the command prints goes to a file.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from stashtrace.errors import CaptureError
+from stashtrace.record.directory import file_rights
+from stashtrace.record.own_program import own_program
+from stashtrace.record.run import living_processes
+
+#: From asking a host to end to making it.
+_PATIENCE_S = 30.0
+_POLL_S = 0.1
+#: When one host of several has failed, the others are waited for so long.
+_OTHERS_S = 20.0
+_SSH = ("ssh", "-o", "BatchMode=yes")
+#: Runs a command on another host, and ends it when its standard input, which is ours, closes with the connection. The
+#: time at which the process began tells it from a later one of the same number.
+_GUARDED = (
+    "exec 3<&0; began() {{ cut -d' ' -f22 /proc/$$/stat; }}; now=$(began); "
+    '(cat <&3; [ "$now" = "$(began)" ] && kill -TERM $$ && sleep {patience_s:.0f} && '
+    '[ "$now" = "$(began)" ] && kill -KILL -- -$$) >/dev/null 2>&1 & '
+    "exec env {words} 3<&- </dev/null"
+)
+#: Variables that a command on another host needs as well; all others are that host's own.
+_CARRIED = ("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CONDA_PREFIX")
+
+
+@dataclass(frozen=True, slots=True)
+class HostTask:
+    """A command for one host.
+
+    Attributes
+    ----------
+    words : tuple of str
+        What to run there.
+    environment : mapping
+        Variables beside the ones of the caller.
+    wrap : callable
+        Command line that runs words on that host, made of the words and the variables.
+    name : str
+        For messages.
+    options : tuple of str
+        Of `stashtrace run`, beside those that every run has.
+    bring_home : callable, optional
+        Copies what was recorded there into the directory of the same name here.
+    connected : bool
+        It ends when its standard input is closed: no signal reaches it.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    wrap: Callable[[list[str], Mapping[str, str]], list[str]]
+    name: str = ""
+    options: tuple[str, ...] = ()
+    bring_home: Callable[[Path], None] | None = None
+    connected: bool = False
+
+
+def here(words: list[str], environment: Mapping[str, str]) -> list[str]:
+    """On this host: nothing to wrap."""
+    return words
+
+
+def by_ssh(host: str, ssh: Sequence[str] = _SSH) -> Callable[[list[str], Mapping[str, str]], list[str]]:
+    """On a host that can be reached without a password, in the directory of the same name; for ``connected`` tasks."""
+
+    def wrap(words: list[str], environment: Mapping[str, str]) -> list[str]:
+        carried = {name: os.environ[name] for name in _CARRIED if name in os.environ} | dict(environment)
+        told = [f"{name}={value}" for name, value in carried.items()]
+        script = _GUARDED.format(words=shlex.join([*told, *words]), patience_s=_PATIENCE_S)
+        return [*ssh, host, f"cd {shlex.quote(os.getcwd())} && exec sh -c {shlex.quote(script)}"]
+
+    return wrap
+
+
+def from_host(host: str, ssh: Sequence[str] = _SSH) -> Callable[[Path], None]:
+    """Copies a directory from a host; files that are here already, by a shared file system, stay."""
+
+    def bring_home(directory: Path) -> None:
+        there = f"tar -C {shlex.quote(str(directory))} -cf - ."
+        with subprocess.Popen([*ssh, host, there], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as sender:
+            words = ["tar", "-C", str(directory), "--skip-old-files", "-xf", "-"]
+            code = subprocess.run(words, stdin=sender.stdout, stderr=subprocess.DEVNULL, check=False).returncode
+        if code or sender.returncode:
+            raise CaptureError(f"cannot copy {directory.name} from {host}", hint=f"try: ssh {host} ls {directory}")
+
+    return bring_home
+
+
+def run_tasks(
+    tasks: Sequence[HostTask],
+    directory: Path,
+    until_step: int,
+    timeout_s: float,
+    *,
+    name: str,
+    on_wait: Callable[[], None],
+) -> str:
+    """Run the tasks side by side, each traced into ``directory``; say why that failed, nothing if it did not.
+
+    Parameters
+    ----------
+    tasks : sequence of HostTask
+        One per host.
+    directory : Path
+        Run directory, seen under the same name by all hosts, or brought home by the caller.
+    until_step : int
+        Step at which the command is ended.
+    timeout_s : float
+        A run that takes longer is stopped and has failed.
+    name : str
+        Name of the job, the same on all hosts.
+    on_wait : callable
+        Called ten times a second.
+    """
+    log = directory.with_suffix(".log")
+    started: list[subprocess.Popen[bytes]] = []
+    with file_rights(share=False):
+        directory.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)  # of an attempt before, which may have had other rights
+        out = open(log, "wb")  # noqa: SIM115
+    with out, _interruptible():
+        try:
+            for task in tasks:
+                options = ["--out", str(directory), "--no-merge", "--until-step", str(until_step), *task.options]
+                if len(tasks) > 1:
+                    options += ["--run-id", name]
+                words = own_program("stashtrace", "run", *options, "--", *task.words)
+                started.append(_start(task, words, out))
+            failed = _wait(tasks, started, log, timeout_s, on_wait)
+        finally:
+            _end(started, directory)
+    for task in tasks:
+        if task.bring_home is not None:
+            try:
+                task.bring_home(directory)
+            except CaptureError as error:
+                failed = failed or str(error)
+    return failed
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """While runs are under way a signal that would end us ends them first, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, interrupt) for n in ending if signal.getsignal(n) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(task: HostTask, words: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            task.wrap(words, task.environment), env=os.environ | dict(task.environment),
+            stdin=subprocess.PIPE if task.connected else subprocess.DEVNULL, stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise CaptureError(f"cannot start {task.wrap(words, {})[0]}: {error.strerror}") from error
+
+
+def _wait(
+    tasks: Sequence[HostTask],
+    started: Sequence[subprocess.Popen[bytes]],
+    log: Path,
+    timeout_s: float,
+    on_wait: Callable[[], None],
+) -> str:
+    deadline = time.monotonic() + timeout_s
+    failed = ""
+    while any(process.poll() is None for process in started):
+        if time.monotonic() > deadline:
+            return failed or f"stopped after {timeout_s:.0f} s without having made its steps (see {log.name})"
+        for task, process in zip(tasks, started, strict=True):
+            if process.poll() and not failed:
+                failed = _failure(task, process.returncode, log, several=len(tasks) > 1)
+                deadline = min(deadline, time.monotonic() + _OTHERS_S)
+        on_wait()
+        time.sleep(_POLL_S)
+    codes = [(task, process.returncode) for task, process in zip(tasks, started, strict=True)]
+    return failed or next((_failure(t, code, log, several=len(tasks) > 1) for t, code in codes if code), "")
+
+
+def _failure(task: HostTask, code: int, log: Path, *, several: bool) -> str:
+    where = f" on {task.name}" if several and task.name else ""
+    said = last_words(log)
+    return f"the command ended with exit code {code}{where}" + (f": {said}" if said else f" (see {log.name})")
+
+
+_WORD = re.compile(r"[A-Za-z]{2}")
+#: Where torchrun begins to tell that a rank has ended: what the rank said stands before it.
+_LAUNCHER = re.compile(r"torch[./]distributed[./]elastic[./]multiprocessing")
+#: What its summary says of a rank that a signal ended, which said nothing itself.
+_SIGNAL = re.compile(r"Signal \d+ \(SIG\w+\).*")
+_COMPLAINT = re.compile(r"can't|cannot|not found|No such|denied|Killed|refused|usage:")
+
+
+def last_words(log: Path) -> str:
+    """The line of a log that tells most of a failure: the last one that names an error, else the job's last."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.path.getsize(log) - 65536))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
+    except OSError:
+        return ""
+    lines = [line for line in lines if _WORD.search(line) and not line.startswith("stashtrace:")]
+    errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line and "Signal" not in line]
+    complaints = [line for line in lines if _COMPLAINT.search(line)]
+    cause = next((at for at, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
+    signals = [found[0] for line in lines[cause:] if (found := _SIGNAL.search(line))]
+    begin = next((at for at, line in enumerate(lines) if _LAUNCHER.search(line)), len(lines))
+    return (errors or complaints or signals or lines[:begin] or lines or [""])[-1][:200]
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
+    """End what still runs: ask, wait, make it; who interrupts the waiting wants no more of it."""
+    left = any(process.poll() is None for process in started)
+    interrupted = False
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in started:
+            _signal_group(process, number)
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            for process in started:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.01, deadline - time.monotonic()))
+        except KeyboardInterrupt:
+            interrupted = True
+    if left:
+        for pid in living_processes(directory):  # ranks in sessions of their own, whose launcher was killed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.stdin is not None and not process.stdin.closed:
+        process.stdin.close()
+        if number == signal.SIGTERM:
+            return  # the other host ends it
+    if process.poll() is not None:
+        return
+    try:
+        if number == signal.SIGTERM:
+            process.terminate()  # `stashtrace run` passes it on and keeps what was recorded
+        else:
+            os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,153 @@
+"""What a characterisation was asked for, and the directory that it goes to."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stashtrace.errors import CaptureError, UsageError
+from stashtrace.lab.characterize.answer import FILE_NAME, Characterization, read_characterization
+from stashtrace.lab.characterize.differential import STEPS
+from stashtrace.lab.characterize.network import Shape
+from stashtrace.lab.characterize.ranks import rank_command
+from stashtrace.lab.machine import machine_facts
+from stashtrace.record.directory import file_rights
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for.
+
+    Attributes
+    ----------
+    command : tuple of str
+    out : Path
+        Directory of the characterisation.
+    steps : tuple of int
+        Some of 1 to 5.
+    repeats, iterations, warmup : int
+        Runs of each step; steps of a run that are measured, and those before them that are not.
+    ranks : int, optional
+        Of a host, where the command does not say.
+    hosts : tuple of str
+        For step 5: names for ssh, the first may be ``localhost``.
+    emulated : Shape, optional
+        For step 5, in place of hosts: a link between two network namespaces.
+    network_command : tuple of str
+        For step 5, in place of both: a command that starts its ranks on several hosts itself.
+    data : tuple of Path
+        Files and folders of the data set; empty: what the job was seen to read.
+    drop_caches : bool
+        Whether the page cache of the whole machine may be dropped.
+    pin : bool
+        Whether ranks keep to processors of their own.
+    timeout_s : float
+        Of one run.
+    instance : str
+        Name of this machine in a catalog.
+    batch_samples : int
+        Samples per rank and step; 0: as many as its DataLoaders say.
+    quick : bool
+        Whether fewer and shorter runs were asked for: the answer says so.
+    version : str
+    """
+
+    command: tuple[str, ...]
+    out: Path
+    steps: tuple[int, ...] = STEPS
+    repeats: int = 5
+    iterations: int = 60
+    warmup: int = 10
+    ranks: int | None = None
+    hosts: tuple[str, ...] = ()
+    emulated: Shape | None = None
+    network_command: tuple[str, ...] = ()
+    data: tuple[Path, ...] = ()
+    drop_caches: bool = False
+    pin: bool = True
+    timeout_s: float = 600.0
+    instance: str = ""
+    batch_samples: int = 0
+    quick: bool = False
+    version: str = ""
+
+    def plan(self) -> dict[str, Any]:
+        """What must be the same for runs to be of one characterisation; more repetitions are welcome."""
+        shape = self.emulated
+        return {
+            "command": list(self.command), "iterations": self.iterations, "warmup": self.warmup, "ranks": self.ranks,
+            "hosts": list(self.hosts), "network_command": list(self.network_command), "pin": self.pin,
+            "data": [str(path) for path in self.data],
+            "emulated": [shape.rate_bits_per_s, shape.delay_ns] if shape else None,
+        }  # fmt: skip
+
+
+def opened(request: Request) -> Characterization:
+    """What is in the directory already, or a new one.
+
+    Raises
+    ------
+    UsageError
+        If nothing would be measured, or the directory holds something else.
+    CaptureError
+        If it cannot be written to.
+    """
+    if not request.steps or set(request.steps) - set(STEPS):
+        raise UsageError(f"there is no step {sorted(set(request.steps) - set(STEPS))}", hint="--steps 1,2,3,4,5")
+    if request.repeats < 1 or request.iterations < 1 or request.warmup < 0 or not request.timeout_s > 0:
+        raise UsageError("nothing would be measured", hint="for example --repeat 5 --iterations 60 --timeout 600")
+    if absent := [str(path) for path in request.data if not path.exists()]:
+        raise UsageError(f"there is no data set at {', '.join(absent)}", hint="--data PATH is a file or a folder")
+    if (request.out / FILE_NAME).exists():
+        found = read_characterization(request.out)
+        begun = found.runs or found.facts.get("look")
+        if begun and found.plan != request.plan():
+            differs = [key for key, value in request.plan().items() if found.plan.get(key) != value]
+            raise UsageError(
+                f"{request.out} holds another characterisation ({', '.join(differs)} differ)",
+                hint="choose another directory with --out, or give the same command to continue that one",
+            )
+        if begun:
+            # What these say is not measured, so a later call may say it.
+            found.facts["instance"] = request.instance or found.facts.get("instance", "")
+            found.facts["batch_samples"] = request.batch_samples or found.facts.get("batch_samples", 0)
+            return found
+    elif request.out.exists() and not request.out.is_dir():
+        raise UsageError(f"{request.out} is no folder", hint="choose another with --out")
+    elif request.out.exists() and any(request.out.iterdir()):
+        raise UsageError(f"{request.out} is not empty", hint="choose another directory with --out")
+    command = rank_command(request.command, request.ranks)
+    facts = {
+        "stashtrace_version": request.version,
+        "command": list(request.command),
+        "created": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "machine": machine_facts(),
+        "instance": request.instance,
+        "device": "cpu",
+        "devices_count": command.ranks,
+        "network_hosts_count": 0,
+        "network": _network(request),
+        "batch_samples": request.batch_samples,
+        "epoch_samples": 0,
+        "gradients": {"tensors_count": 0, "bytes": 0, "messages_count": 0},
+        "quick": request.quick,
+        "emulated": request.emulated is not None,
+    }
+    made = Characterization(request.plan(), facts)
+    try:
+        with file_rights(share=False):
+            request.out.mkdir(parents=True, exist_ok=True)
+        made.save(request.out)  # whatever happens now, the next call knows the directory
+    except OSError as error:
+        raise CaptureError(f"cannot write to {request.out}: {error.strerror}", hint="choose another --out") from error
+    return made
+
+
+def _network(request: Request) -> dict[str, Any] | None:
+    shape = request.emulated
+    if shape is None:
+        return None
+    return {"emulated": True, "rate_bits_per_s": shape.rate_bits_per_s, "latency_ns": shape.delay_ns}

@@ -1,0 +1,235 @@
+"""Files that a job reads in its steps, by what was recorded of a run: those whose place in the cache matters."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.io.calls import NOT_FILES, READS, WRITES
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.errors import MissingDataError
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+#: Direct I/O goes past the page cache.
+_NO_FILE = NOT_FILES | int(IoFlag.DIRECT)
+_LIBRARIES = re.compile(r"\.so(\.\d+)*$|\.py[cdiow]?$|\.pth$|\.(dist|egg)-info/|/__pycache__/")
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """Regular files of this machine.
+
+    Attributes
+    ----------
+    paths : tuple of str
+        Absolute, without symbolic links, sorted.
+    bytes : int
+        Their sizes together.
+    left_out : tuple of (path, reason)
+        What was asked for and is not among them.
+    """
+
+    paths: tuple[str, ...]
+    bytes: int
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+def files_read(source: Trace | str | os.PathLike[str], *, libraries: bool = False) -> FileSet:
+    """Files that ranks and their workers read or mapped while they made steps, as far as they are on this machine.
+
+    Reads before the first step are left out: they are not repeated in a step. A mapping counts whenever it was made,
+    since what is read through it is not seen.
+
+    Parameters
+    ----------
+    source : Trace or path
+        A run, which needs I/O calls, or its directory.
+    libraries : bool
+        Also code: shared objects, Python files, what lies in the system's folders.
+
+    Raises
+    ------
+    MissingDataError
+        If no call was recorded.
+    """
+    trace = source if isinstance(source, Trace) else load_trace(Path(source))
+    if not trace.io_rows_count:
+        raise MissingDataError("no I/O call was recorded", hint="run with the collector posix_io on")
+    begin, end = _window(trace)
+    seen = np.zeros((2, len(trace.strings)), dtype=bool)
+    tracks = _tracks(trace)
+    for piece in trace.io_pieces():
+        used = _reads_data(piece, begin, end) | ((piece["op_code"] == IoOp.MMAP) & (piece["result_bytes"] >= 0))
+        for row, chosen in enumerate(tracks):
+            ours = used & np.isin(piece["track_id"], chosen)
+            seen[row, piece["path_code"][ours]] = True
+    elsewhere = [(trace.text(code), "read on another host") for code in np.flatnonzero(seen[1] & ~seen[0]).tolist()]
+    paths = [trace.text(code) for code in np.flatnonzero(seen[0]).tolist()]
+    found = file_set(path for path in paths if path and (libraries or not is_library(path)))
+    left = [(path, why) for path, why in elsewhere if path and (libraries or not is_library(path))]
+    return replace(found, left_out=(*found.left_out, *left))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a run read of files of this host in its steps.
+
+    Attributes
+    ----------
+    bytes_of : dict of str to int
+        By path, without symbolic links; code is left out, and what the run wrote itself.
+    again_ratio : float
+        Share of the bytes that an earlier call of the run had read already, so that they came from memory.
+    """
+
+    bytes_of: Mapping[str, int]
+    again_ratio: float
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(self.bytes_of.values())
+
+
+def reading(trace: Trace, first_step: int = 0) -> Reading:
+    """What ranks and their workers read from a step on.
+
+    Parameters
+    ----------
+    trace : Trace
+    first_step : int
+        Bytes count from here; what was read before it in other steps is known all the same.
+    """
+    begin, end = _window(trace)
+    counted_from = _window(trace, first_step)[0]
+    columns: list[tuple[npt.NDArray[np.int64], ...]] = []
+    own = _tracks(trace)[0]
+    written = np.zeros(len(trace.strings), dtype=bool)
+    for piece in trace.io_pieces():
+        written[piece["path_code"][np.isin(piece["op_code"], WRITES) & (piece["result_bytes"] > 0)]] = True
+        rows = np.flatnonzero(_reads_data(piece, begin, end) & np.isin(piece["track_id"], own))
+        columns.append(tuple(piece[name][rows].astype(np.int64) for name in ("path_code", "begin_ns", "result_bytes")))
+    if not columns:
+        return Reading({}, 0.0)
+    code, moment, amount = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    used = np.unique(code)
+    files = {one: path for one in used[~written[used]].tolist() if (path := trace.text(one)) and not is_library(path)}
+    sizes = np.zeros(len(trace.strings), dtype=np.int64)
+    for one, path in files.items():
+        sizes[one] = size_of(path)
+    keep = sizes[code] > 0  # those that are gone are no part of a data set
+    code, moment, amount = code[keep], moment[keep], amount[keep]
+    order = np.lexsort((moment, code))
+    code, moment, amount = code[order], moment[order], amount[order]
+    so_far = np.cumsum(amount)
+    firsts = np.flatnonzero(np.diff(code, prepend=-1))
+    so_far -= np.repeat(so_far[firsts] - amount[firsts], np.diff(np.append(firsts, len(code))))
+    again = np.clip(so_far - sizes[code], 0, amount)  # beyond its size a file is read once more
+    counted = moment >= counted_from
+    bytes_of: dict[str, int] = {}
+    sums = np.bincount(code[counted], weights=amount[counted], minlength=1)
+    for one in np.flatnonzero(sums).tolist():
+        path = os.path.realpath(files[one])
+        bytes_of[path] = bytes_of.get(path, 0) + int(sums[one])
+    return Reading(bytes_of, float(again[counted].sum()) / max(float(amount[counted].sum()), 1.0))
+
+
+def _tracks(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tracks of ranks and workers on this host, and on any."""
+    here = socket.gethostname()
+    processes, tracks = trace.processes, trace.tracks
+    wanted = np.isin(processes["role_code"], (ProcessRole.RANK, ProcessRole.WORKER)) | (processes["rank"] >= 0)
+    local = np.array([trace.text(code) in ("", here) for code in processes["host_code"].tolist()], dtype=bool)
+    chosen = (processes["process_id"][wanted & local], processes["process_id"][wanted])
+    on_host, of_job = (tracks["track_id"][np.isin(tracks["process_id"], some)] for some in chosen)
+    return on_host, of_job
+
+
+def is_library(path: str) -> bool:
+    """Whether a path is that of code, or of something that the system makes up.
+
+    Examples
+    --------
+    >>> is_library("/usr/lib/libm.so.6"), is_library("/data/a.pyc"), is_library("/data/train.tar")
+    (True, True, False)
+    """
+    return path.startswith(_SYSTEM) or _LIBRARIES.search(path) is not None
+
+
+def file_set(paths: Iterable[str | os.PathLike[str]]) -> FileSet:
+    """Regular files among paths; folders stand for all files below them, those behind symbolic links too."""
+    sizes: dict[str, int] = {}
+    left: list[tuple[str, str]] = []
+    for given in paths:
+        path = os.path.realpath(given)
+        try:
+            status = os.stat(path)
+            if stat.S_ISDIR(status.st_mode):
+                inner = file_set(_below(path, left))
+                sizes |= dict.fromkeys(inner.paths, 0)
+                left += inner.left_out
+            elif not stat.S_ISREG(status.st_mode):
+                left.append((str(given), "not a regular file"))
+            elif not os.access(path, os.R_OK):
+                left.append((str(given), "no permission to read"))
+            else:
+                sizes[path] = status.st_size
+        except OSError as error:
+            left.append((str(given), (error.strerror or str(error)).lower()))
+    for path in sizes:
+        sizes[path] = sizes[path] or size_of(path)
+    return FileSet(tuple(sorted(sizes)), sum(sizes.values()), tuple(left))
+
+
+def _below(folder: str, left: list[tuple[str, str]]) -> Iterator[str]:
+    """Files below a folder; each folder once, for links may lead in a circle."""
+
+    def refuse(error: OSError) -> None:
+        left.append((str(error.filename), (error.strerror or str(error)).lower()))
+
+    seen: set[str] = set()
+    for where, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(where)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (os.path.join(real, name) for name in names)
+
+
+def size_of(path: str) -> int:
+    """Size of a file, 0 if it is not there."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _window(trace: Trace, first_step: int = 0) -> tuple[int, int]:
+    """From the first of the steps of any rank to the end of the last one; everything if there are no steps."""
+    try:
+        found = steps(trace)
+    except MissingDataError:
+        return -(1 << 62), 1 << 62
+    begins = found["begin_ns"][found["step"] >= first_step]
+    return int(begins.min(initial=int(found["end_ns"].max()))), int(found["end_ns"].max())
+
+
+def _reads_data(piece: Table, begin: int, end: int) -> npt.NDArray[np.bool_]:
+    inside = (piece["end_ns"] >= begin) & (piece["begin_ns"] <= end)
+    file = (piece["io_flags"] & _NO_FILE) == 0
+    read: npt.NDArray[np.bool_] = np.isin(piece["op_code"], READS) & (piece["result_bytes"] > 0) & inside & file
+    return read

@@ -1,0 +1,207 @@
+"""What all pictures of reports share: the file they go to and the look of their axes. matplotlib is optional."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import CaptureError, UsageError
+from stashtrace.output_files import complete_file, why_not_writable
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_plot_file(path: str) -> None:
+    """Say what is wrong before anything is measured or computed.
+
+    Raises
+    ------
+    UsageError
+        If the suffix is unknown or matplotlib is not installed.
+    """
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint=f"--plot {stem or 'plot'}.png")
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
+
+
+def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = None) -> None:
+    """Say before anything is measured that a file cannot be written.
+
+    Parameters
+    ----------
+    path : str
+    option : str
+        Which told the path.
+    made : Path, optional
+        Folder that the command makes, if it is not there.
+
+    Raises
+    ------
+    CaptureError
+        If there is no such folder, or it may not be written to.
+    """
+    folder = Path(path).absolute().parent
+    if made is not None and folder == made.absolute() and not folder.exists():
+        return
+    if why := why_not_writable(Path(path)):
+        raise CaptureError(f"cannot write {path}: {why}", hint=f"choose another with {option} FILE")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Figure of this size in inches that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: str) -> None:
+    """Write a figure into a file, whole or not at all; the suffix chooses the format.
+
+    Raises
+    ------
+    StashtraceError
+        If the system refuses.
+    """
+    target = Path(path)
+    with complete_file(target, hint="choose another file with --plot") as partial:
+        figure.savefig(partial, dpi=150, format=target.suffix[1:].lower())
+
+
+def plain_axes(axes: Any) -> None:
+    """A light grid behind the data, no frame above and to the right."""
+    axes.grid(True, color="#DDDDDD", lw=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+# Names beside the points of a picture, each where it covers least: no other name, few points, few lines.
+
+Floats = npt.NDArray[np.float64]
+
+#: Where a name may stand about its point: points to the corner of the text, and which corner; the first are preferred.
+_GAP = 5.0
+_PLACES = (
+    (_GAP, _GAP, "left", "bottom"), (_GAP, -_GAP, "left", "top"), (-_GAP, _GAP, "right", "bottom"),
+    (-_GAP, -_GAP, "right", "top"), (2 * _GAP, 0.0, "left", "center"), (-2 * _GAP, 0.0, "right", "center"),
+    (0.0, 1.8 * _GAP, "center", "bottom"), (0.0, -1.8 * _GAP, "center", "top"),
+)  # fmt: skip
+#: What a name costs: beyond the axes, on another name, on a point, per sample of a line, and by its place in the list.
+_OUTSIDE, _ON_NAME, _ON_POINT, _ON_LINE, _LATER = 1000.0, 500.0, 50.0, 2.0, 0.5
+_SAMPLE_PIXELS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name.
+
+    Attributes
+    ----------
+    x, y : float
+        The point, in data coordinates.
+    text : str
+    size : float
+        Of the font, points.
+    colour : str
+    """
+
+    x: float
+    y: float
+    text: str
+    size: float = 7.0
+    colour: str = "#555555"
+
+
+def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[tuple[Any, Any]] = ()) -> None:
+    """Write names beside their points, after everything else has been drawn and scaled.
+
+    Parameters
+    ----------
+    figure, axes : matplotlib objects
+    names : sequence of Name
+        Those that matter most first: they choose first.
+    lines : sequence of (xs, ys)
+        Corners of lines, in data coordinates, that names had better not cover.
+    """
+    from matplotlib.patheffects import withStroke
+
+    figure.draw_without_rendering()
+    pixels = figure.dpi / 72
+    frame = np.array(axes.get_window_extent().extents)
+    points = _pixels(axes, [one.x for one in names], [one.y for one in names])
+    along = [_samples(_pixels(axes, xs, ys)) for xs, ys in lines]
+    inked = np.concatenate([part for part in along if len(part)] or [np.empty((0, 2))])
+    taken: list[Floats] = []
+    for one, at in zip(names, points, strict=True):
+        text = axes.annotate(
+            one.text, (one.x, one.y), xytext=(0, 0), textcoords="offset points", fontsize=one.size, color=one.colour,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=5,
+        )  # fmt: skip
+        text.set_in_layout(False)
+        box = text.get_window_extent()
+        size = np.array([box.width, box.height])
+        costs = [
+            _cost(_box(at, size, place, pixels), frame, points, inked, taken) + number * _LATER
+            for number, place in enumerate(_PLACES)
+        ]
+        dx, dy, ha, va = best = _PLACES[int(np.argmin(costs))]
+        taken.append(_box(at, size, best, pixels))
+        text.set_position((dx, dy))
+        text.set_ha(ha)
+        text.set_va(va)
+
+
+def _pixels(axes: Any, xs: Any, ys: Any) -> Floats:
+    table = np.stack([np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)], axis=1)
+    # A logarithmic axis has no place for zero: what lies there is no line to avoid.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = np.asarray(axes.transData.transform(table), dtype=np.float64)
+    return found
+
+
+def _samples(corners: Floats) -> Floats:
+    """Points along a line, some pixels apart."""
+    corners = corners[np.isfinite(corners).all(axis=1)]
+    parts = []
+    for one, other in itertools.pairwise(corners):
+        count = int(min(np.hypot(*(other - one)) / _SAMPLE_PIXELS, 2000)) + 1
+        parts.append(one + (other - one) * np.linspace(0, 1, count)[:, None])
+    return np.concatenate(parts) if parts else np.empty((0, 2))
+
+
+def _box(at: Floats, size: Floats, place: tuple[float, float, str, str], pixels: float) -> Floats:
+    """Left, bottom, right, top of a name."""
+    dx, dy, ha, va = place
+    left = at[0] + dx * pixels - size[0] * {"left": 0.0, "center": 0.5, "right": 1.0}[ha]
+    bottom = at[1] + dy * pixels - size[1] * {"bottom": 0.0, "center": 0.5, "top": 1.0}[va]
+    return np.array([left, bottom, left + size[0], bottom + size[1]])
+
+
+def _cost(box: Floats, frame: Floats, points: Floats, inked: Floats, taken: Sequence[Floats]) -> float:
+    outside = box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3]
+    on_names = sum(
+        box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken
+    )
+    reach = 4.0  # points have a size
+    on_points = _inside(points, box + np.array([-reach, -reach, reach, reach]))
+    return float(_OUTSIDE * outside + _ON_NAME * on_names + _ON_POINT * on_points + _ON_LINE * _inside(inked, box))
+
+
+def _inside(points: Floats, box: Floats) -> int:
+    x, y = points[:, 0], points[:, 1]
+    return int(((x > box[0]) & (x < box[2]) & (y > box[1]) & (y < box[3])).sum())

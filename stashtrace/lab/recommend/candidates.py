@@ -1,0 +1,188 @@
+"""One way to do an amount of work: its time, its cost, what limits it; and how such ways are compared. Pure."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from stashtrace.lab.recommend.profile import Interval, Profile
+
+#: What a step is made of.
+KINDS = ("compute", "interconnect", "network", "prep", "fetch")
+UNKNOWN = "unknown"
+#: Two prices this near are the same.
+_SAME_PRICE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much is to be trained: samples, or steps of the first characterization.
+
+    Attributes
+    ----------
+    samples : float
+        Of one epoch; 0 if steps are given.
+    epochs : float
+    iterations : float
+        Steps as the first characterization makes them, all its devices together; 0 if samples are given.
+    """
+
+    samples: float = 0.0
+    epochs: float = 1.0
+    iterations: float = 0.0
+
+    def steps(self, batch_samples: int, devices: int, first: Profile) -> float:
+        """Steps of a candidate, a whole epoch's last one in part."""
+        if self.iterations:
+            scale = first.batch_samples / batch_samples if first.batch_samples and batch_samples else 1.0
+            return self.iterations * scale * first.devices_count / devices
+        return self.samples * self.epochs / (batch_samples * devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to do the work.
+
+    Attributes
+    ----------
+    instance : str
+    count : int
+        Of instances.
+    devices_count : int
+        In all.
+    batch_samples : int
+        Of one device and step; 0 if unknown.
+    step : Interval
+        Mean step, ns.
+    synthetic : Interval
+        The step without loading; NaN if nobody measured one.
+    hours : Interval
+    cost : Interval or None
+        None without a price.
+    price_per_hour : float or None
+        Of all its instances.
+    currency, priced_on, source : str
+        Of the price.
+    parts_ns : mapping of str to float
+        :data:`KINDS` -> time of a step.
+    measured : bool
+        It was run, with the data that is asked for.
+    emulated : bool
+        Predicted from a network of namespaces.
+    basis : str
+        The characterization behind it.
+    pareto : bool
+        Nothing is both faster and cheaper.
+    told_apart : bool
+        False where compute holds what devices and network cost, since nobody ran one device alone.
+    notes : tuple of str
+    """
+
+    instance: str
+    count: int
+    devices_count: int
+    batch_samples: int
+    step: Interval
+    synthetic: Interval
+    hours: Interval
+    cost: Interval | None
+    price_per_hour: float | None
+    currency: str
+    priced_on: str
+    source: str
+    parts_ns: Mapping[str, float]
+    measured: bool
+    emulated: bool
+    basis: str
+    pareto: bool = False
+    told_apart: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def limited_by(self) -> str:
+        """The largest part of its step; :data:`UNKNOWN` where that holds several."""
+        largest = max(self.parts_ns, key=lambda kind: self.parts_ns[kind])
+        return largest if self.told_apart or largest != "compute" else UNKNOWN
+
+    @property
+    def worst_stall(self) -> str:
+        """The largest part that is not compute; empty if nothing is lost."""
+        lost = {kind: time for kind, time in self.parts_ns.items() if kind != "compute" and time > 0}
+        return max(lost, key=lambda kind: lost[kind]) if lost else ""
+
+    def share(self, kind: str) -> float:
+        """Part of the step."""
+        return self.parts_ns.get(kind, 0.0) / self.step.value
+
+    @property
+    def name(self) -> str:
+        """``2x p3.8xlarge``."""
+        return self.instance if self.count == 1 else f"{self.count}x {self.instance}"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be spent; None: as much as it takes."""
+
+    hours: float | None = None
+    cost: float | None = None
+
+    def met_by(self, one: Candidate) -> bool:
+        """Whether all of it is kept; an unknown cost keeps no cost budget."""
+        return self._time_met(one) and self._cost_met(one)
+
+    def overshoot(self, one: Candidate) -> float:
+        """Factor by which the worse of the two is missed; 1 and less is kept."""
+        over = [0.0]
+        if self.hours is not None:
+            over.append(one.hours.value / self.hours)
+        if self.cost is not None:
+            over.append(math.inf if one.cost is None else _ratio(one.cost.value, self.cost))
+        return max(over)
+
+    def _time_met(self, one: Candidate) -> bool:
+        return self.hours is None or one.hours.value <= self.hours
+
+    def _cost_met(self, one: Candidate) -> bool:
+        return self.cost is None or (one.cost is not None and one.cost.value <= self.cost)
+
+
+def cheaper(one: Candidate) -> tuple[float, float]:
+    """Sorts by cost, then by time."""
+    return (math.inf if one.cost is None else one.cost.value, one.hours.value)
+
+
+def faster(one: Candidate) -> tuple[float, float]:
+    """Sorts by time, then by cost."""
+    return (one.hours.value, math.inf if one.cost is None else one.cost.value)
+
+
+def same_price(one: Candidate, other: Candidate) -> bool:
+    """Whether an hour of both costs the same."""
+    a, b = one.price_per_hour, other.price_per_hour
+    return a is not None and b is not None and abs(a - b) <= _SAME_PRICE * max(a, b)
+
+
+def pareto_marked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The same candidates; those with a price that no other beats in time and cost together are marked."""
+    every = list(candidates)
+    out = []
+    for one in every:
+        cost = one.cost
+        beaten = cost is None or any(
+            other.cost is not None
+            and other.hours.value <= one.hours.value
+            and other.cost.value <= cost.value
+            and (other.hours.value < one.hours.value or other.cost.value < cost.value)
+            for other in every
+        )
+        out.append(replace(one, pareto=not beaten))
+    return out
+
+
+def _ratio(value: float, limit: float) -> float:
+    if limit > 0:
+        return value / limit
+    return math.inf if value > 0 else 0.0

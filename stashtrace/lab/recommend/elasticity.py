@@ -1,0 +1,141 @@
+"""Throughput against batch and number of devices: what an elastic scheduler asks of a job.
+
+    T(b, k) = b / (t_proc(b / k) + t_comm(k)),   scaling factor = T(b, k) / max over b of T(b, 1)
+
+after Saxena et al., Effective elastic scaling of deep learning workloads, MASCOTS 2020: t_proc is the step of one
+device with its part of the batch, t_comm what the others add, and their sum is step 2 or 5 of a characterization. A
+part of the batch between two that were measured is interpolated; one outside them is not given. Pure.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stashtrace.lab.recommend.candidates import Candidate
+from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.recommend.profile import Interval, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """One point of the curve.
+
+    Attributes
+    ----------
+    instance : str
+    count, devices_count : int
+    batch_samples, total_batch_samples : int
+        Of one device, and of all.
+    step : Interval
+        Without loading, ns.
+    samples_per_s : Interval
+    scaling_factor : float
+        Against one device with the batch that suits it best.
+    efficiency : float
+        The same for each device; 1 is perfect.
+    measured : bool
+        Neither count nor batch is predicted.
+    """
+
+    instance: str
+    count: int
+    devices_count: int
+    batch_samples: int
+    total_batch_samples: int
+    step: Interval
+    samples_per_s: Interval
+    scaling_factor: float
+    efficiency: float
+    measured: bool
+
+
+def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], catalog: Catalog) -> list[Scaling]:
+    """Throughput and efficiency of all candidates whose batch is known, and of equal batches shared out differently.
+
+    Parameters
+    ----------
+    candidates : iterable of Candidate
+    profiles : sequence of Profile
+        For one device alone; a device type without step 1 gives no rows.
+    catalog : Catalog
+        Says which instances have the same device.
+    """
+    alone = _alone(profiles, catalog)
+    every = [
+        one
+        for one in candidates
+        if one.batch_samples and not math.isnan(one.synthetic.value) and _device(one.instance, catalog) in alone
+    ]
+    ran = {
+        (p.instance, 1, p.devices_count, p.batch_samples)
+        for p in profiles
+        if 2 in p.steps or (p.devices_count == 1 and 1 in p.steps)
+    }
+    ran |= {
+        (p.network_instance, p.network_hosts_count, p.network_devices_count, p.batch_samples)
+        for p in profiles
+        if 5 in p.steps and not p.network_emulated
+    }
+    rows = []
+    for one in every:
+        best = alone[_device(one.instance, catalog)]
+        place = (one.instance, one.count, one.devices_count)
+        rows.append(_row(place, one.batch_samples, one.synthetic, best, (*place, one.batch_samples) in ran))
+    places: dict[tuple[str, int, int], dict[int, Interval]] = {}
+    for one in every:
+        places.setdefault((one.instance, one.count, one.devices_count), {})[one.batch_samples] = one.synthetic
+    totals = sorted({row.total_batch_samples for row in rows})
+    for place, steps in places.items():
+        for total in totals:
+            own, rest = divmod(total, place[2])
+            if rest or own in steps or not min(steps) < own < max(steps):
+                continue
+            rows.append(_row(place, own, _between(steps, own), alone[_device(place[0], catalog)], False))
+    return sorted(rows, key=lambda row: (row.devices_count, row.instance, row.count, row.total_batch_samples))
+
+
+def throughput(batch_samples: float, processing_ns: float, communication_ns: float) -> float:
+    """``T(b, k)``: samples per second of a batch whose parts take so long, and whose gradients take so long.
+
+    Examples
+    --------
+    >>> round(throughput(256, 252.9e6, 0.0), 1)
+    1012.3
+    """
+    step_ns = processing_ns + communication_ns
+    return batch_samples / step_ns * 1e9 if step_ns else math.inf
+
+
+def _device(instance: str, catalog: Catalog) -> str:
+    return (catalog.get(instance) or Instance("")).device or instance
+
+
+def _alone(profiles: Sequence[Profile], catalog: Catalog) -> dict[str, float]:
+    """Device -> samples per second of one, with the batch that suits it best."""
+    found: dict[str, float] = {}
+    for one in profiles:
+        step = one.steps.get(1)
+        if step is not None and one.batch_samples:
+            rate = throughput(one.batch_samples, step.value, 0.0)
+            for name in {one.instance, one.network_instance}:
+                device = _device(name, catalog)
+                found[device] = max(found.get(device, 0.0), rate)
+    return found
+
+
+def _row(place: tuple[str, int, int], batch: int, step: Interval, best: float, measured: bool) -> Scaling:
+    instance, count, devices = place
+    total = batch * devices
+    rate = Interval(*(throughput(total, ns, 0.0) for ns in (step.value, step.high, step.low)))
+    factor = rate.value / best
+    return Scaling(instance, count, devices, batch, total, step, rate, factor, factor / devices, measured)
+
+
+def _between(steps: dict[int, Interval], batch: int) -> Interval:
+    """Step of a batch between two that are known, on the line through them."""
+    low, high = max(b for b in steps if b < batch), min(b for b in steps if b > batch)
+    part = (batch - low) / (high - low)
+    return steps[low].times(1 - part) + steps[high].times(part)

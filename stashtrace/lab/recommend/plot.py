@@ -1,0 +1,127 @@
+"""The picture of a recommendation: time against cost, the Pareto front, the budgets. matplotlib is optional."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.errors import UsageError
+from stashtrace.lab.plot import Name, check_plot_file, new_figure, place_names, plain_axes, save_figure
+from stashtrace.lab.recommend.candidates import UNKNOWN, Candidate, faster
+from stashtrace.lab.recommend.profile import Interval
+from stashtrace.lab.recommend.recommend import Recommendation
+
+#: Okabe and Ito's palette, which the colour-blind can tell apart.
+_COLOURS = {
+    "compute": "#009E73", "interconnect": "#CC79A7", "network": "#D55E00", "prep": "#E69F00", "fetch": "#0072B2",
+    UNKNOWN: "#777777",
+}  # fmt: skip
+
+
+def plot_recommendation(answer: Recommendation, path: str) -> None:
+    """Draw time and cost of all candidates with a price into a file; the suffix chooses the format.
+
+    Raises
+    ------
+    UsageError
+        If no candidate has a price, so that there is no second axis.
+    """
+    check_plot_file(path)
+    some = [one for one in answer.candidates if one.cost is not None]
+    if not some:
+        raise UsageError("no candidate has a price, so there is nothing to plot", hint="give one: --price NAME=VALUE")
+    figure = new_figure(8.0, 5.0)
+    axes = figure.subplots()
+    front = sorted((one for one in some if one.pareto), key=faster)
+    axes.plot([one.hours.value for one in front], [_cost(one) for one in front], color="#999999", lw=1.2, zorder=1,
+              label="Pareto front")  # fmt: skip
+    for one in some:
+        _draw(axes, one)
+    _scales(axes, some)
+    _budgets(axes, answer)
+    axes.set_xlabel("time, hours")
+    axes.set_ylabel(f"cost, {some[0].currency}".rstrip(", "))
+    axes.set_title("filled: measured    hollow: predicted    colour: what limits the step", fontsize=8, loc="left")
+    axes.legend(handles=_legend(axes, some), frameon=False, fontsize=8)
+    plain_axes(axes)
+    axes.grid(True, which="minor", color="#EEEEEE", lw=0.6)
+    _names(figure, axes, answer, some)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, one: Candidate) -> None:
+    colour = _COLOURS[one.limited_by]
+    x, y = one.hours.value, _cost(one)
+    if one.hours.known and one.cost is not None and one.cost.known:
+        # Cost is time times price: one error, drawn along the line through the origin.
+        axes.plot([one.hours.low, one.hours.high], [one.cost.low, one.cost.high], color=colour, lw=1.0, alpha=0.45,
+                  solid_capstyle="butt", zorder=2)  # fmt: skip
+    fill = colour if one.measured else "#FFFFFF"
+    axes.plot(x, y, "o", ms=8 if one.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
+
+
+def _budgets(axes: Any, answer: Recommendation) -> None:
+    if answer.budget.hours is not None:
+        axes.axvline(answer.budget.hours, color="#000000", lw=0.9, ls="--", label="budget")
+    if answer.budget.cost is not None:
+        axes.axhline(answer.budget.cost, color="#000000", lw=0.9, ls="--", label="budget")
+
+
+def _scales(axes: Any, some: Sequence[Candidate]) -> None:
+    """Both logarithmic where one spans more than a factor of four: then one price is one straight line."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    every = [[bound for one in some for bound in _bounds(one.hours)],
+             [bound for one in some if one.cost is not None for bound in _bounds(one.cost)]]  # fmt: skip
+    if min(min(values) for values in every) <= 0 or all(max(values) <= 4 * min(values) for values in every):
+        axes.margins(0.12)
+        return
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, values in zip((axes.xaxis, axes.yaxis), every, strict=True):
+        wide = max(values) > 30 * min(values)
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 6, 8)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.margins(0.12)
+
+
+def _names(figure: Any, axes: Any, answer: Recommendation, some: Sequence[Candidate]) -> None:
+    """The front chooses its places first."""
+    front = sorted((one for one in some if one.pareto), key=faster)
+    lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [_cost(one) for one in front])]
+    lines += [
+        ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
+        for one in some
+        if one.hours.known and one.cost is not None and one.cost.known
+    ]
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    if answer.budget.hours is not None:
+        lines.append(([answer.budget.hours] * 2, [low, high]))
+    if answer.budget.cost is not None:
+        lines.append(([left, right], [answer.budget.cost] * 2))
+    names = [
+        Name(one.hours.value, _cost(one), one.name, 8 if one.pareto else 7, "#000000" if one.pareto else "#555555")
+        for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, _cost(c)))
+    ]
+    place_names(figure, axes, names, lines)
+
+
+def _legend(axes: Any, some: Sequence[Candidate]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    kinds = {one.limited_by for one in some}
+    own = [Line2D([], [], marker="o", ls="", color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in kinds]
+    lines, seen = axes.get_legend_handles_labels()
+    first = {name: line for line, name in zip(lines, seen, strict=True)}
+    return [*own, *first.values()]
+
+
+def _bounds(span: Interval) -> tuple[float, ...]:
+    """Value and ends; an interval that begins at nothing has no place on a logarithmic axis, and runs out of it."""
+    return (span.value, *(end for end in (span.low, span.high) if span.known and end > 0))
+
+
+def _cost(one: Candidate) -> float:
+    return one.cost.value if one.cost is not None else 0.0

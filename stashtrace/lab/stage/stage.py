@@ -1,0 +1,383 @@
+"""Puts files on a faster disk and looks whether the job gains what the advice said.
+
+    stage:  copy the files that `io_staging` chose into a folder of the tier, and list them
+    check:  run the job in pairs, with the files where they are and with the copies opened in their place, both cold
+
+Called by ``stashtrace stage``. The job's script is not changed: the preloaded runtime leads its opens to the copies.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stashtrace.analysis.io.staging import staged_opens
+from stashtrace.errors import CaptureError, FormatError, StashtraceError
+from stashtrace.lab.characterize.differential import Estimate, Stall, stalls, step_time
+from stashtrace.lab.characterize.figures import Figures, step_figures
+from stashtrace.lab.characterize.hosts import HostTask, here, run_tasks
+from stashtrace.lab.job_files import file_set, size_of
+from stashtrace.lab.page_cache import IN_MEMORY, file_system_of, make_cold
+from stashtrace.loading.load import load_trace
+from stashtrace.record.directory import RUN_FILE, file_rights
+from stashtrace.record.staged import Copy, read_staged_list, write_staged_list
+from stashtrace.units import bytes_text
+
+LIST_NAME = "staged.list"
+Progress = Callable[[float, str], None]
+#: Steps in the terms of ``lab.characterize.differential``: the gain is the difference of two runs, as a fetch stall is.
+_PLAIN, _STAGED = 3, 4
+_CHUNK_BYTES = 16 << 20
+_HALF_MADE = ".part"
+#: Names of halves of copies; others in the folder may end so too.
+_HALF_NAME = re.compile(r"[0-9a-f]{12}-.*\.part", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What lies on the tier.
+
+    Attributes
+    ----------
+    copies : dict of str to Copy
+        By the name of the file.
+    list_path : Path
+    copied_count : int
+        Files that were copied now; the others were there.
+    left_out : tuple of (path, reason)
+    """
+
+    copies: dict[str, Copy]
+    list_path: Path
+    copied_count: int
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of all copies."""
+        return sum(copy.size_bytes for copy in self.copies.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What staging brought.
+
+    Attributes
+    ----------
+    plain, staged : Estimate
+        Step time in ns.
+    gain : Stall or None
+        The difference; ``lost_ns`` is what a step gains.
+    why : str
+        Of a failure, empty if it was measured.
+    opens : tuple of int
+        Opens that were served by a copy, of each run with the copies.
+    notes : tuple of str
+    """
+
+    plain: Estimate | None = None
+    staged: Estimate | None = None
+    gain: Stall | None = None
+    why: str = ""
+    opens: tuple[int, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def stage(
+    paths: Sequence[str],
+    tier: Path,
+    *,
+    room_bytes: int | None = None,
+    on_progress: Progress = lambda share, what: None,
+) -> Staged:
+    """Copy files into a folder, and write the list beside them; those that are there and alike are kept.
+
+    A copy has another name until it is whole, so what an interruption leaves is never used.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Those that come first gain most.
+    tier : Path
+    room_bytes : int, optional
+        What all copies together may take. Files may be larger than what the job read of them.
+    on_progress : callable
+        Told the share that is done, and a sentence.
+
+    Raises
+    ------
+    CaptureError
+        If the folder cannot be written to or has no room, or no file can be copied; what was copied by this call is
+        removed then.
+    """
+    sizes, left = _sizes(paths, room_bytes)
+    if not sizes:
+        raise _nothing(left)
+    if os.path.realpath(tier) in {os.path.realpath(folder) for folder in {os.path.dirname(path) for path in sizes}}:
+        raise CaptureError(
+            f"cannot stage into {tier}: the job reads files there, and may take copies for more of them",
+            hint="choose another folder with --to",
+        )
+    made: list[Path] = []
+    copies: dict[str, Copy] = {}
+    try:
+        tier.mkdir(parents=True, exist_ok=True)
+        for half in tier.iterdir():  # of a call that was killed
+            if _HALF_NAME.fullmatch(half.name):
+                half.unlink(missing_ok=True)
+        _remove_others(sizes, tier)
+        _look_for_room(sizes, tier)
+        total, done = max(sum(sizes.values()), 1), 0
+        for path, size in sizes.items():
+            copy = tier / _name_of(path)
+            if not _alike(path, copy):
+                why = _copy(path, copy, lambda more, done=done: on_progress(  # type: ignore[misc]
+                    min((done + more) / total, 1.0), f"copying {len(made)} of {len(sizes)} files"))  # fmt: skip
+                if why:
+                    left.append((path, why))
+                    continue
+                made.append(copy)
+            status = os.stat(copy)
+            copies[path] = Copy(str(copy.absolute()), status.st_size, os.stat(path).st_mtime_ns)
+            done += size
+        if not copies:
+            raise _nothing(left)
+        write_staged_list(tier / LIST_NAME, copies)
+    except BaseException as error:
+        for copy in made:
+            with suppress(OSError):
+                copy.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _refused(tier, error) from error
+        raise
+    return Staged(copies, tier / LIST_NAME, len(made), tuple(left))
+
+
+def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Files that can be copied and how large they are; the others, and why not."""
+    sizes: dict[str, int] = {}
+    left: list[tuple[str, str]] = []
+    total = 0
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            left.append((path, (error.strerror or str(error)).lower()))
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            left.append((path, "not a regular file"))
+        elif room_bytes is not None and total + status.st_size > room_bytes:
+            left.append((path, f"{bytes_text(status.st_size)} in all do not fit into what is left of the room"))
+        else:
+            sizes[path] = status.st_size
+            total += status.st_size
+    return sizes, left
+
+
+def _nothing(left: Sequence[tuple[str, str]]) -> CaptureError:
+    """Of files none of which can be copied."""
+    path, why = left[0]
+    return CaptureError(
+        f"none of the {len(left)} file{'s' * (len(left) > 1)} can be copied: {path} ({why})",
+        hint="record the job again on this machine, or give more room with --size",
+    )
+
+
+def held_bytes(tier: Path) -> int:
+    """What the copies of an earlier call take in a folder; 0 if there are none."""
+    try:
+        copies = read_staged_list(tier / LIST_NAME)
+    except FormatError:
+        return 0
+    return sum(size_of(copy.path) for copy in copies.values() if Path(copy.path).parent == tier.absolute())
+
+
+def _remove_others(wanted: Mapping[str, int], tier: Path) -> None:
+    """What an earlier call copied here and its list will no longer name."""
+    with suppress(FormatError):
+        for path, copy in read_staged_list(tier / LIST_NAME).items():
+            if path not in wanted and copy.path == str(tier.absolute() / _name_of(path)):
+                Path(copy.path).unlink(missing_ok=True)
+
+
+def _look_for_room(sizes: Mapping[str, int], tier: Path) -> None:
+    disk = os.statvfs(tier)
+    block, free = max(disk.f_frsize, 1), disk.f_bavail * disk.f_frsize
+    missing = (size for path, size in sizes.items() if not _alike(path, tier / _name_of(path)))
+    needed = sum(-(-size // block) * block for size in missing)
+    if needed > free:
+        raise CaptureError(
+            f"no room for {bytes_text(needed)} of copies in {tier}: {bytes_text(free)} are free",
+            hint="choose less with --size, or another --to",
+        )
+
+
+def _refused(tier: Path, error: OSError) -> CaptureError:
+    what = (error.strerror or str(error)).lower()
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    hint = "choose less with --size, or another --to" if full else "choose another folder with --to"
+    return CaptureError(f"cannot stage into {tier}: {what} ({error.filename or tier})", hint=hint)
+
+
+def _copy(path: str, copy: Path, on_bytes: Callable[[int], None]) -> str:
+    """Copy, whole or not at all; why it was not, where that is the file's fault."""
+    half = copy.with_name(copy.name + _HALF_MADE)
+    try:
+        try:
+            source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        with source, open(half, "wb", buffering=0, opener=_for_us_alone) as target:
+            before = os.fstat(source.fileno())
+            done = 0
+            while chunk := source.read(_CHUNK_BYTES):
+                view = memoryview(chunk)
+                while view:
+                    view = view[target.write(view) or 0 :]
+                done += len(chunk)
+                on_bytes(done)
+        os.utime(half, ns=(before.st_atime_ns, before.st_mtime_ns))
+        os.chmod(half, before.st_mode & 0o777 | 0o200)
+        after = os.stat(path)
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or done != after.st_size:
+            return "was changed while it was copied"
+        half.replace(copy)
+        return ""
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _for_us_alone(path: str, flags: int) -> int:
+    """Opens a copy that nobody else reads before it has the permissions of its file."""
+    return os.open(path, flags, 0o600)
+
+
+def check_runs_folder(out: Path, repeats: int) -> None:
+    """Say before anything is copied that the runs of a check have no place.
+
+    Raises
+    ------
+    CaptureError
+        If the folder cannot be made, or something in it has the name of a run and is none.
+    """
+    try:
+        with file_rights(share=False):
+            out.mkdir(parents=True, exist_ok=True)
+        for path in (out / _run_name(kind, repeat) for repeat in range(repeats) for kind in (_PLAIN, _STAGED)):
+            if path.exists() and not (path / RUN_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
+                raise CaptureError(f"{path} is in the way and no run of ours", hint="choose another folder with --out")
+    except OSError as error:
+        what = (error.strerror or str(error)).lower()
+        raise CaptureError(f"cannot write runs to {out}: {what}", hint="choose another folder with --out") from error
+
+
+def _run_name(kind: int, repeat: int) -> str:
+    return f"{'staged' if kind == _STAGED else 'plain'}-{repeat}"
+
+
+def check_gain(
+    command: Sequence[str],
+    staged: Staged,
+    out: Path,
+    *,
+    repeats: int,
+    iterations: int,
+    warmup: int,
+    others: Sequence[str] = (),
+    directory: str | None = None,
+    timeout_s: float = 600.0,
+    on_progress: Progress = lambda share, what: None,
+) -> Gain:
+    """Run a job with and without the copies, by turns, each time with its files out of the page cache.
+
+    Parameters
+    ----------
+    command : sequence of str
+    staged : Staged
+        As :func:`stage` returned it.
+    out : Path
+        Where the runs go.
+    repeats, iterations, warmup : int
+        Pairs; training steps of a run that count, and those before them.
+    others : sequence of str
+        Files that the job reads and that were not staged: they are made cold as well.
+    directory : str, optional
+        Where the command runs.
+    """
+    files = file_set([*staged.copies, *others])
+    # A tier in memory is always warm, and that is what it is for.
+    in_memory = file_system_of(os.path.realpath(staged.list_path.parent)) in IN_MEMORY
+    tier_files = file_set([] if in_memory else [copy.path for copy in staged.copies.values()])
+    times: dict[int, list[float]] = {_PLAIN: [], _STAGED: []}
+    notes: list[str] = []
+    opens: list[int] = []
+    for repeat in range(repeats):
+        order = (_PLAIN, _STAGED) if repeat % 2 == 0 else (_STAGED, _PLAIN)
+        for number, kind in enumerate(order):
+            what = f"pair {repeat + 1} of {repeats}, {'copies' if kind == _STAGED else 'files where they are'}"
+            share = (2 * repeat + number) / (2 * repeats)
+            on_progress(share, what)
+            for cooled in filter(lambda some: some.paths, (files, tier_files)):
+                state = make_cold(cooled)
+                if not state.verified:
+                    notes = [f"not from a cold cache: {state.sentence}"]
+            options = ("--staged", str(staged.list_path.absolute())) if kind == _STAGED else ()
+            run = (out / _run_name(kind, repeat)).absolute()
+            shutil.rmtree(run, ignore_errors=True)
+            task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
+            found = _measured(task, run, iterations, warmup, timeout_s,
+                              lambda share=share, what=what: on_progress(share, what))  # type: ignore[misc]  # fmt: skip
+            if isinstance(found, str):
+                return Gain(why=f"{what}: {found}", opens=tuple(opens), notes=tuple(notes))
+            figures, served = found
+            if kind == _STAGED:
+                opens.append(served)
+                if not served:
+                    why = f"{what}: no open was led to a copy, so the job did not use them"
+                    return Gain(why=why, opens=tuple(opens), notes=tuple(notes))
+            times[kind].append(figures.step_ns)
+    gain = stalls(times).get("fetch")
+    return Gain(step_time(times[_PLAIN]), step_time(times[_STAGED]), gain, "", tuple(opens), tuple(notes))
+
+
+def _in_directory(directory: str | None) -> Callable[[list[str], Mapping[str, str]], list[str]]:
+    """Wraps a command so that it runs where the recorded one did."""
+    if directory is None or os.path.realpath(directory) == os.getcwd():
+        return here
+    return lambda words, environment: ["env", "-C", directory, *words]
+
+
+def _measured(
+    task: HostTask, directory: Path, iterations: int, warmup: int, timeout_s: float, on_wait: Callable[[], None]
+) -> tuple[Figures, int] | str:
+    why = run_tasks([task], directory, warmup + iterations + 2, timeout_s, name=directory.name, on_wait=on_wait)
+    if why:
+        return why
+    try:
+        trace = load_trace(str(directory))
+        return step_figures(trace, warmup, iterations), staged_opens(trace)
+    except StashtraceError as error:
+        return str(error)
+
+
+def _name_of(path: str) -> str:
+    """Two files of one name from two folders do not meet."""
+    name = os.fsdecode(os.fsencode(os.path.basename(path))[-200:])
+    return f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}-{name}"
+
+
+def _alike(path: str, copy: Path) -> bool:
+    try:
+        a, b = os.stat(path), os.stat(copy)
+    except OSError:
+        return False
+    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)

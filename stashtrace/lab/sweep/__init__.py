@@ -1,0 +1,3 @@
+"""Train networks of many shapes, and fit what their gradients cost."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,333 @@
+"""One clock per host: ticks of every process -> CLOCK_MONOTONIC of its boot -> the run's common time.
+
+The TSC runs host-wide, so all ``clock_sync`` rows of all processes of one boot make one mapping, piecewise
+linear between the best readings. A moment is an integer anchor plus a rounded product of a small distance;
+floating point holds distances inside one piece, never a time stamp. Called by ``loading.load``; pure.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace import _native
+from stashtrace.errors import FormatError
+from stashtrace.format.reader import RawRun
+from stashtrace.loading.clocks.offset import STRAIGHT, Bend
+from stashtrace.schema.possible import HIGHEST, is_possible
+from stashtrace.schema.trace import RawProcess
+
+Int64 = npt.NDArray[np.int64]
+
+#: Best reading kept per this much time, or per sixteenth of a short run: shorter pieces would turn the noise
+#: of readings into rate.
+_WINDOW_NS = 500_000_000
+#: A piece shorter than this is not used to extrapolate.
+_BASELINE_NS = 10_000_000_000
+#: A reading this much wider than the usual best one adds noise, not knowledge.
+_WIDE_RATIO = 4
+#: Error claimed for a reading without a bracket: the start pair in a file's header, read once, often right
+#: after a fork, when the first touch of each page faults.
+_UNBRACKETED_NS = 100_000
+#: A rate is taken from readings at least this far apart, else from the files' headers.
+_RATE_SPAN_NS = 20_000_000
+#: Rates further than this from the usual one are a jump of the clock, not drift ...
+_MAX_DRIFT_PPB = 2_000_000
+#: ... and this where the usual one was measured within a few ms, at the start of a process.
+_MAX_HEADER_DRIFT_PPB = 50_000_000
+
+#: No counter ticks more slowly; what a damaged file claims must not leave 64 bits.
+_STEEPEST_NS_PER_TICK = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Paired readings of one clock domain, any order.
+
+    Attributes
+    ----------
+    ticks, monotonic_ns, realtime_ns, bracket_ns : int64 arrays
+        One reading each; ``bracket_ns`` is the full width of the uncertainty, -1 if unknown.
+    """
+
+    ticks: Int64
+    monotonic_ns: Int64
+    realtime_ns: Int64
+    bracket_ns: Int64
+
+    @classmethod
+    def concat(cls, parts: Sequence[Readings]) -> Readings:
+        """Readings of several processes."""
+        return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in cls.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class TickMap:
+    """Ticks -> ns, exact at its anchors, linear between them, monotonic.
+
+    Attributes
+    ----------
+    ticks, ns : int64 arrays
+        Anchors, ascending; at least two.
+    error_ns : int
+        Half-width of the interval around a mapped moment: brackets and what the kept readings leave unexplained.
+    rejected_count : int
+        Readings that contradict the others.
+    """
+
+    ticks: Int64
+    ns: Int64
+    error_ns: int
+    rejected_count: int = 0
+
+    def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
+        """Map uint64 ticks to int64 ns."""
+        flat = np.ascontiguousarray(ticks, dtype=np.uint64)
+        return np.asarray(_native.clock.map_ticks(flat, self.ticks, self.ns), dtype=np.int64)
+
+
+def tick_map(readings: Readings, tick_hz: float) -> TickMap:
+    """Mapping of one clock domain from all its readings.
+
+    Parameters
+    ----------
+    readings : Readings
+        At least one.
+    tick_hz : float
+        Nominal rate, used where the readings are too close to give one.
+    """
+    order = np.lexsort([readings.bracket_ns, readings.ticks])
+    ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
+    bracket = np.where(readings.bracket_ns[order] < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns[order])
+    kept = _best_per_window(ns, bracket)
+    nominal, drift_ppb = _usual_rate(ticks[kept], ns[kept], tick_hz)
+    kept, rejected = consistent_run(ticks, ns, bracket, kept, nominal, drift_ppb)
+    if len(kept) == 1:
+        only = int(kept[0])
+        span = 1 << 40
+        ends = np.array([0, span]), np.array([0, round(span * nominal)])
+        anchors = TickMap(ticks[only] + ends[0], ns[only] + ends[1], int(bracket[only] + 1) // 2, rejected)
+    else:
+        anchors = TickMap(*with_ends(ticks[kept], ns[kept]), int(bracket[kept].max() + 1) // 2, rejected)
+    residual = np.abs(anchors(ticks.view(np.uint64)) - ns)
+    unexplained = np.maximum(residual - bracket // 2, 0)
+    agreeing = unexplained[unexplained <= np.quantile(unexplained, 0.99)]
+    return TickMap(anchors.ticks, anchors.ns, anchors.error_ns + int(agreeing.max(initial=0)), rejected)
+
+
+def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
+    """Index of the narrowest reading of each window of time, windows without a narrow one left out."""
+    width = min(_WINDOW_NS, int(ns.max() - ns.min()) // 16 + 1)
+    window = (ns - ns.min()) // width
+    best = np.lexsort([bracket, window])
+    starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
+    chosen = best[starts]
+    usual = np.quantile(bracket[chosen], 0.25)
+    narrow = chosen[bracket[chosen] <= _WIDE_RATIO * usual + 1]
+    return np.sort(narrow)
+
+
+def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
+    """(ns per tick, how far a piece may be from it): the median over neighbours, which survives a jump."""
+    distance, advance = np.diff(ticks), np.diff(ns)
+    far = (advance >= _RATE_SPAN_NS) & (distance > 0)
+    if far.any():
+        return float(np.median(advance[far] / distance[far])), _MAX_DRIFT_PPB
+    return 1e9 / tick_hz, _MAX_HEADER_DRIFT_PPB
+
+
+def consistent_run(
+    ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float, drift_ppb: int
+) -> tuple[Int64, int]:
+    """The longest run of readings that one clock of about the nominal rate could give, and how many it leaves out.
+
+    A reading that its neighbours contradict is left out; where the clock jumped for good, a new run begins.
+    """
+
+    def agree(i: int, j: int) -> bool:
+        distance, advance = int(ticks[j] - ticks[i]), int(ns[j] - ns[i])
+        expected = distance * nominal
+        slack = expected * drift_ppb * 1e-9 + int(bracket[i] + bracket[j])
+        return distance > 0 and advance > 0 and abs(advance - expected) <= slack
+
+    runs: list[list[int]] = [[]]
+    order = kept.tolist()
+    for position, i in enumerate(order):
+        last = runs[-1]
+        if not last or agree(last[-1], i):
+            last.append(i)
+        elif position + 1 == len(order) or not agree(last[-1], order[position + 1]):
+            runs.append([i])
+    best = max(runs, key=len)
+    return np.array(best, dtype=np.int64), len(order) - len(best)
+
+
+def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
+    """Extend the outer pieces at the rate of a longer baseline, so that two close readings do not set it."""
+    ends = []
+    for near, step in ((0, 1), (len(ticks) - 1, -1)):
+        far = near + step
+        while 0 <= far + step < len(ticks) and abs(int(ns[far] - ns[near])) < _BASELINE_NS:
+            far += step
+        slope = min(int(ns[far] - ns[near]) / int(ticks[far] - ticks[near]), _STEEPEST_NS_PER_TICK)
+        reach = 1 << 40
+        ends.append((int(ticks[near]) - step * reach, int(ns[near]) - step * round(reach * slope)))
+    return (np.concatenate(([ends[0][0]], ticks, [ends[1][0]])), np.concatenate(([ends[0][1]], ns, [ends[1][1]])))
+
+
+def realtime_offset(readings: Readings) -> tuple[int, int]:
+    """(REALTIME - MONOTONIC in ns, half-width of its spread) of a clock domain, by its narrow readings."""
+    bracket = np.where(readings.bracket_ns < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns)
+    narrow = bracket <= np.quantile(bracket, 0.5)
+    offsets = np.sort((readings.realtime_ns - readings.monotonic_ns)[narrow])
+    return int(offsets[len(offsets) // 2]), int(offsets[-1] - offsets[0] + 1) // 2
+
+
+# The clock domain of each boot: from the ticks of its processes to its monotonic clock, and on to the common one.
+#
+# Made and used by ``loading.session``. All processes of a boot give their readings to one map, since the TSC is the
+# host's.
+
+#: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
+REALTIME_ERROR_NS = 10_000_000
+#: A reading that took longer (a day at 3 GHz) is none, and no counter ticks at another rate.
+_MAX_BRACKET_TICKS = 1 << 48
+_LEAST_HZ, _MOST_HZ = 1e3, 1e12
+
+
+class HostClock:
+    """Clock domain of one boot: its map to its own CLOCK_MONOTONIC and the way from there to the common clock."""
+
+    def __init__(self, boot_id: str, map_: TickMap, realtime_ns: int, realtime_error_ns: int) -> None:
+        self.boot_id = boot_id
+        self.map = map_
+        self.realtime_offset_ns = realtime_ns
+        self.realtime_error_ns = realtime_error_ns
+        self.offset_ns = 0  # to the reference's monotonic clock
+        self.error_ns = map_.error_ns
+        self.method = "same_clock"
+        self.origin_ns = 0  # of the common clock, on the reference's monotonic clock
+        self.drift_ppb = 0
+        self._touch_error_ns = 0
+        self._course: TickMap | None = None  # from the first guess to the reference's monotonic clock
+
+    def bend(self) -> Bend:
+        """How far the kernel bent the clock against the counter, which is quartz, beyond what readings are off by."""
+        ticks, ns = self.map.ticks[1:-1], self.map.ns[1:-1]
+        if len(ticks) < 3:
+            return STRAIGHT
+        x, y = (ticks - ticks[0]).astype(np.float64), (ns - ns[0]).astype(np.float64)
+        mean = y[-1] / x[-1]
+        bow = float(np.ptp(y - mean * x)) / 2 - self.map.error_ns
+        return Bend(bow, float(np.abs(np.diff(y) / np.diff(x) / mean - 1).max())) if bow > 0 else STRAIGHT
+
+    def refer_to(self, reference: HostClock) -> None:
+        """Map to another boot by the wall clock, as a first guess."""
+        if reference.boot_id == self.boot_id:  # another counter of the same host, with the same monotonic clock
+            return
+        self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
+        self.method = "realtime"
+        self.error_ns = max(
+            REALTIME_ERROR_NS,
+            self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
+        )
+
+    def correct(self, at_ns: Int64, offset_ns: Int64, error_ns: int, touch_error_ns: int, method: str) -> None:
+        """Improve the first guess: what is to be added to it, at knots of its own time, and the half-widths."""
+        slope = (int(offset_ns[-1]) - int(offset_ns[0])) / int(at_ns[-1] - at_ns[0])
+        reach = 1 << 40
+        outer = np.array([at_ns[0] - reach, at_ns[-1] + reach])
+        beyond = np.array([offset_ns[0] - round(reach * slope), offset_ns[-1] + round(reach * slope)])
+        at = np.concatenate((outer[:1], at_ns, outer[1:]))
+        self._course = TickMap(at, at + np.concatenate((beyond[:1], offset_ns, beyond[1:])), 0)
+        self.drift_ppb = round(slope * 1e9)
+        self.error_ns, self._touch_error_ns = error_ns, touch_error_ns
+        self.method = method
+
+    def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
+        """Ticks -> ns of the common clock."""
+        out = self.map(ticks)
+        out += self.offset_ns
+        if self._course is not None:
+            out = self._course(out.view(np.uint64))
+        out -= self.origin_ns
+        return out
+
+    def worth(self) -> tuple[int, int, int, int]:
+        """(offset at the origin of the common clock, drift, error, error in touch) for the table ``alignment``."""
+        if self._course is None:
+            return self.offset_ns, self.drift_ppb, self.error_ns, self.error_ns
+        return self.offset_ns + self._correction_at_origin(), self.drift_ppb, self.error_ns, self._touch_error_ns
+
+    def _correction_at_origin(self) -> int:
+        assert self._course is not None
+        back = TickMap(self._course.ns, self._course.ticks, 0)
+        origin = np.array([self.origin_ns])
+        return self.origin_ns - int(back(origin.view(np.uint64))[0])
+
+
+def domain_of(raw: RawProcess) -> tuple[str, str]:
+    """Boot and tick source: processes with the same share a clock."""
+    return str(raw.metadata.get("boot_id", "")), str(raw.metadata.get("clock", "tsc"))
+
+
+def start_ticks(metadata: object) -> npt.NDArray[np.uint64]:
+    """When the process began, as an array of one; 0 if its header does not say."""
+    value = metadata.get("start_ticks", 0) if isinstance(metadata, dict) else 0
+    return np.array([value if isinstance(value, int) and 0 <= value < 1 << 63 else 0], dtype=np.uint64)
+
+
+def host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:
+    """One clock per boot from the readings of all its processes."""
+    readings: dict[tuple[str, str], list[Readings]] = {}
+    rates: dict[tuple[str, str], list[float]] = {}
+    for raw in core:
+        hz = _rate_of(raw)
+        rates.setdefault(domain_of(raw), []).append(hz)
+        readings.setdefault(domain_of(raw), []).extend(_readings_of(raw, hz))
+    clocks = {}
+    for domain, parts in readings.items():
+        if not parts:
+            raise FormatError(
+                f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
+                hint="the file header names no start time; it is damaged or not from stashtrace",
+            )
+        joined = Readings.concat(parts)
+        rate = float(np.median(rates[domain]))
+        clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
+    return clocks
+
+
+def _rate_of(raw: RawProcess) -> float:
+    """Nominal ticks per second; 10^9 where the file says what no counter does."""
+    told = raw.metadata.get("tick_hz")
+    return float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
+
+
+def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
+    found = []
+    start = [raw.metadata.get(n) for n in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
+    if all(isinstance(v, int) and 0 < v <= HIGHEST for v in start):
+        found.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
+    rows = raw.records.get("clock_sync")
+    if rows is not None and len(rows.rows):
+        r = rows.rows
+        r = r[r["bracket_ticks"] < _MAX_BRACKET_TICKS]
+        for name in ("ticks", "monotonic_ns", "realtime_ns"):
+            values = r[name].astype(np.int64)
+            r = r[is_possible(values) & (values >= 0)]
+        bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
+        if len(r):
+            found.append(
+                Readings(
+                    r["ticks"].astype(np.int64),
+                    r["monotonic_ns"].astype(np.int64),
+                    r["realtime_ns"].astype(np.int64),
+                    bracket,
+                )
+            )
+    return found

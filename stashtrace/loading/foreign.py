@@ -1,0 +1,610 @@
+"""Files of other tools -> Trace: each by the importer that recognises it, all on one time line.
+
+Called by ``load.load_trace`` for paths that hold no run of ours. A file that cannot be read costs its own rows only.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stashtrace.errors import ImporterError, UsageError
+from stashtrace.importers.context import Claim, ImportContext, ImportedProcess
+from stashtrace.importers.registry import Importer, plugins, recognise
+from stashtrace.importers.source import Source
+from stashtrace.loading.clocks.foreign import ImportedClocks, imported_clocks
+from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.foreign_files import (
+    HINT,
+    RefusedFileError,
+    Room,
+    UnknownFileError,
+    files_of,
+    known,
+    looks_in_vain,
+    size_of,
+    trouble_of,
+    unrecognised,
+)
+from stashtrace.loading.join import join_table, join_tables
+from stashtrace.schema.columns import STAMPS
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Array, Table
+from stashtrace.schema.trace import EventTables, Trace
+from stashtrace.store.layout import STORE_FILE
+from stashtrace.units import ranks_text
+
+#: Called with (bytes read, bytes in all, name of the file).
+Progress = Callable[[int, int, str], None]
+
+#: Files between two signs of life while a folder is listed.
+_COUNTED_AT_ONCE = 1000
+#: What lies in a folder beside traces and is nobody's loss.
+_FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
+
+
+class Imported:
+    """Everything of one load; gives ``join_tables`` what a ``Session`` gives it."""
+
+    def __init__(self, paths: Sequence[str], strict: bool) -> None:
+        self.strings = StringPool()
+        self.context = ImportContext(self.strings)
+        self.tracks = self.context.tracks
+        self.group_notes = GroupNotes()
+        self.paths = paths
+        self.strict = strict
+        self.origin_ns = 0
+        self.clocks = ImportedClocks([])
+        self.spans_ns: dict[int, tuple[int, int]] = {}
+        self.importers: Counter[str] = Counter()
+        self.part_names: list[str] = []
+
+    def read(self, progress: Progress | None) -> list[EventTables]:
+        """Tables of every file that can be read.
+
+        Raises
+        ------
+        ImporterError
+            If no file can, or the first that cannot if ``strict``.
+        """
+        files = list[Path]()
+        for file in files_of(self.paths):
+            files.append(file)
+            if progress is not None and len(files) % _COUNTED_AT_ONCE == 0:
+                progress(0, 0, f"{len(files):,} files found")
+        looked = looks_in_vain(files, progress)
+        if looked:
+            where = os.pathsep.join(self.paths)
+            raise ImporterError(
+                f"{where} holds {len(files):,} files; none of the {looked:,} looked at is a trace",
+                hint="give the traces themselves, or the folder that holds them alone",
+            )
+        total = sum(map(size_of, files))
+        done, parts, troubles = 0, list[EventTables](), list[ImporterError]()
+        room = Room()
+        for file in files:
+            at = [done]
+
+            def advance(count: int, at: list[int] = at, name: str = file.name) -> None:
+                at[0] += count
+                room.check(count, name)
+                if progress is not None:
+                    progress(at[0], total, name)
+
+            source = Source(file, advance)
+            trouble = trouble_of(file)
+            found = recognise(source) if trouble is None else None
+            if found is not None:
+                trouble = self._read_one(source, *found)
+                if trouble is not None:
+                    troubles.append(trouble)
+                parts.append(self.context.take())
+                self.part_names.append(file.name)
+            elif file.suffix not in _FOREIGN_SUFFIXES:
+                self._pass_over(file, trouble or unrecognised(source), troubles)
+            done += size_of(file)
+            if progress is not None:
+                progress(done, total, file.name)
+        if not any(len(part.table(name)) for part in parts for name in TABLES):
+            raise self._nothing(troubles)
+        return parts
+
+    def _pass_over(self, file: Path, trouble: ImporterError, troubles: list[ImporterError]) -> None:
+        """Note a file that no importer was given."""
+        if self.strict and not isinstance(trouble, UnknownFileError | RefusedFileError):
+            raise trouble
+        troubles.append(trouble)
+        unknown = isinstance(trouble, UnknownFileError | RefusedFileError) or not (file.suffix or file.is_dir())
+        if unknown:
+            self._lose(file.name, "file_not_recognised", Severity.INFO, str(trouble))
+        else:
+            self._lose(file.name, "unreadable_file", Severity.DATA_LOSS, str(trouble))
+
+    def _nothing(self, troubles: Sequence[ImporterError]) -> ImporterError:
+        readable = [t for t in troubles if not isinstance(t, UnknownFileError)]
+        if len(troubles) == 1:
+            return troubles[0]
+        if readable:
+            more = f"; nor can {len(troubles) - 1} more file{'s' if len(troubles) > 2 else ''} beside it be used"
+            return ImporterError(f"{readable[0]}{more}", hint=readable[0].hint)
+        if not os.path.isdir(self.paths[0]):
+            return UnknownFileError(Path(self.paths[0]))
+        hint = "give the directory of `stashtrace run --out DIR -- CMD`, or files of another tool"
+        return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})")
+
+    def _read_one(self, source: Source, name: str, importer: Importer) -> ImporterError | None:
+        self.context.begin(name, source.path.name, str(source.path))
+        try:
+            importer.load(source, self.context)
+        except ImporterError as error:
+            trouble = error
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            trouble = ImporterError(f"{source.path} cannot be read: {error}")
+        except MemoryError:
+            self.context.drop()
+            trouble = ImporterError(f"{source.path} does not fit into memory", hint=HINT)
+        except Exception as error:
+            # A format has more ways to be broken than an importer can name: the file costs itself, not the load.
+            what = f"{type(error).__name__}: {error}"[:200]
+            package = plugins()[name].package if name in plugins() else "stashtrace"
+            trouble = ImporterError(
+                f"{source.path} holds what no {name} file holds ({what})",
+                hint=f"write it again with the tool it comes from, and tell the authors of {package} if that opens it",
+            )
+            trouble.__cause__ = error
+        else:
+            self.importers[name] += 1
+            return None
+        if self.strict:
+            raise trouble
+        self.context.drop()
+        self._lose(source.path.name, "unreadable_file", Severity.DATA_LOSS, str(trouble))
+        return trouble
+
+    def _lose(self, file: str, reason: str, severity: Severity, advice: str) -> None:
+        self.context.begin("importers", file)
+        self.context.lose(reason, severity=severity, advice=advice)
+
+    # Times ----------------------------------------------------------------------------------------
+
+    def settle(self, parts: Sequence[EventTables]) -> None:
+        """Let times count from the first one, and note when each process was seen first and last."""
+        _add_bases(parts, self.context.bases_ns, np.array(self.tracks.table()["process_id"]))
+        firsts, lasts = dict[int, int](), dict[int, int]()
+        owner = np.array(self.tracks.table()["process_id"])
+        for table, names in _stamped(parts):
+            processes = _processes_of(table, owner)
+            for name in names:
+                stamps = table[name]
+                seen = stamps >= 0
+                for process_id in np.unique(processes[seen]).tolist():
+                    own = stamps[seen & (processes == process_id)]
+                    firsts[process_id] = min(firsts.get(process_id, int(own.min())), int(own.min()))
+                    lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
+        _number_anew(parts, self.context.renumbered)
+        known = self.context.processes
+        refuse_several_jobs(self.context, self.paths, {p: (firsts[p], lasts[p]) for p in firsts})
+        note_steps(self.context, parts, owner)
+        note_steps_twice(self.context, parts, self.part_names, owner)
+        part_by_time(self.context, parts, {p: (firsts[p], lasts[p]) for p in firsts})
+        self.clocks = imported_clocks(parts, [p.clock for p in known], [p.rank for p in known], firsts, lasts)
+        firsts, lasts = self.clocks.seen(firsts), self.clocks.seen(lasts)
+        self.origin_ns = min(firsts.values(), default=0)
+        for part in parts:
+            for name in TABLES:
+                table = part.table(name)
+                if len(table):
+                    if self.clocks.offsets and any(c in STAMPS for c in table.columns):
+                        table = self.clocks.moved(table, _processes_of(table, owner))
+                    part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
+        self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
+
+    # Small tables -----------------------------------------------------------------------------------
+
+    def process_table(self) -> Table:
+        """The ``processes`` table."""
+        code = self.strings.code
+        rows = []
+        for index, process in enumerate(self.context.processes):
+            begin, end = self.spans_ns.get(index, (0, 0))
+            rows.append(
+                (
+                    index,
+                    code(process.host),
+                    code(process.clock),
+                    code(process.host),
+                    process.pid,
+                    process.parent,
+                    process.rank,
+                    process.local_rank,
+                    process.world_size,
+                    int(process.role),
+                    process.worker_id,
+                    code(process.name),
+                    begin,
+                    end,
+                )
+            )
+        return Table.from_rows(TABLES["processes"], rows)
+
+    def loss_table(self, parts: Sequence[Table]) -> Table:
+        """What importers missed, and what the files as a whole lack."""
+        self.context.begin("importers", "")
+        self.context.losses += [(-1, row) for row in self.clocks.losses]
+        note_ranks(self.context)
+        return Table.concat(TABLES["losses"], [self.context.loss_table(), *parts])
+
+    def metadata_table(self, parts: Sequence[Table]) -> Table:
+        """What importers said, and where it came from."""
+        facts = [
+            (-1, "origin_monotonic_ns", str(self.origin_ns)),
+            (-1, "imported", ", ".join(f"{n} {name}" for name, n in sorted(self.importers.items()))),
+        ]
+        if self.context.realtime:
+            facts.append((-1, "origin_realtime_ns", str(self.origin_ns)))
+        rows = [(p, self.strings.code(k), self.strings.code(v)) for p, k, v in [*facts, *self.context.metadata]]
+        return Table.concat(TABLES["metadata"], [Table.from_rows(TABLES["metadata"], rows), *parts])
+
+    def alignment_table(self) -> Table:
+        """One row per clock: files of one host share it, those of unknown hosts are taken to."""
+        return self.clocks.table(self.strings, self.origin_ns)
+
+
+def load_imported(
+    paths: Sequence[str],
+    *,
+    tables: frozenset[str] | None = None,
+    ranks: Collection[int] | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Trace:
+    """Load files, or folders of files, that other tools wrote. See ``load_trace``.
+
+    Raises
+    ------
+    ImporterError
+        If nothing can be read.
+        If the files are of several jobs.
+    UsageError
+        If a rank is not there.
+    """
+    imported = Imported(paths, strict)
+    parts = imported.read(progress)
+    if ranks is not None:
+        _choose(imported.context.processes, imported.tracks.table(), parts, ranks)
+    imported.settle(parts)
+    joined = join_tables(imported, parts, tables)
+    if tables is None or "io" in tables:
+        joined["io"] = join_table("io", parts)
+    return Trace(imported.strings, joined, path=os.pathsep.join(paths))
+
+
+def is_foreign(path: str) -> bool:
+    """Whether a path holds no run of ours, but files: somebody else's, or nothing that is known."""
+    if not os.path.isdir(path):
+        return os.path.exists(path) and not path.endswith((".stash", ".ring"))
+    own = any(name.endswith((".stash", ".ring")) or name in ("run.json", STORE_FILE) for name in os.listdir(path))
+    return not own and any(True for _ in files_of([path]))
+
+
+def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, list[str]]]:
+    for part in parts:
+        for name in TABLES:
+            table = part.table(name)
+            stamps = [c for c in table.columns if c in STAMPS]
+            if len(table) and stamps:
+                yield table, stamps
+
+
+def _processes_of(table: Table, owner: Array) -> Array:
+    """Process of each row, by its own column or its track's."""
+    if "process_id" in table:
+        return table["process_id"]
+    track = "track_id" if "track_id" in table else "source_track_id"
+    return np.asarray(owner[table[track]])
+
+
+def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
+    """Stamps of a table moved; what was not seen stays so."""
+    stamps = (c for c in table.columns if c in STAMPS)
+    return {name: np.where(table[name] >= 0, table[name] + by_ns, table[name]) for name in stamps}
+
+
+def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None], owner: Array) -> None:
+    """Times of files that do not say from when they count: from where the others do."""
+    known = Counter(base for base in bases_ns.values() if base)
+    unknown = [process for process, base in bases_ns.items() if base is None]
+    if not known or not unknown:
+        return
+    base = known.most_common(1)[0][0]
+    for part in parts:
+        for name in TABLES:
+            table = part.table(name)
+            stamps = [c for c in table.columns if c in STAMPS]
+            if len(table) and stamps:
+                chosen = np.isin(_processes_of(table, owner), unknown)
+                moved = {c: np.where(chosen & (table[c] >= 0), table[c] + base, table[c]) for c in stamps}
+                part._tables[name] = table.replace(**moved)
+
+
+def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
+    """Collectives of these groups numbered from 0, in the order and across the ranks that their numbers so far give."""
+    for value in hashes:
+        own = [part.collectives["group_hash"] == np.uint64(value) for part in parts]
+        used = [part.collectives["sequence"][rows] for part, rows in zip(parts, own, strict=True)]
+        numbers = np.unique(np.concatenate(used))
+        for part, rows in zip(parts, own, strict=True):
+            if rows.any():
+                sequence = part.collectives["sequence"].copy()
+                sequence[rows] = np.searchsorted(numbers, sequence[rows])
+                part._tables["collectives"] = part.collectives.replace(sequence=sequence)
+
+
+def _choose(
+    processes: Sequence[ImportedProcess], tracks: Table, parts: Sequence[EventTables], ranks: Collection[int]
+) -> None:
+    """Keep rows of these ranks, and of processes that serve none."""
+    there = sorted({p.rank for p in processes if p.rank >= 0})
+    missing = sorted(set(ranks) - set(there))
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise UsageError(f"no such rank: {names}", hint=f"there are {', '.join(map(str, there))}")
+    kept = np.array([p.rank < 0 or p.rank in ranks for p in processes], dtype=bool)
+    owner = np.array(tracks["process_id"])
+    for part in parts:
+        for name in TABLES:
+            table = part.table(name)
+            if len(table) and ("process_id" in table or "track_id" in table or "source_track_id" in table):
+                part._tables[name] = table.take(kept[_processes_of(table, owner)])
+
+
+# Do the files of one load belong together? Ranks that are missing or doubled, of other jobs, of another time.
+#
+# What does not fit stays in the trace; it is only matched with nobody, and a loss row says so.
+
+#: Recordings further apart than this are not of the same moment, however their clocks differ.
+_APART_NS = 60_000_000_000
+_SHOWN_WIDTH = 60
+_FILES_AT_MOST, _JOBS_AT_MOST = 3, 4
+
+
+def note_ranks(context: ImportContext) -> None:
+    """Ranks that are missing, those that two processes claim, and sizes of the job that differ."""
+    ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK)
+    twice = sorted(rank for rank, count in ranks.items() if count > 1)
+    if twice:
+        context.lose(
+            "rank_seen_twice",
+            len(twice),
+            advice=f"two processes say that they are rank {twice[0]} ({_sources(context, twice[0])}):"
+            " files of different runs lie here together",
+        )
+    worlds = sorted({p.world_size for p in context.processes if p.world_size > 0})
+    if len(worlds) > 1:
+        context.lose(
+            "jobs_of_different_size",
+            len(worlds),
+            severity=Severity.ERROR,
+            advice=f"files say that their job has {' and '.join(map(str, worlds))} ranks: they are not of one job",
+        )
+    missing = [rank for rank in range(worlds[-1]) if rank not in ranks] if ranks and worlds else []
+    if missing:
+        context.lose(
+            "missing_ranks",
+            len(missing),
+            severity=Severity.ERROR,
+            advice=f"no file of {_listed(missing)} of {worlds[-1]}: who was late is only known among the others",
+        )
+
+
+def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: Mapping[int, tuple[int, int]]) -> None:
+    """Raise ImporterError if files say that they are of jobs of different size, or two of them hold the same rank.
+
+    One table of both would be of neither. What different formats say of a rank is of one job.
+    """
+    for importer in dict.fromkeys(claim.importer for claim in context.claims):
+        own = [claim for claim in context.claims if claim.importer == importer]
+        by_size = _by_size(own)
+        jobs = by_size or _by_rank(own, spans_ns)
+        if not jobs:
+            continue
+        folder = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(c.path) or "." for c in own])
+        hint = "put the files of each job into a folder of its own; `stashtrace diff A B` compares two"
+        if not by_size and any(claim.rank_from == "assumed" for claim in own):
+            hint = f"if they are ranks of one job, call the files rank0, rank1, ...; else {hint}"
+        told = "; ".join(f"{_files_text(files, folder)} ({why})" for why, files in jobs[:_JOBS_AT_MOST])
+        told += f"; and {len(jobs) - _JOBS_AT_MOST} more" if len(jobs) > _JOBS_AT_MOST else ""
+        raise ImporterError(f"{folder} holds files of {len(jobs)} jobs: {told}", hint=hint)
+
+
+def _by_size(claims: Sequence[Claim]) -> list[tuple[str, list[str]]]:
+    """Files by the size of their job, where sizes differ."""
+    sizes: dict[int, list[str]] = {}
+    for claim in claims:
+        if claim.world_size > 0:
+            sizes.setdefault(claim.world_size, []).append(claim.path)
+    if len(sizes) < 2:
+        return []
+    return [(f"{size} rank{'s' * (size > 1)}", list(dict.fromkeys(files))) for size, files in sorted(sizes.items())]
+
+
+def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -> list[tuple[str, list[str]]]:
+    """Files by their job, where two processes hold the same rank; jobs by folder, else by time, else by file."""
+    holders: dict[int, set[int]] = {}
+    for claim in claims:
+        holders.setdefault(claim.rank, set()).add(claim.process_id)
+    twice = [rank for rank in sorted(holders) if len(holders[rank]) > 1]
+    if not twice:
+        return []
+    moments = _moments([claim.process_id for claim in claims], spans_ns)
+    keys = ([os.path.dirname(c.path) for c in claims], [str(moments.get(c.process_id, -1)) for c in claims])
+    for key in keys:
+        jobs: dict[str, dict[int, set[int]]] = {}
+        for claim, value in zip(claims, key, strict=True):
+            jobs.setdefault(value, {}).setdefault(claim.rank, set()).add(claim.process_id)
+        if len(jobs) > 1 and all(len(p) == 1 for ranks in jobs.values() for p in ranks.values()):
+            return [
+                (
+                    _listed(sorted(jobs[value])),
+                    list(dict.fromkeys(c.path for c, at in zip(claims, key, strict=True) if at == value)),
+                )
+                for value in jobs
+            ]
+    own = [claim for claim in claims if claim.rank == twice[0]]
+    assumed = ", assumed" if own[0].rank_from == "assumed" else ""
+    by_process: dict[int, list[str]] = {}
+    for claim in own:
+        by_process.setdefault(claim.process_id, []).append(claim.path)
+    return [(f"rank {twice[0]}{assumed}", list(dict.fromkeys(files))) for files in by_process.values()]
+
+
+def _moments(processes: Sequence[int], spans_ns: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """Number of the stretch of time in which each process was recorded; between two nothing was recorded."""
+    found: dict[int, int] = {}
+    number, latest = -1, 0
+    for process in sorted({p for p in processes if p in spans_ns}, key=lambda p: spans_ns[p]):
+        begin, end = spans_ns[process]
+        number += number < 0 or begin > latest
+        latest = max(latest, end) if number >= 0 else end
+        found[process] = number
+    return found
+
+
+def _files_text(files: Sequence[str], folder: str) -> str:
+    """Files in few words, as they are called from their folder."""
+    shown = [os.path.relpath(f, folder) if os.path.isdir(folder) else os.path.basename(f) for f in files]
+    more = f" and {len(shown) - _FILES_AT_MOST} more" if len(shown) > _FILES_AT_MOST else ""
+    return ", ".join(shown[:_FILES_AT_MOST]) + more
+
+
+def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns: Mapping[int, tuple[int, int]]) -> None:
+    """Keep apart what was not recorded at the same time: collectives of different days have no last rank."""
+    clusters = _clusters(context.processes, spans_ns)
+    if len(clusters) < 2:
+        return
+    context.begin("importers", "")
+    for place, members in enumerate(clusters[1:], 1):
+        ranks = sorted(context.processes[p].rank for p in members)
+        context.lose(
+            "ranks_of_another_time",
+            len(ranks),
+            severity=Severity.ERROR,
+            advice=f"{_named(ranks)} recorded over a minute apart from the others: matched with nobody"
+            f" (in {_few(sorted({context.processes[p].source for p in members}))})",
+        )
+        for part in parts:
+            for name in ("collectives", "groups"):
+                table = part.table(name)
+                chosen = np.isin(table["process_id"], members)
+                if chosen.any():
+                    other = table["group_hash"] ^ np.uint64(place)
+                    part._tables[name] = table.replace(group_hash=np.where(chosen, other, table["group_hash"]))
+
+
+def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names: Sequence[str], owner: Array) -> None:
+    """Tell of steps that two files of one process hold: of two jobs whose process ids agree, or of two profilers.
+
+    Parameters
+    ----------
+    context : ImportContext
+    parts : sequence of EventTables
+    names : sequence of str
+        File of each part.
+    owner : array
+        Process of each track.
+    """
+    holder: dict[tuple[int, int], str] = {}
+    for part, name in zip(parts, names, strict=True):
+        marks = part.spans.take(part.spans["kind_code"] == SpanKind.STEP)
+        steps = set(zip(owner[marks["track_id"]].tolist(), marks["value"].tolist(), strict=True))
+        twice = sorted(key for key in steps if holder.get(key, name) != name)
+        for process, number in twice[:1]:
+            context.doubt(
+                "steps_seen_twice",
+                f"rank {context.processes[process].rank} recorded step {number} in {holder[process, number]}"
+                f" and again in {name}: if these are two jobs, analyse them apart",
+                process,
+            )
+        holder.update((key, name) for key in steps if key not in holder)
+
+
+def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Array) -> None:
+    """Tell of ranks that recorded none of the steps that the others recorded.
+
+    Parameters
+    ----------
+    context : ImportContext
+    parts : sequence of EventTables
+    owner : array
+        Process of each track.
+    """
+    numbers: dict[int, set[int]] = {}
+    for part in parts:
+        marks = part.spans.take(part.spans["kind_code"] == SpanKind.STEP)
+        for process, number in zip(owner[marks["track_id"]].tolist(), marks["value"].tolist(), strict=True):
+            numbers.setdefault(context.processes[process].rank, set()).add(number)
+    numbers.pop(-1, None)
+    counts = Counter(number for own in numbers.values() for number in own)
+    if not counts:
+        return
+    usual = min(counts, key=lambda number: (-counts[number], number))
+    shared = set[int]().union(*(own for own in numbers.values() if usual in own))
+    ranks = {p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK}
+    apart = sorted(rank for rank in ranks if not numbers.get(rank, set()) & shared)
+    if not apart:
+        return
+    context.begin("importers", "")
+    first, theirs = sorted(numbers.get(apart[0], ())), sorted(shared)
+    context.lose(
+        "steps_of_their_own",
+        len(apart),
+        severity=Severity.ERROR,
+        advice=f"{_listed(apart)} recorded none of the steps of the others"
+        f" (rank {apart[0]}: {_steps_text(first)}, others: {_steps_text(theirs)}): matched with nobody by step",
+    )
+
+
+def _steps_text(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}" if numbers else "none marked"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{_listed(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
+
+
+def _sources(context: ImportContext, rank: int) -> str:
+    """Files that hold a rank."""
+    return _few(list(dict.fromkeys(p.source for p in context.processes if p.rank == rank and p.source)))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_FILES_AT_MOST]) + ", ..." * (len(names) > _FILES_AT_MOST)
+
+
+def _listed(ranks: list[int]) -> str:
+    """Ranks in few words."""
+    shown = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    return shown if len(shown) <= _SHOWN_WIDTH else f"{len(ranks)} ranks, {ranks[0]} the first,"
+
+
+def _clusters(processes: Sequence[ImportedProcess], spans_ns: Mapping[int, tuple[int, int]]) -> list[list[int]]:
+    """Processes of ranks by the time they were recorded at, the largest cluster first."""
+    of_ranks = [p for p in spans_ns if processes[p].rank >= 0 and processes[p].role == ProcessRole.RANK]
+    clusters: list[list[int]] = []
+    latest = 0
+    for process in sorted(of_ranks, key=lambda p: spans_ns[p]):
+        begin, end = spans_ns[process]
+        if not clusters or begin > latest + _APART_NS:
+            clusters.append([])
+            latest = end
+        clusters[-1].append(process)
+        latest = max(latest, end)
+    return sorted(clusters, key=len, reverse=True)

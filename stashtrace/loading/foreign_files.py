@@ -1,0 +1,213 @@
+"""Which files a load of other tools' traces is to read, and why one of them cannot be."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from stashtrace.errors import ImporterError
+from stashtrace.importers.refused import Refused, refused
+from stashtrace.importers.registry import importer_names, recognise
+from stashtrace.importers.source import Source
+from stashtrace.units import bytes_text
+
+#: In a folder of more files than this some are looked at before all are.
+FEW_FILES = 1000
+#: Endings of what lies in data sets and beside jobs in large numbers; no tool writes traces under such a name.
+NEVER_TRACES = frozenset(
+    (
+        *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".mp4", ".avi", ".mkv", ".wav", ".flac"),
+        *(".mp3", ".ogg", ".npy", ".npz", ".h5", ".hdf5", ".tfrecord", ".tar", ".safetensors", ".ckpt", ".pth"),
+        *(".pyc", ".py", ".so", ".o", ".c", ".cpp", ".h", ".cu", ".md", ".html", ".css", ".js"),
+    )
+)
+
+
+class UnknownFileError(ImporterError):
+    """No importer recognises a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
+
+
+class RefusedFileError(ImporterError):
+    """A file is of a format that is known and not read."""
+
+    def __init__(self, file: Path, known_as: Refused) -> None:
+        super().__init__(f"{file} is {known_as.name}, which is not read: {known_as.lacks}", hint=known_as.hint)
+        self.has_times = known_as.has_times
+
+
+def known() -> str:
+    """Names of the formats, for a hint."""
+    return ", ".join(importer_names())
+
+
+def files_of(paths: Sequence[str]) -> Iterator[Path]:
+    """Every file under the paths, in order of name; hidden ones are left out, links to folders are not followed.
+
+    A folder below a path that may not be listed stands for what is in it.
+    """
+    for path in paths:
+        if not os.path.isdir(path):
+            yield Path(path)
+            continue
+        closed: list[OSError] = []
+        for folder, folders, names in os.walk(path, onerror=closed.append):
+            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        yield from (Path(error.filename) for error in closed)
+
+
+def looks_in_vain(files: Sequence[Path], progress: Callable[[int, int, str], None] | None = None) -> int:
+    """Look into an even choice of many files for one that an importer knows.
+
+    Parameters
+    ----------
+    files : sequence of path
+        As :func:`files_of` gives them.
+    progress : callable, optional
+        Called with (0, 0, how far) before each look; 0 bytes are read.
+
+    Returns
+    -------
+    int
+        How many were looked at if none is a trace; 0 if one is, or if there are so few that all can be read.
+    """
+    likely = [file for file in files if file.suffix.lower() not in NEVER_TRACES]
+    if len(files) <= FEW_FILES:
+        return 0
+    looks = min(len(likely), FEW_FILES)
+    for look in range(looks):
+        file = likely[look * len(likely) // looks]
+        if progress is not None:
+            progress(0, 0, f"file {look + 1:,} of {looks:,} that are looked at, {file.name}")
+        if trouble_of(file) is None and recognise(Source(file)) is not None:
+            return 0
+    return max(looks, 1)
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file, 0 if that cannot be told."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def trouble_of(file: Path) -> ImporterError | None:
+    """Why a file cannot be read, before anybody looks at what is in it; None if it can.
+
+    Pipes and the like are not opened: nobody may ever write to them.
+    """
+    try:
+        mode = file.stat().st_mode
+        if stat.S_ISDIR(mode):
+            os.listdir(file)
+            return None
+        if not stat.S_ISREG(mode):
+            return ImporterError(f"{file} is no regular file", hint="give the files that the other tool wrote")
+        if not file.stat().st_size:
+            return ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
+        with file.open("rb"):
+            return None
+    except OSError as error:
+        hint = f"see who may: ls -ld {file}" if isinstance(error, PermissionError) else None
+        return ImporterError(f"{file} cannot be read: {error.strerror or error}", hint=hint)
+
+
+def unrecognised(source: Source) -> ImporterError:
+    """Why no importer takes a file that can be read."""
+    if source.size_bytes and not source.head:
+        with contextlib.suppress(OSError, EOFError, zlib.error, ImporterError), source.open() as stream:
+            if not stream.read(1):
+                return ImporterError(f"{source.path} holds nothing, compressed", hint="record again")
+        return ImporterError(
+            f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
+        )
+    known_as = refused(source.head)
+    return UnknownFileError(source.path) if known_as is None else RefusedFileError(source.path, known_as)
+
+
+# Is there memory for more of a file? Asked while it is read, so that a load ends before the kernel kills it.
+#
+
+#: How much is read between two looks.
+_LOOK_BYTES = 32 << 20
+#: Less than this is left to other programs.
+_RESERVE_BYTES = 128 << 20
+#: Tables are joined after reading, for which a part of them exists twice.
+_JOIN_RATIO = 0.5
+#: What a control group may use, and uses: version 2, version 1.
+_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+HINT = "give fewer files or ranks at a time, or use a machine with more memory"
+
+
+class Room:
+    """Memory that a load has."""
+
+    def __init__(self) -> None:
+        self._held_before = held_bytes()
+        self._since_look = 0
+
+    def check(self, count: int, file: str) -> None:
+        """Look again if enough was read since the last time.
+
+        Raises
+        ------
+        ImporterError
+            If what is kept of the files would not leave room to join it.
+        """
+        self._since_look += count
+        if self._since_look < _LOOK_BYTES:
+            return
+        self._since_look = 0
+        kept, free = max(held_bytes() - self._held_before, 0), free_bytes()
+        if free is not None and free < max(_RESERVE_BYTES, _JOIN_RATIO * kept):
+            raise ImporterError(
+                f"{file} does not fit into memory: {bytes_text(kept)} are kept so far, {bytes_text(free)} are free",
+                hint=HINT,
+            )
+
+
+def held_bytes() -> int:
+    """Memory of this process; 0 where it cannot be known."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def free_bytes() -> int | None:
+    """Memory that can be had: of the machine, or of the container if that is less; None where it cannot be known."""
+    told = _read("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)
+    free = [int(found[1]) << 10] if found else []
+    for most, used, details in _GROUP_FILES:
+        limits = [_read(path).strip() for path in (most, used)]
+        if all(text.isdigit() for text in limits):
+            # Pages of files that nobody used lately are given back before anybody is killed.
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", _read(details), re.MULTILINE)
+            free.append(max(int(limits[0]) - int(limits[1]) + (int(cached[1]) if cached else 0), 0))
+    return min(free, default=None)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""

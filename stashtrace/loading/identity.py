@@ -1,0 +1,380 @@
+"""Who is who: parents, ranks, workers and launcher among the processes of a run.
+
+Works on the facts in file headers and on core rows, before any decoder runs. Called by ``loading.load``;
+pure. What the job said about itself (``metadata`` rows) goes before its environment, because a launcher's
+environment is inherited by everything it starts.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.possible import rank_number
+
+#: Records that only a process that trains writes.
+TRAINING_RECORDS = ("phase_span", "collective_call", "group")
+
+
+@dataclass(slots=True)
+class ProcessFacts:
+    """What is known of one process before its rows are decoded.
+
+    Attributes
+    ----------
+    metadata : mapping
+        Of the file header.
+    begin_ns : int
+        Start on the common clock.
+    learned : mapping of str to str
+        ``metadata`` rows: what the job said later.
+    row_counts : mapping of str to int
+        Rows per record name.
+    worker_thread : bool
+        Whether a thread has the role of a DataLoader worker.
+    """
+
+    metadata: Mapping[str, Any]
+    begin_ns: int = 0
+    learned: Mapping[str, str] = field(default_factory=dict)
+    row_counts: Mapping[str, int] = field(default_factory=dict)
+    worker_thread: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Process id on its host."""
+        return int(self.metadata.get("pid", 0))
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """What launchers told it by variables."""
+        env = self.metadata.get("env")
+        return env if isinstance(env, dict) else {}
+
+    def said(self, name: str, otherwise: int = -1) -> int:
+        """A number that the process said itself."""
+        number = rank_number(self.learned.get(name, "").strip())
+        return number if number >= 0 else otherwise
+
+    @property
+    def trains(self) -> int:
+        """Evidence that this process runs the training loop."""
+        return sum(self.row_counts.get(name, 0) for name in TRAINING_RECORDS)
+
+
+@dataclass(slots=True)
+class Identity:
+    """The answer for one process; ``parent`` is an index into the list of facts, -1 if not traced.
+
+    ``generation`` counts the restarts of an elastic job; -1 is a process that outlives them, such as torchrun.
+    """
+
+    parent: int = -1
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = -1
+    role: ProcessRole = ProcessRole.OTHER
+    worker_id: int = -1
+    name: str = ""
+    generation: int = -1
+
+
+def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -> list[Identity]:
+    """Parents, ranks and roles of all processes of a run.
+
+    Parameters
+    ----------
+    processes : sequence of ProcessFacts
+    generation : int, optional
+        Which start of an elastic job has the ranks; by default the one that trained most, of equals the last.
+        Processes of the others have no rank.
+    """
+    identities = [Identity(parent=p) for p in _parents(processes)]
+    workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
+    told = places([p.environment for p in processes], workers)
+    own = [p.said("rank", place.rank) for p, place in zip(processes, told, strict=True)]
+    _count_generations(processes, identities, own, told, workers)
+    chosen = generation if generation is not None else _main_generation(processes, identities)
+    for index, identity in enumerate(identities):
+        if identity.generation not in (-1, chosen):
+            own[index] = -1
+    leaders = _leaders(processes, identities, own, workers, chosen)
+    for rank, index in leaders.items():
+        facts, identity = processes[index], identities[index]
+        identity.role = ProcessRole.RANK
+        identity.rank = rank
+        identity.local_rank = facts.said("local_rank", told[index].local_rank)
+        identity.world_size = facts.said("world_size", told[index].world_size)
+    for index, identity in enumerate(identities):
+        if identity.role is not ProcessRole.RANK:
+            _serve(index, identities, processes, own, leaders, workers)
+    for index in leaders.values():
+        for ancestor in _ancestors(index, identities):
+            if identities[ancestor].rank < 0:
+                identities[ancestor].role = ProcessRole.LAUNCHER
+    for facts, identity in zip(processes, identities, strict=True):
+        identity.name = _name(facts, identity)
+    return identities
+
+
+def generations(identities: Sequence[Identity]) -> tuple[int, list[int]]:
+    """(the start of an elastic job that has the ranks, all starts); (-1, []) if it is none."""
+    known = sorted({i.generation for i in identities if i.generation >= 0})
+    shown = next((i.generation for i in identities if i.role is ProcessRole.RANK and i.generation >= 0), -1)
+    return shown, known
+
+
+def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
+    """(ranks there, ranks missing, world size) of a run."""
+    present = {i.rank for i in identities if i.role is ProcessRole.RANK}
+    world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
+    return sorted(present), [r for r in range(world) if r not in present], world
+
+
+def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
+    """Index of each parent: the same boot, its pid, the incarnation it names, else the last one begun before."""
+    # Containers of one host share its boot, and each has a process 1.
+    here = [tuple(str(p.metadata.get(n, "")) for n in ("boot_id", "host", "pidns")) for p in processes]
+    by_pid: dict[tuple[tuple[str, ...], int], list[int]] = {}
+    for index, facts in enumerate(processes):
+        by_pid.setdefault((here[index], facts.pid), []).append(index)
+    parents = []
+    for index, facts in enumerate(processes):
+        candidates = by_pid.get((here[index], int(facts.metadata.get("ppid", -1))), [])
+        named = [
+            c
+            for c in candidates
+            if processes[c].metadata.get("incarnation") == facts.metadata.get("parent_incarnation")
+        ]
+        begun = [c for c in candidates if processes[c].begin_ns <= facts.begin_ns and c != index]
+        choice = named or begun
+        parent = max(choice, key=lambda c: processes[c].begin_ns, default=-1)
+        parents.append(-1 if parent == index else parent)
+    for index in range(len(parents)):  # a damaged header must not close a circle
+        seen, at = {index}, parents[index]
+        while at >= 0 and at not in seen:
+            seen.add(at)
+            at = parents[at]
+        if at >= 0:
+            parents[index] = -1
+    return parents
+
+
+def _count_generations(
+    processes: Sequence[ProcessFacts],
+    identities: Sequence[Identity],
+    own: Sequence[int],
+    told: Sequence[Place],
+    workers: set[int],
+) -> None:
+    """Number the starts of an elastic job: a rank that begins a second time begins the next one for everybody.
+
+    torchrun stops all ranks before it starts any again, so by time the starts lie apart. Its own count of restarts
+    will not do: agents that joined later have another, and a change of membership is not counted.
+    """
+    elastic = [i for i in range(len(processes)) if told[i].elastic and own[i] >= 0 and i not in workers]
+    begun_by_torchrun = [i for i in elastic if not any(told[a].elastic for a in _ancestors(i, identities))]
+    current, restarts, seen = 0, "", set[tuple[object, ...]]()
+    for index in sorted(begun_by_torchrun, key=lambda i: (processes[i].begin_ns, i)):
+        metadata = processes[index].metadata
+        names: set[tuple[object, ...]] = {
+            ("rank", own[index]), (metadata.get("host"), metadata.get("ppid"), told[index].local_rank)
+        }  # fmt: skip
+        count = str(processes[index].environment.get("TORCHELASTIC_RESTART_COUNT", ""))
+        # A child of a rank that left no file has its variables too, but neither trains nor counts further.
+        if names & seen and (processes[index].trains or count != restarts):
+            current, seen = current + 1, set()
+        restarts, seen = count, seen | names
+        identities[index].generation = current
+    for index, identity in enumerate(identities):
+        for ancestor in _ancestors(index, identities):
+            if identity.generation < 0 and identities[ancestor].generation >= 0:
+                identity.generation = identities[ancestor].generation
+
+
+def _main_generation(processes: Sequence[ProcessFacts], identities: Sequence[Identity]) -> int:
+    """The generation that trained most; of equals the last."""
+    trained: dict[int, int] = {}
+    for facts, identity in zip(processes, identities, strict=True):
+        if identity.generation >= 0:
+            trained[identity.generation] = trained.get(identity.generation, 0) + facts.trains
+    return max(trained, key=lambda number: (trained[number], number), default=-1)
+
+
+def _ancestors(index: int, identities: Sequence[Identity]) -> list[int]:
+    found = []
+    at = identities[index].parent
+    while at >= 0:
+        found.append(at)
+        at = identities[at].parent
+    return found
+
+
+def _is_worker(index: int, processes: Sequence[ProcessFacts], identities: Sequence[Identity]) -> bool:
+    facts = processes[index]
+    if facts.learned.get("role") == "worker" or facts.worker_thread:
+        return True
+    makes_batches = facts.row_counts.get("batch", 0) > 0 and not facts.trains
+    return makes_batches and any(processes[a].row_counts.get("batch", 0) for a in _ancestors(index, identities))
+
+
+def _leaders(
+    processes: Sequence[ProcessFacts],
+    identities: Sequence[Identity],
+    own: Sequence[int],
+    workers: set[int],
+    generation: int,
+) -> dict[int, int]:
+    """Rank -> the process that is it: who trains, else the topmost one that has the rank in its environment."""
+    candidates: dict[int, list[int]] = {}
+    for index, rank in enumerate(own):
+        if rank >= 0 and index not in workers:
+            candidates.setdefault(rank, []).append(index)
+    leaders: dict[int, int] = {}
+    for rank, indices in sorted(candidates.items()):
+        leaders[rank] = min(
+            indices,
+            key=lambda i: (
+                "rank" not in processes[i].learned,
+                not processes[i].trains,
+                len(_ancestors(i, identities)),
+                processes[i].begin_ns,
+                -int(processes[i].metadata.get("incarnation", 0)),
+            ),
+        )
+    if leaders or not processes:
+        return leaders
+    # Nobody has a rank: a job of one process, or something that is no training job at all.
+    roots = [i for i in range(len(processes)) if i not in workers and identities[i].generation in (-1, generation)]
+    best = max(
+        roots,
+        default=0,
+        key=lambda i: (
+            processes[i].trains,
+            processes[i].row_counts.get("batch", 0),
+            -len(_ancestors(i, identities)),
+            sum(processes[i].row_counts.values()),
+            -processes[i].begin_ns,
+        ),
+    )
+    return {0: best}
+
+
+def _serve(
+    index: int,
+    identities: Sequence[Identity],
+    processes: Sequence[ProcessFacts],
+    own: Sequence[int],
+    leaders: Mapping[int, int],
+    workers: set[int],
+) -> None:
+    """Rank that a process without a rank of its own works for."""
+    identity = identities[index]
+    master = next((a for a in _ancestors(index, identities) if identities[a].role is ProcessRole.RANK), -1)
+    if master < 0 and index in workers:  # its parent left no file, but the environment was inherited
+        master = leaders.get(own[index], -1)
+    if master >= 0:
+        served = identities[master]
+        identity.rank, identity.local_rank = served.rank, served.local_rank
+        identity.world_size = served.world_size
+    if index in workers:
+        identity.role = ProcessRole.WORKER
+        identity.worker_id = processes[index].said("worker_id")
+
+
+def _name(facts: ProcessFacts, identity: Identity) -> str:
+    if identity.role is ProcessRole.WORKER:
+        return f"worker {identity.worker_id}" if identity.worker_id >= 0 else "worker"
+    argv = facts.metadata.get("argv")
+    words = [str(a) for a in argv] if isinstance(argv, list) else []
+    program = os.path.basename(words[0]) if words else os.path.basename(str(facts.metadata.get("exe", "")))
+    if program.startswith("python"):
+        if "-m" in words[1:-1]:
+            return words[words.index("-m") + 1]
+        if "-c" in words[1:-1]:
+            return f"{program} -c"
+        return next((os.path.basename(w) for w in words[1:] if not w.startswith("-")), program)
+    return program
+
+
+# What launchers tell the processes that they start: rank, place on the host, size of the job.
+#
+# A process often has the variables of several launchers at once: torchrun under ``srun`` under a batch script. They
+# number different things, so one launcher is taken at its word for the whole run, the innermost that any process
+# knows.
+
+#: SLURM numbers what is no step of its own (batch script, interactive shell, extern) from here.
+_FIRST_SPECIAL_STEP = 4_294_967_280
+
+
+class Place(NamedTuple):
+    """Where a process stands in its job; -1 is unknown."""
+
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = -1
+    elastic: bool = False
+
+
+class _Launcher(NamedTuple):
+    """Variables of one launcher, and those without which the others mean something else."""
+
+    rank: str
+    local_rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    needed: tuple[str, ...] = ()
+    elastic: bool = False
+
+
+#: Innermost first. A pod of Kubeflow has RANK too, with which it counts pods, until torchrun sets it for each process.
+_LAUNCHERS = (
+    _Launcher("RANK", ("LOCAL_RANK",), ("WORLD_SIZE",), ("GROUP_RANK",), elastic=True),
+    _Launcher("RANK", ("LOCAL_RANK",), ("WORLD_SIZE",)),
+    _Launcher("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
+    _Launcher("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",)),
+    _Launcher("PMI_RANK", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"), ("PMI_SIZE",)),
+    _Launcher("PALS_RANKID", ("PALS_LOCAL_RANKID",), ("PMI_SIZE",)),
+    _Launcher("PMIX_RANK", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
+    _Launcher("FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
+    _Launcher("SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
+    _Launcher("JOB_COMPLETION_INDEX", (), ()),
+)  # fmt: skip
+
+
+def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = ()) -> list[Place]:
+    """Where each process of a run stands, by the innermost launcher that any of them knows.
+
+    Parameters
+    ----------
+    environments : sequence of mapping
+        Variables of each process.
+    aside : collection of int
+        Processes that do not decide which launcher that is: a worker may have variables that its rank set for itself.
+    """
+    for launcher in _LAUNCHERS:
+        found = [_place(launcher, environment) for environment in environments]
+        if any(place.rank >= 0 for index, place in enumerate(found) if index not in aside):
+            return found
+    return [Place()] * len(environments)
+
+
+def _place(launcher: _Launcher, environment: Mapping[str, Any]) -> Place:
+    rank = _number(environment, launcher.rank)
+    if rank < 0 or any(name not in environment for name in launcher.needed):
+        return Place()
+    world = _number(environment, *launcher.world_size)
+    if launcher.rank == "SLURM_PROCID" and not 0 <= _number(environment, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP:
+        world = -1  # a batch script, and what it starts without srun, is task 0 and none of the tasks to come
+    return Place(rank, _number(environment, *launcher.local_rank), world if world > rank else -1, launcher.elastic)
+
+
+def _number(environment: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        number = rank_number(str(environment.get(name, "")).strip())
+        if number >= 0:
+            return number
+    return -1

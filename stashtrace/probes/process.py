@@ -1,0 +1,242 @@
+"""Begin and end of recording in a Python process that imports torch, and its forked children.
+
+Called by ``bootstrap`` before the first probe is installed. Starts the drainer (the process is a rank or
+a worker by now), and at exit writes what the probes cost. Registers no signal handler.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import recorder
+
+_before_end: list[Callable[[], None]] = []
+_in_child: list[Callable[[], None]] = []
+_pid = 0
+
+
+def begin(*, ends_itself: bool = False) -> None:
+    """Start recording in this process; harmless when called twice.
+
+    Parameters
+    ----------
+    ends_itself : bool
+        The caller will call :func:`end`; else a forked child of multiprocessing is told to.
+    """
+    global _pid
+    if _pid == os.getpid():
+        return
+    first = _pid == 0
+    _pid = os.getpid()
+    _native.start_drainer()
+    recorder.cost.calibrate()
+    if first:
+        atexit.register(end)
+        os.register_at_fork(after_in_child=_forked)
+    elif not ends_itself:
+        from multiprocessing.util import Finalize
+
+        # Children of multiprocessing leave by os._exit, without atexit.
+        Finalize(None, end, exitpriority=0)
+
+
+def before_end(action: Callable[[], None]) -> None:
+    """Call ``action`` at the end of the process, newest first."""
+    _before_end.append(action)
+
+
+def in_forked_child(action: Callable[[], None]) -> None:
+    """Call ``action`` in a child right after ``fork``; it may only reset Python objects."""
+    _in_child.append(action)
+
+
+def end() -> None:
+    """Write what was gathered. Runs at exit, and at the end of a DataLoader worker, which skips ``atexit``."""
+    if _pid != os.getpid():
+        return
+    for action in reversed(_before_end):
+        try:
+            action()
+        except Exception as error:
+            recorder.failed("core", "end_of_process", error)
+    recorder.record_cost()
+    _native.flush()
+
+
+def _forked() -> None:
+    # _pid stays the parent's, so that a child which never touches torch again starts no thread.
+    recorder.cost.forget()
+    for action in _in_child:
+        action()
+
+
+# What the probes remember per thread: which phase it is in, and which collective is being launched.
+#
+# Shared by the step, loader and collective probes so that each can tell where it was called from. A forked child
+# starts with fresh state, because only the forking thread lives on.
+
+
+class ThreadState(threading.local):
+    """Defaults of a thread that no probe has seen yet.
+
+    Attributes
+    ----------
+    is_step_thread : bool
+        Known to drive the optimizer, or the steps the user marks.
+    in_backward : bool
+        Inside the autograd engine.
+    open_updates : list
+        Optimizer steps entered and not left, with their begin stamps.
+    functional : bool
+        Inside an operator of ``_c10d_functional``.
+    in_checkpoint : bool
+        Inside a save or a load.
+    updates : int
+        Optimizer steps made by this thread.
+    batch : tuple or None
+        Loader, index and worker of the batch being waited for or made.
+    received, received_from, receive_begin
+        The batch last taken from a queue: index, loader, and what ``probe_begins`` gave when its bytes came.
+    in_pin : bool
+        Inside ``pin_memory``, which calls itself.
+    lingering, launches
+        The collective this thread launched last, if it is still held, and how many it launched.
+    gc_begin : int
+        Ticks at which the running collection began.
+    """
+
+    is_step_thread = False
+    in_backward = False
+    functional = False
+    in_checkpoint = False
+    updates = 0
+    batch: tuple[Any, int, int] | None = None
+    received = -1
+    received_from: Any = None
+    receive_begin: bytes | None = None
+    in_pin = False
+    lingering: Any = None
+    launches = 0
+    functional_launch: Any = None
+    gc_begin = 0
+
+    def __init__(self) -> None:
+        self.open_updates: list[tuple[int, Any]] = []
+
+
+thread_state = ThreadState()
+
+
+def mark_step_thread() -> None:
+    """The thread that drives the optimizer, or marks steps, is the step thread; its blocking waits are recorded."""
+    if not thread_state.is_step_thread:
+        thread_state.is_step_thread = True
+        _native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
+        _native.watch_waits(True)
+
+
+def _forget() -> None:
+    thread_state.__dict__.clear()
+    _native.forget_outermost_call()
+    thread_state.open_updates = []
+
+
+in_forked_child(_forget)
+
+
+# STASHTRACE_STEPS: record only the steps ``A:B`` of a process; outside them probes count and do not record.
+#
+# ``torch.step`` tells when an update was made and when the next forward begins, ``annotations`` when the user marks a
+# step; the first mark by the user makes those the only boundaries.
+
+
+class StepWindow:
+    """Counts steps and pauses the recorder outside the wanted ones.
+
+    Parameters
+    ----------
+    steps : str
+        ``"A:B"``, ``"A:"``, ``":B"`` or empty for all.
+
+    Attributes
+    ----------
+    step : int
+        Steps ended so far.
+    open : bool
+        Whether probes should record now.
+    marked_by_user : bool
+        Whether ``stashtrace.step()`` has been called: then nothing else ends a step.
+    """
+
+    def __init__(self, steps: str) -> None:
+        first, _, last = steps.partition(":")
+        self._first = int(first) if first.isdecimal() else 0
+        self._last = int(last) if last.isdecimal() else None
+        self._updated = False
+        self.marked_by_user = False
+        self._told = -1
+        goal = os.environ.get("STASHTRACE_UNTIL_STEP", "")
+        self._goal = int(goal) if goal.isdecimal() else None
+        self.step = 0
+        self.open = True
+        self._apply()
+
+    def _apply(self) -> None:
+        open_now = self._first <= self.step and (self._last is None or self.step < self._last)
+        if open_now != self.open:
+            self.open = open_now
+            _native.set_recording(open_now)
+
+    def always(self) -> None:
+        """Record everything from now on; for workers, which make batches of steps they do not know."""
+        self._first, self._last = 0, None
+        self._apply()
+
+    def updated(self) -> None:
+        """The optimizer has made an update; the step ends before the next forward or batch wait."""
+        self._updated = True
+
+    def forward_begins(self) -> None:
+        """An outermost forward begins, or the step thread asks for a batch: its wait is of that step."""
+        if self._updated:
+            self._updated = False
+            if not self.marked_by_user:
+                self.step += 1
+                self._apply()
+        if self._told != self.step:
+            self._tell()
+
+    def marked(self) -> None:
+        """The user said that a step ends here."""
+        self.marked_by_user = True
+        self.step += 1
+        self._apply()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let deep mode know where its own window of steps begins and ends."""
+        self._told = self.step
+        _native.kernels_step(self.step)
+        if self._goal is not None and self.step >= self._goal:
+            self._goal = None
+            self._leave_word()
+
+    def _leave_word(self) -> None:
+        """STASHTRACE_UNTIL_STEP: the launcher waits for a file of each rank, and ends the job then."""
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        name = f"{os.uname().nodename}.{os.getpid()}.{ranks if ranks.isdecimal() else 1}.reached"
+        try:
+            os.close(os.open(os.path.join(os.environ["STASHTRACE_DIR"], name), os.O_CREAT | os.O_WRONLY, 0o644))
+        except (OSError, KeyError) as error:
+            from stashtrace.probes import recorder
+
+            recorder.failed("torch_step", "until_step", error)
+
+
+window = StepWindow(_native.config().get("steps") or "")

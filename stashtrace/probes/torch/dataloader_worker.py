@@ -1,0 +1,152 @@
+"""The DataLoader worker's half: waiting for an index, handing over, pickling in the feeder thread.
+
+Wraps ``_worker_loop``, which torch starts by name in forked, spawned and forkserver children alike. All
+hooks sit on the worker's own queue objects, and die with the process.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import collections
+import inspect
+import multiprocessing
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import patching, recorder
+from stashtrace.probes import process as lifetime
+from stashtrace.probes.process import thread_state, window
+from stashtrace.probes.recorder import cost, failed, now_ticks
+from stashtrace.probes.torch.loader_facts import Loader
+
+COLLECTOR = "torch_dataloader"
+_emit = recorder.RecordWriter("batch").emit
+_PUT = recorder.code("BatchPhase", "put")
+_INDEX_WAIT = recorder.code("BatchPhase", "index_wait")
+_SERIALIZE = recorder.code("BatchPhase", "serialize")
+
+
+def install(worker: ModuleType) -> None:
+    """Patch ``torch.utils.data._utils.worker``, or torchdata's module of that kind."""
+    patching.replace(COLLECTOR, worker, "_worker_loop", _worker_loop)
+
+
+def process_counter(process: Any) -> int:
+    """Number of a process among the children of its parent; the same seen from both."""
+    identity = getattr(process, "_identity", None)
+    return int(identity[-1]) if identity else 0
+
+
+def _worker_loop(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+            _begin(given["worker_id"], given["base_seed"], given["index_queue"], given["data_queue"])
+        except Exception as error:
+            failed(COLLECTOR, "worker", error)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            # Children of multiprocessing end without atexit.
+            lifetime.end()
+
+    return _worker_loop
+
+
+def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) -> None:
+    lifetime.begin(ends_itself=True)
+    window.always()
+    _native.watch_waits(False)
+    parent = multiprocessing.parent_process()
+    owner_pid = parent.pid if parent is not None and parent.pid is not None else 0
+    recorder.record_fact("role", "worker")
+    recorder.record_fact("worker_id", worker_id)
+    recorder.record_fact("parent_pid", owner_pid)
+    _native.set_thread_role(recorder.code("ThreadRole", "worker"), f"worker {worker_id}")
+    loader = Loader(owner_pid, base_seed, process_counter(multiprocessing.current_process()) - worker_id)
+    _watch_indices(index_queue, loader, worker_id)
+    _watch_handover(data_queue, loader, worker_id)
+
+
+def _record(phase: int, begin: int, end: int, loader: Any, index: int, worker: int) -> None:
+    # Where a hand-over spends its time is told by its neighbours, so ticks alone will do.
+    _emit(begin, end, loader.loader_id, index, -1, -1, worker, 0, 0, phase)
+    cost.add(now_ticks() - end)
+
+
+def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:
+    get_original = queue.get
+    idle_since: Any = None
+
+    def get(*args: Any, **kwargs: Any) -> Any:
+        nonlocal idle_since
+        thread_state.batch = None
+        begin = idle_since or now_ticks()
+        idle_since = begin  # an empty queue raises after some seconds, and the wait goes on
+        task = get_original(*args, **kwargs)
+        idle_since = None
+        try:
+            if type(task) is tuple and type(task[0]) is int:
+                thread_state.batch = (loader, task[0], worker_id)
+                _record(_INDEX_WAIT, begin, now_ticks(), loader, task[0], worker_id)
+            elif type(task).__name__ == "_ResumeIteration":
+                loader.restart()
+        except Exception as error:
+            failed(COLLECTOR, "index_wait", error)
+        return task
+
+    queue.get = get
+
+
+def _watch_handover(queue: Any, loader: Any, worker_id: int) -> None:
+    put_original = queue.put
+    _watch_feeder(queue, loader, worker_id)
+
+    def put(item: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = now_ticks()
+        result = put_original(item, *args, **kwargs)
+        try:
+            if type(item) is tuple and type(item[0]) is int:
+                _record(_PUT, begin, now_ticks(), loader, item[0], worker_id)
+        except Exception as error:
+            failed(COLLECTOR, "put", error)
+        return result
+
+    queue.put = put
+
+
+class _TimedBuffer(collections.deque[Any]):
+    """The queue's buffer; notes when the feeder thread takes a batch out of it."""
+
+    taken: tuple[int, int] | None = None
+
+    def popleft(self) -> Any:
+        item = super().popleft()
+        if type(item) is tuple and type(item[0]) is int:
+            self.taken = (now_ticks(), item[0])
+        return item
+
+
+def _watch_feeder(queue: Any, loader: Any, worker_id: int) -> None:
+    """Time the feeder thread from taking a batch to sending its bytes: that is the pickling."""
+    untouched = type(getattr(queue, "_buffer", None)) is collections.deque and not queue._buffer
+    if not untouched or getattr(queue, "_thread", queue) is not None or not hasattr(queue, "_send_bytes"):
+        recorder.unavailable(COLLECTOR, "serialize_not_seen", f"{type(queue).__name__} is built in another way")
+        return
+    buffer = queue._buffer = _TimedBuffer()
+    send_original = queue._send_bytes
+
+    def send_bytes(*args: Any) -> Any:
+        try:
+            taken = buffer.taken
+            if taken is not None:
+                buffer.taken = None
+                _record(_SERIALIZE, taken[0], now_ticks(), loader, taken[1], worker_id)
+        except Exception as error:
+            failed(COLLECTOR, "serialize", error)
+        return send_original(*args)
+
+    queue._send_bytes = send_bytes

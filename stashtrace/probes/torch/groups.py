@@ -1,0 +1,214 @@
+"""Process groups as every rank names them alike: hash, members, counters, and whom they are connected to.
+
+Holds no process group, because one that we kept alive could not be destroyed; a group is found again by its name, and
+forgotten when the job destroys it.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Iterable
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import recorder
+from stashtrace.probes.recorder import intern, now_ticks
+
+COLLECTOR = "torch_distributed"
+_emit_group = recorder.RecordWriter("group").emit
+_emit_count = recorder.RecordWriter("group_count").emit
+_emit_peer = recorder.RecordWriter("group_peer").emit
+#: A job with more groups than this is described without the addresses of the later ones.
+_MOST_SCANS = 64
+
+
+def _hash(*parts: object) -> int:
+    text = "\0".join(str(p) for p in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Group:
+    """One process group of this process.
+
+    Parameters
+    ----------
+    name, title, backend : str
+        As torch calls it, as a person does, and what it runs on.
+    members : tuple of int
+        Global ranks in group order.
+    rank : int
+        This process within the group.
+    life : int
+        How often the default group had been made before: names start anew then.
+    """
+
+    def __init__(self, name: str, title: str, backend: str, members: tuple[int, ...], rank: int, life: int) -> None:
+        self.name = name
+        self.title = title
+        self.backend = backend
+        self.members = members
+        self.rank = rank
+        self.hash = _hash("group", life, name, members)
+        self.next_sequence = itertools.count().__next__
+        self.collectives = 0
+        self.messages = 0
+        self.uncounted = 0
+        self.baseline: int | None = None
+        self.announced = False
+        self.scanned = False
+        self._lanes: dict[tuple[int, int, int], tuple[int, Any]] = {}
+
+    def announce(self) -> None:
+        """Write the ``group`` row, once it can be kept."""
+        self.announced = _emit_group(
+            now_ticks(), self.hash, intern(self.title), intern(self.backend),
+            intern(",".join(map(str, self.members))), self.rank, len(self.members),
+        )  # fmt: skip
+
+    def message(self, sender: int, receiver: int, tag: int) -> tuple[int, int]:
+        """Hash and number of a point-to-point message: a pair of ranks counts on its own.
+
+        The rest of the group takes no part, so a number of the whole group would differ between ranks.
+        """
+        key = (sender, receiver, tag)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane_hash = _hash("messages", self.hash, sender, receiver, tag)
+            lane = self._lanes[key] = (lane_hash, itertools.count().__next__)
+            ends = [self.members[i] if 0 <= i < len(self.members) else i for i in (sender, receiver)]
+            _emit_group(
+                now_ticks(), lane_hash, intern(f"{self.title} {ends[0]} to {ends[1]}"), intern(self.backend),
+                intern(",".join(map(str, ends))), 0 if sender == self.rank else 1, 2,
+            )  # fmt: skip
+        return lane[0], lane[1]()
+
+    def monitored_barrier(self) -> None:
+        """The backend makes this one of messages between rank 0 and each other rank, and does not count it."""
+        self.uncounted += 1
+        self.messages += 2 * (len(self.members) - 1) if self.rank == 0 else 2
+
+    def compare(self, process_group: Any) -> None:
+        """Write our count beside the group's own; what we did not see is a loss."""
+        backend = own_count(process_group)
+        grown = -1 if backend is None or self.baseline is None else backend - self.baseline
+        _emit_count(now_ticks(), self.hash, self.collectives, grown)
+        # Some backends count point-to-point messages, some do not: they must not look like a gap.
+        missing = grown - (self.collectives - self.uncounted) - self.messages
+        if missing > 0:
+            recorder.failures.add(
+                COLLECTOR, "collectives_not_seen", f"{self.title} counted {missing} more operations than we saw"
+            )
+
+
+def own_count(process_group: Any) -> int | None:
+    """The sequence number that the group keeps for itself, None if its backend keeps none."""
+    try:
+        return int(process_group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+class Groups:
+    """All groups of this process by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Group] = {}
+        self._life = 0
+        self._scans = 0
+        self._known_sockets: set[int] = set()
+        self._ends: dict[str, set[tuple[str, str]]] = {}
+
+    def find(self, process_group: Any, world: Any) -> Group:
+        """Return the group of a torch ProcessGroup, described at first sight.
+
+        Parameters
+        ----------
+        process_group : torch ProcessGroup
+        world : module
+            ``torch.distributed.distributed_c10d``, which knows the members.
+        """
+        name = process_group.group_name
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = Group(
+                name, _title(process_group, name), _backend_name(process_group, world),
+                _members(process_group, world), int(process_group.rank()), self._life,
+            )  # fmt: skip
+            found.baseline = own_count(process_group)
+        if not found.announced:
+            found.announce()
+        return found
+
+    def forget(self, names: Iterable[str] | None) -> None:
+        """Drop destroyed groups; None when the default group went, with which naming starts anew."""
+        if names is None:
+            self._by_name.clear()
+            self._ends.clear()
+            self._life += 1
+            return
+        for name in names:
+            self._by_name.pop(name, None)
+
+    def named(self, name: str) -> Group | None:
+        """Group of that name if it was seen."""
+        return self._by_name.get(name)
+
+    def note_sockets(self) -> set[tuple[str, str]]:
+        """Return the ends of the connections made since the last look."""
+        if self._scans >= _MOST_SCANS:
+            return set()
+        self._scans += 1
+        now = _connections()
+        ends = {(own, peer) for inode, own, peer in now if inode not in self._known_sockets}
+        self._known_sockets = {inode for inode, _, _ in now}
+        return ends
+
+    def made(self, name: str) -> None:
+        """A group was made: connections that are new since ``note_sockets`` are its."""
+        self._ends[name] = self.note_sockets()
+
+    def scan(self, group: Group) -> None:
+        """Write whom the group is connected to: known since it was made, or made by its first operation."""
+        group.scanned = True
+        ends = self._ends.pop(group.name, None) or self.note_sockets()
+        for own, peer in sorted(ends):
+            _emit_peer(now_ticks(), group.hash, intern(own), intern(peer))
+
+
+def _members(process_group: Any, world: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(r) for r in world.get_process_group_ranks(process_group))
+    except (AttributeError, KeyError, ValueError, RuntimeError):
+        return tuple(range(int(process_group.size())))
+
+
+def _title(process_group: Any, name: str) -> str:
+    description = getattr(process_group, "group_desc", "")
+    return description if description not in ("", "undefined") else f"group {name}"
+
+
+def _backend_name(process_group: Any, world: Any) -> str:
+    try:
+        return str(world.get_backend(process_group))
+    except (AttributeError, KeyError, ValueError, RuntimeError):
+        return "unknown"
+
+
+def _connections() -> list[tuple[int, str, str]]:
+    """(inode, own address, peer address) of this process's established TCP connections, but for the store's."""
+    store_port = os.environ.get("MASTER_PORT", "")
+    found: list[tuple[int, str, str]] = []
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            status = os.fstat(int(entry))
+        except OSError:
+            continue  # closed meanwhile
+        ends = _native.tcp_ends(int(entry)) if stat.S_ISSOCK(status.st_mode) else None
+        if ends is None or (store_port and store_port in (end.rpartition(":")[2] for end in ends)):
+            continue
+        found.append((status.st_ino, *ends))
+    return found

@@ -1,0 +1,348 @@
+"""Synthetic data without a change of the script: a DataLoader that returns its first batches again and again.
+
+On with ``STASHTRACE_SYNTHETIC=N``, which only an experiment sets; ``bootstrap`` does not even import this file
+otherwise. The first N batches of each loader are made as always; then its workers and its pinning thread are ended
+and the kept batches go round. Sampler, epoch lengths, ``StopIteration`` and what ``dataloader`` records of a
+wait stay the real ones. How a batch is kept is in ``replay_batches``; what torchdata's loader
+has of its own, in ``torchdata_replay``.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import patching, recorder
+from stashtrace.probes.process import thread_state
+from stashtrace.probes.recorder import failed
+from stashtrace.probes.torch.replay_batches import KeptBatch, Notes
+
+COLLECTOR = "torch_dataloader"
+_MARK = patching.MARK
+#: What a run of replayed batches says of itself: key and value of the metadata row.
+FACT = ("synthetic_data", "batches replayed")
+#: Further replays of a loader after which it must have been seen whether its batches stay on the device.
+_SETTLED = 8
+_DIFFER = "batches differ in shape: the first ones, which are replayed, need not be as much work as the others are"
+
+
+class Replay:
+    """What is kept of one DataLoader.
+
+    Parameters
+    ----------
+    wanted : int
+        Batches to keep.
+    is_iterable : bool
+        Its data set is one, so that no sampler tells where an epoch ends.
+    batches_count : int
+        Length of an epoch of such a data set, -1 if it does not say.
+    begins : callable
+        Called when the first batch is replayed.
+
+    Attributes
+    ----------
+    batches : list of KeptBatch
+    complete : bool
+        From now on no batch is made.
+    """
+
+    __slots__ = ("_begins", "batches", "batches_count", "complete", "handed_out", "is_iterable", "notes", "wanted")
+
+    def __init__(self, wanted: int, is_iterable: bool, batches_count: int, begins: Callable[[], None]) -> None:
+        self.wanted = wanted
+        self.is_iterable = is_iterable
+        self.batches_count = batches_count
+        self.batches: list[KeptBatch] = []
+        self.notes = Notes(COLLECTOR)
+        self.complete = False
+        self.handed_out = 0
+        self._begins = begins
+
+    def keep(self, batch: Any) -> Any:
+        """Keep a batch of the real loader, and return what the script gets."""
+        kept = KeptBatch(batch, self.notes)
+        self.batches.append(kept)
+        if kept.shapes != self.batches[0].shapes:
+            self.notes.warn("replayed_batches_differ", _DIFFER)
+        self.complete = len(self.batches) >= self.wanted
+        return kept.hand_out()
+
+    def ends_after(self, batches_count: int) -> None:
+        """An epoch ended before all wanted batches were kept."""
+        self.batches_count = batches_count
+        self.complete = True
+
+    def next(self) -> Any:
+        """The next batch, as good as new."""
+        number = self.handed_out
+        self.handed_out += 1
+        if number == 0:
+            self._say()
+        elif number == len(self.batches) + _SETTLED:
+            self._settled()
+        return self.batches[number % len(self.batches)].hand_out()
+
+    def _say(self) -> None:
+        self._begins()
+        self.notes.inform("batches_replayed", f"synthetic data: {len(self.batches)} batches replayed")
+        if self.is_iterable and self.batches_count < 0:
+            self.notes.inform("replayed_epoch_does_not_end", "the iterable data set does not know its length")
+
+    def _settled(self) -> None:
+        """Say so if a job on a device copies every batch again."""
+        if 2 * self.notes.moved_bytes < self.notes.host_bytes and _native.device_active():
+            self.notes.warn(
+                "replayed_batches_copied_again", "the script changes its batches before it moves them to the device"
+            )
+
+
+class _Own(threading.local):
+    """Per thread: how many loaders are making a batch, one inside the other."""
+
+    depth = 0
+
+
+class _Session:
+    """All loaders of this process.
+
+    Parameters
+    ----------
+    dataloader : module
+        ``torch.utils.data.dataloader``.
+    wanted : int
+        Batches to keep of each.
+    epoch : int
+        Batches after which an epoch of unknown length ends; -1: never.
+    """
+
+    def __init__(self, dataloader: ModuleType, wanted: int, epoch: int) -> None:
+        self.dataloader = dataloader
+        self.wanted = wanted
+        self.epoch = epoch
+        self._own = _Own()
+        self._reasons: set[str] = set()
+        self._has_begun = False
+        self._replays: weakref.WeakKeyDictionary[Any, Replay] = weakref.WeakKeyDictionary()
+        self.iterator_class = _iterator_class(dataloader._BaseDataLoaderIter)
+
+    def replay_of(self, loader: Any) -> Replay | None:
+        """What is kept of a loader; None if it must be left alone."""
+        if self.is_off():
+            return None
+        try:
+            found = self._replays.get(loader)
+            if found is None:
+                is_iterable = loader._dataset_kind == self.dataloader._DatasetKind.Iterable
+                length = self._told_length(loader) if is_iterable else -1
+                found = self._replays[loader] = Replay(self.wanted, is_iterable, length, self.begins)
+            return found
+        except Exception as error:  # a loader that cannot be told from others, or is none
+            self.not_replayed(f"{type(loader).__module__}.{type(loader).__name__}: {error!r}")
+            return None
+
+    def begins(self) -> None:
+        """The first batch is replayed in this process."""
+        if not self._has_begun:
+            self._has_begun = True
+            recorder.record_fact(*FACT)
+
+    def _told_length(self, loader: Any) -> int:
+        """Batches of an epoch, if the iterable data set knows; asking the loader would make torch check it."""
+        try:
+            samples = len(loader.dataset)
+        except Exception:
+            return self.epoch
+        size: int | None = loader.batch_size
+        if size is None:
+            return samples
+        return samples // size if loader.drop_last else -(-samples // size)
+
+    def not_replayed(self, why: str) -> None:
+        """Say, once for each reason, that real data is used all the same."""
+        if why not in self._reasons:
+            self._reasons.add(why)
+            recorder.unavailable(COLLECTOR, "batches_not_replayed", why)
+
+    def is_off(self) -> bool:
+        """Whether this thread is making a batch, in a worker or for a loader around this one."""
+        return self._own.depth > 0 or self.dataloader._utils.worker.get_worker_info() is not None
+
+    def make(self, original: Any, iterator: Any) -> Any:
+        """Let the real loader make a batch; loaders that its data set uses are left alone."""
+        self._own.depth += 1
+        try:
+            return original(iterator)
+        finally:
+            self._own.depth -= 1
+
+
+_session: _Session | None = None
+
+
+def current_session() -> _Session | None:
+    """All loaders of this process; None if it shall have real data."""
+    return _session
+
+
+def wanted_batches(text: str) -> int:
+    """What ``STASHTRACE_SYNTHETIC`` asks for; 0: nothing, also if it is no number."""
+    return int(text) if text.isdecimal() else 0
+
+
+def install(dataloader: ModuleType) -> None:
+    """Patch the making of iterators and of batches, below what ``dataloader`` wraps."""
+    global _session
+    wanted = wanted_batches(os.environ.get("STASHTRACE_SYNTHETIC", ""))
+    if not wanted:
+        return
+    _session = _Session(dataloader, wanted, wanted_batches(os.environ.get("STASHTRACE_SYNTHETIC_EPOCH", "")) or -1)
+    patching.replace(COLLECTOR, dataloader.DataLoader, "_get_iterator", _get_iterator)
+    patching.replace(COLLECTOR, dataloader._BaseDataLoaderIter, "__init__", _made)
+    patching.replace(COLLECTOR, dataloader._SingleProcessDataLoaderIter, "_next_data", next_data)
+    patching.replace(COLLECTOR, dataloader._MultiProcessingDataLoaderIter, "_next_data", next_data)
+
+
+def _get_iterator(original: Any) -> Any:
+    def _get_iterator(self: Any) -> Any:
+        session = _session
+        replay = None if session is None else session.replay_of(self)
+        if session is not None and replay is not None and replay.complete:
+            return session.iterator_class(self)  # starts no worker
+        return original(self)
+
+    return _get_iterator
+
+
+def _made(original: Any) -> Any:
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, loader, *args, **kwargs)
+        session = _session
+        if session is None or session.is_off():
+            return
+        attach(session, self, loader)
+
+    return __init__
+
+
+def attach(session: _Session, iterator: Any, loader: Any) -> None:
+    """Let a real iterator keep its batches, or say that it cannot."""
+    kind = type(iterator)
+    if hasattr(getattr(kind, "_next_data", None), _MARK):
+        iterator._stashtrace_replay = session.replay_of(loader)
+    else:
+        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in a way of its own")
+
+
+def next_data(original: Any) -> Any:
+    """``_next_data`` of an iterator: the real batch first, then one of those that are kept."""
+
+    def _next_data(self: Any) -> Any:
+        session = _session
+        replay: Replay | None = getattr(self, "_stashtrace_replay", None)
+        if replay is None or session is None or session.is_off():
+            return original(self)
+        if replay.complete:
+            return _replay_next(self, replay)
+        try:
+            batch = session.make(original, self)
+        except StopIteration:
+            if replay.batches:  # the epoch was less than what we were to keep
+                replay.ends_after(_returned_batches(self))
+                _retire(self, replay)
+            raise
+        batch = replay.keep(batch)
+        if replay.complete:
+            _retire(self, replay)
+        return batch
+
+    return _next_data
+
+
+def _replay_next(iterator: Any, replay: Replay) -> Any:
+    """Do what ``_next_data`` of torch does but for the work; StopIteration where the real one raises it."""
+    _retire(iterator, replay)
+    if replay.is_iterable:
+        if hasattr(iterator, "_sampler_iter_yielded"):
+            iterator._next_index()  # torchdata saves how often its endless sampler was asked
+        if 0 <= replay.batches_count <= _returned_batches(iterator):
+            raise StopIteration
+    elif getattr(iterator, "_task_info", None):
+        iterator._task_info.popitem()  # the sampler gave its indices before the workers ended
+    else:
+        iterator._next_index()  # raises at the end of the epoch
+    if hasattr(iterator, "_send_idx"):
+        # A number that no worker was ever given, so that no row of theirs is taken for one of this batch.
+        iterator._send_idx += 1
+        iterator._rcvd_idx = iterator._send_idx
+        thread_state.received = iterator._send_idx - 1
+    return replay.next()
+
+
+def _returned_batches(iterator: Any) -> int:
+    """Batches of this epoch so far; torchdata counts those twice that it skips after a restart."""
+    return int(iterator._num_yielded) - getattr(iterator, "_stashtrace_counted_twice", 0)
+
+
+def _retire(iterator: Any, replay: Replay) -> None:
+    """End the workers and the pinning thread of a real iterator; what its sampler gave already is still owed."""
+    if not hasattr(iterator, "_shutdown_workers") or getattr(iterator, "_stashtrace_retired", False):
+        return
+    iterator._stashtrace_retired = True
+    try:
+        iterator._task_info = dict.fromkeys(iterator._task_info, (-1,))  # their data is not needed
+        try:
+            iterator._shutdown_workers()
+        except RuntimeError as error:
+            # torch tells its workers to end without waiting for the thread that sends their batches, and an interpreter
+            # that ends under this thread aborts. Its batches are not needed either; torch has ended the others.
+            if "killed by signal" not in str(error):
+                raise
+            replay.notes.inform("worker_ended_by_signal", str(error))
+            _note_lost_ends(iterator._workers)
+        iterator._num_workers = 0  # `_reset` of persistent workers then wakes nobody
+        waiting = iterator._data_queue
+        while isinstance(waiting, queue.Queue) and not waiting.empty():
+            waiting.get_nowait()
+    except Exception as error:
+        failed(COLLECTOR, "end_of_workers", error)
+
+
+def _note_lost_ends(workers: Any) -> None:
+    """Mark those as ended whose status is lost, with the code that multiprocessing has for an unknown one.
+
+    Torch raises from a signal handler, which may be when ``waitpid`` has taken the status and nobody has stored it yet.
+    For multiprocessing such a process lives for ever.
+    """
+    for worker in workers:
+        process = worker._popen
+        if process is None or process.returncode is not None or process.method == "forkserver":  # no child of ours
+            continue
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            process.returncode = 255
+
+
+def _iterator_class(base: Any) -> Any:
+    class ReplayedDataLoaderIter(base):  # type: ignore[misc]
+        """Iterates over kept batches; sampler, seed and settings are those of a real iterator."""
+
+        def _reset(self, loader: Any, first_iter: bool = False) -> None:
+            super()._reset(loader, first_iter)
+            seen = getattr(self, "_stashtrace_loader", None)
+            if seen is not None:
+                seen.restart()
+
+        def _next_data(self) -> Any:
+            return _replay_next(self, self._stashtrace_replay)
+
+    setattr(ReplayedDataLoaderIter._next_data, _MARK, base._next_data)
+    return ReplayedDataLoaderIter

@@ -1,0 +1,276 @@
+"""Phases of a training step: forward, backward, optimizer, skipped updates; garbage collection pauses.
+
+Installed by ``bootstrap`` when torch has been imported. Calls of modules are seen in the call slot of the one function
+behind ``nn.Module.__call__`` (``csrc/bindings/bind_calls.cpp``), which stays torch's own; nothing of ours runs for a
+module inside another but a look at a flag. Wrappers sit on the one door to the autograd engine, and hooks on the
+optimizers. Under Dynamo every wrapper is the original (``is_compiling`` is a constant there).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from stashtrace import _native
+from stashtrace.probes import annotations as marks
+from stashtrace.probes import patching, recorder
+from stashtrace.probes.device_marks import device_marks
+from stashtrace.probes.process import mark_step_thread, thread_state, window
+from stashtrace.probes.recorder import CLOCKS, failed, intern, now_ticks, phase_ends, probe_begins
+
+COLLECTOR = "torch_step"
+#: Collections shorter than this are not worth a row.
+GC_THRESHOLD_NS = 100_000
+_MOST_NESTED_UPDATES = 8
+#: Optimizers of one class that are told apart; a job that makes one for each step would fill its strings.
+_MOST_OF_A_CLASS = 8
+
+_FORWARD = recorder.code("Phase", "forward")
+_BACKWARD = recorder.code("Phase", "backward")
+_OPTIMIZER = recorder.code("Phase", "optimizer")
+_SKIPPED = recorder.code("Phase", "update_skipped")
+_NO_GRAD = recorder.code("PhaseFlag", "no_grad")
+_TRAINING = recorder.code("PhaseFlag", "training")
+_NESTED = recorder.code("PhaseFlag", "nested")
+_FAILED = recorder.code("PhaseFlag", "failed")
+
+is_compiling = marks.never_compiling
+_grad_enabled: Any = bool
+
+
+def install(torch: ModuleType) -> None:
+    """Patch torch; called once, when ``import torch`` is done."""
+    global is_compiling, _grad_enabled
+    compiler = getattr(torch, "compiler", None)
+    is_compiling = marks.is_compiling = (
+        getattr(compiler, "is_dynamo_compiling", None) or getattr(compiler, "is_compiling", None) or is_compiling
+    )
+    _grad_enabled = torch.is_grad_enabled
+    _describe_process(torch)
+    _watch_modules(torch.nn.Module)
+    # torch.autograd.backward and grad both enter the engine here; older ones are wrapped themselves.
+    if not patching.replace(COLLECTOR, torch.autograd, "_engine_run_backward", _engine_call, needed=False):
+        patching.replace(COLLECTOR, torch.autograd, "backward", _engine_call)
+        patching.replace(COLLECTOR, torch.autograd, "grad", _engine_call)
+    _hook_optimizers(torch)
+    _watch_garbage_collection()
+
+
+def install_grad_scaler(grad_scaler: ModuleType) -> None:
+    """Patch ``GradScaler.step``; called when its module has been imported."""
+    patching.replace(COLLECTOR, grad_scaler.GradScaler, "step", _scaler_step)
+
+
+def hide_from_dynamo(trace_rules: ModuleType) -> None:
+    """Have Dynamo run our frames as they are, where it would compile them inside a compiled region.
+
+    ``annotations`` stays visible: users call it in code that they compile.
+    """
+    for name in list(sys.modules):
+        if name.startswith("stashtrace.probes.") and name != marks.__name__:
+            trace_rules.add(name)
+
+
+def _describe_process(torch: ModuleType) -> None:
+    # Only blocking waits of the thread that imports torch are of interest: it becomes the step thread.
+    _native.watch_waits(True)
+    recorder.record_fact("torch_version", torch.__version__)
+    recorder.record_fact("torch_threads", torch.get_num_threads())
+    recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
+
+
+# Forward ----------------------------------------------------------------------------------------
+
+
+def _watch_modules(module: Any) -> None:
+    """Be told of outermost module calls; a call inside one costs a look at a flag, and no Python code of ours."""
+    function = vars(module).get("__call__")
+    if not _native.watch_outermost_calls(function, _forward_begins, _forward_ends):
+        recorder.unavailable(
+            COLLECTOR, "not_patched", f"Module.__call__ is no Python function but a {type(function).__name__}"
+        )
+
+
+def _forward_begins() -> bytes | None:
+    try:
+        if is_compiling():
+            return None
+        window.forward_begins()
+        if _native.device_active():
+            device_marks.phase_begins()
+        return probe_begins(CLOCKS) if window.open else None
+    except Exception as error:
+        failed(COLLECTOR, "forward", error)
+        return None
+
+
+def _forward_ends(module: Any, begin: bytes, failed_inside: bool) -> None:
+    try:
+        flags = _FAILED if failed_inside else 0
+        if not _grad_enabled():
+            flags |= _NO_GRAD
+        if module.training:
+            flags |= _TRAINING
+        if thread_state.in_backward:
+            flags |= _NESTED  # recomputed by activation checkpointing
+        phase_ends(begin, type(module).__name__, _FORWARD, flags)
+    except Exception as error:
+        failed(COLLECTOR, "forward", error)
+
+
+# Backward ---------------------------------------------------------------------------------------
+
+
+def _engine_call(original: Any) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or thread_state.in_backward or not window.open:
+            return original(*args, **kwargs)
+        thread_state.in_backward = True
+        begin = None
+        flags = _FAILED
+        try:
+            begin = _backward_begins()
+            result = original(*args, **kwargs)
+            flags = 0
+            return result
+        finally:
+            thread_state.in_backward = False
+            if begin is not None:
+                _backward_ends(begin, flags)
+
+    return run_backward
+
+
+def _backward_begins() -> bytes | None:
+    try:
+        if _native.device_active():
+            device_marks.phase_begins()
+        return probe_begins(CLOCKS)
+    except Exception as error:
+        failed(COLLECTOR, "backward", error)
+        return None
+
+
+def _backward_ends(begin: bytes, flags: int) -> None:
+    try:
+        if _native.in_outermost_call():
+            flags |= _NESTED
+        phase_ends(begin, "backward", _BACKWARD, flags)
+    except Exception as error:
+        failed(COLLECTOR, "backward", error)
+
+
+# Optimizer --------------------------------------------------------------------------------------
+
+
+def _hook_optimizers(torch: ModuleType) -> None:
+    # torch.optim takes the name of this module away again, so it is not an attribute.
+    hooks = sys.modules.get("torch.optim.optimizer", torch.optim)
+    before = getattr(hooks, "register_optimizer_step_pre_hook", None)
+    after = getattr(hooks, "register_optimizer_step_post_hook", None)
+    if before is None or after is None:
+        recorder.unavailable(COLLECTOR, "not_patched", "this torch has no global optimizer hooks")
+        return
+    # Dynamo compiles the steps of optimizers with their hooks, and would stop at a file of ours.
+    step = getattr(torch.optim.Optimizer, "profile_hook_step", before)
+    before(patching.look_like(_update_begins, step))
+    after(patching.look_like(_update_ends, step))
+
+
+def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if is_compiling():
+        return
+    try:
+        mark_step_thread()
+        owner = id(optimizer)
+        pending = thread_state.open_updates
+        # A step that raises calls no hook, so what it left is found when its optimizer steps again.
+        pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
+        # Kept outside the window too: the forward that opens it may be in the closure of this step.
+        pending.append((owner, probe_begins(CLOCKS)))
+    except Exception as error:
+        failed(COLLECTOR, "optimizer", error)
+
+
+def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if is_compiling():
+        return
+    try:
+        thread_state.updates += 1
+        window.updated()
+        device_marks.update_ends()
+        pending = thread_state.open_updates
+        while pending:
+            owner, begin = pending.pop()
+            if owner == id(optimizer):
+                if window.open:
+                    phase_ends(begin, _optimizer_name(optimizer), _OPTIMIZER, 0)
+                break
+    except Exception as error:
+        failed(COLLECTOR, "optimizer", error)
+
+
+_optimizers_of_class: dict[str, int] = {}
+
+
+def _optimizer_name(optimizer: Any) -> str:
+    """Class of an optimizer; from the second one of a class on with its number, as ``Adam 2``."""
+    # Kept in the object, where neither its state_dict() nor a copy of it has it.
+    own: dict[str, Any] = vars(optimizer)
+    name: str | None = own.get("_stashtrace_name")
+    if name is None:
+        kind = name = type(optimizer).__name__
+        count = _optimizers_of_class[kind] = _optimizers_of_class.get(kind, 0) + 1
+        if 1 < count <= _MOST_OF_A_CLASS:
+            name = f"{kind} {count}"
+        own["_stashtrace_name"] = name
+    return name
+
+
+def _scaler_step(original: Any) -> Any:
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = thread_state.updates
+        begin = probe_begins(CLOCKS) if window.open else None
+        result = original(self, optimizer, *args, **kwargs)
+        try:
+            if thread_state.updates == before:
+                mark_step_thread()
+                window.updated()
+                device_marks.update_ends()
+                if begin is not None:
+                    phase_ends(begin, _optimizer_name(optimizer), _SKIPPED, 0)
+        except Exception as error:
+            failed(COLLECTOR, "grad_scaler", error)
+        return result
+
+    return step
+
+
+# Garbage collection -----------------------------------------------------------------------------
+
+
+def _watch_garbage_collection() -> None:
+    emit = recorder.RecordWriter("span").emit
+    kind = recorder.code("SpanKind", "gc")
+    threshold = GC_THRESHOLD_NS * _native.tick_hz() // 1_000_000_000
+    now, state, step_window, name = now_ticks, thread_state, window, "gc"
+
+    # Every name is bound here: collections still happen while the interpreter takes modules apart.
+    def collected(moment: str, info: dict[str, int]) -> None:
+        try:
+            if moment == "start":
+                state.gc_begin = now()
+                return
+            end = now()
+            begin = state.gc_begin
+            if begin and end - begin >= threshold and step_window.open:
+                state.gc_begin = 0
+                emit(begin, end, 0, info["generation"], intern(name), kind)
+        except Exception as error:
+            failed(COLLECTOR, "gc", error)
+
+    gc.callbacks.append(collected)

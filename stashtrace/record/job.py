@@ -1,0 +1,161 @@
+"""Which job a launcher belongs to: the same answer on every host, from what its scheduler or torchrun says.
+
+Called by ``record.run`` and ``stashtrace env``. A job that several ``stashtrace run`` start together needs one run id
+without any of them talking to another, so the id is a hash of a name that all of them can see.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stashtrace.errors import UsageError
+
+_RUN_ID_DIGITS = 16
+_HEXADECIMAL = re.compile(r"[0-9a-f]{8,64}")
+#: SLURM numbers what is no step of its own (batch script, interactive shell, extern) from here.
+_FIRST_SPECIAL_STEP = 4_294_967_280
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+#: Options of torchrun that take no value; all others take one, or contain it after "=".
+_TORCHRUN_FLAGS = frozenset({"standalone", "module", "m", "no_python", "run_path", "use_env", "virtual_local_rank"})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the launchers of one job have in common.
+
+    Attributes
+    ----------
+    run_id : str
+        Hexadecimal; the same for all launchers of the job, drawn for this launcher alone if there is no name.
+    name : str
+        Fit for a file name, such as ``slurm-4711.0``; empty if this launcher stands alone.
+    launchers_count : int
+        How many ``stashtrace run`` the job has, -1 if unknown.
+    unique : bool
+        No other job has had this name; a rendezvous id or endpoint may be used again tomorrow.
+    """
+
+    run_id: str
+    name: str = ""
+    launchers_count: int = 1
+    unique: bool = True
+
+
+def job_of(command: Sequence[str], environment: Mapping[str, str], run_id: str | None = None) -> Job:
+    """Find out which job ``command`` is a part of.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What is going to be started; torchrun's options are looked at.
+    environment : mapping
+        Of this launcher.
+    run_id : str, optional
+        What the user said on every host; goes before everything else.
+
+    Raises
+    ------
+    UsageError
+        If the run id is empty.
+    """
+    launchers = -1
+    for name, count in (_slurm(environment), _mpi(environment), _torchrun(command, environment)):
+        if count != 1:
+            launchers = count
+            if name and run_id is None:
+                return Job(_hash(name), _file_name(name), count, unique=not name.startswith("torchrun"))
+            break
+    if run_id is not None:
+        if not run_id.strip():
+            raise UsageError("the run id is empty", hint='for example --run-id "$JOB_ID", the same on every host')
+        known = run_id if _HEXADECIMAL.fullmatch(run_id) else _hash(run_id)
+        return Job(known, _file_name(run_id), launchers)
+    return Job(os.urandom(_RUN_ID_DIGITS // 2).hex())
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:_RUN_ID_DIGITS]
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "job"
+
+
+def _slurm(environment: Mapping[str, str]) -> tuple[str, int]:
+    """A task of a job step; the batch script itself, which starts srun or torchrun, is none."""
+    job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
+    if not job or not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
+        return "", 1
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    again = "" if restarts in ("", "0") else f"-restart{restarts}"
+    return f"slurm-{job}.{step}{again}", _count(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
+
+def _mpi(environment: Mapping[str, str]) -> tuple[str, int]:
+    """A process of an MPI job. Hydra (MPICH, Intel MPI) gives its processes no name of the job."""
+    for kind, key, sizes in (
+        ("mpi", "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE")),
+        ("pals", "PALS_APID", ("PALS_SIZE", "PMI_SIZE")),
+        ("mpi", "PMI_JOBID", ("PMI_SIZE",)),
+        ("flux", "FLUX_JOB_ID", ("FLUX_JOB_SIZE",)),
+    ):
+        # A shell in an allocation has the job's id too, but no size.
+        if environment.get(key) and (count := _count(environment, *sizes)) > 0:
+            return f"{kind}-{environment[key]}", count
+    return "", _count(environment, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", default=1)
+
+
+def _torchrun(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, int]:
+    """One agent of several, told apart from others by the rendezvous that it goes to."""
+    options = _torchrun_options(command)
+    if options is None or "standalone" in options:
+        return "", 1
+    said = {key[4:].lower(): value for key, value in environment.items() if key.startswith("PET_")} | options
+    nodes = said.get("nnodes", "1")
+    if nodes in ("1", "1:1"):
+        return "", 1
+    count = int(nodes) if nodes.isdecimal() else -1  # "2:4" may become any of them
+    meeting = said.get("rdzv_endpoint") or f"{said.get('master_addr', '')}:{said.get('master_port', '29500')}"
+    name = said.get("rdzv_id", "none")
+    if name in ("", "none"):
+        name = _here(meeting)
+    return (f"torchrun-{name}" if name else ""), count
+
+
+def _here(meeting: str) -> str:
+    """Name of a meeting place; one on the loopback is this host's own, and one without a port is nowhere."""
+    host, _, port = meeting.rpartition(":")
+    if host not in ("", "localhost", "::1", "[::1]") and not host.startswith("127."):
+        return meeting
+    return f"{os.uname().nodename}:{port}" if port.isdecimal() and int(port) else ""
+
+
+def _torchrun_options(command: Sequence[str]) -> dict[str, str] | None:
+    """Options of torchrun in a command, None if it is none. Spelt with underscores."""
+    begin = None
+    for index, word in enumerate(command):
+        if os.path.basename(word) == "torchrun" or (word in _TORCHRUN_MODULES and command[index - 1] == "-m"):
+            begin = index + 1
+            break
+    if begin is None:
+        return None
+    options: dict[str, str] = {}
+    index = begin
+    while index < len(command) and command[index].startswith("-"):
+        name, equals, value = command[index].lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if not equals and name not in _TORCHRUN_FLAGS and index + 1 < len(command):
+            index += 1
+            value = command[index]
+        options[name] = value
+        index += 1
+    return options
+
+
+def _count(environment: Mapping[str, str], *names: str, default: int = -1) -> int:
+    return next((int(environment[n]) for n in names if environment.get(n, "").isdecimal()), default)

@@ -1,0 +1,423 @@
+"""Gradients sent in buckets of another size: the transfers of a graph's backward passes, made anew.
+
+    backward   |--- 5 ---|--- 4 ---|--- 3 ---|--- 2 ---|--- 1 ---|
+    recorded             [5] [4]       [3]       [2]       [1]       one transfer per message
+    merged                             [ 5 4 3 ]           [2 1]     begins when the last of its gradients is ready
+
+A bucket of DistributedDataParallel closes with the gradient that fills it. Where the run says what its gradients are,
+new buckets may divide its messages too. Nobody recorded when the inside of a message was ready: the answer then lies
+between as soon as the message before it, and no sooner than the message itself.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.calibration.lines import Floats, least_absolute
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.communication.ddp import DdpFacts
+from stashtrace.replay.communication.messages import Messages, gradient_messages
+from stashtrace.replay.communication.model import LinkFit, links_of, ranked_buckets, tells_bytes
+from stashtrace.replay.communication.overlap import bucket_ends, merge_caps, rounded_cap
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.trace import Trace
+from stashtrace.units import bytes_text
+
+#: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
+_SPREAD = 4.0
+#: Sizes that are replayed to find the best one.
+_MOST_CANDIDATES = 4
+_WRAPPER = "DistributedDataParallel"
+_EDGE_COLUMNS = ("source", "target", "edge_kind", "lag_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time of a message by its size, as far as the run tells.
+
+    Attributes
+    ----------
+    alpha_ns, beta_ns_per_byte : (float, float)
+        If as little as can be of a message's time is latency, and if as much as can be is; equal where messages of
+        several sizes tell it.
+    """
+
+    alpha_ns: tuple[float, float]
+    beta_ns_per_byte: tuple[float, float]
+
+    def time_ns(self, sizes_bytes: Floats, *, latency: bool) -> Floats:
+        """Time of messages of these sizes."""
+        at = int(latency)
+        return self.alpha_ns[at] + self.beta_ns_per_byte[at] * sizes_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The messages of a run's backward passes as its graph has them, by pass, then by when they were ready.
+
+    Attributes
+    ----------
+    node : int array
+        Transfer of each message.
+    first : int array
+        First message of each pass, and the count of all messages at the end.
+    ready_ns : float array
+        When each was ready, since its pass began.
+    bytes : float array
+    cost : Cost
+    ddp : DdpFacts
+    candidates_mib : tuple of float
+        Sizes, as ``bucket_cap_mb`` has them, that may be better than those of the run.
+    """
+
+    node: Int64
+    first: Int64
+    ready_ns: Floats
+    bytes: Floats
+    cost: Cost
+    ddp: DdpFacts
+    candidates_mib: tuple[float, ...]
+
+
+def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
+    """Find the buckets of DistributedDataParallel in a run and in its graph.
+
+    Parameters
+    ----------
+    trace : Trace
+    graph : Graph
+        Of that trace.
+
+    Raises
+    ------
+    MissingDataError
+        If the run sends no such buckets, or they cannot be told from its other messages.
+    """
+    messages = gradient_messages(trace)
+    rows = np.flatnonzero((messages.backward >= 0) & messages.within)
+    _refuse(trace, messages, rows)
+    rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows], messages.rank[rows]))]
+    node = _nodes(trace, graph, messages, rows)
+    new_pass = np.ones(len(rows), dtype=bool)
+    new_pass[1:] = (messages.rank[rows][1:] != messages.rank[rows][:-1]) | (
+        messages.backward[rows][1:] != messages.backward[rows][:-1]
+    )
+    first = np.append(np.flatnonzero(new_pass), len(rows))
+    calls = np.isin(graph.target, node) & (graph.edge_kind == EdgeKind.MEMBER)
+    if (graph.resource[graph.source[calls]] != Resource.STEP_THREAD).any():
+        raise MissingDataError(
+            "bucket_mb cannot be answered: devices send the messages of this run",
+            hint="it is answered for runs whose steps are those of their hosts",
+        )
+    links, of = links_of(messages, rows)
+    return Buckets(
+        node=node,
+        first=first,
+        ready_ns=np.maximum(messages.ready_ns[rows] - messages.backward_begin_ns[rows], 0).astype(np.float64),
+        bytes=messages.bytes[rows].astype(np.float64),
+        cost=_cost(messages, rows, links[int(of[rows[0]])]),
+        ddp=messages.ddp,
+        candidates_mib=_candidates(messages, rows[: first[1]]),
+    )
+
+
+def _refuse(trace: Trace, messages: Messages, rows: Int64) -> None:
+    """Raise if these messages are not buckets that another ``bucket_cap_mb`` would change."""
+    what = "bucket_mb cannot be answered"
+    if trace.strings.find(_WRAPPER) < 0 and not messages.ddp.sources:
+        raise MissingDataError(
+            f"{what}: the run shows no {_WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
+        )
+    if not len(rows):
+        raise MissingDataError(
+            f"{what}: no message was sent inside a backward pass that counts",
+            hint="`stashtrace analyze collectives RUN` shows what was sent",
+        )
+    ops = sorted(set(messages.op[rows].tolist()))
+    if ops != ["all_reduce"]:
+        raise MissingDataError(
+            f"{what}: backward passes send {', '.join(ops)}, not all-reduced buckets alone",
+            hint="sharded and tensor-parallel models have no bucket_cap_mb",
+        )
+    lanes = np.unique(np.stack([messages.rank[rows], messages.lane[rows]]), axis=1)
+    if lanes.shape[1] > len(np.unique(lanes[0])):
+        raise MissingDataError(
+            f"{what}: messages of a backward pass are of several communicators",
+            hint="the buckets of one model cannot be told from the messages of the others",
+        )
+    if messages.blocking[rows].any():
+        raise MissingDataError(
+            f"{what}: callers wait for messages inside backward, as SyncBatchNorm does",
+            hint="these messages cannot be told from buckets",
+        )
+
+
+def _nodes(trace: Trace, graph: Graph, messages: Messages, rows: Int64) -> Int64:
+    """Transfer of each message, by communicator and number."""
+    table = TraceIndex(trace).trace.collectives
+    transfers = np.flatnonzero((graph.resource == Resource.TRANSFER) & (graph.row >= 0))
+    known = [(table[name][graph.row[transfers]]) for name in ("group_hash", "sequence")]
+    wanted = (messages.group_hash[rows], messages.sequence[rows])
+    pairs = np.stack([np.concatenate(both).astype(np.uint64) for both in zip(known, wanted, strict=True)], axis=1)
+    number = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+    node = np.full(len(pairs) + 1, -1, dtype=np.int64)
+    node[number[: len(transfers)]] = transfers
+    found = node[number[len(transfers) :]]
+    if (found < 0).any():
+        raise MissingDataError(
+            f"bucket_mb cannot be answered: {int((found < 0).sum())} of {len(found)} messages are not in the graph",
+            hint="their transfers were not seen to end on all ranks",
+        )
+    return found
+
+
+def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
+    """The best sizes by the fit of the run; where it has none, a few that send very different numbers of messages."""
+    found: dict[float, float] = {}
+    for forecast in ranked_buckets(messages):
+        if not forecast.split:
+            found.setdefault(forecast.messages_count, forecast.bucket_mib)
+    if found:
+        return tuple(found.values())[:_MOST_CANDIDATES]
+    sizes, gradients = messages.bytes[one_pass].astype(np.float64), messages.ddp.gradients_bytes
+    whole = gradients if gradients.sum() == sizes.sum() else sizes
+    caps = merge_caps(whole)
+    chosen = caps[np.unique(np.linspace(0, len(caps) - 1, _MOST_CANDIDATES).round().astype(int))]
+    return tuple(dict.fromkeys(rounded_cap(cap, whole) for cap in chosen.tolist()))
+
+
+def message_line(sizes_bytes: Floats, times_ns: Floats) -> tuple[float, float] | None:
+    """Return latency and ns per byte of messages; None where they are too much alike in size to tell."""
+    sized = sizes_bytes > 0
+    sizes, times = sizes_bytes[sized], times_ns[sized]
+    if not len(sizes) or sizes.max() < _SPREAD * sizes.min():
+        return None
+    order = np.argsort(sizes, kind="stable")
+    alpha, beta = least_absolute(sizes[order], times[order], np.ones(len(sizes)))
+    return max(alpha, 0.0), max(beta, 0.0)
+
+
+def _cost(messages: Messages, rows: Int64, link: LinkFit) -> Cost:
+    """By the fit of alpha and beta; where too few sizes carry one, between no latency and as much as can be."""
+    if link.fit is not None and tells_bytes(link):
+        piece = link.fit.pieces[0]
+        return Cost((piece.alpha_ns,) * 2, (piece.beta_ns_per_byte,) * 2)
+    line = message_line(messages.bytes[rows].astype(np.float64), messages.link_ns[rows]) if link.fit is None else None
+    if line is not None and line[1] > 0:
+        return Cost((line[0],) * 2, (line[1],) * 2)
+    worked, moved = float(messages.link_ns[rows].sum()), float(messages.bytes[rows].sum())
+    most = min(min(link.points.median_ns), worked / len(rows))
+    return Cost((0.0, most), (worked / moved, (worked - len(rows) * most) / moved))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """New buckets of all passes that change.
+
+    ``message``: where the last gradient of each lies; ``shift_ns``: how much earlier than that message it is ready;
+    ``of_message``: the bucket in which each message of ``changed`` ends; ``last``: which buckets end a pass.
+    """
+
+    message: Int64
+    bytes: Floats
+    work_ns: Floats
+    shift_ns: Floats
+    last: npt.NDArray[np.bool_]
+    changed: Int64
+    of_message: Int64
+
+
+def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> Graph:
+    """Return the graph with the gradients of its backward passes in buckets of another size.
+
+    Parameters
+    ----------
+    graph : Graph
+    buckets : Buckets
+        Of that graph.
+    bucket_mib : float
+        ``bucket_cap_mb``, in MiB.
+    latency : bool
+        What the run leaves open is taken to be latency, and gradients inside a message to be ready with its last one;
+        else all bytes, and these gradients to be ready with the message before.
+    """
+    pieces = _pieces(graph, buckets, bucket_mib, latency=latency)
+    if not len(pieces.message):
+        return graph
+    count = len(graph)
+    made = count + np.arange(len(pieces.message))
+    old = buckets.node[pieces.changed]
+    base = buckets.node[pieces.message]
+    ready = np.rint(graph.begin_ns[base] - pieces.shift_ns).astype(np.int64)
+    work = np.rint(pieces.work_ns).astype(np.int64)
+
+    columns: dict[str, Any] = {name: getattr(graph, name) for name in _node_columns(graph)}
+    columns = {name: np.concatenate([values, values[base]]) for name, values in columns.items()}
+    columns["begin_ns"][count:], columns["end_ns"][count:] = ready, ready + work
+    columns["moved_bytes"][count:], columns["gap_ns"][count:] = np.rint(pieces.bytes), 0
+    # What was sent before is a moment that occupies nobody.
+    columns["end_ns"][old] = columns["begin_ns"][old]
+    columns["moved_bytes"][old], columns["gap_ns"][old], columns["kind"][old] = -1, 0, StallKind.OTHER
+    columns |= _edges(graph, buckets, pieces, made)
+    facts = None if graph.facts is None else graph.facts.with_copies(base)
+    return replace(graph, facts=facts, **columns)
+
+
+def _node_columns(graph: Graph) -> list[str]:
+    """Names of the columns of nodes that hold anything."""
+    names = [field.name for field in fields(graph) if field.name not in _EDGE_COLUMNS]
+    arrays = [name for name in names if isinstance(getattr(graph, name), np.ndarray)]
+    return [name for name in arrays if not name.startswith("ends") and len(getattr(graph, name))]
+
+
+def _divides(bucket_mib: float, sizes: Floats) -> MissingDataError:
+    return MissingDataError(
+        f"bucket_mb={bucket_mib:g} would divide messages of up to {bytes_text(sizes.max())}, and the run does not say"
+        " of which gradients they are made",
+        hint="record it again: runs note the gradients of one DistributedDataParallel; or with smaller buckets",
+    )
+
+
+def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> _Pieces:
+    """Buckets of all passes; of those that stay as they are, none."""
+    cap_bytes, recorded = bucket_mib * 2**20, buckets.ddp.bucket_mib
+    known: dict[str, Any] = {
+        "gradients_bytes": buckets.ddp.gradients_bytes,
+        "recorded_bytes": None if recorded is None else recorded * 2**20,
+    }
+    parts: list[tuple[Int64, Floats, Floats, Floats]] = []
+    changed, of_message, made = [], [], 0
+    for begin, end in zip(buckets.first[:-1].tolist(), buckets.first[1:].tolist(), strict=True):
+        sizes, ready = buckets.bytes[begin:end], buckets.ready_ns[begin:end]
+        sent = np.cumsum(sizes)
+        ends, anywhere = bucket_ends(sizes, cap_bytes, **known)
+        if anywhere:
+            raise _divides(bucket_mib, sizes)
+        if len(ends) == len(sent) and (ends == sent).all():
+            continue
+        new_sizes = np.diff(np.append(0.0, ends))
+        message = np.searchsorted(sent, ends, side="left")
+        latest = np.maximum.accumulate(ready)
+        inside = ends < sent[message]
+        since = np.append(0.0, latest[:-1])
+        shift = np.where(inside & ~np.bool_(latency), (latest - since)[message], 0.0)
+        # The fit is that of all messages; this pass may have had a faster or a slower link than most.
+        measured = graph.work_ns[buckets.node[begin:end]].sum()
+        pace = measured / max(float(buckets.cost.time_ns(sizes, latency=latency).sum()), 1.0)
+        work = pace * buckets.cost.time_ns(new_sizes, latency=latency)
+        parts.append((begin + message, new_sizes, work, shift))
+        changed.append(np.arange(begin, end))
+        of_message.append(made + np.searchsorted(ends, sent, side="left"))
+        made += len(new_sizes)
+    if not parts:
+        none = int64([])
+        return _Pieces(none, np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), none, none)
+    message, sizes, work, shift = (np.concatenate(column) for column in zip(*parts, strict=True))
+    last = np.zeros(made, dtype=bool)
+    last[np.cumsum([len(part[0]) for part in parts]) - 1] = True
+    return _Pieces(message, sizes, work, shift, last, np.concatenate(changed), np.concatenate(of_message))
+
+
+def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict[str, npt.NDArray[np.integer]]:
+    """Edges of the new transfers in the place of those of the old ones."""
+    source, target, kind, lag = (getattr(graph, name).astype(np.int64) for name in _EDGE_COLUMNS)
+    position = np.full(len(graph), -1, dtype=np.int64)  # of a transfer among those that change
+    position[buckets.node[pieces.changed]] = np.arange(len(pieces.changed))
+    starts = np.flatnonzero(np.append(True, pieces.last[:-1]))
+    ends = np.flatnonzero(pieces.last)
+    pass_of_message = np.searchsorted(ends, pieces.of_message)
+
+    # Each bucket is ready when the message in which it ends was, or so much earlier.
+    member = np.flatnonzero(kind == EdgeKind.MEMBER)
+    member = member[np.argsort(target[member], kind="stable")]
+    low, high = (np.searchsorted(target[member], buckets.node[pieces.message], side=side) for side in ("left", "right"))
+    bucket = np.repeat(np.arange(len(made)), high - low)
+    at = member[np.arange(len(bucket)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + low[bucket]]
+    ready = (
+        source[at],
+        made[bucket],
+        np.full(len(at), int(EdgeKind.MEMBER)),
+        lag[at] - np.rint(pieces.shift_ns[bucket]),
+    )
+
+    # One after the other in the communicator's queue, before what followed the pass.
+    queue = np.flatnonzero(kind == EdgeKind.QUEUE)
+    first_of_pass = np.full(len(graph), -1, dtype=np.int64)
+    changed_first = np.flatnonzero(np.append(True, pass_of_message[1:] != pass_of_message[:-1]))
+    changed_last = np.append(changed_first[1:], len(pieces.changed)) - 1
+    first_of_pass[buckets.node[pieces.changed[changed_first]]] = np.arange(len(changed_first))
+    before = queue[first_of_pass[target[queue]] >= 0]
+    inner = np.flatnonzero(~pieces.last)
+    queued_source = np.concatenate([source[before], made[inner], made[ends]])
+    queued_target = np.concatenate(
+        [made[starts[first_of_pass[target[before]]]], made[inner + 1], buckets.node[pieces.changed[changed_last]]]
+    )
+    queued = (
+        queued_source,
+        queued_target,
+        np.full(len(queued_source), int(EdgeKind.QUEUE)),
+        np.zeros(len(queued_source)),
+    )
+
+    # Who waited for a message waits for the bucket in which it ends. What happened before the last message was sent was
+    # no wait for the gradients, but a turn at a busy core, and is gone with the message.
+    release = np.flatnonzero((kind == EdgeKind.RELEASE) & (position[source] >= 0))
+    place = position[source[release]]
+    last_node = buckets.node[pieces.changed[changed_last]]
+    called = _calls(graph, last_node)
+    of_pass = pass_of_message[place]
+    waits = graph.begin_ns[target[release]] >= called[of_pass, np.maximum(graph.rank[target[release]], 0)]
+    waiting = release[waits]
+    let_go = (
+        made[pieces.of_message[place[waits]]],
+        target[waiting],
+        np.full(len(waiting), int(EdgeKind.RELEASE)),
+        lag[waiting],
+    )
+    final = _final_waits(graph, last_node, made[ends], let_go[0], let_go[1], called)
+
+    kept = np.ones(len(source), dtype=bool)
+    kept[release] = False
+    new = [(source[kept], target[kept], kind[kept], lag[kept]), ready, queued, let_go, final]
+    whole = [np.concatenate([part[i] for part in new]) for i in range(4)]
+    types = (np.int32, np.int32, np.int8, np.int64)
+    return {name: values.astype(of) for name, values, of in zip(_EDGE_COLUMNS, whole, types, strict=True)}
+
+
+def _calls(graph: Graph, last: Int64) -> Int64:
+    """When each rank called the last message of each pass; rows are passes, columns ranks."""
+    ranks = int(graph.rank.max(initial=0)) + 1
+    found = np.full((len(last), ranks), np.iinfo(np.int64).max)
+    number = np.full(len(graph), -1, dtype=np.int64)
+    number[last] = np.arange(len(last))
+    member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & (number[graph.target] >= 0))
+    moment = graph.end_ns[graph.source[member]] + graph.lag_ns[member]
+    found[number[graph.target[member]], np.maximum(graph.rank[graph.source[member]], 0)] = moment
+    return found
+
+
+def _final_waits(
+    graph: Graph, last: Int64, made: Int64, source: Int64, target: Int64, called: Int64
+) -> tuple[Int64, Int64, Int64, Int64]:
+    """DistributedDataParallel ends backward when all buckets have arrived, also where that kept nobody waiting."""
+    new_source, new_target = [int64([])], [int64([])]
+    for rank in np.flatnonzero((called < np.iinfo(np.int64).max).any(axis=0)).tolist():
+        cells = np.flatnonzero((graph.resource == Resource.STEP_THREAD) & (graph.rank == rank))
+        if not len(cells):
+            continue
+        waits = np.isin(made, source[graph.rank[target] == rank])
+        bare = np.flatnonzero(~waits & (called[:, rank] < np.iinfo(np.int64).max))
+        at = np.searchsorted(graph.begin_ns[cells], graph.end_ns[last[bare]], side="left")
+        known = at < len(cells)
+        new_source.append(made[bare[known]])
+        new_target.append(cells[at[known]])
+    sources, targets = np.concatenate(new_source), np.concatenate(new_target)
+    return sources, targets, np.full(len(sources), int(EdgeKind.RELEASE)), np.zeros(len(sources), dtype=np.int64)

@@ -1,0 +1,67 @@
+"""What the processes of a run say of their DistributedDataParallel: the size of its buckets, and its gradients.
+
+Recorded by ``probes/torch_ddp``; runs of earlier versions and of other tools say nothing.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.schema.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+
+#: Facts of a process, each with the number of the wrapper; the same in ``probes/torch_ddp``.
+BUCKET, GRADIENTS = "ddp_bucket", "ddp_gradients"
+_MOST_WRAPPERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DdpFacts:
+    """What all ranks agree about; they may have several models.
+
+    Attributes
+    ----------
+    bucket_mib : float or None
+        ``bucket_cap_mb``; None if nothing says, or models differ.
+    sources : tuple of str
+        Who chose it: ``default`` (torch's own, whose first bucket is smaller), ``script``, ``applied`` (by
+        ``STASHTRACE_BUCKET_MB``); empty if nothing says that there is such a model.
+    gradients_bytes : float array
+        In the reverse order of the parameters, which is as a rule that in which they are made; empty if not known.
+    """
+
+    bucket_mib: float | None
+    sources: tuple[str, ...]
+    gradients_bytes: Floats
+
+
+def ddp_facts(trace: Trace) -> DdpFacts:
+    """Read the facts of a run; those that cannot be read count as not there."""
+    said = [re.fullmatch(r"([0-9.e+-]+) (\w+)", text) for text in _facts(trace, BUCKET)]
+    whole = [match.groups() for match in said if match is not None]
+    sizes = {_number(size) for size, _ in whole}
+    lists = _facts(trace, GRADIENTS)
+    gradients = np.zeros(0)
+    if len(lists) == 1 and len(whole) == 1 and re.fullmatch(r"\d+( \d+)*", lists[0]):
+        gradients = np.array(lists[0].split(), dtype=np.float64)
+    return DdpFacts(sizes.pop() if len(sizes) == 1 else None, tuple(sorted({by for _, by in whole})), gradients)
+
+
+def _facts(trace: Trace, key: str) -> list[str]:
+    """Different values of a fact, over all wrappers of all processes."""
+    codes = [trace.strings.find(f"{key} {number}") for number in range(_MOST_WRAPPERS)]
+    chosen = np.isin(trace.metadata["key_code"], [code for code in codes if code >= 0])
+    return [trace.text(int(value)) for value in np.unique(trace.metadata["value_code"][chosen])]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,457 @@
+"""From the messages of a run to a model of its communication: alpha and beta per operation, and what is exposed.
+
+Not an analysis of the registry, since its answer is no table; ``stashtrace model`` calls it, and the layers study for
+each of its runs.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.steps.steps import counted_steps, steps
+from stashtrace.calibration.file import Points
+from stashtrace.calibration.fit import Fit, fit_alpha_beta
+from stashtrace.calibration.lines import Floats, r_squared
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.communication.ddp import DdpFacts
+from stashtrace.replay.communication.messages import Messages, gradient_messages
+from stashtrace.replay.communication.overlap import (
+    best_merge,
+    bucket_ends,
+    merge_caps,
+    merged,
+    ready_at,
+    ready_by_sizes,
+    rounded_cap,
+    schedule,
+)
+from stashtrace.schema.trace import Trace
+
+#: DistributedDataParallel's ``bucket_cap_mb`` of the forecast, in MiB; all in one is added.
+BUCKETS_MIB = (1, 4, 25, 100)
+#: A message that begins so soon after the one before had waited for it: when it was ready nobody saw.
+_QUEUED_NS = 20_000
+#: Passes that a forecast of buckets is made of: a median needs no more.
+_MOST_PASSES = 200
+#: Those that the best of many buckets is looked for in.
+_FEW_PASSES = 20
+_FEWEST_SIZES = 3
+#: Caps that are tried where they would divide the messages of the run.
+_DIVIDING_MIB = tuple(float(2**power) for power in range(-2, 8))
+#: Other buckets are better if they leave so much less exposed.
+_WORTH_IT = 0.02
+#: A cost of bytes is one if it is so many of its standard errors.
+_SURE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """One operation of one communicator.
+
+    Attributes
+    ----------
+    communicator, op, backend : str
+    ranks_count, messages_count : int
+    points : Points
+        Time that the link worked for messages of each size.
+    fit : Fit or None
+        None if there are too few sizes.
+    r2_ratio : float
+        Of the medians; NaN without a fit.
+    """
+
+    communicator: str
+    op: str
+    backend: str
+    ranks_count: int
+    messages_count: int
+    points: Points
+    fit: Fit | None
+    r2_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """One entry per backward pass (of the lowest rank of each group).
+
+    Attributes
+    ----------
+    rank, step, messages_count, bytes : int64 array
+    link_ns, link_predicted_ns : float array
+        Sum of the times that the link worked, measured and by the fits.
+    observed_ns, replayed_ns, predicted_ns : float array
+        Exposed communication: as it was, by the recurrence with the measured times, and with those of the fits.
+    by_sizes_ns : float array
+        The same as predicted, had only the length of backward and the sizes been known; NaN where callers wait for
+        messages, or a device runs them.
+    """
+
+    rank: Int64
+    step: Int64
+    messages_count: Int64
+    bytes: Int64
+    link_ns: Floats
+    link_predicted_ns: Floats
+    observed_ns: Floats
+    replayed_ns: Floats
+    predicted_ns: Floats
+    by_sizes_ns: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketForecast:
+    """What another size of buckets would expose, medians over backward passes.
+
+    Attributes
+    ----------
+    bucket_mib : float
+        ``bucket_cap_mb``; 0 for buckets as recorded, -1 for one message, -2 for the best there are.
+    messages_count, exposed_ns : float
+    split : bool
+        Messages had to be divided, which takes gradients to come at an even rate.
+    """
+
+    bucket_mib: float
+    messages_count: float
+    exposed_ns: float
+    split: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationModel:
+    """Everything that ``stashtrace model RUN`` says.
+
+    Attributes
+    ----------
+    links : tuple of LinkFit
+        By bytes sent, most first.
+    passes : Passes
+    buckets : tuple of BucketForecast
+        Empty too where bytes seem to cost nothing: large buckets would be free.
+    best : BucketForecast or None
+        The ``bucket_cap_mb`` that exposes least; None where ``buckets`` is empty, or no other is better than those of
+        the run.
+    step_ns, attributed_ns, late_ns : float
+        Medians over ranks and steps: the step, its network and interconnect stalls, its straggler stall. NaN if the
+        run has no steps.
+    notes : tuple of str
+        What is not known, or known with a doubt.
+    """
+
+    links: tuple[LinkFit, ...]
+    passes: Passes
+    buckets: tuple[BucketForecast, ...]
+    best: BucketForecast | None
+    step_ns: float
+    attributed_ns: float
+    late_ns: float
+    notes: tuple[str, ...]
+
+
+def communication_model(trace: Trace, *, needs_fit: bool = True) -> CommunicationModel:
+    """Fit the collectives of a run, and predict what its backward passes leave exposed.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives of at least three sizes of one operation; steps and phases for what is exposed.
+    needs_fit : bool
+        False to go without a fit where there are too few sizes; predictions are then NaN.
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded, or no operation has three sizes.
+    """
+    messages = gradient_messages(trace)
+    counts = messages.step >= 0 if messages.has_steps and (messages.step >= 0).any() else np.ones(len(messages), bool)
+    links, of = links_of(messages, np.flatnonzero(counts))
+    if needs_fit and not any(link.fit for link in links):
+        most = max(links, key=lambda link: len(link.points.sizes_bytes))
+        sizes = len(most.points.sizes_bytes)
+        raise MissingDataError(
+            f"{sizes} message size{'' if sizes == 1 else 's'} of {most.op} cannot carry a fit of alpha and beta",
+            hint="a message per tensor makes more sizes: DistributedDataParallel(model, bucket_cap_mb=0.001)",
+        )
+    passes, typical = _passes(messages, links, of)
+    notes = [
+        f"{link.op} of {link.communicator}: {len(link.points.sizes_bytes)} of 3 sizes that a fit needs; predicted by"
+        " their medians"
+        for link in links
+        if link.fit is None
+    ]
+    if not len(passes):
+        why = "the run has no steps" if not messages.has_steps else "no message was sent in a backward pass that counts"
+        notes.append(f"exposed communication: not known, since {why}")
+    elif messages.on_device.any():
+        notes.append("a device was seen to begin messages, not when their gradients were ready; behind a busy link that"
+                     " is interpolated by bytes")  # fmt: skip
+    free = [links[at] for at in sorted({p.link for p in typical if p.link >= 0}) if not tells_bytes(links[at])]
+    notes += [
+        f"{link.op} of {link.communicator}: what a byte costs cannot be told from the scatter, so other buckets are not"
+        " forecast; larger messages or more steps tell it"
+        for link in free
+    ]
+    buckets = () if free else _buckets(typical, links, messages.ddp)
+    if typical and not (buckets or free):
+        notes.append(f"other buckets are not forecast: {_why_no_buckets(typical)}")
+    step_ns, attributed, late = _attributed(trace)
+    best = _best(typical, links, messages.ddp) if buckets else None
+    return CommunicationModel(links, passes, buckets, best, step_ns, attributed, late, tuple(notes))
+
+
+def ranked_buckets(messages: Messages) -> list[BucketForecast]:
+    """Sizes of buckets by what their backward passes leave exposed, the least first; none where that cannot be said.
+
+    Parameters
+    ----------
+    messages : Messages
+        Of a run.
+    """
+    counts = messages.step >= 0
+    if not counts.any():
+        return []
+    links, of = links_of(messages, np.flatnonzero(counts))
+    typical = _passes(messages, links, of)[1]
+    if any(not tells_bytes(links[one.link]) for one in typical if one.link >= 0):
+        return []
+    return _ranked(typical, links, messages.ddp)
+
+
+def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
+    """Operations, by bytes sent, fitted to these messages; and that of each message, -1 if it has none."""
+    kind = _kinds(messages)
+    found = []
+    for number in np.unique(kind[rows]).tolist():
+        own = rows[kind[rows] == number]
+        # Two that shared a thread may leave nothing of one: no time of a message.
+        own = own[messages.link_ns[own] > 0]
+        if not len(own):
+            continue
+        points = _points(messages.bytes[own], messages.link_ns[own])
+        fit, r2 = None, float("nan")
+        if len(points.sizes_bytes) >= _FEWEST_SIZES:
+            fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns(), max_pieces=1)
+            r2 = r_squared(points.median_ns, fit.expected(points.sizes_bytes)[0])
+        first = own[0]
+        link = LinkFit(str(messages.communicator[first]), str(messages.op[first]), str(messages.backend[first]),
+                       int(messages.ranks_count[first]), len(own), points, fit, r2)  # fmt: skip
+        found.append((-int(messages.bytes[own].sum()), number, link))
+    found.sort(key=lambda entry: entry[:2])
+    place = np.full(int(kind.max()) + 1, -1, dtype=np.int64)
+    place[int64([number for _, number, _ in found])] = np.arange(len(found))
+    return tuple(link for *_, link in found), place[kind]
+
+
+def _kinds(messages: Messages) -> Int64:
+    """Number of each message's operation: name of the communicator, operation, backend, ranks.
+
+    Groups of one name are taken together, as the same group of other ranks (a mesh makes such), unless their size or
+    backend differs: then they are other links.
+    """
+    kind = np.zeros(len(messages), dtype=np.int64)
+    for column in (messages.communicator, messages.op, messages.backend, messages.ranks_count):
+        values, inverse = np.unique(column, return_inverse=True)
+        kind = kind * len(values) + inverse
+    return np.unique(kind, return_inverse=True)[1].astype(np.int64)
+
+
+def _points(sizes: Int64, times: Floats) -> Points:
+    values, inverse = np.unique(sizes, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    parts = np.split(times[order], np.flatnonzero(np.diff(inverse[order])) + 1)
+    quartiles = np.array([np.percentile(part, (25, 50, 75)) for part in parts])
+    return Points(
+        tuple(values.tolist()),
+        tuple(quartiles[:, 1].tolist()),
+        tuple(quartiles[:, 0].tolist()),
+        tuple(quartiles[:, 2].tolist()),
+        tuple(len(part) for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Messages of one backward pass as the recurrence takes them; the fitted operation, if all are of one, else -1."""
+
+    ready_ns: Floats
+    bytes: Int64
+    blocking: npt.NDArray[np.bool_]
+    link: int
+
+
+def _expected(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats:
+    """Time of each message by the fit of its operation, else the median of its size."""
+    out = np.zeros(len(messages))
+    for at, link in enumerate(links):
+        own = of == at
+        size = messages.bytes[own].astype(np.float64)
+        out[own] = (
+            link.fit.expected(size)[0]
+            if link.fit is not None
+            else np.interp(size, link.points.sizes_bytes, link.points.median_ns)
+        )
+    return out
+
+
+def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Passes, list[_Pass]]:
+    rows = np.flatnonzero(messages.backward >= 0)
+    rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows], messages.rank[rows]))]
+    keys = np.stack((messages.rank[rows], messages.backward[rows]))
+    starts = np.flatnonzero(np.append(len(rows) > 0, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
+    expected = _expected(messages, links, of)
+    fitted = any(link.fit is not None for link in links)
+    table: list[tuple[float, ...]] = []
+    typical: list[_Pass] = []
+    for begin, end in zip(starts, np.append(starts, len(rows))[1:], strict=True):
+        own = rows[begin:end]
+        waits = messages.blocking[own].copy()
+        waits[-1] = False  # nothing follows: its wait is the time to the last end
+        ready = _compute_clock(messages, own, waits)
+        before, last = own[:-1][waits[:-1]], int(messages.end_ns[own].max() - messages.ready_ns[own[-1]])
+        observed = float((messages.end_ns[before] - messages.ready_ns[before]).sum()) + max(last, 0)
+        link, model, lane = messages.link_ns[own], expected[own], messages.lane[own]
+        even = not waits.any() and not messages.on_device[own].any()
+        table.append((
+            messages.rank[own[0]], messages.step[own[0]], len(own), messages.bytes[own].sum(),
+            link.sum(), model.sum(), observed,
+            schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
+            schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
+            schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model, lane=lane).exposed_ns
+            if fitted and even else np.nan,
+        ))  # fmt: skip
+        at = int(of[own[0]])
+        alone = at >= 0 and links[at].fit is not None and (of[own] == at).all() and (lane == lane[0]).all()
+        typical.append(_Pass(ready, messages.bytes[own], waits, at if alone else -1))
+    columns = np.array(table, dtype=np.float64).reshape(len(table), 10).T
+    whole = [column.astype(np.int64) for column in columns[:4]]
+    return Passes(*whole, *columns[4:]), typical
+
+
+def tells_bytes(link: LinkFit) -> bool:
+    """Whether bytes cost something: where they seem free, one message of everything would be, too."""
+    assert link.fit is not None
+    piece = link.fit.pieces[0]
+    return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < _SURE * piece.beta_error_ns_per_byte
+
+
+def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_]) -> Floats:
+    """When the messages of a pass were ready, in time since its begin that was not spent waiting for one of them."""
+    ready, end = messages.ready_ns[own], messages.end_ns[own]
+    since = np.maximum(ready[1:] - np.where(waits[:-1], end[:-1], ready[:-1]), 0)
+    clock = np.append(0.0, np.cumsum(since).astype(np.float64))
+    if not messages.on_device[own].any():
+        return clock + max(float(ready[0] - messages.backward_begin_ns[own[0]]), 0.0)
+    if len(own) > 1:
+        latest = np.maximum.accumulate(end)[:-1]
+        seen = np.append(True, ready[1:] > latest + _QUEUED_NS)
+        if seen.sum() > 1 and not seen.all():
+            sent = np.cumsum(messages.bytes[own]).astype(np.float64)
+            rate = np.diff(clock[seen])[-1] / max(np.diff(sent[seen])[-1], 1.0)
+            guess = np.interp(sent, sent[seen], clock[seen])
+            beyond = sent > sent[seen][-1]
+            guess[beyond] = clock[seen][-1] + rate * (sent[beyond] - sent[seen][-1])
+            clock = np.where(seen, clock, np.minimum(guess, clock))
+    return clock
+
+
+def _why_no_buckets(typical: Sequence[_Pass]) -> str:
+    """Of passes of which none can be forecast."""
+    if all(one.blocking.any() for one in typical):
+        return "callers wait for messages before they go on"
+    return "messages of a backward pass are of several operations or communicators, or of one without a fit"
+
+
+def _usable(typical: Sequence[_Pass], most: int) -> list[_Pass]:
+    usable = [one for one in typical if one.link >= 0 and not one.blocking.any()]
+    return usable[:: max(len(usable) // most, 1)]
+
+
+def _best(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> BucketForecast | None:
+    ranked = _ranked(typical, links, ddp)
+    if not ranked:
+        return None
+    now = _forecast(_usable(typical, _FEW_PASSES), links, 0.0, ddp)
+    return ranked[0] if ranked[0].exposed_ns < (1 - _WORTH_IT) * now.exposed_ns else None
+
+
+def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> list[BucketForecast]:
+    """All caps that group the gradients in different ways, the best first; unknown gradients are divided evenly."""
+    usable = _usable(typical, _FEW_PASSES)
+    if not usable:
+        return []
+    middle = sorted(usable, key=lambda one: int(one.bytes.sum()))[len(usable) // 2].bytes
+    whole = ddp.gradients_bytes if ddp.gradients_bytes.sum() == middle.sum() else middle
+    caps = {rounded_cap(cap, whole) for cap in merge_caps(whole).tolist()}
+    dividing = {mib for mib in _DIVIDING_MIB if bucket_ends(middle, mib * 2**20, **_known(ddp))[1]}
+    found = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
+    return sorted(found, key=lambda one: (one.exposed_ns, one.messages_count))
+
+
+def _known(ddp: DdpFacts) -> dict[str, Any]:
+    """What :func:`bucket_ends` is told of a run."""
+    recorded = None if ddp.bucket_mib is None else ddp.bucket_mib * 2**20
+    return {"gradients_bytes": ddp.gradients_bytes, "recorded_bytes": recorded}
+
+
+def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> tuple[BucketForecast, ...]:
+    usable = _usable(typical, _MOST_PASSES)
+    if not usable:
+        return ()
+    total = float(np.median([one.bytes.sum() for one in usable]))
+    sizes = [0.0, *(float(mib) for mib in BUCKETS_MIB if mib * 2**20 < total), -1.0, -2.0]
+    return tuple(_forecast(usable, links, mib, ddp) for mib in sizes)
+
+
+def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp: DdpFacts) -> BucketForecast:
+    counts, exposed, divided = [], [], []
+    for one in usable:
+        fit = links[one.link].fit
+        assert fit is not None
+        piece = fit.pieces[0]
+        ready, sizes = one.ready_ns, one.bytes.astype(np.float64)
+        if mib == -1.0:
+            ready, sizes = merged(ready, sizes, np.array([0]))
+        elif mib == -2.0:
+            starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
+            ready, sizes = merged(ready, sizes, starts)
+        elif mib > 0:
+            ends, anywhere = bucket_ends(sizes, mib * 2**20, **_known(ddp))
+            ready, sizes = ready_at(ready, sizes, ends), np.diff(np.append(0.0, ends))
+            divided.append(anywhere)
+        counts.append(len(sizes))
+        exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)
+    split = bool(divided) and float(np.mean(divided)) > 0.5
+    return BucketForecast(mib, float(np.median(counts)), float(np.median(exposed)), split)
+
+
+def _attributed(trace: Trace) -> tuple[float, float, float]:
+    """Median step, its time in transfers, and its time waiting for late ranks, by the attribution."""
+    try:
+        known = counted_steps(steps(trace))
+    except MissingDataError:
+        return (float("nan"),) * 3
+    if not len(known):
+        return (float("nan"),) * 3
+    rows = analyze(trace, "stalls")
+    sums: dict[str, dict[tuple[int, int], int]] = {"link": {}, "late": {}}
+    kinds = {"network": "link", "interconnect": "link", "straggler": "late"}
+    chosen = rows.take(np.isin(rows["kind"], list(kinds)))
+    columns = (chosen[name].tolist() for name in ("rank", "step", "kind", "stall_ns"))
+    for rank, step, kind, value in zip(*columns, strict=True):
+        into = sums[kinds[kind]]
+        into[rank, step] = into.get((rank, step), 0) + value
+    places = list(zip(known["rank"].tolist(), known["step"].tolist(), strict=True))
+    link, late = ([sums[name].get(place, 0) for place in places] for name in ("link", "late"))
+    return float(np.median(known["end_ns"] - known["begin_ns"])), float(np.median(link)), float(np.median(late))

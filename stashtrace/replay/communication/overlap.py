@@ -1,0 +1,375 @@
+"""Exposed communication of a backward pass: when gradients are ready, when the link sends them, what is left over.
+
+    backward  |--- layer 4 ---|--- 3 ---|--- 2 ---|--- 1 ---|            gradients are ready at the end of each layer
+    link                      [== 4 ==] [=== 3 ===][=== 2 ===][== 1 ==]  start = max(ready, end of the one before)
+                                                            |<--------->|  exposed = last end - end of backward
+
+The recurrence is that of wait-free back-propagation (S. Shi, Q. Wang, X. Chu, arXiv 1805.03812), merging that of
+MG-WFBP (S. Shi, X. Chu, B. Li, INFOCOM 2019). One message takes ``alpha + bytes * beta``. Used by ``stashtrace model``
+through ``replay.communication.messages``. Pure; times are lengths since the begin of the backward pass.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+
+#: Messages of a pass that are smaller than its buckets: torch's first bucket, and the last one.
+_EVER_SMALLER = 2
+#: A cap of so much of the run's own is the same one, written with fewer digits.
+_SAME = 0.999
+#: Caps that are tried: of more, an even choice by their ratios.
+_MOST_CAPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the link does with the messages of one backward pass.
+
+    Attributes
+    ----------
+    start_ns, end_ns : float array
+        Of each message.
+    exposed_ns : float
+        What communication adds to the backward pass: the time that callers wait for their message, and the time from
+        the end of backward to the last end.
+    """
+
+    start_ns: Floats
+    end_ns: Floats
+    exposed_ns: float
+
+
+def schedule(
+    ready_ns: Any, transfer_ns: Any, *, blocking: Any = None, lane: Any = None, backward_end_ns: float | None = None
+) -> Schedule:
+    """Send messages one after the other, each when it is ready and its link is free.
+
+    Parameters
+    ----------
+    ready_ns : sequence of float
+        When each message could be sent, in the order of sending, in time that the caller computes: the waits of
+        ``blocking`` messages are left out.
+    transfer_ns : sequence of float
+        How long the link needs for each.
+    blocking : sequence of bool, optional
+        Messages whose caller waits for their end before it goes on; none by default.
+    lane : sequence of int, optional
+        Link of each message, where there are several: each communicator has its own.
+    backward_end_ns : float, optional
+        When the caller has computed everything; with the last message by default.
+
+    Examples
+    --------
+    Three layers of 10 ms whose gradients take 8, 12 and 5 ms: 10-18, 20-32, then not at 30 but at 32.
+
+    >>> found = schedule([10, 20, 30], [8, 12, 5])
+    >>> found.start_ns.tolist(), found.end_ns.tolist(), found.exposed_ns
+    ([10.0, 20.0, 32.0], [18.0, 32.0, 37.0], 7.0)
+
+    The same after backward, each waited for: nothing is hidden.
+
+    >>> schedule([30, 30, 30], [8, 12, 5], blocking=[True] * 3).exposed_ns
+    25.0
+
+    Or over a link each.
+
+    >>> schedule([30, 30, 30], [8, 12, 5], lane=[0, 1, 2]).exposed_ns
+    12.0
+    """
+    ready, transfer = _checked(ready_ns, transfer_ns)
+    if not len(ready):
+        return Schedule(ready, ready, 0.0)
+    backward = float(ready[-1]) if backward_end_ns is None else max(float(backward_end_ns), float(ready.max()))
+    waits = np.zeros(len(ready), dtype=bool) if blocking is None else np.asarray(blocking, dtype=bool)
+    lanes = np.zeros(len(ready), dtype=np.int64) if lane is None else np.asarray(lane, dtype=np.int64)
+    start, end = np.empty(len(ready)), np.empty(len(ready))
+    if not waits.any():
+        for one in np.unique(lanes):
+            own = lanes == one
+            before = np.cumsum(transfer[own]) - transfer[own]
+            end[own] = np.maximum.accumulate(ready[own] - before) + before + transfer[own]
+        return Schedule(end - transfer, end, max(0.0, float(end.max()) - backward))
+    waited = 0.0
+    free = dict.fromkeys(lanes.tolist(), 0.0)
+    for number, one in enumerate(lanes.tolist()):
+        called = ready[number] + waited
+        start[number] = max(called, free[one])
+        end[number] = free[one] = start[number] + transfer[number]
+        if waits[number]:
+            waited += end[number] - called
+    return Schedule(start, end, float(waited + max(0.0, max(free.values()) - backward - waited)))
+
+
+def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
+    """How long the link worked for each message, from when messages were ready and when they had arrived.
+
+    A backend takes up to ``parallel`` messages at a time, in their order; while it works on several, each gets an equal
+    part of the time. So the times add up to that in which the link worked at all, waiting behind others is no part of
+    them, and :func:`schedule` with them ends when the last message really ended.
+
+    Parameters
+    ----------
+    ready_ns, end_ns : sequence of float
+        In the order of sending.
+    parallel : int
+        Messages that the backend works on at a time.
+
+    Examples
+    --------
+    The second waited for the first; of two at a time, each has half of the time that they share.
+
+    >>> link_times([0, 2], [10, 14]).tolist(), link_times([0, 2], [10, 14], parallel=2).tolist()
+    ([10.0, 4.0], [6.0, 8.0])
+    """
+    ready, end = np.asarray(ready_ns, dtype=np.float64), np.asarray(end_ns, dtype=np.float64)
+    if not len(ready):
+        return ready
+    # The backend is free for a message when all but parallel - 1 of those before it have ended.
+    stream, free = end, end
+    for level in range(parallel):
+        free = np.maximum.accumulate(stream)
+        if level + 1 < parallel:
+            stream = np.minimum(stream, np.concatenate(([-np.inf], free[:-1])))
+    begin = np.maximum(ready, np.concatenate(([-np.inf], free[:-1])))
+    begin = np.minimum(begin, end)
+    moments = np.unique(np.concatenate((begin, end)))
+    change = np.bincount(np.searchsorted(moments, begin), minlength=len(moments))
+    change = change - np.bincount(np.searchsorted(moments, end), minlength=len(moments))
+    active = np.cumsum(change)[:-1]
+    worked = np.concatenate(([0.0], np.cumsum(np.where(active > 0, np.diff(moments) / np.maximum(active, 1), 0.0))))
+    found: Floats = worked[np.searchsorted(moments, end)] - worked[np.searchsorted(moments, begin)]
+    return found
+
+
+def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64]:
+    """First message of each bucket, as DistributedDataParallel fills them: a bucket is full once it has its size.
+
+    Examples
+    --------
+    >>> bucket_starts([4, 4, 4, 20, 1], 8).tolist()
+    [0, 2, 4]
+    """
+    starts, filled = [0], 0.0
+    for number, size in enumerate(np.asarray(sizes_bytes, dtype=np.float64).tolist()):
+        if filled >= bucket_bytes:
+            starts.append(number)
+            filled = 0.0
+        filled += size
+    return np.array(starts, dtype=np.int64)
+
+
+def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Ready times and sizes of buckets: a bucket is ready with the last of its gradients.
+
+    Examples
+    --------
+    >>> ready, sizes = merged([1, 2, 3, 4], [10, 20, 30, 40], np.array([0, 3]))
+    >>> ready.tolist(), sizes.tolist()
+    ([3.0, 4.0], [60.0, 40.0])
+    """
+    ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
+    if not len(ready):
+        return ready, sizes
+    return np.maximum.reduceat(ready, starts), np.add.reduceat(sizes, starts)
+
+
+def divides(sizes_bytes: Any, bucket_bytes: float) -> bool:
+    """Whether buckets of this size would have to divide messages of a run.
+
+    Only if the run's own buckets were larger. Where more messages than the first and the last are smaller than this,
+    the run closed its buckets earlier: what is larger all the same was filled by one tensor, which nobody divides.
+
+    Examples
+    --------
+    >>> divides([1, 25, 26, 9], 4), divides([1, 2, 3, 25], 4), divides([1, 2, 3], 4)
+    (True, False, False)
+    """
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    return bool((sizes > bucket_bytes).any()) and int((sizes < bucket_bytes).sum()) <= _EVER_SMALLER
+
+
+def bucket_ends(
+    sizes_bytes: Any, bucket_bytes: float, *, gradients_bytes: Any = (), recorded_bytes: float | None = None
+) -> tuple[Floats, bool]:
+    """Where buckets of another size would end in the stream of gradients, in bytes since its begin.
+
+    Buckets close with the gradient that fills them, if the gradients are known and the messages are made of them.
+    Else larger buckets than those of the run are made of whole messages, and smaller ones divide them anywhere.
+
+    Parameters
+    ----------
+    sizes_bytes : sequence of float
+        Messages of a backward pass.
+    bucket_bytes : float
+    gradients_bytes : sequence of float, optional
+        In the order in which they are made.
+    recorded_bytes : float, optional
+        Buckets of the run; by default a guess from the messages (:func:`divides`).
+
+    Returns
+    -------
+    ends_bytes : float array
+    anywhere : bool
+        Messages were divided, and nothing says where.
+
+    Examples
+    --------
+    >>> ends, anywhere = bucket_ends([100, 100], 50)
+    >>> ends.tolist(), anywhere
+    ([50.0, 100.0, 150.0, 200.0], True)
+    >>> bucket_ends([100, 100], 50, gradients_bytes=[60, 40, 10, 90])[0].tolist()
+    [60.0, 110.0, 200.0]
+    """
+    sizes, gradients = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(gradients_bytes, dtype=np.float64)
+    if not bucket_bytes > 0:
+        raise UsageError(f"{bucket_bytes} is no size of a bucket", hint="for example 25M")
+    sent, made = np.cumsum(sizes), np.cumsum(gradients)
+    if len(made) and len(sent) and made[-1] == sent[-1] and np.isin(sent, made).all():
+        return np.append(made[bucket_starts(gradients, bucket_bytes)[1:] - 1], made[-1]), False
+    whole = bucket_bytes >= recorded_bytes * _SAME if recorded_bytes is not None else not divides(sizes, bucket_bytes)
+    if whole:
+        return np.append(sent[bucket_starts(sizes, bucket_bytes)[1:] - 1], sent[-1:]), False
+    total = float(sizes.sum())
+    return np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total), True
+
+
+def ready_at(ready_ns: Any, sizes_bytes: Any, ends_bytes: Any) -> Floats:
+    """When the gradients up to a byte of the stream were made, at an even rate between the ready times of messages.
+
+    Nothing says in which order the inside of a message was made, nor when.
+
+    Examples
+    --------
+    >>> ready_at([10, 20], [100, 100], [50, 100, 150]).tolist()
+    [5.0, 10.0, 15.0]
+    """
+    ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
+    sent = np.append(0.0, np.cumsum(sizes))
+    found: Floats = np.interp(ends_bytes, sent, np.append(0.0, np.maximum.accumulate(ready)))
+    return found
+
+
+def rebucketed(
+    ready_ns: Any,
+    sizes_bytes: Any,
+    bucket_bytes: float,
+    *,
+    gradients_bytes: Any = (),
+    recorded_bytes: float | None = None,
+) -> tuple[Floats, Floats]:
+    """Ready times and sizes, were the gradients sent in buckets of another size: :func:`bucket_ends`, :func:`ready_at`.
+
+    Examples
+    --------
+    >>> ready, sizes = rebucketed([10, 20], [100, 100], 50)
+    >>> ready.tolist(), sizes.tolist()
+    ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0])
+    """
+    ends, _ = bucket_ends(sizes_bytes, bucket_bytes, gradients_bytes=gradients_bytes, recorded_bytes=recorded_bytes)
+    return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends))
+
+
+def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
+    """First message of each bucket when buckets are chosen so that the last one ends as early as can be.
+
+    What MG-WFBP looks for by a greedy rule, here exactly: the earliest end of the first i messages is the minimum over
+    the first message of their last bucket, since nothing is gained by an earlier bucket that ends later.
+
+    Examples
+    --------
+    The first has arrived before the others are ready; these two together save one alpha of 4.
+
+    >>> best_merge([1, 20, 21], [8, 1, 1], 4.0, 1.0).tolist()
+    [0, 1]
+    """
+    ready, sizes = _checked(ready_ns, sizes_bytes)
+    count = len(ready)
+    summed = np.append(0.0, np.cumsum(sizes))
+    free, first = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
+    latest = np.maximum.accumulate(ready) if count else ready
+    for end in range(1, count + 1):
+        options = np.maximum(free[:end], latest[end - 1]) + alpha_ns
+        options = options + beta_ns_per_byte * (summed[end] - summed[:end])
+        first[end] = int(options.argmin())
+        free[end] = options[first[end]]
+    starts = []
+    at = count
+    while at > 0:
+        at = int(first[at])
+        starts.append(at)
+    return np.array(starts[::-1], dtype=np.int64)
+
+
+def merge_caps(sizes_bytes: Any) -> Floats:
+    """Sizes of buckets that merge these messages in different ways, ascending; one merges them all.
+
+    A bucket closes once it holds the cap, so that it matters only between which sums of neighbours the cap lies.
+
+    Examples
+    --------
+    >>> merge_caps([4, 4, 8]).tolist()
+    [4.0, 8.0, 12.0, 16.0]
+    """
+    ends = np.append(0.0, np.cumsum(np.asarray(sizes_bytes, dtype=np.float64)))
+    first, last = np.triu_indices(len(ends), k=1)
+    sums = np.unique(ends[last] - ends[first])
+    sums = sums[sums > 0]
+    if len(sums) > _MOST_CAPS:
+        wanted = np.geomspace(sums[0], sums[-1], _MOST_CAPS)
+        sums = sums[np.unique(np.minimum(np.searchsorted(sums, wanted), len(sums) - 1))]
+    found: Floats = sums
+    return found
+
+
+def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
+    """The roundest number of MiB that merges messages as ``cap_bytes`` does.
+
+    Examples
+    --------
+    >>> mib = 2**20
+    >>> rounded_cap(8.5 * mib, [4.1 * mib, 4.4 * mib, 9.7 * mib])
+    5.0
+    """
+    ends = np.append(0.0, np.cumsum(np.asarray(sizes_bytes, dtype=np.float64)))
+    # The largest sum of neighbours below the cap: of those that begin at each message, the last one below it.
+    last = np.searchsorted(ends, ends + cap_bytes * (1 - 1e-9), side="left") - 1
+    low, high = float((ends[last] - ends).max(initial=0.0)) / 2**20, cap_bytes / 2**20
+    for digits in range(-3, 12):
+        unit = 10.0**-digits
+        number = round(math.floor(low / unit + 1) * unit, max(digits, 0))
+        if low < number <= high:
+            return number
+    return high
+
+
+def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:
+    """Ready times where only sizes are known: gradients come at an even rate of bytes over the backward pass.
+
+    Examples
+    --------
+    >>> ready_by_sizes([10, 30], 80.0).tolist()
+    [20.0, 80.0]
+    """
+    sizes = np.asarray(sizes_bytes, dtype=np.float64)
+    total = float(sizes.sum())
+    found: Floats = np.cumsum(sizes) / total * backward_ns if total > 0 else np.full(len(sizes), float(backward_ns))
+    return found
+
+
+def _checked(ready_ns: Any, lengths: Any) -> tuple[Floats, Floats]:
+    ready, length = np.asarray(ready_ns, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
+    if ready.ndim != 1 or ready.shape != length.shape:
+        raise UsageError(f"ready times and messages have different lengths: {ready.shape}, {length.shape}")
+    if not (np.isfinite(ready).all() and np.isfinite(length).all() and (length >= 0).all()):
+        raise UsageError("ready times and messages must be finite, sizes and lengths not negative")
+    return ready, length

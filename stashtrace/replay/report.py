@@ -1,0 +1,254 @@
+"""Answers to what-if questions in words."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stashtrace.analysis.findings.claims import limit_claims
+from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.analysis.graph import PipelineGraph
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.parts import findings_of
+from stashtrace.units import duration_text, percent_text
+
+if TYPE_CHECKING:
+    from stashtrace.analysis.graph import Graph
+    from stashtrace.replay import Answer
+    from stashtrace.schema.table import Table
+    from stashtrace.schema.trace import Trace
+
+#: A run that is slower by less has nothing to share.
+WORTH_SHARING = 1.03
+#: Causes that are named alone, the smallest first; they are behind so much of what is lost.
+_SINGLE, _MUCH, _NEARLY = ("rank", "stage", "replica"), 0.3, 0.95
+#: Parts of a step that are worth a row of the budget, and a sentence.
+_WORTH_A_ROW, _WORTH_A_LINE = 0.005, 0.1
+_WIDTH = 79
+#: A saving of less is none.
+_NOTHING = 0.0005
+_NAMES = {
+    "compute": "computes",
+    "data": "waits for batches",
+    "link": "waits for transfers",
+    "late": "waits for late ranks",
+    "copy": "waits for copies",
+    "save": "writes checkpoints",
+    "host": "waits for the host",
+    "other": "asleep or blocked",
+}
+
+
+def limit_lines(trace: Trace, graph: Graph) -> list[str]:
+    """What the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended.
+
+    Then how many edges of the graph contradict each other.
+    """
+    lines: list[str] = []
+    for finding in findings_of(*tables_of(limit_claims(trace))):
+        if finding.row["kind"] == "steps":
+            lines += _wrapped("! no step is marked: the whole recording counts as one step")
+            continue
+        lines += _wrapped(f"! {claim_text(finding)}")
+        for text in evidence_texts(finding):
+            lines += _wrapped(f"  {text}")
+    lines += _steps_left_out(trace, graph)
+    cut = len(graph.plan.cut())
+    if cut:
+        lines += _wrapped(
+            f"! {cut:,} of {len(graph.source):,} edges form cycles, as errors of clocks make them, and are left out"
+        )
+    return lines
+
+
+def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
+    """Steps that are no part of the graph, and steps of several kinds in one mean."""
+    if isinstance(graph, PipelineGraph):
+        return []
+    table, lines = steps(trace), []
+    missing, ranks = len(table) - len(graph.ends), np.unique(table["rank"])
+    if missing > 0:
+        each = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        lines += _wrapped(f"! {missing} of {len(table)} steps{each} are left out: not all of their work was recorded")
+    counted = np.isin(table["step"], graph.ends_step[graph.ends_counted]) & (table["rank"] == ranks[0])
+    kinds, counts = np.unique(table["kind"][counted], return_counts=True)
+    if len(kinds) > 1:
+        parts = [f"{count} {kind}" for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
+        lines += _wrapped(f"! the mean is over steps of several kinds: {', '.join(parts)}")
+    return lines
+
+
+def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits: Sequence[str] = ()) -> list[str]:
+    """Lines for the terminal: what the replay is worth, then a table of changes.
+
+    Parameters
+    ----------
+    run : Answer
+        Without a change.
+    answers : sequence of Answer
+    asked : bool
+        One question was asked; its budget follows.
+    limits : sequence of str
+        ``limit_lines`` of the run.
+    """
+    error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
+    noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
+    takes = duration_text(run.measured_ns)
+    several = run.steps_count > 1
+    lines = [
+        f"a step takes {takes} on average over {run.steps_count} steps" if several else f"the only step takes {takes}",
+        *_wrapped(
+            f"replayed as it was it is off by {error}; for {gap} of it the graph knows no cause, and keeps it;"
+            f" another recording may differ by {noise}, one with a change by +/-"
+        ),
+        *limits,
+    ]
+    if not run.is_reliable:
+        return [*lines, *_wrapped(f"no change is predicted: {unreliable(run)}")]
+    if not answers:
+        return [*lines, "", "no single change of what is known would make it shorter by 0.5 % or more"]
+    head = ("change", "step", "+/-", "saves", "largest stall then")
+    rows = [head, *(_cells(answer) for answer in answers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    lines.append("")
+    for row in rows:
+        figures = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
+        lines.append("  " + "  ".join([row[0].ljust(widths[0]), *figures, row[-1]]))
+    return lines + (_budget(answers[0]) if asked else _untouched(run, answers))
+
+
+def unreliable(run: Answer) -> str:
+    """Why nothing is predicted from a run."""
+    if run.error_ratio > MOST_ERROR_RATIO:
+        return (
+            f"its replay misses the step by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
+        )
+    return (
+        f"{percent_text(run.gap_ratio)} of its step has no cause in the graph, more than {percent_text(MOST_GAP_RATIO)}"
+    )
+
+
+def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
+    """Time that none of the single changes makes shorter."""
+    idle = run.before_ns["other"]
+    if idle < _WORTH_A_LINE * run.measured_ns:
+        return []
+    gone = max((idle - answer.after_ns["other"] for answer in answers), default=0.0)
+    what = "no change above makes that shorter"
+    if gone >= _WORTH_A_LINE * idle:
+        best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
+        what = f"{best.changes[0]} takes {duration_text(gone)} of that away, no other change more"
+    text = f"a rank is asleep or blocked for {duration_text(idle)} of a step, in the mean over ranks: {what}"
+    return ["", *_wrapped(text)]
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines for the terminal; those of a warning stand behind its mark."""
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  " if text[:1] in "! " else "", break_on_hyphens=False)
+
+
+def slowdown_lines(table: Table, run: Answer) -> list[str]:
+    """What it costs that ranks are not alike, and which rank, stage or replica alone is behind it.
+
+    Parameters
+    ----------
+    table : Table
+        Of the ``slowdown`` analysis, with the mean as its center.
+    run : Answer
+        Without a change: what recordings differ by anyway is no loss.
+    """
+    rows = list(table.rows())
+    whole = next(row for row in rows if row["cause"] == "all")
+    if whole["slowdown_ratio"] < max(WORTH_SHARING, 1 + run.noise_ns / max(run.measured_ns, 1.0)):
+        return []
+    now, then = (duration_text(whole[name]) for name in ("step_ns", "ideal_step_ns"))
+    text = (
+        f"with the work of all ranks shared evenly a step, from the first rank's begin to the last one's end, would"
+        f" take {then}, not {now}: it is {whole['slowdown_ratio']:.2f} times slower than that"
+    )
+    single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
+    if not single:
+        return [
+            "",
+            *_wrapped(f"{text}; no rank, stage or replica alone is behind {percent_text(_MUCH)} of the loss or more"),
+        ]
+    most = max(row["recovered_ratio"] for row in single)
+    # The smallest cause that is behind nearly as much as the largest one.
+    cause = min(
+        (row for row in single if row["recovered_ratio"] >= _NEARLY * most), key=lambda row: _SINGLE.index(row["cause"])
+    )
+    part = percent_text(min(cause["recovered_ratio"], 1.0))
+    return ["", *_wrapped(f"{text}; {cause['cause']} {cause['name']} alone is behind {part} of the loss")]
+
+
+def _cells(answer: Answer) -> tuple[str, ...]:
+    saved = (_saving(1 - ns / max(answer.replayed_ns, 1.0)) for ns in (answer.high_ns, answer.low_ns))
+    step = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    change = ", ".join(map(str, answer.changes))
+    noise = percent_text(answer.noise_ns / max(answer.middle_ns, 1.0))
+    return change, step, noise, _range(*saved), _NAMES[answer.bottleneck]
+
+
+def _saving(ratio: float) -> str:
+    """A share in words; what rounds to nothing is nothing, on either side of it."""
+    return percent_text(ratio if abs(ratio) >= _NOTHING else 0.0)
+
+
+def _range(low: str, high: str) -> str:
+    """``2 to 3 ms``; a unit that both have stands once."""
+    if low == high:
+        return high
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
+
+
+def _budget(answer: Answer) -> list[str]:
+    """Where the step went before and after, by columns of the summary; of an interval, at its upper end."""
+    then = "then" if answer.low_ns == answer.high_ns else "then, at most"
+    rows = [
+        (name, before, answer.after_ns[name])
+        for name, before in answer.before_ns.items()
+        if max(before, answer.after_ns[name]) >= _WORTH_A_ROW * answer.measured_ns
+    ]
+    rows.append(("step", answer.replayed_ns, answer.high_ns))
+    lines = ["", "  mean of all ranks" + "now".rjust(12) + then.rjust(16)]
+    for name, before, after in rows:
+        lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(16))
+    return lines
+
+
+def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
+    """A prediction beside the job that was run with it.
+
+    Parameters
+    ----------
+    run : Answer
+        Without a change.
+    answer : Answer
+        The prediction.
+    measured_ns : float
+        Mean step of the job with the change.
+    """
+    predicted = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    rows = [
+        ("as recorded", duration_text(run.measured_ns), ""),
+        ("predicted", predicted, _range(*(_saved(run, ns) for ns in (answer.high_ns, answer.low_ns)))),
+        ("measured", duration_text(measured_ns), _saved(run, measured_ns)),
+    ]
+    lines = ["", f"{', '.join(map(str, answer.changes))} in a second run of the job:"]
+    width = max(len(row[1]) for row in rows)
+    lines += [f"  {name:<13}{step:>{width}}" + (f"  saves {saved}" if saved else "") for name, step, saved in rows]
+    missed = answer.missed_ratio(measured_ns)
+    if missed:
+        lines.append(f"  the prediction is {percent_text(abs(missed))} too {'short' if missed < 0 else 'long'}")
+    return lines
+
+
+def _saved(run: Answer, ns: float) -> str:
+    return percent_text(1 - ns / run.measured_ns)

@@ -1,0 +1,137 @@
+"""The words of ``stashtrace layers``: iterations by variant, speed-ups over ranks, which gradients to send together."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.replay.ssgd.merging import Merge
+from stashtrace.replay.ssgd.study import Study
+from stashtrace.replay.ssgd.variants import WAIT_FREE
+from stashtrace.summary.layout import table_lines
+from stashtrace.units import bytes_text, duration_text, shortened
+
+#: Messages of a merge that are listed; of more the first and the last.
+_MOST_MESSAGES = 12
+_NAME_WIDTH = 22
+
+
+def layers_lines(study: Study) -> list[str]:
+    """Lines for the terminal."""
+    lines = [*_facts(study), "", *_iterations(study), "", *_curve(study), "", *_merge(study)]
+    return lines
+
+
+def layers_json(study: Study) -> dict[str, Any]:
+    """The same as data."""
+    work, ring = study.workload, study.ring
+    return {
+        "layers_count": len(work),
+        "gradient_bytes": float(work.sizes_bytes.sum()),
+        "forward_ns": float(work.forward_ns.sum()),
+        "backward_ns": float(work.backward_ns.sum()),
+        "communication_ns": None if work.measured_ns is None else float(work.measured_ns.sum()),
+        "io_ns": work.io_ns,
+        "copy_ns": work.copy_ns,
+        "update_ns": work.update_ns,
+        "hop": {
+            "latency_ns": ring.latency_ns,
+            "bandwidth_bytes_per_s": 1e9 / ring.ns_per_byte if ring.ns_per_byte > 0 else None,
+            "fitted_ranks_count": study.fitted_ranks,
+        },
+        "measured_iteration_ns": study.measured_ns,
+        "variants": [
+            {
+                "variant": row.variant.name,
+                "merged": row.merged,
+                "overlaps": row.variant.overlaps,
+                "iterations": [
+                    {"ranks_count": one.workers, "iteration_ns": one.iteration_ns, "speedup": one.speedup}
+                    for one in row.found
+                ],
+            }
+            for row in study.rows
+        ],
+        "merge": {"ranks_count": study.chosen, **_merge_json(study, study.merged)},
+        "bucket": {"bucket_cap_mb": study.cap_mib, **_merge_json(study, study.capped)},
+        "layer_by_layer": _merge_json(study, study.layerwise),
+    }
+
+
+def _merge_json(study: Study, merge: Merge) -> dict[str, Any]:
+    return {
+        "messages_count": len(merge),
+        "exposed_ns": study.exposed_ns(merge),
+        "message_bytes": merge.sizes_bytes.tolist(),
+        "last_layers": [study.workload.names[layer] for layer in merge.last_layers.tolist()],
+    }
+
+
+def _facts(study: Study) -> list[str]:
+    work, ring = study.workload, study.ring
+    lines = [
+        f"{len(work)} layers, {len(work.sends)} of them with gradients, {bytes_text(work.sizes_bytes.sum())} in all"
+    ]
+    parts = {"forward": work.forward_ns.sum(), "backward": work.backward_ns.sum(), "update": work.update_ns}
+    parts |= {"reading": work.io_ns, "copy": work.copy_ns}
+    lines.append("  " + ", ".join(f"{name} {duration_text(float(ns))}" for name, ns in parts.items() if ns > 0))
+    rate = f"{bytes_text(1e9 / ring.ns_per_byte)}/s" if ring.ns_per_byte > 0 else "any number of bytes"
+    source = f"fitted to the messages of {study.fitted_ranks} ranks" if study.fitted_ranks else "as given"
+    lines.append(f"  a hop of the ring: {duration_text(ring.latency_ns)} and {rate}, {source}")
+    return lines
+
+
+def _iterations(study: Study) -> list[str]:
+    rows: list[tuple[str, ...]] = [("variant", "beside computation", "iteration", "exposed", "speed-up")]
+    if study.measured_ns is not None and study.measured_exposed_ns is not None:
+        alone = study.measured_ns - study.measured_exposed_ns
+        took, exposed = duration_text(study.measured_ns), duration_text(study.measured_exposed_ns)
+        speedup = f"{study.chosen * alone / study.measured_ns:.2f}"
+        rows.append(("as measured", WAIT_FREE.overlaps, took, exposed, speedup))
+    for row in study.rows:
+        one = next(found for found in row.found if found.workers == study.chosen)
+        exposed = duration_text(one.iteration_ns - row.alone_ns)
+        times = (duration_text(one.iteration_ns), exposed, f"{one.speedup:.2f}")
+        rows.append((row.name, row.variant.overlaps, *times))
+    return [f"one iteration of {study.chosen} ranks:", *table_lines(rows, left=2)]
+
+
+def _curve(study: Study) -> list[str]:
+    head = ("ranks", *(str(count) for count in study.ranks))
+    rows = [head, *((row.name, *(f"{one.speedup:.2f}" for one in row.found)) for row in study.rows)]
+    return ["speed-up over ranks, each with the same batch:", *table_lines(rows, left=1)]
+
+
+def _merge(study: Study) -> list[str]:
+    merge, names = study.merged, study.workload.names
+    ways = (
+        ("layer by layer", study.layerwise),
+        (f"bucket_cap_mb={study.cap_mib:g}", study.capped),
+        ("best merge", study.merged),
+    )
+    rows: list[tuple[str, ...]] = [("sent", "messages", "exposed")]
+    rows += [(name, str(len(one)), duration_text(study.exposed_ns(one))) for name, one in ways]
+    lines = [f"gradients of {study.chosen} ranks; predicted best size of buckets: bucket_cap_mb={study.cap_mib:g}"]
+    lines += [*table_lines(rows, left=1), "", "the best merge:"]
+    listed: list[tuple[str, ...]] = [("layers", "size", "ready", "takes")]
+    sends = study.workload.sends
+    ends = [*merge.starts.tolist()[1:], len(sends)]
+    for number in _shown(len(merge)):
+        if number < 0:
+            listed.append(("...", "", "", ""))
+            continue
+        first, last = (shortened(names[sends[at]], _NAME_WIDTH) for at in (merge.starts[number], ends[number] - 1))
+        span = first if first == last else f"{first} to {last}"
+        times = (float(merge.ready_ns[number]), float(merge.time_ns[number]))
+        listed.append((span, bytes_text(float(merge.sizes_bytes[number])), *map(duration_text, times)))
+    return lines + table_lines(listed, left=1)
+
+
+def _shown(count: int) -> Sequence[int]:
+    """Messages to list; -1 stands for those between."""
+    if count <= _MOST_MESSAGES:
+        return range(count)
+    half = math.floor(_MOST_MESSAGES / 2)
+    return [*range(half), -1, *range(count - half, count)]

@@ -1,0 +1,63 @@
+"""Rows whose numbers cannot be: a file that is damaged, or made to harm, under right checksums.
+
+Called for each table that is read: by ``loading.session`` for a run, by ``store.files`` for a store. What follows
+subtracts moments and counts with these numbers in 64 bits, and looks things up by their codes; from here on the
+difference of any two numbers fits, and no code is negative. Importers have the same bound (``importers.bounds``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.schema.table import Table
+
+#: Numbers and moments end here: 2^62 ns since 1970 is the year 2116. The difference of any two fits 64 bits.
+HIGHEST = (1 << 62) - 1
+#: Ranks of a job, and workers of a rank; a number from here on is damage, and would ask for as much memory.
+MOST_RANKS = 1 << 24
+_RANKS = ("rank", "world_size")
+#: Nobody computes with identities, which may be hashes of 64 bits, and a program may pass any position to a call.
+_ANY_NUMBER = ("_id", "_key", "_hash", "offset_bytes")
+
+
+def rank_number(text: str) -> int:
+    """The number of a rank, or how many there are, that a text says; -1 if it says none.
+
+    Examples
+    --------
+    >>> rank_number("7"), rank_number("999999999999"), rank_number("-1"), rank_number("many")
+    (7, -1, -1, -1)
+    """
+    if not (text.isdecimal() and len(text) <= len(str(MOST_RANKS))):
+        return -1
+    number = int(text)
+    return number if number < MOST_RANKS else -1
+
+
+def is_possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Mask of the numbers within :data:`HIGHEST`."""
+    return (values >= -HIGHEST) & (values <= HIGHEST)
+
+
+def without_impossible(table: Table) -> tuple[Table, int]:
+    """The rows whose moments, amounts and counts are all within :data:`HIGHEST`; how many were left out.
+
+    A code of a narrow column that is negative did not fit it, so nobody knows what it stands for.
+    """
+    bad: npt.NDArray[np.bool_] | None = None
+    for column in table.schema.columns:
+        narrow = column.dtype in ("i2", "i4") and column.name.endswith("_code")
+        if not len(table) or not (narrow or column.dtype == "i8") or column.name.endswith(_ANY_NUMBER):
+            continue
+        values, lowest = table[column.name], 0 if narrow else -HIGHEST
+        highest = MOST_RANKS if column.name in _RANKS else HIGHEST
+        # The extremes are read without a temporary array: nearly every column passes here.
+        if int(values.min()) >= lowest and int(values.max()) <= highest:
+            continue
+        outside = (values < lowest) | (values > highest)
+        bad = outside if bad is None else bad | outside
+    if bad is None:
+        return table, 0
+    return table.take(~bad), int(bad.sum())

@@ -1,0 +1,305 @@
+"""RawProcess, EventTables and Trace: what flows between the floors."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.units import ranks_text
+from stashtrace.visible import visible_line
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRecords:
+    """All rows of one record type of one process, grouped by thread in the order written.
+
+    Attributes
+    ----------
+    rows : structured array
+        Fields as in today's ``records.def``, projected by name from the file's own field table.
+    tid : uint32 array
+        Kernel thread id of each row.
+    """
+
+    rows: npt.NDArray[np.void]
+    tid: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class RawProcess:
+    """One traced process image, still in its own clocks.
+
+    Attributes
+    ----------
+    name : str
+        File name without suffix.
+    metadata : dict
+        JSON metadata of the file header (see ``csrc/schema/container.h``).
+    records : dict
+        Record name -> :class:`RawRecords`; missing types are absent.
+    strings : dict
+        String id -> text, of this process.
+    losses : list of (collector, reason, severity, lost_count, advice)
+        Found while reading: drops, torn tails, unknown records.
+    """
+
+    name: str
+    metadata: Mapping[str, Any]
+    records: Mapping[str, RawRecords]
+    strings: Mapping[int, str]
+    losses: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+
+
+class _Tables:
+    """Attribute access to tables by name; absent ones are empty."""
+
+    def __init__(self, strings: StringPool, tables: Mapping[str, Table]) -> None:
+        unknown = tables.keys() - TABLES.keys()
+        if unknown:
+            raise ValueError(f"unknown tables {sorted(unknown)}")
+        self.strings = strings
+        self._tables = dict(tables)
+
+    def table(self, name: str) -> Table:
+        """Table by name, empty if nothing filled it."""
+        found = self._tables.get(name)
+        if found is None:
+            if name not in TABLES:
+                raise KeyError(_no_table(name))
+            found = self._tables[name] = Table.empty(TABLES[name])
+        return found
+
+    def __getattr__(self, name: str) -> Table:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in TABLES:
+            raise AttributeError(_no_table(name))
+        return self.table(name)
+
+
+def _no_table(name: str) -> str:
+    return (
+        f"no table {name!r}: recorded are {', '.join(TABLES)}; what is computed from them comes from"
+        f" stashtrace.analyze(trace, {name!r})"
+    )
+
+
+class EventTables(_Tables):
+    """Tables of one process or file, in its own clock (``*_ns`` columns hold that clock's values)."""
+
+    def filled(self) -> Iterator[tuple[str, Table]]:
+        """Name and rows of each table that has any, in the order of ``TABLES``."""
+        for name in TABLES:
+            table = self._tables.get(name)
+            if table is not None and len(table):
+                yield name, table
+
+
+class IoOutline(Protocol):
+    """What was learned of the I/O calls when they were read the first time, and the way to those left on disk.
+
+    Attributes
+    ----------
+    rows_count : int
+        Calls in all.
+    counts : int64 array
+        Calls of each track, by track id.
+    begin_ns, end_ns : int
+        Earliest begin and latest end; 0 if there is no call.
+    notable : Table
+        Calls that blocked, receives, and writes to named files by threads that may drive a training loop, in the order
+        of ``io``.
+    """
+
+    rows_count: int
+    counts: npt.NDArray[np.int64]
+    begin_ns: int
+    end_ns: int
+    notable: Table
+
+    def whole(self) -> Table:
+        """All rows, by track, then begin; for calls left on disk, as :meth:`pieces`."""
+        ...
+
+    def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
+        """The rows of these processes, all if None, in pieces of bounded size and in the order of ``io``."""
+        ...
+
+
+class Trace(_Tables):
+    """All ranks on one time line.
+
+    The ``io`` table of a large run stays on disk until it is asked for; what can do with less asks for ``notable_io``,
+    ``io_rows_count``, ``io_span_ns`` or ``io_pieces``, which never load it.
+
+    Attributes
+    ----------
+    strings : StringPool
+        Texts behind every ``*_code`` column that is not an enumeration.
+    path : str
+        Where it was loaded from.
+    processes, tracks, spans, phases, batches, io, waits, collectives, collective_waits, groups,
+    counters, flows, losses, alignment, metadata : Table
+        See ``stashtrace/schema/events.py``.
+    devices, streams, device_clocks, device_brackets, device_calls, kernels, collective_details : Table
+        See ``stashtrace/schema/events.py``.
+    """
+
+    def __init__(
+        self, strings: StringPool, tables: Mapping[str, Table], *, path: str = "", io_outline: IoOutline | None = None
+    ) -> None:
+        super().__init__(strings, tables)
+        self.path = path
+        self._io_outline = io_outline
+        self._kept: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled and copied: not the kept results, which whoever needs them computes again."""
+        return {**self.__dict__, "_kept": {}}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Results that were computed from this trace, by name; see :func:`kept_with_trace`.
+
+        A trace does not change, so they hold as long as it lives. None of them may refer to the trace: then its memory
+        is free as soon as nobody has it any more.
+        """
+        return self._kept
+
+    def __repr__(self) -> str:
+        """Path, ranks and rows of the tables that have any; computes no analysis and leaves calls on disk there."""
+        ranks = self.ranks.tolist()
+        about = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ({ranks_text(ranks)})" if ranks else "no ranks"]
+        numbered = len(np.unique(self.numbered_steps["step"]))
+        if numbered:
+            about.append(f"{numbered} numbered step{'s' * (numbered > 1)}")
+        counts = {name: self.io_rows_count if name == "io" else len(self.table(name)) for name in TABLES}
+        counts = {name: count for name, count in counts.items() if count}
+        if not counts:
+            about.append("no rows")
+        lines = [f"Trace({visible_line(self.path) or 'in memory'}: {', '.join(about)})"]
+        for name, count in counts.items():
+            on_disk = "  (on disk until used)" if name == "io" and self.streamed_io is not None else ""
+            lines.append(f"  {name:<22} {count:>13,}{on_disk}")
+        return "\n".join(lines)
+
+    def table(self, name: str) -> Table:
+        """Table by name, empty if nothing filled it; ``io`` of a large run is read now."""
+        streamed = self.streamed_io
+        if name == "io" and streamed is not None:
+            self._tables["io"] = streamed.whole()
+        return super().table(name)
+
+    @property
+    def ranks(self) -> npt.NDArray[np.int64]:
+        """Global ranks present, ascending."""
+        ranks = np.unique(self.processes["rank"])
+        return ranks[ranks >= 0]
+
+    @property
+    def io_outline(self) -> IoOutline | None:
+        """What is known of the I/O calls beside their table; None for a trace that was put together in memory."""
+        return self._io_outline
+
+    @property
+    def streamed_io(self) -> IoOutline | None:
+        """Where the I/O calls are as long as they are not in memory."""
+        return None if "io" in self._tables else self._io_outline
+
+    @property
+    def io_rows_count(self) -> int:
+        """Number of I/O calls."""
+        return len(self.io) if self._io_outline is None else self._io_outline.rows_count
+
+    @property
+    def io_span_ns(self) -> tuple[int, int]:
+        """Earliest begin and latest end of the I/O calls; (0, 0) if there is none."""
+        if self._io_outline is not None:
+            return self._io_outline.begin_ns, self._io_outline.end_ns
+        return (int(self.io["begin_ns"].min()), int(self.io["end_ns"].max())) if len(self.io) else (0, 0)
+
+    @property
+    def notable_io(self) -> Table:
+        """At least the calls that blocked, receives, and a loop's writes to named files, in the order of ``io``."""
+        return self.io if self._io_outline is None else self._io_outline.notable
+
+    def io_pieces(self) -> Iterator[Table]:
+        """All I/O calls in the order of ``io``, in pieces of bounded size if they are not in memory."""
+        streamed = self.streamed_io
+        if streamed is not None:
+            yield from streamed.pieces()
+        elif len(self.io):
+            yield self.io
+
+    def replace(self, **tables: Table) -> Trace:
+        """Same trace with some tables exchanged."""
+        return Trace(
+            self.strings,
+            {**self._tables, **tables},
+            path=self.path,
+            io_outline=None if "io" in tables else self._io_outline,
+        )
+
+    def text(self, code: int) -> str:
+        """Text of a ``*_code`` value."""
+        return self.strings.text(int(code))
+
+
+def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
+    """Decorate a function of a trace alone: its result is computed once for each trace and kept with it.
+
+    The result must not refer to the trace, and nobody may change it.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def kept(trace: Trace) -> Result:
+        if name not in trace.kept:
+            trace.kept[name] = compute(trace)
+        result: Result = trace.kept[name]
+        return result
+
+    return kept
+
+
+# Keys of ``metadata`` that importers write and analyses read.
+
+#: Of a process: nothing of its host was recorded, so an idle device says nothing of its launches.
+HOST_NOT_RECORDED = "host_not_recorded"
+#: Of a process: its pipeline stage, and its number among those that hold the same stage.
+PIPELINE_STAGE, DATA_PARALLEL_RANK = "pipeline_stage", "data_parallel_rank"
+#: Name of the one step of a recording in which nothing marks a step.
+WHOLE_RECORDING = "whole recording"
+
+
+# Rows of the ``losses`` table, from the tuples in which readers, decoders and importers report them.
+
+#: (collector, reason, severity, lost_count, advice), as in RawProcess.losses.
+LossRow = tuple[str, str, int, int, str]
+
+_MOST_LOST = int(np.iinfo(np.int64).max)
+
+
+def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool) -> dict[str, Any]:
+    """Columns of the ``losses`` table from loss tuples."""
+    listed = list(rows)
+    return {
+        "process_id": np.full(len(listed), process_id, dtype=np.int64),
+        "collector_code": strings.codes(r[0] for r in listed),
+        "name_code": strings.codes(r[1] for r in listed),
+        "severity_code": np.array([r[2] for r in listed], dtype=np.int64),
+        # A count of a damaged file may need 64 bits without a sign; the table's column ends before.
+        "lost_count": np.array([min(r[3], _MOST_LOST) for r in listed], dtype=np.int64),
+        "advice_code": strings.codes(r[4] for r in listed),
+    }

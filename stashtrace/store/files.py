@@ -1,0 +1,372 @@
+"""A store, or some ranks of it, as a Trace. Called by ``align.load_trace`` and by ``fleet``, one rank at a time.
+
+Numbers of tracks and processes are made dense again, and keys that each partition counts from 0 become unique, so a
+trace of a few ranks costs what these ranks cost.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stashtrace.errors import FormatError, StashtraceError, UsageError
+from stashtrace.schema.columns import Schema
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.order import SORT_KEYS, in_order_of, number_collectives
+from stashtrace.schema.possible import without_impossible
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Array, GrowingTable, Table
+from stashtrace.schema.trace import LossRow, Trace
+from stashtrace.store.layout import (
+    NO_RANK,
+    PROCESS,
+    STORE_FILE,
+    TRACK,
+    VERSION,
+    from_arrow,
+    is_store,
+    parquet_options,
+    partition,
+    read_facts,
+    require_pyarrow,
+    to_arrow,
+)
+from stashtrace.store.reinstating import Reinstated, add_losses
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Files that are decoded at the same time, and those that may lie ready for the thread that makes tables of them.
+_READERS, _FILES_AHEAD = 2, 16
+
+#: Tables that are there whatever was asked for.
+_ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
+#: What the export found out from all ranks together.
+_DERIVED = ("numbered_steps", "matched_collectives")
+#: What was lost is told whatever its number says; an end that nothing speaks for is beyond all moments.
+_ANY_NUMBERS = ("losses", "matched_collectives")
+#: Keys counted from 0 in each partition -> the tables that refer to them.
+_KEYED = {"collective_key": ("collectives", "collective_waits", "collective_details", "matched_collectives")}
+
+
+def store_ranks(path: str | Path) -> list[int]:
+    """Ranks of a store, ascending."""
+    return [int(rank) for rank in read_facts(Path(path)).get("ranks", [])]
+
+
+def read_store(
+    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
+) -> Trace:
+    """Load a store; parameters as in ``load_trace``.
+
+    Raises
+    ------
+    FormatError
+        If it is damaged.
+    UsageError
+        If a rank is not there.
+    """
+    return load_store(path, tables=tables, ranks=ranks)[0]
+
+
+def load_store(
+    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
+) -> tuple[Trace, dict[str, Array]]:
+    """As :func:`read_store`; and the numbers that tracks and processes have in the whole store, by the trace's."""
+    require_pyarrow()
+    folder = Path(path)
+    facts = read_facts(folder)
+    there = [int(rank) for rank in facts.get("ranks", [])]
+    missing = sorted(set(ranks or ()) - set(there))
+    if missing:
+        raise UsageError(
+            f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, there))}"
+        )
+    wanted = [NO_RANK, *(there if ranks is None else sorted(ranks))]
+    strings = StringPool()
+    joined: dict[str, Table] = {}
+    counts: list[int] = []
+    reinstated, impossible = Reinstated(strings), Counter[str]()
+    for name, schema in TABLES.items():
+        if tables is not None and name not in tables and name not in _ALWAYS:
+            continue
+        parts = _read_all(folder, name, wanted, strings)
+        if name == "collectives":
+            parts = _counted(parts, counts)  # keys are places among all rows of a partition
+        joined[name] = _joined(schema, _unique(name, parts, counts))
+        if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
+            again = zip(wanted, _read_all(folder, name, wanted, strings), strict=True)  # few stores are damaged
+            sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
+            joined[name] = _joined(schema, _unique(name, sound, counts))
+        reinstated.note(name, joined[name])
+    _release_arrow()
+    reinstated.complete(joined)
+    written = facts.get("rows", {})
+    _count_impossible(joined, impossible, strings)
+    if ranks is None:
+        _count_lost(joined, written, impossible, strings)
+    _drop_overlapping_steps(joined, written, strings)
+    numbers = _make_dense(joined)
+    steps_count = str(written.get("numbered_steps", 0))
+    fact = (-1, strings.code("numbered_steps"), strings.code(steps_count))
+    joined["metadata"] = Table.concat(
+        TABLES["metadata"], [joined["metadata"], Table.from_rows(TABLES["metadata"], [fact])]
+    )
+    joined = {name: in_order_of(table, SORT_KEYS.get(name, ())) for name, table in joined.items()}
+    if "spans" in joined:
+        joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
+    if "collectives" in joined:
+        users = (joined.get(name) for name in _KEYED["collective_key"][1:])
+        joined.update(number_collectives(joined["collectives"], *users))
+    return Trace(strings, joined, path=str(path)), numbers
+
+
+def _release_arrow() -> None:
+    """Give back the memory in which Arrow decoded files: the columns are copies."""
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()
+
+
+def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
+    """The parts, while their rows are counted."""
+    for part in parts:
+        counts.append(len(part))
+        yield part
+
+
+def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
+    """Rows of all parts, each of which is let go as soon as they are taken."""
+    whole = GrowingTable(schema)
+    for part in parts:
+        if len(part):
+            whole.add(part, len(part))
+    return whole.table()
+
+
+def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
+    """One rank's rows alone, with the numbers of tracks and processes of the whole store.
+
+    Unlike :func:`read_store` it needs no finished store, and what belongs to no rank is not there.
+    """
+    strings = StringPool()
+    names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
+    return Trace(strings, {name: _read(path, name, rank, strings) for name in names}, path=str(path))
+
+
+def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
+    return next(_read_all(folder, name, [rank], strings))
+
+
+def _read_all(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
+    """A table of each of these ranks, in their order; texts get their codes in this order.
+
+    Threads read files ahead: Parquet is decoded without the GIL.
+    """
+    import pyarrow
+
+    files = [str(partition(folder, name, rank)) for rank in ranks]
+    with ThreadPoolExecutor(_READERS) as pool:
+        ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
+        for at, (file, rank) in enumerate(zip(files, ranks, strict=True)):
+            try:
+                found = ahead.popleft().result()
+                if at + _FILES_AHEAD < len(files):
+                    ahead.append(pool.submit(_arrow_of, files[at + _FILES_AHEAD]))
+                table = Table.empty(TABLES[name]) if found is None else from_arrow(found, TABLES[name], rank, strings)
+            except (OSError, pyarrow.ArrowException) as error:
+                why = str(error).partition("\n")[0]
+                raise FormatError(f"{file} cannot be read: {why}", hint="export the run again") from error
+            yield table
+
+
+def _arrow_of(file: str) -> pyarrow.Table | None:
+    """Content of one file, None if there is none of the rank."""
+    import pyarrow.parquet
+
+    if not os.path.exists(file):
+        return None
+    # One file and no data set: its path would add a second column of the rank.
+    return pyarrow.parquet.ParquetFile(pyarrow.OSFile(file)).read(use_threads=False)
+
+
+def _possible(part: Table, left_out: Counter[str]) -> Table:
+    """The rows of a partition whose numbers can be; the others are counted."""
+    name = part.schema.name
+    if name in _ANY_NUMBERS:
+        return part
+    part, count = without_impossible(part)
+    left_out[name] += count
+    return part
+
+
+def _count_impossible(tables: dict[str, Table], left_out: Mapping[str, int], strings: StringPool) -> None:
+    lost: list[LossRow] = [
+        ("format", "impossible_values", int(Severity.DATA_LOSS), count,
+         f"rows of {name} hold numbers that no run has; they are left out")
+        for name, count in left_out.items() if count
+    ]  # fmt: skip
+    add_losses(tables, lost, strings)
+
+
+def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], strings: StringPool) -> None:
+    """Steps of a rank that overlap, or have no number, are not what the export found: they are found anew."""
+    steps = tables.get("numbered_steps")
+    if steps is None or not len(steps):
+        return
+    order = np.lexsort((steps["begin_ns"], steps["rank"]))
+    rank, begin, end = (steps[name][order] for name in ("rank", "begin_ns", "end_ns"))
+    overlap = (rank[1:] == rank[:-1]) & (begin[1:] < end[:-1])
+    if not (overlap.any() or (begin > end).any() or (steps["step"] < 0).any()):
+        return
+    text = "steps of the store overlap or have no number; they are found anew, among the ranks that are loaded"
+    add_losses(tables, [("format", "impossible_values", int(Severity.DATA_LOSS), len(steps), text)], strings)
+    _derive_anew(tables, written)
+
+
+def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
+    for name in _DERIVED:
+        tables[name] = Table.empty(TABLES[name])
+    written["numbered_steps"] = 0
+
+
+def _count_lost(
+    tables: dict[str, Table], written: dict[str, int], told: Mapping[str, int], strings: StringPool
+) -> None:
+    """Compare with what was written: missing rows go to ``losses``; what was derived from all is derived anew."""
+    lost: list[LossRow] = []
+    for name, table in tables.items():
+        count = written.get(name, 0) - len(table) - told.get(name, 0)
+        if count > 0 and name not in ("processes", "tracks"):  # these were put back and counted already
+            text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
+            lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
+    if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
+        _derive_anew(tables, written)
+    add_losses(tables, lost, strings)
+
+
+def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterator[Table]:
+    """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it.
+
+    ``counts`` are the keys of each part; of ``collectives`` they come with the parts.
+    """
+    keyed = [key for key, users in _KEYED.items() if name in users]
+    first = 0
+    for at, part in enumerate(parts):
+        changed = {}
+        if len(part) and counts:
+            for key in keyed:
+                known = (part[key] >= 0) & (part[key] < counts[at])
+                changed[key] = np.where(known, part[key], -first - 1) + first
+        yield part.replace(**changed) if changed else part
+        first += counts[at] if counts else 0
+
+
+def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
+    """Renumber tracks and processes from 0, and everything that refers to them; gives the old numbers by the new."""
+    numbers = {}
+    for owner, key in (("processes", PROCESS), ("tracks", TRACK)):
+        rows = tables[owner].sort_by(key)
+        tables[owner], numbers[key] = rows, rows[key]
+    for name, table in tables.items():
+        changed = dict(_renumbered(table, numbers))
+        if changed:
+            tables[name] = table.replace(**changed)
+    return numbers
+
+
+def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    for column in table.columns:
+        for key, known in numbers.items():
+            if not column.endswith(key):
+                continue
+            values = table[column]
+            if not len(known):
+                yield column, np.full(len(values), -1, dtype=np.int64)
+                continue
+            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+            yield column, np.where(known[at] == values, at, -1)
+
+
+# StoreWriter: partitions of a store, one rank at a time, so that memory is that of a rank.
+#
+# The store's own file is written last: a store without it was not finished.
+
+
+class StoreWriter:
+    """Writes a store into a folder.
+
+    Parameters
+    ----------
+    path : Path
+        Folder to make. One that holds a store is replaced, any other that is not empty is refused.
+    strings : StringPool
+        Behind the text codes of all tables.
+
+    Raises
+    ------
+    StashtraceError
+        If pyarrow is missing, or the folder cannot be made or holds something else.
+    """
+
+    def __init__(self, path: Path, strings: StringPool) -> None:
+        require_pyarrow()
+        self.path = path
+        self.file_bytes = 0
+        self.rows: Counter[str] = Counter()
+        self.ranks: set[int] = set()
+        self._strings = strings
+        try:
+            if is_store(path):
+                shutil.rmtree(path)
+            elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise StashtraceError(f"{path} is there and holds no store", hint="choose another folder with -o")
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def write(self, rank: int, tables: Mapping[str, Table]) -> None:
+        """Write tables of one rank (-1: of none); empty ones leave no file."""
+        import pyarrow.parquet
+
+        for name, table in tables.items():
+            if not len(table):
+                continue
+            file = partition(self.path, name, rank)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                pyarrow.parquet.write_table(to_arrow(table, self._strings), file, **parquet_options(table.schema))
+            except OSError as error:
+                raise self._refused(error) from error
+            self.file_bytes += file.stat().st_size
+            self.rows[name] += len(table)
+            if rank >= 0:
+                self.ranks.add(rank)
+
+    def finish(self, **facts: Any) -> None:
+        """Write the store's own file; from now on it is one."""
+        content = {
+            "format": "stashtrace-store",
+            "version": VERSION,
+            "ranks": sorted(self.ranks),
+            "rows": dict(sorted(self.rows.items())),
+            **facts,
+        }
+        try:
+            (self.path / STORE_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> StashtraceError:
+        reason = error.strerror or str(error)
+        return StashtraceError(f"cannot write {self.path}: {reason}", hint="choose another folder with -o")

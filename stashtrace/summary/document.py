@@ -1,0 +1,31 @@
+"""A summary for programs: the rows of its tables, each claim with its evidence and the sentence that words it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+from stashtrace.analysis.findings import Summary
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.claims import steps_text
+from stashtrace.summary.words.parts import findings_of
+
+
+def document(tables: Summary) -> dict[str, Any]:
+    """JSON-ready content of ``analyze summary --format json``.
+
+    Returns
+    -------
+    dict
+        ``budgets``: rows of that table. ``findings``: rows of ``findings`` in reading order, each with ``text``, the
+        sentence of the claim, ``evidence_text``, the sentences below it, and ``evidence``, its rows.
+    """
+    found = findings_of(tables.findings, tables.evidence)
+    alone = sum(f.row["kind"] == "steps" for f in found) == 1
+    claims = []
+    for finding in found:
+        kind = finding.row["kind"]
+        text = steps_text(finding, alone=alone) if kind == "steps" else claim_text(finding)
+        rows = [{k: v for k, v in row.items() if k != "finding_id"} for row in finding.evidence]
+        claims.append({**finding.row, "text": text, "evidence_text": evidence_texts(finding), "evidence": rows})
+    return {"budgets": list(tables.budgets.rows()), "findings": claims}

@@ -1,0 +1,326 @@
+"""The terminal summary: what slows a run down, in one screen of plain words.
+
+The numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence``, the words those of ``words``;
+here is only their arrangement. Nothing is printed.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.facts import GROUPS
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.claims import steps_text
+from stashtrace.summary.words.parts import Finding, findings_of
+from stashtrace.units import duration_text, percent_text, ranks_text
+from stashtrace.visible import visible_line
+
+#: Verdicts on the screen; the others are rows of ``findings``.
+_VERDICTS_AT_MOST = 3
+#: More ranks than this are folded into a middle row and the ranks that differ from it.
+_ROWS_AT_MOST = 8
+_OUTLIERS_AT_MOST = 6
+#: Smaller shares are printed with a decimal.
+_SMALL_RATIO = 0.00995
+_INDENT = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """A rank's row of bars."""
+
+    rank: int
+    step_kind: str
+    step_ns: float
+    shares: dict[str, float]
+
+    def share(self, column: str) -> float:
+        return self.shares.get(column, 0.0)
+
+
+def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
+    """Return the summary of a run as text.
+
+    Parameters
+    ----------
+    trace : Trace
+        One run.
+    look : Look, optional
+        What the screen can show: 80 columns of UTF-8 without colour by default.
+    shown : str
+        The run directory as the user would type it; the trace's own path by default.
+    """
+    return render(summarize(trace), look or Look(), shown or trace.path or "DIR")
+
+
+def render(tables: Summary, look: Look, path: str) -> str:
+    """Arrange the rows of a summary into lines; ends with a newline."""
+    found = findings_of(tables.findings, tables.evidence)
+    ranks = _budgets(tables.budgets)
+    lines = [*_headline(_of(found, "headline"), look), ""]
+    if ranks:
+        sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
+        lines += [*_table(ranks, look, sources), ""]
+    lines += [*_verdicts(_of(found, "verdict"), look, path), *_plain(_of(found, "files"), look)]
+    lines.append("")
+    machine = _plain(_of(found, "machine"), look)
+    lines += [*machine, ""] if machine else []
+    lines += [
+        *_plain(_of(found, "beside"), look),
+        *_trust(_of(found, "trust"), look),
+        *_losses(_of(found, "loss"), look),
+        "",
+        *_next(found, bool(ranks), path),
+    ]
+    return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
+
+
+def _of(found: Sequence[Finding], section: str) -> list[Finding]:
+    return [finding for finding in found if finding.row["section"] == section]
+
+
+def _budgets(table: Table) -> list[_Budget]:
+    ranks: dict[tuple[str, int], _Budget] = {}
+    for row in table.rows():
+        key = (row["step_kind"], row["rank"])
+        own = ranks.setdefault(key, _Budget(row["rank"], row["step_kind"], row["step_ns"], {}))
+        own.shares[row["column"]] = row["share_ratio"]
+    return list(ranks.values())
+
+
+def _headline(found: Sequence[Finding], look: Look) -> list[str]:
+    """Warnings first, one a line; then ranks, hosts and steps."""
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in found:
+        by_kind.setdefault(finding.row["kind"], []).append(finding)
+    warnings = [claim_text(f) for f in found if f.row["kind"] in ("records_lost", "low_confidence", "host_timed_steps")]
+    ranks = by_kind["ranks"][0]
+    line = f"{ranks.row['items_count']} rank{_s(ranks.row['items_count'])}"
+    hosts = ranks.evidence[0]["items_count"]
+    if hosts > 0:
+        line += f", {hosts} host{_s(hosts)}"
+    steps = by_kind.get("steps", [])
+    if steps:
+        line += ", " + ", ".join(steps_text(f, alone=len(steps) == 1) for f in steps)
+    if "warmup" in by_kind:
+        warm = by_kind["warmup"][0].row["items_count"]
+        line += f" (first {warm} left out)" if warm > 1 else " (the first left out)"
+    parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]
+    whole = "stashtrace  " + "  ".join(parts)
+    if len(whole) <= look.width:
+        return [whole]
+    indent = " " * len("stashtrace  ")
+    lines: list[str] = []
+    for part in parts:
+        lines += look.wrap(part, indent if lines else "stashtrace  ", indent)
+    return lines
+
+
+def _table(ranks: Sequence[_Budget], look: Look, sources: Collection[str]) -> list[str]:
+    """A row of bars for each rank; steps of a validation or of inference stand below those that train."""
+    kinds = list(dict.fromkeys(rank.step_kind for rank in ranks))
+    rows = [row for kind in kinds for row in _rows([rank for rank in ranks if rank.step_kind == kind])]
+    shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
+    shown = [g for g in GROUPS if g in _always(ranks, sources) or any(s[g] >= 0.005 for s in shares)]
+    label_width = max(4, *(len(label) for label, _ in rows)) + 2
+    times = [duration_text(float(np.median([r.step_ns for r in members]))) for _, members in rows]
+    time_width = max(len("step"), *(len(t) for t in times))
+    cells = 20
+    while cells > 4:
+        widths = {g: max(len(g), 5 + max(len(look.bar(s[g], cells)) for s in shares)) + 2 for g in shown}
+        if len(_INDENT) + label_width + time_width + 2 + sum(widths.values()) <= look.width:
+            break
+        cells -= 1
+    lines = [
+        (
+            _INDENT
+            + "rank".ljust(label_width)
+            + "step".rjust(time_width)
+            + "  "
+            + "".join(_title(g, widths[g]) for g in shown)
+        ).rstrip()
+    ]
+    for (label, _), time, share in zip(rows, times, shares, strict=True):
+        line = _INDENT + label.ljust(label_width) + time.rjust(time_width) + "  "
+        percents = _percents([float(share[g]) for g in shown])
+        for group, percent in zip(shown, percents, strict=True):
+            bar = look.bar(share[group], cells)
+            pad = " " * (widths[group] - 6 - len(bar))
+            line += f"{percent:>5} " + look.paint(bar, group) + pad
+        lines.append(line.rstrip())
+    return lines
+
+
+def _title(group: str, width: int) -> str:
+    # The name begins where the percents begin to have digits, so short columns stay readable.
+    return (" " + group).ljust(width) if width > len(group) else group.ljust(width)
+
+
+def _percents(ratios: Sequence[float]) -> list[str]:
+    """Whole percents that add up; under 1 % with a decimal.
+
+    Compute, the first, takes what rounding leaves over, so that the stalls read as the findings say them.
+    """
+    large = [r >= _SMALL_RATIO for r in ratios]
+    whole = [round(100 * r) for r in ratios]
+    if large[0]:
+        whole[0] = round(100 * sum(r for r, is_large in zip(ratios, large, strict=True) if is_large)) - sum(
+            number for number, is_large in zip(whole[1:], large[1:], strict=True) if is_large
+        )
+    return [
+        f"{number} %" if is_large else percent_text(ratio).replace(" %", "%" if ratio else " %")
+        for ratio, number, is_large in zip(ratios, whole, large, strict=True)
+    ]
+
+
+def _always(ranks: Sequence[_Budget], sources: Collection[str]) -> list[str]:
+    """Columns that are shown though they are 0: what was measured. Of what nothing was recorded, 0 is not known."""
+    shown = ["compute", "other"] + (["data"] if "data" in sources else [])
+    several = len({r.rank for r in ranks}) > 1
+    return shown + (["link", "late"] if several and any(name.startswith("link") for name in sources) else [])
+
+
+def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
+    """One row per rank; of many ranks the middle one, and those that differ."""
+    kind = f" {ranks[0].step_kind}" if ranks[0].step_kind else ""
+    if len(ranks) <= _ROWS_AT_MOST:
+        return [(f"{r.rank}{kind}", [r]) for r in ranks]
+    shares = np.array([[r.share(g) for g in GROUPS] for r in ranks])
+    distance = np.abs(shares - np.median(shares, axis=0)).max(axis=1)
+    typical = float(np.median(distance))
+    far = np.flatnonzero(distance > max(0.05, 4 * typical))
+    apart = sorted(far[np.argsort(-distance[far], kind="stable")][:_OUTLIERS_AT_MOST].tolist())
+    alike = [r for i, r in enumerate(ranks) if i not in apart]
+    label = ranks_text([r.rank for r in alike])
+    if len(label) > 12:
+        label = f"{len(alike)} ranks" if not apart else f"{len(alike)} others"
+    return [(f"{label}{kind}", alike), *((f"{ranks[i].rank}{kind}", [ranks[i]]) for i in apart)]
+
+
+def _verdicts(found: Sequence[Finding], look: Look, path: str) -> list[str]:
+    lines: list[str] = []
+    for finding in found[:_VERDICTS_AT_MOST]:
+        quiet = finding.row["kind"] in ("compute_bound", "not_told")
+        first, *more = look.wrap(claim_text(finding), _INDENT if quiet else f"{_INDENT}▶ ", _INDENT + "  ")
+        lines += [first] if quiet else [look.paint(first, "strong")]
+        lines += more if quiet else [look.paint(line, "strong") for line in more]
+        for sentence in evidence_texts(finding):
+            lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
+    left = len(found) - _VERDICTS_AT_MOST
+    if left > 0:
+        rest = f"{left} smaller finding{_s(left)}: `stashtrace analyze findings {path}`"
+        lines += look.wrap(rest, _INDENT, _INDENT * 2)
+    return lines
+
+
+def _plain(found: Sequence[Finding], look: Look) -> list[str]:
+    """Claims and their evidence as sentences, one below the other."""
+    lines: list[str] = []
+    for finding in found:
+        text = claim_text(finding)
+        warns = finding.row["kind"] == "staged" and finding.row["items_count"] == 0
+        lines += look.wrap(text, _INDENT + ("! " if warns else ""), _INDENT * 2) if text else []
+        for sentence in evidence_texts(finding):
+            lines += look.wrap(sentence, _INDENT * (2 if text else 1), _INDENT * (3 if text else 2))
+    return lines
+
+
+def _trust(found: Sequence[Finding], look: Look) -> list[str]:
+    by_kind = {finding.row["kind"]: claim_text(finding) for finding in found}
+    lines = _flow([by_kind[kind] for kind in ("measured", "inferred", "invisible")], look)
+    lines += _flow([by_kind[kind] for kind in ("own_cost", "lost_records", "clocks")], look)
+    return lines + (look.wrap(by_kind["agreement"], _INDENT, _INDENT * 2) if "agreement" in by_kind else [])
+
+
+def _losses(found: Sequence[Finding], look: Look) -> list[str]:
+    return [line for f in found for line in look.wrap(claim_text(f), _INDENT + "! ", _INDENT + "  ")]
+
+
+def _flow(parts: Sequence[str], look: Look) -> list[str]:
+    """Phrases side by side as long as they fit."""
+    lines = [""]
+    for part in (look.plain(visible_line(part)) for part in parts):
+        longer = lines[-1] + "    " + part if lines[-1] else _INDENT + part
+        if lines[-1] and len(longer) > look.width:
+            lines.append(_INDENT + part)
+        else:
+            lines[-1] = longer
+    # A phrase that is longer than a line is broken; wrapping the others would eat the gaps between them.
+    long = [look.wrap(line, _INDENT, _INDENT * 2) if len(line) > look.width else [line] for line in lines]
+    return [piece for pieces in long for piece in pieces]
+
+
+def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
+    lines = [f"timeline   stashtrace view {path}"]
+    lines.append(
+        f"details    stashtrace analyze stalls {path} --by step" if steps else f"details    stashtrace info {path}"
+    )
+    missing = next((f.row for f in found if f.row["kind"] == "ranks_missing"), None)
+    if missing is not None and missing["name"] != "imported":
+        lines.append(f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {missing['ranks']})")
+    return [_INDENT + line for line in lines]
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+# How a report may look: width, UTF-8 or ASCII, colour or none. Decided by the caller, never asked of a terminal.
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_ASCII = str.maketrans({"▶": ">", "→": "-", "±": "+", "µ": "u", "×": "x", "…": "."})
+#: SGR codes by meaning; colour repeats what the words say and never says anything alone.
+STYLES = {
+    "compute": "32", "data": "33", "link": "36", "late": "35", "copy": "34", "save": "34", "host": "31", "other": "31",
+    "strong": "1", "faint": "2", "warn": "1;33",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the reader's screen can show."""
+
+    width: int = 80
+    utf8: bool = True
+    colour: bool = False
+
+    def paint(self, text: str, style: str) -> str:
+        """Colour ``text`` by meaning, where colour is welcome."""
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.colour and text.strip() else text
+
+    def bar(self, ratio: float, cells_of_whole: int) -> str:
+        """Bar whose whole (ratio 1) has ``cells_of_whole`` cells, and no bar more; what is not 0 is never invisible."""
+        ratio = min(ratio, 1.0) if ratio > 0 else 0.0
+        if not self.utf8:
+            return "#" * max(round(ratio * cells_of_whole), 1 if ratio >= 0.005 else 0)
+        eighths = max(round(ratio * cells_of_whole * 8), 1 if ratio >= 0.005 else 0)
+        return _EIGHTHS[8] * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+    def plain(self, text: str) -> str:
+        """Text in the characters that the screen has."""
+        if self.utf8:
+            return text
+        return text.replace("±", "+-").translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+    def wrap(self, text: str, first: str = "", rest: str = "") -> list[str]:
+        """Break a sentence into lines of the width, with one indent for the first and one for the others.
+
+        It has no colour yet: what looks like one is part of a name, and is shown.
+        """
+        lines: list[str] = []
+        line = first
+        fresh = True
+        for word in map(visible_line, text.split()):
+            if not fresh and len(line) + 1 + len(word) > self.width:
+                lines.append(line)
+                line, fresh = rest, True
+            line += word if fresh else " " + word
+            fresh = False
+        return [*lines, line] if not fresh else lines

@@ -1,0 +1,36 @@
+"""The words of a summary: one template for each kind of claim and each code of evidence.
+
+A template sees one row of ``findings`` and its rows of ``finding_evidence``, nothing else, so no sentence can say more
+than a row does. How certain a verb is follows from ``confidence`` and the bounds (``parts.amount``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.summary.words.claims import CLAIMS, loss, verdict_text
+from stashtrace.summary.words.evidence import EVIDENCE, JOINERS
+from stashtrace.summary.words.parts import Finding
+
+
+def claim_text(finding: Finding) -> str:
+    """The sentence of a claim, empty if its kind is drawn elsewhere."""
+    if finding.row["section"] == "loss":
+        return loss(finding)
+    return verdict_text(finding) if finding.row["section"] == "verdict" else CLAIMS[finding.row["kind"]](finding)
+
+
+def evidence_texts(finding: Finding) -> list[str]:
+    """Sentences of a claim's evidence."""
+    sentences: list[str] = []
+    for row in finding.evidence:
+        words = EVIDENCE.get(row["code"])
+        if words is None:
+            continue
+        text, joiner = words(row, finding), JOINERS.get(row["code"], "")
+        if not text:
+            continue
+        if joiner and sentences:
+            sentences[-1] += joiner + text
+        else:
+            sentences.append(text)
+    return sentences

