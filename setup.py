@@ -39,12 +39,19 @@ class CMakeBuild(build_ext):  # type: ignore[misc]
         work.mkdir(parents=True, exist_ok=True)
         # --fresh: a cache left by an isolated build names the ninja of an environment that is gone.
         configure = [
-            _tool("cmake"), "--fresh", "-G", "Ninja", "-S", str(SOURCE), "-B", str(work),
+            _tool("cmake"),
+            "--fresh",
+            "-G",
+            "Ninja",
+            "-S",
+            str(SOURCE),
+            "-B",
+            str(work),
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
             f"-DSTASHTRACE_OUTPUT_DIR={output}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-        ]  # fmt: skip
+        ]
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         subprocess.run(configure, check=True)
         subprocess.run([_tool("cmake"), "--build", str(work), "-j", jobs], check=True)

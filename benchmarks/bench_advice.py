@@ -145,14 +145,17 @@ def fastest(name: str, steps: dict[str, list[float]], saving: tuple[float, float
 def page(rows: list[dict[str, Any]], steps: dict[str, list[float]], recorded: list[float], command: str) -> str:
     """The table for readers."""
     lines = [
-        "# Advice about the optimizer, predicted and done", "",
+        "# Advice about the optimizer, predicted and done",
+        "",
         "`examples/sharded_adam.py`: 20 M parameters, Adam, two ranks over gloo on one host, one thread each. Each"
         " repetition predicts the step from the recording of the plain job, then runs it plain, sharded and with"
-        " torch's fused Adam, untraced. Medians over repetitions, lowest to highest run in brackets.", "",
-        f"`{command}`, commit {harness.versions('torch')['commit']}, {harness.machine()['cores_count']} cores.", "",
+        " torch's fused Adam, untraced. Medians over repetitions, lowest to highest run in brackets.",
+        "",
+        f"`{command}`, commit {harness.versions('torch')['commit']}, {harness.machine()['cores_count']} cores.",
+        "",
         "| transformation | plain step, ms | predicted, ms | measured, ms | outside | runs differ by, ms |",
         "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for row in rows:
         own = steps[row["transformation"]]
         plain = f"{row['plain_ms']:.1f} ({min(steps['plain']):.1f} to {max(steps['plain']):.1f})"
@@ -161,8 +164,12 @@ def page(rows: list[dict[str, Any]], steps: dict[str, list[float]], recorded: li
             f"| {row['transformation']} | {plain} | {row['predicted_low_ms']:.1f} to {row['predicted_high_ms']:.1f}"
             f" | {measured} | {row['outside_ratio']:.1%} | {row['spread_ms']:.1f} |"
         )
-    lines += ["", f"Steps of the recorded runs, which the predictions are from: {statistics.median(recorded):.1f} ms"
-              f" ({min(recorded):.1f} to {max(recorded):.1f}).", ""]  # fmt: skip
+    lines += [
+        "",
+        f"Steps of the recorded runs, which the predictions are from: {statistics.median(recorded):.1f} ms"
+        f" ({min(recorded):.1f} to {max(recorded):.1f}).",
+        "",
+    ]
     for row in rows:
         lines.append(
             f"- `{row['transformation']}`: {verdict(row)} Of the fastest runs: {row['fastest_plain_ms']:.1f} ms plain,"

@@ -94,8 +94,13 @@ def recorded(folder: Path, job: Path, cap: float, steps: int) -> Path:
         str(job),
         str(steps),
     ]
-    extra = {"STASHTRACE_BUCKET_MB": f"{cap:g}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()),
-             "OMP_NUM_THREADS": "1", "PYTHONPATH": str(harness.ROOT)}  # fmt: skip
+    extra = {
+        "STASHTRACE_BUCKET_MB": f"{cap:g}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_port()),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(harness.ROOT),
+    }
     done = subprocess.run(words, env=os.environ | extra, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"bucket_cap_mb={cap:g} ended with {done.returncode}\n{done.stderr[-2000:]}")
@@ -122,15 +127,20 @@ def main() -> int:
     command = "python benchmarks/bench_buckets.py"
     harness.write_result("buckets", {"rows": rows}, command=command, modules=("numpy", "torch"), folder=options.out)
     lines = [
-        "# Predictions of other buckets", "", f"`{command}`, commit {harness.versions('torch')['commit']}.", "",
-        f"**{total}**", "",
-        "| from | to | from, ms | predicted, ms | measured, ms | middle off |", "|---|---|---|---|---|---|",
+        "# Predictions of other buckets",
+        "",
+        f"`{command}`, commit {harness.versions('torch')['commit']}.",
+        "",
+        f"**{total}**",
+        "",
+        "| from | to | from, ms | predicted, ms | measured, ms | middle off |",
+        "|---|---|---|---|---|---|",
         *[
             f"| {r['from_mb']:g} | {r['to_mb']:g} | {r['from_ms']:.1f} | {r['low_ms']:.1f} to {r['high_ms']:.1f}"
             f" | {r['measured_ms']:.1f} | {r['error_ratio']:+.1%} |"
             for r in rows
         ],
-    ]  # fmt: skip
+    ]
     (options.out / "buckets.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 

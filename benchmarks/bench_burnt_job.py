@@ -36,9 +36,24 @@ def run(folder: Path, name: str, traced: bool, steps: int, words: tuple[str, ...
     """One run: means over its steps, in ms, of the slower rank."""
     out = folder / name
     # Each rank is kept on the processor of its number, as `characterize` does.
-    job = ["torchrun", "--standalone", "--nproc-per-node", str(RANKS), "--no-python", "bash", "-c",
-           'exec taskset -c "$LOCAL_RANK" "$@"', "job", sys.executable, str(JOB), "--data", str(folder / "data"),
-           "--steps", str(steps), *words]  # fmt: skip
+    job = [
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        str(RANKS),
+        "--no-python",
+        "bash",
+        "-c",
+        'exec taskset -c "$LOCAL_RANK" "$@"',
+        "job",
+        sys.executable,
+        str(JOB),
+        "--data",
+        str(folder / "data"),
+        "--steps",
+        str(steps),
+        *words,
+    ]
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(out), "--"]
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment = os.environ | paths | {"OMP_NUM_THREADS": "1"}

@@ -23,8 +23,18 @@ def build(folder: Path) -> Path:
     """Configure and compile the native benchmark; kept between runs."""
     beside = str(Path(sys.executable).parent)
     cmake, ninja = (shutil.which(n) or shutil.which(n, path=beside) or n for n in ("cmake", "ninja"))
-    configure = [cmake, "-G", "Ninja", "-S", harness.ROOT, "-B", folder, f"-DCMAKE_MAKE_PROGRAM={ninja}",
-                 "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_BENCHMARKS=ON"]  # fmt: skip
+    configure = [
+        cmake,
+        "-G",
+        "Ninja",
+        "-S",
+        harness.ROOT,
+        "-B",
+        folder,
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        "-DSTASHTRACE_BUILD_PYTHON=OFF",
+        "-DSTASHTRACE_BUILD_BENCHMARKS=ON",
+    ]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([cmake, "--build", folder, "--target", "bench_emit"], check=True, stdout=subprocess.DEVNULL)
     return folder / "bin" / "bench_emit"

@@ -44,9 +44,15 @@ from stashtrace.schema.trace import Trace
 
 #: Kind of a fault -> the cause that ``late`` must name.
 CAUSES = {
-    "item": "prep", "disk": "fetch", "prep": "prep", "sleep": "sleep", "compute": "compute", "gc": "gc",
-    "save": "checkpoint", "lock": "other",
-}  # fmt: skip
+    "item": "prep",
+    "disk": "fetch",
+    "prep": "prep",
+    "sleep": "sleep",
+    "compute": "compute",
+    "gc": "gc",
+    "save": "checkpoint",
+    "lock": "other",
+}
 LOOPS = ("ddp", "manual", "accumulate")
 FAULTS, QUIET, FIRST_BAR = 50, 20, 48
 LEAST_RATIO, SPREADS = 0.05, 3.0
@@ -418,11 +424,17 @@ def write(rows: list[dict[str, Any]], quiet_rows: list[dict[str, Any]], small: l
     about = json.loads(path.read_text(encoding="utf-8"))
     machine = about["machine"]
     text = PAGE.format(
-        bar=FIRST_BAR, command=command, date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        cores=machine["cores_count"], cpu=machine["cpu"], virtual=" (virtual)" if machine["virtual"] else "",
-        kernel=machine["kernel"], python=about["versions"]["python"], torch=about["versions"]["torch"],
+        bar=FIRST_BAR,
+        command=command,
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        cores=machine["cores_count"],
+        cpu=machine["cpu"],
+        virtual=" (virtual)" if machine["virtual"] else "",
+        kernel=machine["kernel"],
+        python=about["versions"]["python"],
+        torch=about["versions"]["torch"],
         load=machine["load_average"][0],
-    )  # fmt: skip
+    )
     text += f"**First in {figures['first_count']} of {len(rows)}, among the first two in {figures['first_two_count']}"
     text += f" (the rank alone first in {figures['rank_first_count']}); false alarms in"
     text += f" {figures['quiet_with_false_alarms_count']} of {len(quiet_rows)} quiet jobs"
@@ -439,17 +451,29 @@ def write(rows: list[dict[str, Any]], quiet_rows: list[dict[str, Any]], small: l
         config = row["config"]
         said = "; ".join(f"rank {rank} {kind} {ms:.1f}" for rank, kind, ms in row["named"])
         cells = (
-            config["kind"], config["loop"], config["ranks"], config["workers"], config["every"], config["rank"],
-            f"{row['late_ms']:.1f}", f"{row['step_ms']:.1f}", f"{row['spread_ms']:.1f}",
-            f"rank {config['rank']} {CAUSES[config['kind']]}", said, row["place"] or "none",
-        )  # fmt: skip
+            config["kind"],
+            config["loop"],
+            config["ranks"],
+            config["workers"],
+            config["every"],
+            config["rank"],
+            f"{row['late_ms']:.1f}",
+            f"{row['step_ms']:.1f}",
+            f"{row['spread_ms']:.1f}",
+            f"rank {config['rank']} {CAUSES[config['kind']]}",
+            said,
+            row["place"] or "none",
+        )
         text += "| " + " | ".join(map(str, cells)) + " |\n"
     text += "\n| quiet job | step ms | waits ms | claims | not confirmed |\n|---|---|---|---|---|\n"
     for row in quiet_rows:
         cells = (
-            row["name"].removeprefix("quiet-"), f"{row['step_ms']:.1f}", f"{row['waits_ms']:.1f}", row["claims_count"],
+            row["name"].removeprefix("quiet-"),
+            f"{row['step_ms']:.1f}",
+            f"{row['waits_ms']:.1f}",
+            row["claims_count"],
             "; ".join(row["alarms"]),
-        )  # fmt: skip
+        )
         text += "| " + " | ".join(map(str, cells)) + " |\n"
     (out / "faults.md").write_text(text, encoding="utf-8")
 

@@ -68,9 +68,12 @@ def one_size(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str,
     found = [child("--measure", folder / "store") for _ in range(options.repeats)]
     check(found[-1]["rows"], job)
     seconds = [f["seconds"] for f in found]
-    print(f"{ranks:>5} ranks: {min(seconds):7.2f} s, {found[-1]['peak_bytes'] / 1e9:.2f} GB, "
-          f"{min(seconds) / ranks * 1e3:.1f} ms a rank; store {made['seconds']:.1f} s, "
-          f"{made['peak_bytes'] / 1e9:.2f} GB", file=sys.stderr)  # fmt: skip
+    print(
+        f"{ranks:>5} ranks: {min(seconds):7.2f} s, {found[-1]['peak_bytes'] / 1e9:.2f} GB, "
+        f"{min(seconds) / ranks * 1e3:.1f} ms a rank; store {made['seconds']:.1f} s, "
+        f"{made['peak_bytes'] / 1e9:.2f} GB",
+        file=sys.stderr,
+    )
     return {
         f"{ranks}_ranks_s": harness.summary(seconds),
         f"{ranks}_ranks_per_rank_s": harness.summary([s / ranks for s in seconds]),

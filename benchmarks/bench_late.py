@@ -91,10 +91,19 @@ def made(ranks: int, steps: int) -> tuple[Trace, dict[str, Table], Any]:
     tables = {name: base.table(name) for name in TABLES}
     tables["phases"] = Table.concat(TABLES["phases"], phases)
     tables["collectives"] = table(
-        "collectives", **who, collective_key=key, rank=rank, communicator_track_id=np.full(len(rank), -1),
-        group_hash=np.full(len(rank), WORLD, dtype=np.uint64), sequence=step, message_bytes=np.full(len(rank), 1 << 20),
-        op_code=np.full(len(rank), int(CollectiveOp.ALL_REDUCE)), call_ns=call, return_ns=call, end_ns=end,
-    )  # fmt: skip
+        "collectives",
+        **who,
+        collective_key=key,
+        rank=rank,
+        communicator_track_id=np.full(len(rank), -1),
+        group_hash=np.full(len(rank), WORLD, dtype=np.uint64),
+        sequence=step,
+        message_bytes=np.full(len(rank), 1 << 20),
+        op_code=np.full(len(rank), int(CollectiveOp.ALL_REDUCE)),
+        call_ns=call,
+        return_ns=call,
+        end_ns=end,
+    )
     tables["collective_waits"] = table("collective_waits", **who, begin_ns=call, end_ns=end, collective_key=key)
     return base, tables, guilty
 

@@ -137,8 +137,11 @@ def child(run: Path) -> dict[str, float]:
     begin = time.perf_counter()
     done = subprocess.run(
         [sys.executable, __file__, "--measure", str(run)],
-        check=True, stdout=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     seconds = time.perf_counter() - begin
     found: dict[str, float] = json.loads(done.stdout)
     return found | {"seconds": seconds}

@@ -42,9 +42,24 @@ def doubles(folder: Path) -> None:
         ("libnvidia-ml.so.1", harness.ROOT / "tests/fakes/fake_nvml.cpp"),
     ):
         subprocess.run(
-            ["g++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-I", str(harness.ROOT / "csrc"), "-I",
-             str(source.parent), f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)], check=True,
-        )  # fmt: skip
+            [
+                "g++",
+                "-std=c++20",
+                "-O2",
+                "-w",
+                "-shared",
+                "-fPIC",
+                "-I",
+                str(harness.ROOT / "csrc"),
+                "-I",
+                str(source.parent),
+                f"-Wl,-soname,{name}",
+                "-o",
+                str(folder / name),
+                str(source),
+            ],
+            check=True,
+        )
 
 
 def share_of_a_core(folder: Path, run: Path, hz: int, devices: int, seconds: float) -> tuple[float, float]:
@@ -55,8 +70,12 @@ def share_of_a_core(folder: Path, run: Path, hz: int, devices: int, seconds: flo
     run.mkdir()
     (folder / "script").write_text(SCRIPT, encoding="utf-8")
     base = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_")}
-    base |= {"PYTHONPATH": str(harness.ROOT), "LD_LIBRARY_PATH": str(folder), "FAKE_SCRIPT": str(folder / "script"),
-             "SMALL_CUDA_DEVICES": str(devices)}  # fmt: skip
+    base |= {
+        "PYTHONPATH": str(harness.ROOT),
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_SCRIPT": str(folder / "script"),
+        "SMALL_CUDA_DEVICES": str(devices),
+    }
     environment = traced_environment(base, run_dir=run, run_id="be9c", collectors=("nvml",), nvml_hz=hz)
     subprocess.run([sys.executable, "-c", PROGRAM, str(devices), str(seconds)], env=environment, check=True)
     trace = load_trace(run)

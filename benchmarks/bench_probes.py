@@ -54,8 +54,10 @@ def main() -> None:
                 figures[f"{title}_{clock}_untraced_us"] = harness.summary(plain)
                 added = [t - p for t, p in zip(traced_us, plain, strict=True)]
                 figures[f"{title}_{clock}_added_us"] = harness.summary(added)
-                print(f"{title} {clock}: {statistics.median(plain):.0f} us, added {statistics.median(added):.0f} us",
-                      file=sys.stderr)  # fmt: skip
+                print(
+                    f"{title} {clock}: {statistics.median(plain):.0f} us, added {statistics.median(added):.0f} us",
+                    file=sys.stderr,
+                )
     command = f"python benchmarks/bench_probes.py --pairs {options.pairs}"
     harness.write_result("probes", figures, command=command, modules=("torch",), folder=options.out)
     print(json.dumps(harness.rounded(figures), indent=2))

@@ -187,16 +187,20 @@ def write(outcomes: list[Outcome], missing: dict[str, str], command: str, kept: 
     facts, versions = harness.machine(), harness.versions("torch", "numpy")
     loops = [f"{name} {metadata.version(name)}" for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
     lines = [
-        "# The bench of sentences", "",
-        (__doc__ or "").split("\n\n")[2].replace("\n", " ").split(" --write")[0], "",
+        "# The bench of sentences",
+        "",
+        (__doc__ or "").split("\n\n")[2].replace("\n", " ").split(" --write")[0],
+        "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
         f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, {', '.join(loops) or 'no framework'},"
         f" load {facts['load_average'][0]}"
-        f"{f'; {kept} recordings are of an earlier call with --keep, and were judged again' if kept else ''}", "",
-        f"**{totals(outcomes)}**", "",
+        f"{f'; {kept} recordings are of an earlier call with --keep, and were judged again' if kept else ''}",
+        "",
+        f"**{totals(outcomes)}**",
+        "",
         "| case | what it is | first verdict | largest true stalls | claims | true | within bounds | false |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for o in outcomes:
         counts = [o.count(r) for r in (check.TRUE, check.BOUNDS, check.FALSE)]
         cells = (o.name, o.title, o.error or o.verdict, o.truth, sum(counts), *counts)

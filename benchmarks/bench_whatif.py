@@ -75,26 +75,41 @@ def main() -> int:
     facts, versions = harness.machine(), harness.versions("torch")
     harness.write_result("whatif", figures, command=command, modules=("numpy", "torch"), folder=options.out)
     lines = [
-        "# What-if predictions", "",
-        (__doc__ or "").split("\n\n")[2].replace("\n", " ").split(" ``--faults``")[0], "",
+        "# What-if predictions",
+        "",
+        (__doc__ or "").split("\n\n")[2].replace("\n", " ").split(" ``--faults``")[0],
+        "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
-        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}", "",
-        f"**{page.totals(rows)}; {noise}.**", "",
-        *page.by_kind(rows), "",
-        *REMARKS, "",
-        "## The run as it was", "",
-        "The example in five shapes, replayed without a change; the worst of its recordings.", "",
-        *page.shapes(replays), "",
-        "## All predictions", "",
+        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}",
+        "",
+        f"**{page.totals(rows)}; {noise}.**",
+        "",
+        *page.by_kind(rows),
+        "",
+        *REMARKS,
+        "",
+        "## The run as it was",
+        "",
+        "The example in five shapes, replayed without a change; the worst of its recordings.",
+        "",
+        *page.shapes(replays),
+        "",
+        "## All predictions",
+        "",
         *page.all_rows(rows, differ),
-    ]  # fmt: skip
+    ]
     if faults:
         lines += [
-            "", "## Jobs with a fault, predicted without it", "",
+            "",
+            "## Jobs with a fault, predicted without it",
+            "",
             "Faulty jobs of `python benchmarks/bench_faults.py --runs DIR2`, beside jobs of the same loop, ranks and"
-            " workers without a fault.", "",
-            f"**{page.totals(faults)}.**", "", *page.all_rows(faults, {}),
-        ]  # fmt: skip
+            " workers without a fault.",
+            "",
+            f"**{page.totals(faults)}.**",
+            "",
+            *page.all_rows(faults, {}),
+        ]
     (options.out / "whatif.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 

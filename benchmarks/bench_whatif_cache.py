@@ -68,9 +68,13 @@ def main() -> int:
     rows = [judged(workers, share, found) for (workers, share), found in runs.items()]
     command = f"python benchmarks/bench_whatif_cache.py --repetitions {options.repetitions}"
     figures = {
-        "recorded_share": RECORDED_SHARE, "tolerance_ratio": TOLERANCE_RATIO, "steps_count": cached_share.EPOCH_STEPS,
-        "rows": rows, "memory_cgroup": limited, "not_possible_here": missing,
-    }  # fmt: skip
+        "recorded_share": RECORDED_SHARE,
+        "tolerance_ratio": TOLERANCE_RATIO,
+        "steps_count": cached_share.EPOCH_STEPS,
+        "rows": rows,
+        "memory_cgroup": limited,
+        "not_possible_here": missing,
+    }
     harness.write_result("whatif_cache", figures, command=command, modules=("torch", "numpy"), folder=options.out)
     for row in [*rows, *limited]:
         print(row)
@@ -94,9 +98,13 @@ def measured(folder: Path, out: Path, workers: int, share: float, seed: int, inp
     shutil.rmtree(out)
     row = next(iter(cache_forecast(inputs, [truth.resident], "minio").rows()))
     return {
-        "real": truth.step_ns, "forecast": row["step_ns"], "simulated": row["simulated_ns"], "resident": truth.resident,
-        "recorded": inputs.measured_step_ns, "replayed": replayed_ns(inputs),
-    }  # fmt: skip
+        "real": truth.step_ns,
+        "forecast": row["step_ns"],
+        "simulated": row["simulated_ns"],
+        "resident": truth.resident,
+        "recorded": inputs.measured_step_ns,
+        "replayed": replayed_ns(inputs),
+    }
 
 
 def judged(workers: int, share: float, runs: list[dict[str, float]]) -> dict[str, Any]:
@@ -105,13 +113,20 @@ def judged(workers: int, share: float, runs: list[dict[str, float]]) -> dict[str
     real, forecast, simulated = (middle[name] for name in ("real", "forecast", "simulated"))
     each = [run["forecast"] / run["real"] - 1 for run in runs]
     return {
-        "workers": workers, "cached_share": share, "resident_share": middle["resident"],
-        "real_step_ms": real / 1e6, "real_min_ms": min(r["real"] for r in runs) / 1e6,
-        "real_max_ms": max(r["real"] for r in runs) / 1e6, "forecast_step_ms": forecast / 1e6,
-        "simulated_step_ms": simulated / 1e6, "error_ratio": forecast / real - 1, "each_error_ratio": each,
-        "recorded_step_ms": middle["recorded"] / 1e6, "replayed_step_ms": middle["replayed"] / 1e6,
+        "workers": workers,
+        "cached_share": share,
+        "resident_share": middle["resident"],
+        "real_step_ms": real / 1e6,
+        "real_min_ms": min(r["real"] for r in runs) / 1e6,
+        "real_max_ms": max(r["real"] for r in runs) / 1e6,
+        "forecast_step_ms": forecast / 1e6,
+        "simulated_step_ms": simulated / 1e6,
+        "error_ratio": forecast / real - 1,
+        "each_error_ratio": each,
+        "recorded_step_ms": middle["recorded"] / 1e6,
+        "replayed_step_ms": middle["replayed"] / 1e6,
         "within": abs(forecast / real - 1) <= TOLERANCE_RATIO,
-    }  # fmt: skip
+    }
 
 
 def in_cgroup(folder: Path, out: Path, workers: int) -> dict[str, Any]:
@@ -124,11 +139,17 @@ def in_cgroup(folder: Path, out: Path, workers: int) -> dict[str, Any]:
     low, high = best["step_ns"] / 1e6, worst["step_ns"] / 1e6
     real = truth.step_ns / 1e6
     return {
-        "workers": workers, "cache_bytes": CACHE_BYTES, "resident_share": share, "real_step_ms": real,
-        "minio_step_ms": low, "lru_step_ms": high, "hit_ratio": inputs.measured_hit_ratio,
-        "minio_hit_ratio": best["hit_ratio"], "lru_hit_ratio": worst["hit_ratio"],
+        "workers": workers,
+        "cache_bytes": CACHE_BYTES,
+        "resident_share": share,
+        "real_step_ms": real,
+        "minio_step_ms": low,
+        "lru_step_ms": high,
+        "hit_ratio": inputs.measured_hit_ratio,
+        "minio_hit_ratio": best["hit_ratio"],
+        "lru_hit_ratio": worst["hit_ratio"],
         "within": low * (1 - TOLERANCE_RATIO) <= real <= high * (1 + TOLERANCE_RATIO),
-    }  # fmt: skip
+    }
 
 
 def told(run: dict[str, float]) -> str:

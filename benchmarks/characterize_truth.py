@@ -51,9 +51,25 @@ def characterize(
     out: Path, words: list[str], options: argparse.Namespace, *more: str, join: Callable[[], None] | None = None
 ) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    run = [sys.executable, "-m", "stashtrace", "characterize", "--out", str(out), "--format", "json",
-           "--repeat", str(options.repeat), "--iterations", str(options.iterations), "--warmup", str(WARMUP),
-           *more, "--", *words]  # fmt: skip
+    run = [
+        sys.executable,
+        "-m",
+        "stashtrace",
+        "characterize",
+        "--out",
+        str(out),
+        "--format",
+        "json",
+        "--repeat",
+        str(options.repeat),
+        "--iterations",
+        str(options.iterations),
+        "--warmup",
+        str(WARMUP),
+        *more,
+        "--",
+        *words,
+    ]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False, preexec_fn=join)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -76,13 +92,22 @@ def injected(options: argparse.Namespace, folder: Path, data: Path) -> list[dict
         return own_clock(case, 3, READ) - own_clock(case, 4, READ)
 
     cases: dict[str, tuple[str, Callable[[], float], Callable[[], dict[str, Any]]]] = {
-        "burnt CPU": ("prep", lambda: own_clock("cpu", 4, BURNT) - own_clock("base", 4, BURNT), lambda: characterize(
-            folder / "cpu", command(data, "--burn-ms", BURN_MS), options, *link)),
-        "slow disk": ("fetch", lambda: from_disk("disk") - from_disk("base"), lambda: throttled(
-            options, folder, data, link)),
-        "slow link": ("network", lambda: link_ms("slow") - link_ms("base"), lambda: characterize(
-            folder / "link", command(data), options, "--emulate-network", LINKS["slow"])),
-    }  # fmt: skip
+        "burnt CPU": (
+            "prep",
+            lambda: own_clock("cpu", 4, BURNT) - own_clock("base", 4, BURNT),
+            lambda: characterize(folder / "cpu", command(data, "--burn-ms", BURN_MS), options, *link),
+        ),
+        "slow disk": (
+            "fetch",
+            lambda: from_disk("disk") - from_disk("base"),
+            lambda: throttled(options, folder, data, link),
+        ),
+        "slow link": (
+            "network",
+            lambda: link_ms("slow") - link_ms("base"),
+            lambda: characterize(folder / "link", command(data), options, "--emulate-network", LINKS["slow"]),
+        ),
+    }
     rows = []
     for name, (stall, truth, run) in cases.items():
         try:
@@ -93,12 +118,17 @@ def injected(options: argparse.Namespace, folder: Path, data: Path) -> list[dict
         before, after = lost_ms(base), lost_ms(answer)
         truth_ms = truth()
         moved = {s: after[s] - before[s] for s in STALLS if s in after and s in before}
-        rows.append({
-            "injected": name, "stall": stall, "injected_ms": truth_ms, "moved_ms": moved,
-            "error_ratio": (moved.get(stall, 0.0) - truth_ms) / truth_ms,
-            "elsewhere_ratio": max((abs(v) for s, v in moved.items() if s != stall), default=0.0) / truth_ms,
-            "steps_ms": {k: v["value_ns"] / 1e6 for k, v in answer["steps"].items() if v["value_ns"]},
-        })  # fmt: skip
+        rows.append(
+            {
+                "injected": name,
+                "stall": stall,
+                "injected_ms": truth_ms,
+                "moved_ms": moved,
+                "error_ratio": (moved.get(stall, 0.0) - truth_ms) / truth_ms,
+                "elsewhere_ratio": max((abs(v) for s, v in moved.items() if s != stall), default=0.0) / truth_ms,
+                "steps_ms": {k: v["value_ns"] / 1e6 for k, v in answer["steps"].items() if v["value_ns"]},
+            }
+        )
         print(json.dumps(rows[-1]), file=sys.stderr)
     return rows
 
@@ -111,8 +141,12 @@ def spread(series: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         errors = sorted(row["error_ratio"] for row in found)
         row = {"injected": same[0]["injected"], "series": len(found)}
         if found:
-            row |= {"error_ratio": median(errors), "error_ratio_min": errors[0], "error_ratio_max": errors[-1],
-                    "elsewhere_ratio_max": max(row["elsewhere_ratio"] for row in found)}  # fmt: skip
+            row |= {
+                "error_ratio": median(errors),
+                "error_ratio_min": errors[0],
+                "error_ratio_max": errors[-1],
+                "elsewhere_ratio_max": max(row["elsewhere_ratio"] for row in found),
+            }
         rows.append(row)
     return rows
 

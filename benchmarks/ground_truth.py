@@ -114,11 +114,19 @@ def markdown(
     """The published page."""
     facts, versions = harness.machine(), harness.versions("torch", "numpy")
     lines = PAGE.format(
-        tolerance=TOLERANCE_PERCENT, other=OTHER_PERCENT, shown=SHOWN_PERCENT, command=command,
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), cores=facts["cores_count"],
-        cpu=facts["cpu"], virtual=" (virtual)" if facts["virtual"] else "", kernel=facts["kernel"],
-        load=facts["load_average"][0], python=versions["python"], torch=versions["torch"],
-    ).splitlines()  # fmt: skip
+        tolerance=TOLERANCE_PERCENT,
+        other=OTHER_PERCENT,
+        shown=SHOWN_PERCENT,
+        command=command,
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        cores=facts["cores_count"],
+        cpu=facts["cpu"],
+        virtual=" (virtual)" if facts["virtual"] else "",
+        kernel=facts["kernel"],
+        load=facts["load_average"][0],
+        python=versions["python"],
+        torch=versions["torch"],
+    ).splitlines()
     before = ("", -1)
     for row in rows:
         share = 100 * max(row["truth_ms"], row["stashtrace_ms"]) / row["step_ms"]

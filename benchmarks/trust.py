@@ -59,10 +59,18 @@ PARTS = {
 }
 KEPT = harness.ROOT / "build/trust"
 PROGRAMS = {
-    "git": ["--version"], "node": ["--version"], "java": ["-version"], "rustc": ["--version"], "go": ["version"],
-    "gcc": ["-dumpfullversion"], "sqlite3": ["--version"], "rsync": ["--version"], "fio": ["--version"],
-    "strace": ["--version"], "perl": ["-e", "print $^V"],
-}  # fmt: skip
+    "git": ["--version"],
+    "node": ["--version"],
+    "java": ["-version"],
+    "rustc": ["--version"],
+    "go": ["version"],
+    "gcc": ["-dumpfullversion"],
+    "sqlite3": ["--version"],
+    "rsync": ["--version"],
+    "fio": ["--version"],
+    "strace": ["--version"],
+    "perl": ["-e", "print $^V"],
+}
 
 
 def run_part(name: str, commit: str, limit_min: float | None) -> dict[str, Any]:
@@ -72,11 +80,18 @@ def run_part(name: str, commit: str, limit_min: float | None) -> dict[str, Any]:
     part = PARTS[name]
     begin, load = time.monotonic(), list(os.getloadavg())
     command = [
-        sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit1", "-m", "trust",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-o",
+        "junit_family=xunit1",
+        "-m",
+        "trust",
         *(["-k", part.chosen] if part.chosen else []),
         *(["-n", "auto", "--maxprocesses", "8", "--maxschedchunk", "1"] if part.side_by_side else []),
         f"tests/trust/test_trust_{part.file}.py",
-    ]  # fmt: skip
+    ]
     print(f"{name}: about {part.minutes} minutes on two quiet cores", flush=True)
     listed = subprocess.run([*command, "--collect-only"], cwd=harness.ROOT, capture_output=True, text=True, check=False)
     wanted = [line.split("::", 1)[1] for line in listed.stdout.splitlines() if "::" in line]
@@ -115,9 +130,14 @@ def read_report(path: Path) -> list[dict[str, Any]]:
                 reason = (child.get("message") or "").splitlines()[0][:300] if child.get("message") else ""
         figures = {entry.get("name", ""): _number(entry.get("value", "")) for entry in case.iter("property")}
         tests.append(
-            {"name": case.get("name"), "outcome": outcome, "reason": reason, "wall_s": float(case.get("time", 0)),
-             "figures": figures}
-        )  # fmt: skip
+            {
+                "name": case.get("name"),
+                "outcome": outcome,
+                "reason": reason,
+                "wall_s": float(case.get("time", 0)),
+                "figures": figures,
+            }
+        )
     return tests
 
 
@@ -140,13 +160,15 @@ def program_versions() -> dict[str, str]:
 def page(parts: dict[str, dict[str, Any]], versions: dict[str, str]) -> str:
     """The readable form: one table of parts, then what failed and what was skipped."""
     lines = [
-        "# What the trust tier found", "",
+        "# What the trust tier found",
+        "",
         "`make trust` runs these parts; each one is described at the top of `tests/trust/`. A test",
-        "that fails as known is a strict xfail: its reason stands below, and it fails the run once it passes.", "",
+        "that fails as known is a strict xfail: its reason stands below, and it fails the run once it passes.",
+        "",
         "| part | what | passed | fails as known | failed | skipped | not run | wall (s) | load, before and after"
         " | commit |",
         "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for name, about in PARTS.items():
         part = parts.get(name)
         if part is None:

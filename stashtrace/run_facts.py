@@ -50,20 +50,46 @@ def _is_losses(value: Any) -> bool:
 
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("run_id", "host", "boot_id", "netns", "pidns", "exe", "clock", "version", "place", "job",
-                     "working_directory", "outlived_by"), _is_text),
+    **dict.fromkeys(
+        (
+            "run_id",
+            "host",
+            "boot_id",
+            "netns",
+            "pidns",
+            "exe",
+            "clock",
+            "version",
+            "place",
+            "job",
+            "working_directory",
+            "outlived_by",
+        ),
+        _is_text,
+    ),
     **dict.fromkeys(("pid", "ppid", "launcher_pid"), _is_pid),
     **dict.fromkeys(
-        ("incarnation", "parent_incarnation", "start_ticks", "start_monotonic_ns", "start_realtime_ns",
-         "begin_monotonic_ns", "begin_realtime_ns", "end_monotonic_ns", "end_realtime_ns", "exit_code", "signal",
-         "launchers_count"),
+        (
+            "incarnation",
+            "parent_incarnation",
+            "start_ticks",
+            "start_monotonic_ns",
+            "start_realtime_ns",
+            "begin_monotonic_ns",
+            "begin_realtime_ns",
+            "end_monotonic_ns",
+            "end_realtime_ns",
+            "exit_code",
+            "signal",
+            "launchers_count",
+        ),
         _is_whole,
     ),
     **dict.fromkeys(("argv", "command", "collectors", "scrubbed"), _is_words),
     "tick_hz": _is_number,
     "env": _is_variables,
     "losses": _is_losses,
-}  # fmt: skip
+}
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:

@@ -18,9 +18,22 @@ from typing import Any
 
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 _SCALARS = (
-    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
-    "sfixed64", "bool", "string", "bytes",
-)  # fmt: skip
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "uint32",
+    "uint64",
+    "sint32",
+    "sint64",
+    "fixed32",
+    "fixed64",
+    "sfixed32",
+    "sfixed64",
+    "bool",
+    "string",
+    "bytes",
+)
 
 
 @lru_cache(maxsize=1)
@@ -57,9 +70,20 @@ def classes() -> tuple[Any, Any]:
         add(values, name, number, "string")
     node = file.message_type.add(name="Node")
     for number, (name, kind, repeated) in enumerate(
-        (("id", "uint64", False), ("name", "string", False), ("type", "int32", False), ("ctrl_deps", "uint64", True),
-         ("data_deps", "uint64", True), ("start_time_micros", "uint64", False), ("duration_micros", "uint64", False),
-         ("inputs", "IOInfo", False), ("outputs", "IOInfo", False), ("attr", "AttributeProto", True)), 1):  # fmt: skip
+        (
+            ("id", "uint64", False),
+            ("name", "string", False),
+            ("type", "int32", False),
+            ("ctrl_deps", "uint64", True),
+            ("data_deps", "uint64", True),
+            ("start_time_micros", "uint64", False),
+            ("duration_micros", "uint64", False),
+            ("inputs", "IOInfo", False),
+            ("outputs", "IOInfo", False),
+            ("attr", "AttributeProto", True),
+        ),
+        1,
+    ):
         add(node, name, number, kind, repeated)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -138,8 +162,16 @@ def attributes(message: Any) -> tuple[dict[str, Any], dict[str, str]]:
 def _node(message: Any) -> Node:
     assert not message.ctrl_deps
     values, types = attributes(message)
-    return Node(message.id, message.name, message.type, list(message.data_deps), message.start_time_micros,
-                message.duration_micros, values, types)  # fmt: skip
+    return Node(
+        message.id,
+        message.name,
+        message.type,
+        list(message.data_deps),
+        message.start_time_micros,
+        message.duration_micros,
+        values,
+        types,
+    )
 
 
 def feeder_problems(traces: Traces) -> list[str]:
@@ -154,9 +186,14 @@ def feeder_problems(traces: Traces) -> list[str]:
     wanted = {
         COMP: {"is_cpu_op": "bool_val"},
         COLL: {"is_cpu_op": "bool_val", "comm_type": "int64_val", "comm_size": "int64_val", "pg_name": "string_val"},
-        SEND: {"is_cpu_op": "bool_val", "comm_size": "int64_val", "comm_src": "int32_val", "comm_dst": "int32_val",
-               "comm_tag": "int32_val"},
-    }  # fmt: skip
+        SEND: {
+            "is_cpu_op": "bool_val",
+            "comm_size": "int64_val",
+            "comm_src": "int32_val",
+            "comm_dst": "int32_val",
+            "comm_tag": "int32_val",
+        },
+    }
     wanted[RECV] = wanted[SEND]
     order: dict[str, dict[int, list[int]]] = defaultdict(dict)
     if sorted(traces.nodes) != list(range(len(traces.nodes))):

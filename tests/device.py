@@ -102,8 +102,14 @@ def fake_environment(
     calls.mkdir(exist_ok=True)
     # How calls are read that may need a current context or not: a run of all tests of devices in each reading sets it.
     reading = {name: os.environ[name] for name in ("FAKE_CONTEXT",) if name in os.environ}
-    return {"LD_LIBRARY_PATH": str(folder), "FAKE_SCRIPT": str(file), "FAKE_SHARED": str(shared), "FAKE_CLOCK": clock,
-            "FAKE_CALLS": str(calls), **reading}  # fmt: skip
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_SCRIPT": str(file),
+        "FAKE_SHARED": str(shared),
+        "FAKE_CLOCK": clock,
+        "FAKE_CALLS": str(calls),
+        **reading,
+    }
 
 
 def _install(source: Path, target: Path, missing: Sequence[str]) -> None:
@@ -154,8 +160,14 @@ def run_ranks(
     directory.mkdir(parents=True, exist_ok=True)
     run_dir = directory / "run"
     run_dir.mkdir()
-    doubles = fake_environment(directory, f"devices {ranks}\n{script}", libraries=libraries, missing=missing,
-                               nccl_version=nccl_version, clock=clock)  # fmt: skip
+    doubles = fake_environment(
+        directory,
+        f"devices {ranks}\n{script}",
+        libraries=libraries,
+        missing=missing,
+        nccl_version=nccl_version,
+        clock=clock,
+    )
     run_id = uuid.uuid4().hex
     foreign = ("STASHTRACE_", "CUDA_", "FAKE_")
     base = {k: v for k, v in os.environ.items() if k not in _OWN and not k.startswith(foreign)}
@@ -166,12 +178,19 @@ def run_ranks(
         base = traced_environment(base, run_dir=run_dir, run_id=run_id, collectors=collectors, **options)  # type: ignore[arg-type]
     base |= env or {}
     facts = {
-        "format": 1, "run_id": run_id, "command": ["device_actor", "program"], "host": socket.gethostname(),
-        "begin_realtime_ns": time.time_ns(), "begin_monotonic_ns": time.monotonic_ns(),
+        "format": 1,
+        "run_id": run_id,
+        "command": ["device_actor", "program"],
+        "host": socket.gethostname(),
+        "begin_realtime_ns": time.time_ns(),
+        "begin_monotonic_ns": time.monotonic_ns(),
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
-        "exit_code": None, "signal": None, "collectors": base.get("STASHTRACE_COLLECTORS", "").split(","),
-        "stashtrace_version": "test", "launcher_pid": os.getpid(),
-    }  # fmt: skip
+        "exit_code": None,
+        "signal": None,
+        "collectors": base.get("STASHTRACE_COLLECTORS", "").split(","),
+        "stashtrace_version": "test",
+        "launcher_pid": os.getpid(),
+    }
     if traced:
         (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     processes = []
@@ -181,10 +200,16 @@ def run_ranks(
         own = base | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         processes.append(
             subprocess.Popen(
-                [str(build() / "bin/device_actor"), str(file)], env=own, cwd=directory, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True,
+                [str(build() / "bin/device_actor"), str(file)],
+                env=own,
+                cwd=directory,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
-        )  # fmt: skip
+        )
     stdout, stderr, codes = _collect(processes, timeout_s)
     if traced:
         ended = {"end_realtime_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns(), "exit_code": codes[0]}

@@ -196,9 +196,15 @@ class StreamBuilder:
     ) -> StreamBuilder:
         """Events around cudaStreamWaitEvent on this stream; ``awaited_id`` is the bracket of the awaited work."""
         self.bracket(
-            Bracket.STREAM_WAIT, begin_ns, end_ns, host=host, awaited=awaited, awaited_ns=awaited_ns,
-            correlation=awaited_id, copy=copy,
-        )  # fmt: skip
+            Bracket.STREAM_WAIT,
+            begin_ns,
+            end_ns,
+            host=host,
+            awaited=awaited,
+            awaited_ns=awaited_ns,
+            correlation=awaited_id,
+            copy=copy,
+        )
         return self
 
     def copy(
@@ -213,9 +219,7 @@ class StreamBuilder:
     ) -> StreamBuilder:
         """Events around an asynchronous copy."""
         flags = BracketFlag.PINNED if pinned else BracketFlag.PAGEABLE
-        self.bracket(
-            Bracket.COPY, begin_ns, end_ns, host=host, flags=flags, copy=direction, size_bytes=size_bytes
-        )  # fmt: skip
+        self.bracket(Bracket.COPY, begin_ns, end_ns, host=host, flags=flags, copy=direction, size_bytes=size_bytes)
         return self
 
     def graph(

@@ -107,10 +107,16 @@ def fake_torch(device: FakeDevice, devices: int = 2) -> Any:
         nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
     )
     return SimpleNamespace(
-        __version__="2.99", float32="float32", uint8="uint8", int32="int32", empty=empty, cuda=cuda,
-        zeros=lambda count, dtype="float32": empty(count, dtype=dtype), distributed=distributed,
+        __version__="2.99",
+        float32="float32",
+        uint8="uint8",
+        int32="int32",
+        empty=empty,
+        cuda=cuda,
+        zeros=lambda count, dtype="float32": empty(count, dtype=dtype),
+        distributed=distributed,
         version=SimpleNamespace(cuda="13.0"),
-    )  # fmt: skip
+    )
 
 
 def fake_cupy(device: FakeDevice, devices: int = 2) -> tuple[Any, Any]:
@@ -146,15 +152,24 @@ def fake_cupy(device: FakeDevice, devices: int = 2) -> tuple[Any, Any]:
         device.work("copy", size_bytes, name(source), name(target))
 
     runtime = SimpleNamespace(
-        memcpyAsync=copy, memcpyDefault=4, deviceSynchronize=lambda: None, getDeviceCount=lambda: devices,
-        deviceCanAccessPeer=lambda a, b: True, runtimeGetVersion=lambda: 13000, memGetInfo=lambda: (1 << 30, 2 << 30),
+        memcpyAsync=copy,
+        memcpyDefault=4,
+        deviceSynchronize=lambda: None,
+        getDeviceCount=lambda: devices,
+        deviceCanAccessPeer=lambda a, b: True,
+        runtimeGetVersion=lambda: 13000,
+        memGetInfo=lambda: (1 << 30, 2 << 30),
         getDeviceProperties=lambda index: {"name": b"Fake %d" % index},
-    )  # fmt: skip
+    )
     cuda = SimpleNamespace(
-        Device=Device, Stream=lambda non_blocking: stream, Event=lambda: Event(device), runtime=runtime,
-        get_elapsed_time=lambda a, b: a.elapsed_time(b), get_current_stream=lambda: stream,
+        Device=Device,
+        Stream=lambda non_blocking: stream,
+        Event=lambda: Event(device),
+        runtime=runtime,
+        get_elapsed_time=lambda a, b: a.elapsed_time(b),
+        get_current_stream=lambda: stream,
         alloc_pinned_memory=bytearray,
-    )  # fmt: skip
+    )
     return SimpleNamespace(__version__="14", zeros=zeros, cuda=cuda), _nccl(device, stream)
 
 
@@ -178,10 +193,14 @@ def _nccl(device: FakeDevice, stream: Any) -> Any:
             device.calls.append(("destroy", 0))
 
     return SimpleNamespace(
-        NcclCommunicator=NcclCommunicator, NCCL_FLOAT32=7, NCCL_SUM=0, get_unique_id=lambda: (1, -2, 3),
-        get_version=lambda: 22809, groupStart=lambda: device.calls.append(("groupStart", 0)),
+        NcclCommunicator=NcclCommunicator,
+        NCCL_FLOAT32=7,
+        NCCL_SUM=0,
+        get_unique_id=lambda: (1, -2, 3),
+        get_version=lambda: 22809,
+        groupStart=lambda: device.calls.append(("groupStart", 0)),
         groupEnd=lambda: device.calls.append(("groupEnd", 0)),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

@@ -90,12 +90,24 @@ def job(gemm_us: int = 420) -> list[dict[str, Any]]:
         end = max(begin for begin, _ in entered) + 1_400
         for rank, (begin, joined) in zip(ranks, entered, strict=True):
             rank.event(
-                "kernel", REDUCE, begin, end - begin, stream=20, **joined, **{
-                    "Collective name": "allreduce", "In msg nelems": PARAMETERS, "Out msg nelems": PARAMETERS,
-                    "dtype": "Float", "Group size": 2, "Process Group Name": "0",
-                    "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]", "Seq": step,
+                "kernel",
+                REDUCE,
+                begin,
+                end - begin,
+                stream=20,
+                **joined,
+                **{
+                    "Collective name": "allreduce",
+                    "In msg nelems": PARAMETERS,
+                    "Out msg nelems": PARAMETERS,
+                    "dtype": "Float",
+                    "Group size": 2,
+                    "Process Group Name": "0",
+                    "Process Group Description": "default_pg",
+                    "Process Group Ranks": "[0, 1]",
+                    "Seq": step,
                 },
-            )  # fmt: skip
+            )
             rank.nccl_free = end
             rank.free = max(rank.free, end)
             updating = rank.now

@@ -79,9 +79,16 @@ def as_other_boot(
             rows["realtime_ns"] += realtime + passed
             payload, kind = rows.tobytes(), int(Codec.RAW)
         out.append(
-            pack_segment(payload, record_id=segment.record_id, codec=kind, tid=segment.tid, lane_id=segment.lane_id,
-                         row_count=segment.row_count, first_sequence=segment.first_sequence)
-        )  # fmt: skip
+            pack_segment(
+                payload,
+                record_id=segment.record_id,
+                codec=kind,
+                tid=segment.tid,
+                lane_id=segment.lane_id,
+                row_count=segment.row_count,
+                first_sequence=segment.first_sequence,
+            )
+        )
     path.write_bytes(b"".join(out))
     path.with_suffix(".ring").unlink(missing_ok=True)
 

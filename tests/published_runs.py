@@ -115,9 +115,13 @@ def characterization(model: str, network: str, method: str) -> dict[str, Any]:
             "t4_ns": missing,
             "t5_ns": step_ns(8 * batch, *eight),
         },
-        "stalls": {}, "attribution": {}, "disagreements": [], "quick": False, "emulated": False,
+        "stalls": {},
+        "attribution": {},
+        "disagreements": [],
+        "quick": False,
+        "emulated": False,
         "notes": ["made of published throughputs, not of a run"],
-    }  # fmt: skip
+    }
 
 
 def write_published(folder: Path, model: str = "bert-base", network: str = "10GbE", method: str = "WFBP-A2A") -> None:

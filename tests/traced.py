@@ -141,17 +141,29 @@ def run_traced(
     base = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES and not k.startswith("STASHTRACE_")}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
     facts: dict[str, Any] = {
-        "format": 1, "run_id": run_id, "command": ["python", "script.py"], "host": socket.gethostname(),
-        "begin_realtime_ns": time.time_ns(), "begin_monotonic_ns": time.monotonic_ns(),
+        "format": 1,
+        "run_id": run_id,
+        "command": ["python", "script.py"],
+        "host": socket.gethostname(),
+        "begin_realtime_ns": time.time_ns(),
+        "begin_monotonic_ns": time.monotonic_ns(),
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
-        "exit_code": None, "signal": None, "collectors": list(collectors or default_collectors()),
-        "stashtrace_version": "test", "launcher_pid": os.getpid(),
-    }  # fmt: skip
+        "exit_code": None,
+        "signal": None,
+        "collectors": list(collectors or default_collectors()),
+        "stashtrace_version": "test",
+        "launcher_pid": os.getpid(),
+    }
     if traced:
         base = traced_environment(
-            base, run_dir=run_dir, run_id=run_id, collectors=collectors, steps=steps, kernels_steps=kernels_steps,
+            base,
+            run_dir=run_dir,
+            run_id=run_id,
+            collectors=collectors,
+            steps=steps,
+            kernels_steps=kernels_steps,
             synthetic_batches=synthetic_batches,
-        )  # fmt: skip
+        )
         (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     port = free_port()
     processes = []

@@ -133,9 +133,14 @@ class Run:
         code: int | None = None
         with text.open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
                 while code is None and time.monotonic() < deadline_s - grace_s:
                     try:
@@ -198,8 +203,10 @@ def why_no_device() -> str:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "no driver: libcuda.so.1 cannot be loaded"
-    program = "import ctypes, sys; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); " \
-              "sys.exit(d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) or (n.value == 0 and 100))"  # fmt: skip
+    program = (
+        "import ctypes, sys; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
+        "sys.exit(d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) or (n.value == 0 and 100))"
+    )
     del driver
     code = subprocess.run([sys.executable, "-c", program], capture_output=True).returncode
     return "" if code == 0 else f"the driver sees no device (CUresult {code})"
@@ -211,8 +218,9 @@ def devices() -> list[dict[str, str]]:
     if tool is None:
         return []
     names = ("name", "driver_version", "memory.total", "pstate", "clocks.max.sm")
-    done = subprocess.run([tool, f"--query-gpu={','.join(names)}", "--format=csv,noheader"], capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [tool, f"--query-gpu={','.join(names)}", "--format=csv,noheader"], capture_output=True, text=True, timeout=60
+    )
     return [dict(zip(names, map(str.strip, line.split(",")), strict=False)) for line in done.stdout.splitlines()]
 
 
@@ -254,8 +262,11 @@ def counts(paths: Sequence[Path]) -> dict[str, Any]:
             skipped[reason] += 1
         else:
             numbers["passed"] += 1
-    return {**{k: numbers[k] for k in ("passed", "failed", "skipped")}, "skipped_because": dict(skipped),
-            "failed_tests": failed}  # fmt: skip
+    return {
+        **{k: numbers[k] for k in ("passed", "failed", "skipped")},
+        "skipped_because": dict(skipped),
+        "failed_tests": failed,
+    }
 
 
 def probe(run: Run, limit_s: float) -> dict[str, Any]:

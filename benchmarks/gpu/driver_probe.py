@@ -55,19 +55,42 @@ L: mov.u64 %u, %clock64; sub.u64 %u, %u, %t; setp.lt.u64 %p, %u, %n; @%p bra L; 
 )
 #: NVML field -> scope: energy, power, clocks, throttling and traffic as `collectors/nvml` and its page name them.
 EVERY_SCOPE = 0xFFFFFFFF
-FIELDS = ((138, EVERY_SCOPE), (139, EVERY_SCOPE), (138, 0), (197, 0), (198, 0), (202, 0), (83, 0), (82, 0), (74, 0),
-          (3, 0), (94, 0), (38, EVERY_SCOPE))  # fmt: skip
-LOOKED_UP = (("cuNothing", 13000), ("cuStreamWaitEvent", 3020), ("cuEventRecord", 2000), ("cuCtxSynchronize", 2000),
-             ("cuCtxSynchronize", 13000), ("cuMemAlloc", 3020))  # fmt: skip
+FIELDS = (
+    (138, EVERY_SCOPE),
+    (139, EVERY_SCOPE),
+    (138, 0),
+    (197, 0),
+    (198, 0),
+    (202, 0),
+    (83, 0),
+    (82, 0),
+    (74, 0),
+    (3, 0),
+    (94, 0),
+    (38, EVERY_SCOPE),
+)
+LOOKED_UP = (
+    ("cuNothing", 13000),
+    ("cuStreamWaitEvent", 3020),
+    ("cuEventRecord", 2000),
+    ("cuCtxSynchronize", 2000),
+    ("cuCtxSynchronize", 13000),
+    ("cuMemAlloc", 3020),
+)
 
 
 class FieldValue(ctypes.Structure):
     """nvmlFieldValue_t."""
 
     _fields_ = [
-        ("id", c_uint), ("scope", c_uint), ("timestamp_us", c_int64), ("latency_us", c_int64), ("type", c_int),
-        ("result", c_int), ("value", c_ulonglong),
-    ]  # fmt: skip
+        ("id", c_uint),
+        ("scope", c_uint),
+        ("timestamp_us", c_int64),
+        ("latency_us", c_int64),
+        ("type", c_int),
+        ("result", c_int),
+        ("value", c_ulonglong),
+    ]
 
 
 class CallFailedError(Exception):
@@ -107,8 +130,9 @@ class Probe:
 
     def new_stream(self, priority: int) -> c_void_p:
         stream = c_void_p()
-        require("cuStreamCreateWithPriority",
-                self.driver.cuStreamCreateWithPriority(byref(stream), NON_BLOCKING, priority))  # fmt: skip
+        require(
+            "cuStreamCreateWithPriority", self.driver.cuStreamCreateWithPriority(byref(stream), NON_BLOCKING, priority)
+        )
         return stream
 
     def no_context(self) -> dict[str, Any]:
@@ -204,8 +228,10 @@ class Probe:
         read_timer()
         stamps = [read_timer()[0] for _ in range(300)]
         found["step_ns"] = functools.reduce(math.gcd, [b - a for a, b in itertools.pairwise(stamps)])
-        found["idle"] = {"timer_us": sorted(read_timer()[1] // 1000 for _ in range(9)),
-                         "event_us": sorted(event_width_ns() // 1000 for _ in range(9))}  # fmt: skip
+        found["idle"] = {
+            "timer_us": sorted(read_timer()[1] // 1000 for _ in range(9)),
+            "event_us": sorted(event_width_ns() // 1000 for _ in range(9)),
+        }
         multiprocessors = c_int()
         require("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(byref(multiprocessors), 16, 0))
         cycles = c_ulonglong(SPIN_CYCLES)
@@ -260,10 +286,15 @@ def nvml() -> dict[str, Any]:
         value = FieldValue(number, scope)
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         library.nvmlDeviceGetFieldValues(device, 1, byref(value))
-        return {"result": value.result, "type": value.type, "value": value.value,
-                "wall_us": (time.perf_counter_ns() - wall_ns) // 1000,
-                "cpu_us": (time.thread_time_ns() - cpu_ns) // 1000, "latency_us": value.latency_us,
-                "age_us": time.time_ns() // 1000 - value.timestamp_us}  # fmt: skip
+        return {
+            "result": value.result,
+            "type": value.type,
+            "value": value.value,
+            "wall_us": (time.perf_counter_ns() - wall_ns) // 1000,
+            "cpu_us": (time.thread_time_ns() - cpu_ns) // 1000,
+            "latency_us": value.latency_us,
+            "age_us": time.time_ns() // 1000 - value.timestamp_us,
+        }
 
     def timed(name: str, *arguments: Any) -> dict[str, Any]:
         call, count = getattr(library, name, None), 20
@@ -271,8 +302,11 @@ def nvml() -> dict[str, Any]:
             return {"missing": True}
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         results = [call(device, *arguments) for _ in range(count)]
-        return {"result": results[0], "wall_us": (time.perf_counter_ns() - wall_ns) // (1000 * count),
-                "cpu_us": (time.thread_time_ns() - cpu_ns) // (1000 * count)}  # fmt: skip
+        return {
+            "result": results[0],
+            "wall_us": (time.perf_counter_ns() - wall_ns) // (1000 * count),
+            "cpu_us": (time.thread_time_ns() - cpu_ns) // (1000 * count),
+        }
 
     number, words = c_uint(), (c_ulonglong * 3)()
     return {
@@ -293,8 +327,13 @@ def ask(found: dict[str, Any], errors: dict[str, str]) -> None:
     sections: dict[str, Callable[[], dict[str, Any]]] = {"nvml": nvml}
     try:
         probe = Probe(found)
-        sections = {"no_context": probe.no_context, "ns": probe.ns, "globaltimer": probe.globaltimer,
-                    "look_up": probe.look_up, **sections}  # fmt: skip
+        sections = {
+            "no_context": probe.no_context,
+            "ns": probe.ns,
+            "globaltimer": probe.globaltimer,
+            "look_up": probe.look_up,
+            **sections,
+        }
     except (OSError, AttributeError, CallFailedError) as error:
         errors["driver"] = str(error)
     for name, section in sections.items():

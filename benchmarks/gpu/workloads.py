@@ -35,10 +35,15 @@ class Bottleneck(nn.Module):
         super().__init__()
         outputs = 4 * width
         self.body = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
         same = stride == 1 and inputs == outputs
         self.shortcut: nn.Module = (
             nn.Identity()
@@ -54,8 +59,11 @@ def resnet(tiny: bool) -> nn.Module:
     """Layers 3-4-6-3; tiny: one block each, an eighth as wide."""
     width = 8 if tiny else 64
     layers: list[nn.Module] = [
-        nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-    ]  # fmt: skip
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     inputs = width
     for number, blocks in enumerate((1, 1, 1, 1) if tiny else (3, 4, 6, 3)):
         for block in range(blocks):

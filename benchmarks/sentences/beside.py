@@ -13,8 +13,17 @@ from sentences.truth import Truth
 
 #: Claims about how a job ran and ended: none of them may be made of a job that is not known for it.
 _ENDINGS = ("ended_by_signal", "ended_with_code")
-_NEVER = ("hung", "outlived", "emulated_compute", "thinned", "steps_wanted", "other_trainers", "unordered", "hosts",
-          "staged")  # fmt: skip
+_NEVER = (
+    "hung",
+    "outlived",
+    "emulated_compute",
+    "thinned",
+    "steps_wanted",
+    "other_trainers",
+    "unordered",
+    "hosts",
+    "staged",
+)
 _OF_FIGURE, _OF_STEP = 0.1, 0.05
 
 

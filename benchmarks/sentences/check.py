@@ -30,10 +30,22 @@ HALF = 0.4
 _PARTS = {"cpu": "cpu", "queue": "queue"}
 #: What kept a late rank, as a claim names it -> column of the budget.
 _COLUMNS = {
-    "asleep": "other", "sleep": "other", "gc": "compute", "checkpoint": "save", "prep": "data", "fetch": "data",
-    "handoff": "data", "cpu_contention": "compute", "straggler": "late", "network": "link", "interconnect": "link",
-    "unrecorded": "other", "h2d": "copy", "sync": "host", "launch": "host",
-}  # fmt: skip
+    "asleep": "other",
+    "sleep": "other",
+    "gc": "compute",
+    "checkpoint": "save",
+    "prep": "data",
+    "fetch": "data",
+    "handoff": "data",
+    "cpu_contention": "compute",
+    "straggler": "late",
+    "network": "link",
+    "interconnect": "link",
+    "unrecorded": "other",
+    "h2d": "copy",
+    "sync": "host",
+    "launch": "host",
+}
 
 
 def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expected: Expected) -> list[Checked]:
@@ -231,8 +243,12 @@ def _verdict(row: Row, evidence: list[Row], truth: Truth, expected: Expected) ->
 
 
 def _no_stall(row: Row, truth: Truth) -> Checked:
-    stalls = [f"rank {r.rank}: {c} {r.share(c).low_ns:.1%}" for r in truth.ranks.values() for c in STALLS
-              if r.share(c).low_ns > WORTH_RATIO + OF_STEP]  # fmt: skip
+    stalls = [
+        f"rank {r.rank}: {c} {r.share(c).low_ns:.1%}"
+        for r in truth.ranks.values()
+        for c in STALLS
+        if r.share(c).low_ns > WORTH_RATIO + OF_STEP
+    ]
     if stalls:
         return Checked(row, FALSE, "; ".join(stalls))
     rank = truth.ranks.get(row["rank"])

@@ -112,9 +112,14 @@ def run_lightning(options: argparse.Namespace, clock: jobs.Clock) -> None:
             return TimedSGD(self.parameters(), lr=1e-4)
 
     trainer = lightning.Trainer(
-        max_epochs=options.epochs, accelerator="cpu", logger=False, enable_checkpointing=False, num_sanity_val_steps=0,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        max_epochs=options.epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     validation = loader(options, clock, "validation", options.validate) if options.validate else None
     trainer.fit(Module(), loader(options, clock, "train", options.steps // options.epochs), validation)
 
@@ -155,10 +160,17 @@ def run_transformers(options: argparse.Namespace, clock: jobs.Clock) -> None:
 
     net = Net(options)
     settings = transformers.TrainingArguments(
-        output_dir=str(options.clock / "out"), per_device_train_batch_size=options.batch, max_steps=options.steps,
-        use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-        dataloader_num_workers=options.workers, remove_unused_columns=False,
-    )  # fmt: skip
+        output_dir=str(options.clock / "out"),
+        per_device_train_batch_size=options.batch,
+        max_steps=options.steps,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_num_workers=options.workers,
+        remove_unused_columns=False,
+    )
     optimizer = TimedSGD(net.parameters(), lr=1e-4)
     samples = Named(options, "train", options.steps * options.batch)
     Trainer(net, settings, train_dataset=samples, optimizers=(optimizer, None)).train()

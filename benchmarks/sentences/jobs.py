@@ -516,10 +516,22 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--library", default="", help="a shared library that the job loads")
     parser.add_argument("--thread", choices=("", "burn", "sleep"), default="")
     whole = {
-        "steps": 40, "workers": 0, "epochs": 1, "batch": 4, "accumulate": 1, "layers": 4, "validate": 0,
-        "save_every": 0, "save_mib": 0, "luggage": 0, "reduce_kib": 0, "forwards": 20, "updates": 4, "ballast_mib": 96,
+        "steps": 40,
+        "workers": 0,
+        "epochs": 1,
+        "batch": 4,
+        "accumulate": 1,
+        "layers": 4,
+        "validate": 0,
+        "save_every": 0,
+        "save_mib": 0,
+        "luggage": 0,
+        "reduce_kib": 0,
+        "forwards": 20,
+        "updates": 4,
+        "ballast_mib": 96,
         "crowd": 0,
-    }  # fmt: skip
+    }
     for name, default in whole.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     for name in ("loader_ms", "compute_ms", "forward_ms", "sleep_ms", "block_ms"):

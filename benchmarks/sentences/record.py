@@ -164,9 +164,13 @@ def _record(command: list[str], folder: Path, fails: bool) -> None:
     log = folder / "log.txt"
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            [*tracer, *command], stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment,
+            [*tracer, *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             code = process.wait(timeout=_PATIENCE_S)
         finally:

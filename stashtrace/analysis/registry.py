@@ -124,17 +124,31 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
     ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
-    ("Who waits for whom?", ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline",
-                              "slowdown")),
+    (
+        "Who waits for whom?",
+        ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline", "slowdown"),
+    ),
     ("What do the GPUs do?", ("breakdown", "idle", "kernels", "launches", "copies")),
-    ("How fast is communication?", ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links",
-                                     "operators", "overlap_advice")),
+    (
+        "How fast is communication?",
+        ("collectives", "bandwidth", "link_efficiency", "transfer_certainty", "links", "operators", "overlap_advice"),
+    ),
     (
         "How are files read, and what would help?",
-        ("io", "io_directories", "io_patterns", "io_sizes", "io_bandwidth", "io_advice", "io_staging", "io_cache",
-         "io_reuse", "loader_rates"),
+        (
+            "io",
+            "io_directories",
+            "io_patterns",
+            "io_sizes",
+            "io_bandwidth",
+            "io_advice",
+            "io_staging",
+            "io_cache",
+            "io_reuse",
+            "loader_rates",
+        ),
     ),
-)  # fmt: skip
+)
 #: Analyses that say nothing of a run without kernels, copies or brackets of a GPU.
 NEEDS_GPU = frozenset({"breakdown", "idle", "kernels", "launches", "copies", "agreement"})
 

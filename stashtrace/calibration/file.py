@@ -318,9 +318,12 @@ def _points(name: str, where: str, entry: Mapping[str, Any]) -> Points:
         raise _damaged(name, f"{where}: its points have columns of different lengths")
     sizes, median, low, high, repetitions = columns
     return Points(
-        tuple(int(v) for v in sizes), tuple(float(v) for v in median), tuple(float(v) for v in low),
-        tuple(float(v) for v in high), tuple(int(v) for v in repetitions),
-    )  # fmt: skip
+        tuple(int(v) for v in sizes),
+        tuple(float(v) for v in median),
+        tuple(float(v) for v in low),
+        tuple(float(v) for v in high),
+        tuple(int(v) for v in repetitions),
+    )
 
 
 def _text(name: str, where: str, entry: Mapping[str, Any], key: str) -> str:
@@ -382,16 +385,23 @@ def calibration_text(calibration: Calibration) -> str:
 def _link_text(link: Link) -> list[str]:
     fit, points = link.fit, link.points
     facts: dict[str, Any] = {
-        "kind": link.kind, "backend": link.backend, "op": link.op, "ranks_count": link.ranks_count,
-        "alpha_ns": fit.alpha_ns, "alpha_error_ns": fit.alpha_error_ns,
-    }  # fmt: skip
+        "kind": link.kind,
+        "backend": link.backend,
+        "op": link.op,
+        "ranks_count": link.ranks_count,
+        "alpha_ns": fit.alpha_ns,
+        "alpha_error_ns": fit.alpha_error_ns,
+    }
     if math.isfinite(fit.bandwidth_bytes_per_s):
         facts["bandwidth_bytes_per_s"] = fit.bandwidth_bytes_per_s
         facts["bandwidth_error_bytes_per_s"] = fit.bandwidth_error_bytes_per_s
     facts |= {
-        "sizes_bytes": points.sizes_bytes, "median_ns": points.median_ns, "low_ns": points.low_ns,
-        "high_ns": points.high_ns, "repetitions_count": points.repetitions_count,
-    }  # fmt: skip
+        "sizes_bytes": points.sizes_bytes,
+        "median_ns": points.median_ns,
+        "low_ns": points.low_ns,
+        "high_ns": points.high_ns,
+        "repetitions_count": points.repetitions_count,
+    }
     out = _entries(facts)
     for piece in fit.pieces:
         out += ["", "[[link.piece]]"]

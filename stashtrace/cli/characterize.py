@@ -27,8 +27,11 @@ _FULL = {"repeat": 5, "iterations": 60, "warmup": 10}
 
 def parser() -> Parser:
     """Options of ``stashtrace characterize``."""
-    parser = Parser("characterize", "Run a job on one device, on all, with its data cold and warm, and over a\n"
-                    "network, and say what each costs.", _EPILOG)  # fmt: skip
+    parser = Parser(
+        "characterize",
+        "Run a job on one device, on all, with its data cold and warm, and over a\nnetwork, and say what each costs.",
+        _EPILOG,
+    )
     parser.usage = "stashtrace characterize [options] -- COMMAND [ARGUMENT ...]"
     parser.add_out("DIR", "where runs and answer go (default ./characterization)", default="characterization")
     parser.add_argument("--steps", metavar="LIST", default="1,2,3,4,5", help="some of the five (default 1,2,3,4,5)")
@@ -39,18 +42,32 @@ def parser() -> Parser:
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a host, if the command does not say")
     network = parser.add_mutually_exclusive_group()
     network.add_argument("--hosts", metavar="A,B", help="hosts of step 5, reached by ssh; localhost is this one")
-    network.add_argument("--emulate-network", metavar="RATE[,DELAY]",
-                         help="step 5 between two network namespaces of this host: 10gbit, or 1gbit,50us")  # fmt: skip
+    network.add_argument(
+        "--emulate-network",
+        metavar="RATE[,DELAY]",
+        help="step 5 between two network namespaces of this host: 10gbit, or 1gbit,50us",
+    )
     network.add_argument("--network-command", metavar="CMD", help="step 5: a command that spreads its ranks itself")
-    parser.add_argument("--data", metavar="PATH", action="append", default=[],
-                        help="the data set, if not what the job is seen to read; may be given again")  # fmt: skip
-    parser.add_argument("--drop-caches", action="store_true",
-                        help="empty the page cache of the whole machine for step 3 (root)")  # fmt: skip
+    parser.add_argument(
+        "--data",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="the data set, if not what the job is seen to read; may be given again",
+    )
+    parser.add_argument(
+        "--drop-caches", action="store_true", help="empty the page cache of the whole machine for step 3 (root)"
+    )
     parser.add_argument("--no-pin", action="store_true", help="let ranks use all processors in every step")
     parser.add_argument("--timeout", type=float, metavar="S", default=600.0, help="of one run (default 600)")
     parser.add_argument("--instance", default="", help="name of this machine in the catalog of `recommend`")
-    parser.add_argument("--batch-size", type=int, default=0, metavar="B",
-                        help="samples per rank and step, if not what its DataLoaders say")  # fmt: skip
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=0,
+        metavar="B",
+        help="samples per rank and step, if not what its DataLoaders say",
+    )
     parser.add_argument("--as-published", action="store_true", help="show stalls as Stash's code computes them")
     parser.add_argument("--plot", metavar="FILE", help="draw steps and stalls (.png, .svg, .pdf)")
     parser.add_argument("--html", metavar="FILE", help="write the answer as a page")

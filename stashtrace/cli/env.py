@@ -36,10 +36,12 @@ def parser() -> Parser:
         "--run-id", metavar="JOB", help="name of the job, the same on all hosts; SLURM and MPI are known without"
     )
     parser.add_argument(
-        "--format", choices=FORMATS, default="sh",
+        "--format",
+        choices=FORMATS,
+        default="sh",
         help="sh: export lines (default); dotenv: a file for `docker run --env-file`; json;"
         " kubernetes: a list of env entries; openmpi: -x options; mpich: -genv options",
-    )  # fmt: skip
+    )
     recording_options(parser)
     return parser
 

@@ -129,20 +129,25 @@ def _devices(trace: Trace) -> list[dict[str, Any]]:
     clocks = list(trace.device_clocks.rows())
     for row in trace.devices.rows():
         owner = (row["process_id"], row["device_index"])
-        found.append({
-            "rank": row["rank"],
-            "process_id": row["process_id"],
-            "device_index": row["device_index"],
-            "name": trace.text(row["name_code"]),
-            "uuid": trace.text(row["uuid_code"]),
-            "bus": trace.text(row["bus_code"]),
-            "memory_bytes": row["memory_bytes"],
-            "driver": row["driver_code"],
-            "clocks": {
-                DeviceClock(c["clock_code"]).name.lower(): {k: c[k] for k in ("anchors_count", "error_ns", "drift_ppb")}
-                for c in clocks if (c["process_id"], c["device_index"]) == owner
-            },
-        })  # fmt: skip
+        found.append(
+            {
+                "rank": row["rank"],
+                "process_id": row["process_id"],
+                "device_index": row["device_index"],
+                "name": trace.text(row["name_code"]),
+                "uuid": trace.text(row["uuid_code"]),
+                "bus": trace.text(row["bus_code"]),
+                "memory_bytes": row["memory_bytes"],
+                "driver": row["driver_code"],
+                "clocks": {
+                    DeviceClock(c["clock_code"]).name.lower(): {
+                        k: c[k] for k in ("anchors_count", "error_ns", "drift_ppb")
+                    }
+                    for c in clocks
+                    if (c["process_id"], c["device_index"]) == owner
+                },
+            }
+        )
     return found
 
 
@@ -172,7 +177,7 @@ def _lines(facts: dict[str, Any]) -> str:
         ("processes", f"{facts['processes']}, {bytes_text(facts['size_bytes'])}{merged}"),
         ("ranks", (ranks_text(facts["ranks"]) or "none") + missing),
         ("steps", str(facts["steps"])),
-    ]  # fmt: skip
+    ]
     lines = [f"{name:<12}{text}" for name, text in rows]
     if len(facts["launchers"]) > 1:
         lines += ["launchers"] + [_launcher_line(launcher) for launcher in facts["launchers"]]

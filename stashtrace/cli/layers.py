@@ -31,13 +31,19 @@ def parser() -> Parser:
     parser = Parser("layers", "Replay training iterations layer by layer, for any number of ranks.", _EPILOG)
     parser.add_argument("path", metavar="PATH", help="file of layers, or recorded run")
     parser.add_argument(
-        "--ranks", metavar="N,N", type=_counts, default=_RANKS,
+        "--ranks",
+        metavar="N,N",
+        type=_counts,
+        default=_RANKS,
         help=f"numbers of ranks (default {','.join(map(str, _RANKS))})",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--measured-ranks", metavar="N", type=_count, default=0,
+        "--measured-ranks",
+        metavar="N",
+        type=_count,
+        default=0,
         help="ranks on which the communication of a file was measured; a run knows",
-    )  # fmt: skip
+    )
     parser.add_argument("--latency", metavar="US", type=_time, help="of a hop of the ring, in microseconds")
     parser.add_argument("--bandwidth", metavar="SIZE", help="of a hop, bytes a second, as in 1.1G")
     for name, what in (("io", "reading a batch"), ("copy", "its copy to the device"), ("update", "the update")):

@@ -201,8 +201,10 @@ def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:
     (outcome.records / "run.json").unlink(missing_ok=True)  # one name for all hosts; the launcher's file says the same
     count = deliver(outcome.records, outcome.url)
     shutil.rmtree(outcome.records, ignore_errors=True)
-    screen.say(f"stashtrace: {count} files delivered to {outcome.url}; `stashtrace merge {outcome.url}` when all "
-               "hosts have ended")  # fmt: skip
+    screen.say(
+        f"stashtrace: {count} files delivered to {outcome.url}; `stashtrace merge {outcome.url}` when all "
+        "hosts have ended"
+    )
     return False
 
 

@@ -25,10 +25,17 @@ its variants."""
 _OUT = "layers-study"
 #: Options of a sweep -> attribute of the request.
 _SWEEP_ONLY = {
-    "family": "family", "depths": "depths", "no_residual": "residual", "no_batch_norm": "batch_norm",
-    "bucket_mb": "bucket_mib", "ranks": "ranks", "iterations": "iterations", "repeat": "repeat",
-    "batch_size": "batch_samples", "out": "",
-}  # fmt: skip
+    "family": "family",
+    "depths": "depths",
+    "no_residual": "residual",
+    "no_batch_norm": "batch_norm",
+    "bucket_mb": "bucket_mib",
+    "ranks": "ranks",
+    "iterations": "iterations",
+    "repeat": "repeat",
+    "batch_size": "batch_samples",
+    "out": "",
+}
 
 
 def parser() -> Parser:
@@ -38,15 +45,19 @@ def parser() -> Parser:
     parser = Parser("model", "Fit what messages and bytes of gradients cost, and predict.", _EPILOG)
     parser.usage = "stashtrace model RUN [options]\n       stashtrace model --sweep depth|width|bucket [options]"
     parser.add_argument(
-        "path", metavar="RUN", nargs="?",
+        "path",
+        metavar="RUN",
+        nargs="?",
         help="run directory, trace of another tool, folder of a sweep or of characterize",
-    )  # fmt: skip
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw fit and residuals (.png, .svg, .pdf)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="text (default) or JSON")
     parser.add_argument(
-        "--predict", metavar="NAME", action="append",
+        "--predict",
+        metavar="NAME",
+        action="append",
         help="of a sweep: the stall of a network that was not measured, as in resnet101 or 400:90M (messages:bytes)",
-    )  # fmt: skip
+    )
     sweep = parser.add_argument_group("sweeps")
     sweep.add_argument("--sweep", choices=("depth", "width", "bucket"), help="what the networks differ in")
     sweep.add_argument("--family", choices=FAMILIES, default=None, help="of the networks (default resnet)")
@@ -54,9 +65,12 @@ def parser() -> Parser:
     sweep.add_argument("--no-residual", action="store_true", help="leave the residual links out")
     sweep.add_argument("--no-batch-norm", action="store_true", help="leave the batch norms out")
     sweep.add_argument(
-        "--bucket-mb", metavar="MB", type=float, default=None,
+        "--bucket-mb",
+        metavar="MB",
+        type=float,
+        default=None,
         help="bucket_cap_mb of depth and width sweeps (default 0: a message per tensor)",
-    )  # fmt: skip
+    )
     sweep.add_argument("--ranks", metavar="N", type=int, help="all ranks (default: one per GPU, else 2)")
     sweep.add_argument("--iterations", metavar="K", type=int, help="steps of a run, 5 of them to warm up (default 25)")
     sweep.add_argument("--repeat", metavar="R", type=int, help="repetitions of all (default 3)")
@@ -130,9 +144,11 @@ def _sweep(arguments: argparse.Namespace) -> int:
     screen = Screen()
     with screen.progress("sweep") as bar:
         content = run_study(
-            StudyRequest(arguments.sweep, **options), Path(arguments.out or _OUT),
-            version=__version__, on_progress=bar.step,
-        )  # fmt: skip
+            StudyRequest(arguments.sweep, **options),
+            Path(arguments.out or _OUT),
+            version=__version__,
+            on_progress=bar.step,
+        )
     code = _show_study(arguments, content)
     screen.say(f"\nkept in {arguments.out or _OUT}; show it again: stashtrace model {arguments.out or _OUT}")
     return code
@@ -154,8 +170,9 @@ def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
             refused = why
             break
         said += prediction_lines(name, messages, sent, stall, error, study)
-        whole["predictions"].append({"name": name, "messages_count": messages, "message_bytes": sent,
-                                     "stall_ns": stall, "error_ns": error})  # fmt: skip
+        whole["predictions"].append(
+            {"name": name, "messages_count": messages, "message_bytes": sent, "stall_ns": stall, "error_ns": error}
+        )
     _print(arguments, [*lines, "", "predicted:", *said] if said else lines, whole)
     if arguments.plot:
         from stashtrace.lab.sweep.plot import plot_study

@@ -42,15 +42,20 @@ def parser() -> Parser:
     work.add_argument("--epochs", metavar="N", type=float, help="how often (default 1)")
     work.add_argument("--iterations", metavar="N", help="or: steps of the first FILE, all its devices together")
     work.add_argument("--batch-size", metavar="N", type=int, help="samples of one device and step (default: the job's)")
-    work.add_argument("--data", choices=DATA, default="auto",
-                      help="what epochs read: storage, the page cache, storage in the first one, nothing")  # fmt: skip
+    work.add_argument(
+        "--data",
+        choices=DATA,
+        default="auto",
+        help="what epochs read: storage, the page cache, storage in the first one, nothing",
+    )
     limits = parser.add_argument_group("budgets")
     limits.add_argument("--time-budget", metavar="TIME", help="as in 6h, 30m, 1d12h")
     limits.add_argument("--cost-budget", metavar="MONEY", type=float, help="in the currency of the prices")
     limits.add_argument("--max-count", metavar="N", type=int, default=8, help="instances at most (default 8)")
     prices = parser.add_argument_group("instances and prices")
-    prices.add_argument("--catalog", metavar="FILE", action="append", default=[],
-                        help="TOML; adds instances, changes others key by key")  # fmt: skip
+    prices.add_argument(
+        "--catalog", metavar="FILE", action="append", default=[], help="TOML; adds instances, changes others key by key"
+    )
     prices.add_argument("--price", metavar="NAME=VALUE", action="append", default=[], help="of an hour of one instance")
     prices.add_argument("--instance", metavar="NAME", default="", help="what FILE was measured on, if it does not say")
     prices.add_argument("--list", action="store_true", help="print the catalog and stop")

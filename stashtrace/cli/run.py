@@ -37,9 +37,10 @@ def parser() -> Parser:
         "--scratch", metavar="DIR", help="record below DIR on a local disk, copy to --out when the command has ended"
     )
     parser.add_argument(
-        "--run-id", metavar="JOB",
+        "--run-id",
+        metavar="JOB",
         help="name of the job, the same on all hosts; SLURM, MPI and torchrun's rendezvous are known without",
-    )  # fmt: skip
+    )
     recording_options(parser)
     parser.add_argument(
         "--until-step", metavar="K", type=int, help="end the command when its ranks have made K steps; exit code 0"
@@ -52,9 +53,12 @@ def parser() -> Parser:
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
     parser.add_argument(
-        "--grace", metavar="SECONDS", type=float, default=10.0,
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        default=10.0,
         help="wait so long for processes that outlive the command (default: 10)",
-    )  # fmt: skip
+    )
     return parser
 
 
@@ -62,33 +66,41 @@ def recording_options(parser: Parser) -> None:
     """What is recorded: the options that ``run`` and ``env`` have in common."""
     parser.add_argument("--steps", metavar="A:B", help="record steps A to B-1 only; the others are counted")
     parser.add_argument(
-        "--collectors", metavar="NAMES", type=lambda text: text.split(","),
+        "--collectors",
+        metavar="NAMES",
+        type=lambda text: text.split(","),
         help="comma list of what to record (default: all): " + ", ".join(default_collectors()),
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--nvml-hz", metavar="N", type=int, help="samples of device counters per second, 0 for none (default: 10)"
     )
     parser.add_argument("--nvml-links", action="store_true", help="sample each NVLink of a device beside their sum")
     parser.add_argument(
-        "--kernels", action="store_true",
+        "--kernels",
+        action="store_true",
         help="deep mode: also every kernel and copy of the GPU, for a few steps; gives way to another profiler",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--kernels-steps", metavar="A:B",
+        "--kernels-steps",
+        metavar="A:B",
         help=f"steps A to B-1 of deep mode (default: {KERNEL_STEPS}); the step before A is slow; turns --kernels on",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--event-budget", metavar="N", type=int,
+        "--event-budget",
+        metavar="N",
+        type=int,
         help="timing events on devices per second; above it whole steps go without, 0: no limit (default: 10000)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--lookup-hook", action="store_true",
+        "--lookup-hook",
+        action="store_true",
         help="also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--nccl-source", choices=NCCL_SOURCES,
+        "--nccl-source",
+        choices=NCCL_SOURCES,
         help="device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
-    )  # fmt: skip
+    )
 
     parser.add_argument(
         "--share", action="store_true", help="let the group read the run (0750, 0640); else the user alone (0700, 0600)"
@@ -97,8 +109,18 @@ def recording_options(parser: Parser) -> None:
 
 def recording_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """What :func:`recording_options` was given, under the names of ``traced_environment``."""
-    names = ("collectors", "steps", "nvml_hz", "nvml_links", "kernels", "kernels_steps", "nccl_source", "event_budget",
-             "lookup_hook", "share")  # fmt: skip
+    names = (
+        "collectors",
+        "steps",
+        "nvml_hz",
+        "nvml_links",
+        "kernels",
+        "kernels_steps",
+        "nccl_source",
+        "event_budget",
+        "lookup_hook",
+        "share",
+    )
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -134,9 +156,20 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
     takes_value = {
-        "-o", *OUT_OPTIONS, "--scratch", "--run-id", "--steps", "--kernels-steps", "--collectors", "--nvml-hz",
-        "--event-budget", "--nccl-source", "--grace", "--until-step", "--staged",
-    }  # fmt: skip
+        "-o",
+        *OUT_OPTIONS,
+        "--scratch",
+        "--run-id",
+        "--steps",
+        "--kernels-steps",
+        "--collectors",
+        "--nvml-hz",
+        "--event-budget",
+        "--nccl-source",
+        "--grace",
+        "--until-step",
+        "--staged",
+    }
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 2 if argv[at] in takes_value else 1

@@ -91,9 +91,17 @@ def scrub_in_place(source: Path, *, paths: bool, hosts: bool, progress: Progress
         work = _Work(source, None, key, survey, paths, hosts, progress)
         _replace(
             state,
-            json.dumps({"key": key.hex(), "hosts": sorted(survey.hosts), "secrets": sorted(survey.secrets),
-                        "folders": sorted(survey.folders), "paths": paths, "for_hosts": hosts}).encode(),
-        )  # fmt: skip
+            json.dumps(
+                {
+                    "key": key.hex(),
+                    "hosts": sorted(survey.hosts),
+                    "secrets": sorted(survey.secrets),
+                    "folders": sorted(survey.folders),
+                    "paths": paths,
+                    "for_hosts": hosts,
+                }
+            ).encode(),
+        )
         work.do(shown=source.name)
     state.unlink()
     return work.report
@@ -277,8 +285,9 @@ class _Work:
             rows["metadata"] = facts_count
         file = self._source / STORE_FILE
         self._put(file, file.name, stores.scrubbed_facts(self._source, self._scrubber, rows).encode())
-        self.report.left += [str(path.relative_to(self._source)) for path in stores.others_of(self._source)
-                             if path.name != STATE_FILE]  # fmt: skip
+        self.report.left += [
+            str(path.relative_to(self._source)) for path in stores.others_of(self._source) if path.name != STATE_FILE
+        ]
 
 
 def _stashes(source: Path) -> list[Path]:

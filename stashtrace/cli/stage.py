@@ -78,9 +78,14 @@ def main(argv: Sequence[str]) -> int:
         check_runs_folder(Path(arguments.out), arguments.repeat)
     trace = load_trace(str(path))
     table = analyze(
-        trace, "io_staging", tier_size=size, under=arguments.under, tier_latency=arguments.tier_latency,
-        tier_bandwidth=arguments.tier_bandwidth, calibration=arguments.calibration,
-    )  # fmt: skip
+        trace,
+        "io_staging",
+        tier_size=size,
+        under=arguments.under,
+        tier_latency=arguments.tier_latency,
+        tier_bandwidth=arguments.tier_bandwidth,
+        calibration=arguments.calibration,
+    )
     chosen = [str(name) for name in table["path"][table["staged"] == 1]]
     if not chosen:
         raise MissingDataError(
@@ -102,9 +107,16 @@ def main(argv: Sequence[str]) -> int:
         others = [str(name) for name in table["path"][table["staged"] == 0] if not is_library(str(name))]
         with screen.progress("checking") as bar:
             gain = check_gain(
-                command, staged, Path(arguments.out), repeats=arguments.repeat, iterations=arguments.iterations,
-                warmup=arguments.warmup, others=others, directory=directory, on_progress=bar.step,
-            )  # fmt: skip
+                command,
+                staged,
+                Path(arguments.out),
+                repeats=arguments.repeat,
+                iterations=arguments.iterations,
+                warmup=arguments.warmup,
+                others=others,
+                directory=directory,
+                on_progress=bar.step,
+            )
     found = _answer(table, steps_count, staged, gain)
     if arguments.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -158,8 +170,11 @@ def _answer(table: Table, steps_count: int, staged: Staged, gain: Gain | None) -
         if gain.gain is not None and gain.plain is not None and gain.staged is not None:
             lost = gain.gain.lost_ns
             found["check"] |= {
-                "plain_ns": gain.plain.value, "staged_ns": gain.staged.value, "gain_ns": lost.value,
+                "plain_ns": gain.plain.value,
+                "staged_ns": gain.staged.value,
+                "gain_ns": lost.value,
                 "low_ns": None if math.isnan(lost.low) else lost.low,
-                "high_ns": None if math.isnan(lost.high) else lost.high, "pairs_count": lost.runs_count,
-            }  # fmt: skip
+                "high_ns": None if math.isnan(lost.high) else lost.high,
+                "pairs_count": lost.runs_count,
+            }
     return found

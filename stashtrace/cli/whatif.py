@@ -35,8 +35,14 @@ def parser() -> Parser:
     """Options of ``stashtrace whatif``."""
     parser = Parser("whatif", "Predict the step time of a recorded run with something changed.", _EPILOG)
     parser.add_argument("paths", metavar="PATH", nargs="+", help="run directory, or files of another tool")
-    parser.add_argument("--set", dest="changes", metavar="QUANTITY=VALUE", action="append", default=[],
-                        help="as in network.bandwidth=x2; may be repeated, all hold together")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        metavar="QUANTITY=VALUE",
+        action="append",
+        default=[],
+        help="as in network.bandwidth=x2; may be repeated, all hold together",
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="aligned text (default) or JSON")
     parser.usage = (
         "stashtrace whatif [options] PATH [PATH ...]\n"

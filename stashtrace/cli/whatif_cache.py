@@ -34,8 +34,12 @@ def parser() -> Parser:
     size.add_argument(
         "--cached", metavar="A:B[:STEP]", default=_SHARES, help="rows from A to B percent cached (default 0:100:10)"
     )
-    parser.add_argument("--policy", choices=POLICIES, default=LRU,
-                        help="lru: a page cache, roughly (default); minio: what came first stays")  # fmt: skip
+    parser.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default=LRU,
+        help="lru: a page cache, roughly (default); minio: what came first stays",
+    )
     parser.add_argument("--dataset-size", metavar="SIZE", help="of all data, if the run read only a part of them")
     parser.add_argument(
         "--calibration", metavar="FILE", help="of `stashtrace calibrate --disk`, for storage that the run did not use"

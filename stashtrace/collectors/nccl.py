@@ -22,8 +22,14 @@ from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, Com
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = (
-    "nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", "device_bracket", "stream_info",
-)  # fmt: skip
+    "nccl_comm",
+    "nccl_call",
+    "nccl_task",
+    "nccl_channel",
+    "nccl_proxy",
+    "device_bracket",
+    "stream_info",
+)
 TABLES = ("collectives", "collective_details", "groups", "metadata", "tracks")
 
 UNSEEN_STATUS = 3
@@ -110,8 +116,9 @@ def _group_columns(groups: dict[int, dict[str, Any]], context: DecodeContext) ->
 def _collectives(timed: Timed, groups: dict[int, dict[str, Any]], context: DecodeContext) -> dict[str, Any]:
     group, sequence, peer = _number(timed, groups, context)
     hashes, inverse = np.unique(group, return_inverse=True)
-    tracks = [context.communicator_track(h, groups[h]["name"] if h in groups else f"nccl {h:x}")
-              for h in hashes.tolist()]  # fmt: skip
+    tracks = [
+        context.communicator_track(h, groups[h]["name"] if h in groups else f"nccl {h:x}") for h in hashes.tolist()
+    ]
     failed = ((timed.flags & NcclFlag.FAILED) != 0) | ~np.isin(timed.status, (0, _IN_PROGRESS))
     known = timed.device_begin_ns >= 0
     names = context.strings.codes(_NAMES[op] for op in CollectiveOp)
@@ -388,8 +395,10 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     streams = int(stream.max()) + 1
     of_brackets, of_calls = stream[: len(brackets)], stream[len(brackets) :]
     wanted = calls["batch_id"].astype(np.int64)
-    shared = positions(np.where(batch > 0, batch * streams + of_brackets + 1, 0),
-                       np.where(wanted > 0, wanted * streams + of_calls + 1, 0))  # fmt: skip
+    shared = positions(
+        np.where(batch > 0, batch * streams + of_brackets + 1, 0),
+        np.where(wanted > 0, wanted * streams + of_calls + 1, 0),
+    )
     joined = positions(batch, wanted)
     at = np.where(at >= 0, at, np.where(shared >= 0, shared, joined))
     found = at >= 0
@@ -409,9 +418,13 @@ def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) ->
         far += max((time.error_ns for (_, code), time in context.device_times.items() if code == clock), default=0)
     stray = both & ((plugin.begin_ns > end + far) | (plugin.end_ns < begin - far))
     if stray.any():
-        context.add_loss("nccl", "device_stamps_contradict", int(stray.sum()),
-                         "the plugin's times of these lie outside the events around them; the events were used",
-                         Severity.ERROR)  # fmt: skip
+        context.add_loss(
+            "nccl",
+            "device_stamps_contradict",
+            int(stray.sum()),
+            "the plugin's times of these lie outside the events around them; the events were used",
+            Severity.ERROR,
+        )
     return stray
 
 
@@ -438,9 +451,13 @@ def _proxies(
     at = positions(tasks["task_id"], rows["task_id"])
     foreign = int(np.count_nonzero(at < 0))
     if foreign:
-        context.add_loss("nccl", "proxies_of_others", foreign,
-                         "proxy operations whose collective belongs to another process or was not recorded",
-                         Severity.INFO)  # fmt: skip
+        context.add_loss(
+            "nccl",
+            "proxies_of_others",
+            foreign,
+            "proxy operations whose collective belongs to another process or was not recorded",
+            Severity.INFO,
+        )
     rows, at = rows[at >= 0], at[at >= 0]
     if not len(rows):
         return out

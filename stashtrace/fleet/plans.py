@@ -79,9 +79,17 @@ def _without_by(options: Options) -> Options:
 
 
 _PER_RANK = (
-    "steps", "stalls", "straggler_causes", "hidden", "collectives", "stall_intervals", "breakdown", "idle", "launches",
+    "steps",
+    "stalls",
+    "straggler_causes",
+    "hidden",
+    "collectives",
+    "stall_intervals",
+    "breakdown",
+    "idle",
+    "launches",
     "copies",
-)  # fmt: skip
+)
 
 #: Analysis -> plan. What is not here needs all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {

@@ -36,9 +36,24 @@ Int64 = npt.NDArray[np.int64]
 
 #: Columns of the operations as read; times are 0 where the file has none.
 COLUMNS = (
-    "comm", "op", "p2p", "number", "size_bytes", "duration_ns", "peer", "dump_ns", "call_ns", "return_ns",
-    "start_ns", "stop_ns", "channels", "timed", "algorithm", "protocol", "captured",
-)  # fmt: skip
+    "comm",
+    "op",
+    "p2p",
+    "number",
+    "size_bytes",
+    "duration_ns",
+    "peer",
+    "dump_ns",
+    "call_ns",
+    "return_ns",
+    "start_ns",
+    "stop_ns",
+    "channels",
+    "timed",
+    "algorithm",
+    "protocol",
+    "captured",
+)
 #: What is at least not known of a time that was laid out instead of measured.
 _LAID_OUT_ERROR_NS = 1_000_000_000
 #: Stamps are whole microseconds.
@@ -101,40 +116,46 @@ def add_operations(
     # Waits and lengths come out of columns in the order of the file: the key of a row is its place after sorting.
     context.add(
         "collectives",
-        **{name: values[order] for name, values in {
-            "process_id": process_id,
-            "track_id": _callers(processes, context)[given["comm"]],
-            "communicator_track_id": lanes.track,
-            "group_hash": lanes.hash,
-            "sequence": given["number"],
-            "op_code": given["op"],
-            "name_code": names[given["op"]],
-            "message_bytes": given["size_bytes"] * np.where(np.isin(given["op"], PER_PEER), size, 1),
-            "peer_rank": given["peer"],
-            "call_ns": call,
-            "return_ns": np.where(given["return_ns"] > 0, given["return_ns"], -1),
-            "begin_ns": begin,
-            "end_ns": end,
-            "device_begin_ns": begin,
-            "device_end_ns": end,
-        }.items()},
+        **{
+            name: values[order]
+            for name, values in {
+                "process_id": process_id,
+                "track_id": _callers(processes, context)[given["comm"]],
+                "communicator_track_id": lanes.track,
+                "group_hash": lanes.hash,
+                "sequence": given["number"],
+                "op_code": given["op"],
+                "name_code": names[given["op"]],
+                "message_bytes": given["size_bytes"] * np.where(np.isin(given["op"], PER_PEER), size, 1),
+                "peer_rank": given["peer"],
+                "call_ns": call,
+                "return_ns": np.where(given["return_ns"] > 0, given["return_ns"], -1),
+                "begin_ns": begin,
+                "end_ns": end,
+                "device_begin_ns": begin,
+                "device_end_ns": end,
+            }.items()
+        },
         status_code=0,
         source_code=int(CollectiveSource.PLUGIN),
-    )  # fmt: skip
+    )
     codes = context.codes(texts)
     context.add(
         "collective_details",
         collective_key=np.arange(len(order)),
-        **{name: values[order] for name, values in {
-            "process_id": process_id,
-            "algorithm_code": codes[given["algorithm"]],
-            "protocol_code": codes[given["protocol"]],
-            "channels_count": given["channels"],
-            "timed_count": given["timed"],
-            "nccl_flags": given["captured"] * int(NcclFlag.CAPTURED),
-            **_by_proxies(given, proxies),
-        }.items()},
-    )  # fmt: skip
+        **{
+            name: values[order]
+            for name, values in {
+                "process_id": process_id,
+                "algorithm_code": codes[given["algorithm"]],
+                "protocol_code": codes[given["protocol"]],
+                "channels_count": given["channels"],
+                "timed_count": given["timed"],
+                "nccl_flags": given["captured"] * int(NcclFlag.CAPTURED),
+                **_by_proxies(given, proxies),
+            }.items()
+        },
+    )
     _clocks(given, traced, process_id, context)
     lanes.report(given, context)
 

@@ -34,8 +34,17 @@ _CHUNK_BYTES = 4 << 20
 _TRIES = 3
 _NAMED = 3
 
-__all__ = ["CacheState", "FileSet", "check", "file_set", "files_read", "group_free_bytes", "make_cold",
-           "make_warm", "memory_room"]  # fmt: skip
+__all__ = [
+    "CacheState",
+    "FileSet",
+    "check",
+    "file_set",
+    "files_read",
+    "group_free_bytes",
+    "make_cold",
+    "make_warm",
+    "memory_room",
+]
 Progress = Callable[[int, int], None]
 
 
@@ -209,9 +218,17 @@ def _judge(
         known = f"{asked} finds {percent_text(share)} resident" if told else "what is resident is not known"
         sentence = f"not verified as {state}: {text}, {known} after {how}"
     return CacheState(
-        state, method, files, was, resident, share, verified, ", ".join(look.used), tuple(said),
+        state,
+        method,
+        files,
+        was,
+        resident,
+        share,
+        verified,
+        ", ".join(look.used),
+        tuple(said),
         "; ".join([sentence, *said]),
-    )  # fmt: skip
+    )
 
 
 def _obstacles(state: str, files: FileSet, after: Found, verified: bool) -> list[str]:

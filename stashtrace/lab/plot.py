@@ -97,10 +97,15 @@ Floats = npt.NDArray[np.float64]
 #: Where a name may stand about its point: points to the corner of the text, and which corner; the first are preferred.
 _GAP = 5.0
 _PLACES = (
-    (_GAP, _GAP, "left", "bottom"), (_GAP, -_GAP, "left", "top"), (-_GAP, _GAP, "right", "bottom"),
-    (-_GAP, -_GAP, "right", "top"), (2 * _GAP, 0.0, "left", "center"), (-2 * _GAP, 0.0, "right", "center"),
-    (0.0, 1.8 * _GAP, "center", "bottom"), (0.0, -1.8 * _GAP, "center", "top"),
-)  # fmt: skip
+    (_GAP, _GAP, "left", "bottom"),
+    (_GAP, -_GAP, "left", "top"),
+    (-_GAP, _GAP, "right", "bottom"),
+    (-_GAP, -_GAP, "right", "top"),
+    (2 * _GAP, 0.0, "left", "center"),
+    (-2 * _GAP, 0.0, "right", "center"),
+    (0.0, 1.8 * _GAP, "center", "bottom"),
+    (0.0, -1.8 * _GAP, "center", "top"),
+)
 #: What a name costs: beyond the axes, on another name, on a point, per sample of a line, and by its place in the list.
 _OUTSIDE, _ON_NAME, _ON_POINT, _ON_LINE, _LATER = 1000.0, 500.0, 50.0, 2.0, 0.5
 _SAMPLE_PIXELS = 3.0
@@ -149,9 +154,15 @@ def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[t
     taken: list[Floats] = []
     for one, at in zip(names, points, strict=True):
         text = axes.annotate(
-            one.text, (one.x, one.y), xytext=(0, 0), textcoords="offset points", fontsize=one.size, color=one.colour,
-            path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=5,
-        )  # fmt: skip
+            one.text,
+            (one.x, one.y),
+            xytext=(0, 0),
+            textcoords="offset points",
+            fontsize=one.size,
+            color=one.colour,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            zorder=5,
+        )
         text.set_in_layout(False)
         box = text.get_window_extent()
         size = np.array([box.width, box.height])

@@ -100,12 +100,25 @@ class _File:
 
     def __init__(self, directory: Path, pid: int, ppid: int, env: dict[str, str], parent_incarnation: int = -1) -> None:
         metadata = {
-            "run_id": RUN_ID, "host": "synth", "boot_id": "b007-synth", "netns": "net:[1]", "pid": pid, "ppid": ppid,
-            "incarnation": 0, "parent_incarnation": parent_incarnation, "argv": ["python", "train.py"],
-            "exe": "/usr/bin/python3", "env": env, "clock": "tsc", "tick_hz": TICK_HZ,
-            "start_ticks": int(ticks(np.int64(0))), "start_monotonic_ns": START_NS,
-            "start_realtime_ns": START_NS + REALTIME_OFFSET_NS, "collectors": [], "version": "0.1.0",
-        }  # fmt: skip
+            "run_id": RUN_ID,
+            "host": "synth",
+            "boot_id": "b007-synth",
+            "netns": "net:[1]",
+            "pid": pid,
+            "ppid": ppid,
+            "incarnation": 0,
+            "parent_incarnation": parent_incarnation,
+            "argv": ["python", "train.py"],
+            "exe": "/usr/bin/python3",
+            "env": env,
+            "clock": "tsc",
+            "tick_hz": TICK_HZ,
+            "start_ticks": int(ticks(np.int64(0))),
+            "start_monotonic_ns": START_NS,
+            "start_realtime_ns": START_NS + REALTIME_OFFSET_NS,
+            "collectors": [],
+            "version": "0.1.0",
+        }
         self.pid = pid
         self._path = directory / f"synth.{pid}.0.stash"
         self._head = pack_head(_native.schema()["records"], metadata)
@@ -177,10 +190,22 @@ def write(directory: str | Path, job: Job) -> int:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     end_ns = START_NS + job.steps * job.step_ns + 1_000_000_000
-    run = {"format": 1, "run_id": RUN_ID, "command": ["torchrun", "train.py"], "begin_monotonic_ns": START_NS,
-           "begin_realtime_ns": START_NS + REALTIME_OFFSET_NS, "end_monotonic_ns": end_ns,
-           "end_realtime_ns": end_ns + REALTIME_OFFSET_NS, "host": "synth", "boot_id": "b007-synth", "exit_code": 0,
-           "signal": 0, "collectors": [], "stashtrace_version": "0.1.0", "launcher_pid": 1}  # fmt: skip
+    run = {
+        "format": 1,
+        "run_id": RUN_ID,
+        "command": ["torchrun", "train.py"],
+        "begin_monotonic_ns": START_NS,
+        "begin_realtime_ns": START_NS + REALTIME_OFFSET_NS,
+        "end_monotonic_ns": end_ns,
+        "end_realtime_ns": end_ns + REALTIME_OFFSET_NS,
+        "host": "synth",
+        "boot_id": "b007-synth",
+        "exit_code": 0,
+        "signal": 0,
+        "collectors": [],
+        "stashtrace_version": "0.1.0",
+        "launcher_pid": 1,
+    }
     write_whole(directory / "run.json", json.dumps(run))
     events = 0
     for rank in range(job.ranks):

@@ -204,8 +204,15 @@ def _details(details: Table, of_device: Int64, merged: Table) -> Table:
     if len(key) == len(details):
         return details
     changes: dict[str, Any] = {name: details[name][first].copy() for name in details.columns}
-    for name in ("channels_count", "timed_count", "transfer_bytes", "gpu_wait_ns", "peer_wait_ns", "wire_wait_ns",
-                 "network_ns"):  # fmt: skip
+    for name in (
+        "channels_count",
+        "timed_count",
+        "transfer_bytes",
+        "gpu_wait_ns",
+        "peer_wait_ns",
+        "wire_wait_ns",
+        "network_ns",
+    ):
         seen = np.maximum.reduceat(details[name], first) >= 0
         total = np.add.reduceat(np.maximum(details[name], 0), first)
         changes[name] = np.where(seen, total, -1)
@@ -228,17 +235,29 @@ def _count_untimed(merged: Table, details: Table, on_nccl: npt.NDArray[np.uint64
         flags[details["collective_key"]] = details["nccl_flags"]
         captured = untimed & ((flags & NcclFlag.CAPTURED) != 0)
         if captured.any():
-            context.add_loss("nccl", "collectives_captured", int(captured.sum()),
-                             "called while a CUDA graph was captured: they ran when it was launched",
-                             Severity.INFO)  # fmt: skip
+            context.add_loss(
+                "nccl",
+                "collectives_captured",
+                int(captured.sum()),
+                "called while a CUDA graph was captured: they ran when it was launched",
+                Severity.INFO,
+            )
         untimed &= ~captured
     count = int(np.count_nonzero(untimed & ~host))
     if count:
-        context.add_loss("nccl", "collectives_untimed", count,
-                         "seen, but without times of the device: they are left out of what is attributed to links",
-                         Severity.ERROR)  # fmt: skip
+        context.add_loss(
+            "nccl",
+            "collectives_untimed",
+            count,
+            "seen, but without times of the device: they are left out of what is attributed to links",
+            Severity.ERROR,
+        )
     count = int(np.count_nonzero(untimed & host & np.isin(merged["group_hash"], on_nccl)))
     if count:
-        context.add_loss("torch_distributed", "collectives_untimed", count,
-                         "on NCCL groups, where NCCL's own call was not seen: when they ran is unknown",
-                         Severity.ERROR)  # fmt: skip
+        context.add_loss(
+            "torch_distributed",
+            "collectives_untimed",
+            count,
+            "on NCCL groups, where NCCL's own call was not seen: when they ran is unknown",
+            Severity.ERROR,
+        )

@@ -186,8 +186,10 @@ def _refuse_successors(runs: Sequence[RawRun], hint: str) -> None:
     for run in runs:
         begin, _ = _span_ns(run)
         if begin > end + _WALL_CLOCK_ERROR_NS:
-            raise FormatError(f"{first.path} and {run.path} are not parts of one run: {first.path} had ended when "
-                              f"{run.path} began", hint=hint)  # fmt: skip
+            raise FormatError(
+                f"{first.path} and {run.path} are not parts of one run: {first.path} had ended when {run.path} began",
+                hint=hint,
+            )
 
 
 def _ended_well_ns(run: RawRun) -> int | None:
@@ -259,8 +261,11 @@ def _fold(target: Path, sources: Iterable[Path]) -> None:
     for path in dict.fromkeys([target, *sources]):
         run = read_run_file(path)
         own = own or run
-        for part in [*([run] if "launcher_pid" in run or "run_id" in run else []), *run.get("parts", []),
-                     *launchers(path)]:  # fmt: skip
+        for part in [
+            *([run] if "launcher_pid" in run or "run_id" in run else []),
+            *run.get("parts", []),
+            *launchers(path),
+        ]:
             key = tuple(part.get(name) for name in ("run_id", "host", "launcher_pid", "begin_realtime_ns"))
             if key not in parts or "exit_code" in part:
                 parts[key] = part

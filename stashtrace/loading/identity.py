@@ -182,8 +182,9 @@ def _count_generations(
     for index in sorted(begun_by_torchrun, key=lambda i: (processes[i].begin_ns, i)):
         metadata = processes[index].metadata
         names: set[tuple[object, ...]] = {
-            ("rank", own[index]), (metadata.get("host"), metadata.get("ppid"), told[index].local_rank)
-        }  # fmt: skip
+            ("rank", own[index]),
+            (metadata.get("host"), metadata.get("ppid"), told[index].local_rank),
+        }
         count = str(processes[index].environment.get("TORCHELASTIC_RESTART_COUNT", ""))
         # A child of a rank that left no file has its variables too, but neither trains nor counts further.
         if names & seen and (processes[index].trains or count != restarts):
@@ -342,7 +343,7 @@ _LAUNCHERS = (
     _Launcher("FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
     _Launcher("SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
     _Launcher("JOB_COMPLETION_INDEX", (), ()),
-)  # fmt: skip
+)
 
 
 def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = ()) -> list[Place]:

@@ -153,9 +153,10 @@ def _described(
     complete = 0 < size <= len(places) and all(i in places for i in range(size))
     members = [places[i] for i in range(size)] if complete else []
     fitting = [
-        group for group, (_, listed) in torch.items()
+        group
+        for group, (_, listed) in torch.items()
         if len(listed) == size and all(listed[at] == rank for at, rank in places.items() if at < size)
-    ]  # fmt: skip
+    ]
     if served is None and len(fitting) == 1:
         served = fitting[0]
     if served is None:

@@ -64,8 +64,11 @@ def missing_loss(
     there, missing, world = missing_ranks(identities)
     if not missing or not there:
         return None
-    seen = {str(f.metadata.get("host", "")) for f, who in zip(files, identities, strict=True)
-            if who.role is ProcessRole.RANK}  # fmt: skip
+    seen = {
+        str(f.metadata.get("host", ""))
+        for f, who in zip(files, identities, strict=True)
+        if who.role is ProcessRole.RANK
+    }
     absent = [host for host in _launched_on(runs) if host not in seen]
     more = ", ..." if len(absent) > _HOSTS_NAMED else ""
     where = f" (its part{'s' if len(absent) > 1 else ''} on {', '.join(absent[:_HOSTS_NAMED])}{more})" if absent else ""

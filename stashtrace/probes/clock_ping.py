@@ -148,8 +148,13 @@ class _Ping:
             self._listen()
         port = self._listener.getsockname()[1] if self._listener is not None else 0
         place = _place()
-        about = {"place": place, "addresses": _addresses(), "port": port, "token": self._token.hex(),
-                 "rank": self._rank}  # fmt: skip
+        about = {
+            "place": place,
+            "addresses": _addresses(),
+            "port": port,
+            "token": self._token.hex(),
+            "rank": self._rank,
+        }
         self._store.set(f"{keys}/{number}", json.dumps(about))
         if number:
             self._connect(f"{keys}/{(number - 1) // _CHILDREN}", place)

@@ -92,9 +92,11 @@ def _posix_io() -> Check:
     accounting = _read("/proc/sys/kernel/task_delayacct")
     delay = "on" if accounting == "1" else "off"
     return Check(
-        "POSIX I/O", "measured", f"by blocking: rusage of the thread (delay accounting {delay})",
+        "POSIX I/O",
+        "measured",
+        f"by blocking: rusage of the thread (delay accounting {delay})",
         "storage is told from page cache by evidence, not by duration",
-    )  # fmt: skip
+    )
 
 
 def _dataloader() -> Check:
@@ -110,18 +112,22 @@ def _collectives() -> Check:
     if not _torch_version():
         return Check("collectives", "invisible", "torch is not installed here", "ranks are not compared")
     return Check(
-        "collectives", "measured", "call, return and end; gloo: backend begin is estimated",
+        "collectives",
+        "measured",
+        "call, return and end; gloo: backend begin is estimated",
         "late ranks and the link are told apart",
-    )  # fmt: skip
+    )
 
 
 def _cold_cache() -> Check:
     if os.access("/proc/sys/vm/drop_caches", os.W_OK) and os.geteuid() == 0:
         return Check("cold cache", "ok", "drop_caches may be written", "cold and warm runs can be compared")
     return Check(
-        "cold cache", "partly", "no permission for drop_caches; posix_fadvise works on files you own",
+        "cold cache",
+        "partly",
+        "no permission for drop_caches; posix_fadvise works on files you own",
         "a cold run is as cold as its file system allows",
-    )  # fmt: skip
+    )
 
 
 def _clock() -> Check:
@@ -244,9 +250,11 @@ def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
     options = list(takewhile(lambda word: word.startswith("-"), arguments))
     if name == "env" and any(word in ("-", "-i", "--ignore-environment") for word in options):
         return Check(
-            "this command", "invisible", f"{name} {options[0]} clears the variables that tracing is made of",
+            "this command",
+            "invisible",
+            f"{name} {options[0]} clears the variables that tracing is made of",
             "what it starts is not recorded",
-        )  # fmt: skip
+        )
     variables = takewhile(lambda word: "=" in word, arguments[len(options) :])
     if name == "env" and any(word.startswith("LD_PRELOAD=") for word in variables):
         return Check(
@@ -258,9 +266,11 @@ def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
     if hiding is None:
         return None
     return Check(
-        "this command", "partly", f"python -{hiding} loads no probes",
+        "this command",
+        "partly",
+        f"python -{hiding} loads no probes",
         "files and waits are recorded; steps, batches and collectives are not",
-    )  # fmt: skip
+    )
 
 
 def _letters(arguments: Sequence[str]) -> Iterator[str]:
@@ -320,7 +330,16 @@ def _readable(path: str) -> bool:
 
 
 _PROBES: tuple[Callable[[], Check], ...] = (
-    _record_path, _preload, _posix_io, _dataloader, _collectives, _cold_cache, _clock, _pressure, _run_queue,
-    _perf, _shared_memory,
-)  # fmt: skip
+    _record_path,
+    _preload,
+    _posix_io,
+    _dataloader,
+    _collectives,
+    _cold_cache,
+    _clock,
+    _pressure,
+    _run_queue,
+    _perf,
+    _shared_memory,
+)
 _GPU_PLACE = _PROBES.index(_cold_cache)

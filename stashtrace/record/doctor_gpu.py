@@ -123,9 +123,11 @@ def _runtime(found: Mapping[str, Any]) -> Check:
     if cupy:
         detail = ", ".join([*parts, f"{cupy} {_package(cupy)} has its own, statically linked"])
         return Check(
-            "CUDA runtime", "partly", detail,
+            "CUDA runtime",
+            "partly",
+            detail,
             "of CuPy, collectives and steps are seen; its copies, waits and syncs with `run --lookup-hook`",
-        )  # fmt: skip
+        )
     if "+cpu" in torch:
         return Check("CUDA runtime", "partly", ", ".join(parts), "this torch cannot use the GPU; install a CUDA build")
     if not parts:
@@ -144,9 +146,11 @@ def _nvml(found: Mapping[str, Any]) -> Check:
 
 def _clocks() -> Check:
     return Check(
-        "GPU clocks", "inferred", "read against the host's every 2 to 4 s while the job runs",
+        "GPU clocks",
+        "inferred",
+        "read against the host's every 2 to 4 s while the job runs",
         "the error of each clock is in the run's alignment; events count in 0.5 us",
-    )  # fmt: skip
+    )
 
 
 def _nccl(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
@@ -155,9 +159,11 @@ def _nccl(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[
     if version <= 0:
         if (found.get("driver") or {}).get("devices"):
             yield Check(
-                "NCCL", "invisible", "no libnccl.so.2 beside torch or CuPy, nor on the library path",
+                "NCCL",
+                "invisible",
+                "no libnccl.so.2 beside torch or CuPy, nor on the library path",
                 "a statically linked NCCL is seen by its profiler plugin alone",
-            )  # fmt: skip
+            )
         return
     where = "of the wheel" if "/" in nccl["path"] else "of the library path"
     speaks = next((api for first, api in _PLUGIN_VERSIONS if version >= first), 0)
@@ -168,40 +174,50 @@ def _nccl(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[
         yield Check("NCCL", "measured" if here else "ok", detail, meaning)
     else:
         yield Check(
-            "NCCL", "measured", f"{version_text(version)} {where}, no profiler interface with device times before 2.27",
+            "NCCL",
+            "measured",
+            f"{version_text(version)} {where}, no profiler interface with device times before 2.27",
             "collectives are timed by events around the calls",
-        )  # fmt: skip
+        )
     plugin = environment.get("NCCL_PROFILER_PLUGIN", "")
     if plugin and speaks:
         yield Check("NCCL plugin", "ok", f"NCCL_PROFILER_PLUGIN is {plugin}", "it is called behind ours, both work")
     first, last = _BROADCAST_HAZARD
     if first <= version <= last and environment.get("NCCL_ALLGATHERV_ENABLE") != "0":
         yield Check(
-            "broadcasts", "partly", f"NCCL {version_text(version)} may time them as other operations (nccl#2368)",
+            "broadcasts",
+            "partly",
+            f"NCCL {version_text(version)} may time them as other operations (nccl#2368)",
             "set NCCL_ALLGATHERV_ENABLE=0 for a job that broadcasts",
-        )  # fmt: skip
+        )
     room = _shm_bytes()
     if speaks and 0 <= room < _SMALL_SHM_BYTES:
         yield Check(
-            "NCCL and shm", "partly", f"{room >> 20} MiB free in /dev/shm: NCCL's profiler may crash (nccl#2326)",
+            "NCCL and shm",
+            "partly",
+            f"{room >> 20} MiB free in /dev/shm: NCCL's profiler may crash (nccl#2326)",
             "enlarge it (docker: --shm-size=1g) or set STASHTRACE_NCCL_SOURCE=events",
-        )  # fmt: skip
+        )
 
 
 def _hazards(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
     if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         yield Check(
-            "timing events", "partly", "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may hold up what runs beside it",
+            "timing events",
+            "partly",
+            "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may hold up what runs beside it",
             "off; collectives keep NCCL's times; STASHTRACE_FORCE_EVENTS=1 measures at that price",
-        )  # fmt: skip
+        )
     if not (found.get("driver") or {}).get("devices"):
         return
     direct = [name for name in ("triton", "jax") if _package(name)]
     if direct:
         yield Check(
-            "driver calls", "partly", f"{' and '.join(direct)} may call the driver past the CUDA runtime",
+            "driver calls",
+            "partly",
+            f"{' and '.join(direct)} may call the driver past the CUDA runtime",
             "`run --lookup-hook` sees their copies and waits too",
-        )  # fmt: skip
+        )
 
 
 def _deep_mode(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
@@ -241,9 +257,11 @@ def _deep_mode(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iter
         )
     else:
         yield Check(
-            "kernels", "ok", f"libcupti version {version}, nobody else uses it",
+            "kernels",
+            "ok",
+            f"libcupti version {version}, nobody else uses it",
             "`run --kernels` names kernels for a few steps; gives way to torch.profiler",
-        )  # fmt: skip
+        )
 
 
 def _package(name: str) -> str:

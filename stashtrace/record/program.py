@@ -110,9 +110,15 @@ def loader_takes_library(path: str | os.PathLike[str]) -> bool:
     variables = {"LD_PRELOAD": str(LIBRARY_PATH), "LD_TRACE_LOADED_OBJECTS": "1"}
     try:
         done = subprocess.run(
-            [str(path)], env=os.environ | variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            [str(path)],
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return any(LIBRARY_PATH.name in line and "not found" not in line for line in done.stdout.splitlines())

@@ -33,9 +33,15 @@ from stashtrace.record.staged import list_for_run
 from stashtrace.scrubbing import scrub_arguments
 
 FORWARDED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
-    signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
-)  # fmt: skip
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
 _SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
@@ -171,11 +177,23 @@ def run_command(
     job = job_of(command, os.environ, run_id)
     # Refuses unknown collectors and a missing library before a directory is made.
     traced = functools.partial(
-        traced_environment, run_id=job.run_id, collectors=collectors, steps=steps, until_step=until_step,
-        synthetic_batches=synthetic_batches, staged=staged,
-        nvml_hz=nvml_hz, nvml_links=nvml_links, kernels=kernels, kernels_steps=kernels_steps,
-        event_budget=event_budget, lookup_hook=lookup_hook, nccl_source=nccl_source, share=share, library=library,
-    )  # fmt: skip
+        traced_environment,
+        run_id=job.run_id,
+        collectors=collectors,
+        steps=steps,
+        until_step=until_step,
+        synthetic_batches=synthetic_batches,
+        staged=staged,
+        nvml_hz=nvml_hz,
+        nvml_links=nvml_links,
+        kernels=kernels,
+        kernels_steps=kernels_steps,
+        event_budget=event_budget,
+        lookup_hook=lookup_hook,
+        nccl_source=nccl_source,
+        share=share,
+        library=library,
+    )
     environment = traced(os.environ, run_dir=".")
     content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
     if why := why_not_preloaded(program):
@@ -249,9 +267,19 @@ def run_command(
     except CaptureError as error:  # the disk filled up meanwhile: the run is readable, it only looks unfinished
         complaint = str(error)
     return Outcome(
-        directory, records, url, job, content, launch_file, code, number, watch.interrupts_count, tuple(survivors),
-        complaint, reached,
-    )  # fmt: skip
+        directory,
+        records,
+        url,
+        job,
+        content,
+        launch_file,
+        code,
+        number,
+        watch.interrupts_count,
+        tuple(survivors),
+        complaint,
+        reached,
+    )
 
 
 def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) -> Path | None:

@@ -147,8 +147,10 @@ def _batches_alike(graph: Graph, amount: Floats, luck: float) -> Floats:
     ranks = np.unique(graph.rank[batches]).tolist()
     if len(ranks) < 2:
         return out
-    ordered = [mine[np.argsort(graph.begin_ns[mine], kind="stable")] for mine in
-               (batches[graph.rank[batches] == rank] for rank in ranks)]  # fmt: skip
+    ordered = [
+        mine[np.argsort(graph.begin_ns[mine], kind="stable")]
+        for mine in (batches[graph.rank[batches] == rank] for rank in ranks)
+    ]
     count = min(len(mine) for mine in ordered)
     amounts = np.array([amount[mine[:count]] for mine in ordered])
     typical = _typical(amounts, np.zeros(count, dtype=np.int64), luck)

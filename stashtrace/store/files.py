@@ -212,10 +212,16 @@ def _possible(part: Table, left_out: Counter[str]) -> Table:
 
 def _count_impossible(tables: dict[str, Table], left_out: Mapping[str, int], strings: StringPool) -> None:
     lost: list[LossRow] = [
-        ("format", "impossible_values", int(Severity.DATA_LOSS), count,
-         f"rows of {name} hold numbers that no run has; they are left out")
-        for name, count in left_out.items() if count
-    ]  # fmt: skip
+        (
+            "format",
+            "impossible_values",
+            int(Severity.DATA_LOSS),
+            count,
+            f"rows of {name} hold numbers that no run has; they are left out",
+        )
+        for name, count in left_out.items()
+        if count
+    ]
     add_losses(tables, lost, strings)
 
 

@@ -278,9 +278,18 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _ASCII = str.maketrans({"▶": ">", "→": "-", "±": "+", "µ": "u", "×": "x", "…": "."})
 #: SGR codes by meaning; colour repeats what the words say and never says anything alone.
 STYLES = {
-    "compute": "32", "data": "33", "link": "36", "late": "35", "copy": "34", "save": "34", "host": "31", "other": "31",
-    "strong": "1", "faint": "2", "warn": "1;33",
-}  # fmt: skip
+    "compute": "32",
+    "data": "33",
+    "link": "36",
+    "late": "35",
+    "copy": "34",
+    "save": "34",
+    "host": "31",
+    "other": "31",
+    "strong": "1",
+    "faint": "2",
+    "warn": "1;33",
+}
 
 
 @dataclass(frozen=True, slots=True)

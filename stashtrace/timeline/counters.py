@@ -68,8 +68,10 @@ def counter_layer(
     sequence_id: int,
 ) -> int:
     """Write the counters of a rank on a sequence of their own, those of a device below it; how many values."""
-    below = {rows.trace.text(row["uuid_code"]): groups[row["process_id"], row["device_index"]]
-             for row in rows.table("devices").rows()}  # fmt: skip
+    below = {
+        rows.trace.text(row["uuid_code"]): groups[row["process_id"], row["device_index"]]
+        for row in rows.table("devices").rows()
+    }
     everything = sorted(_readings(rows), key=lambda each: each[0])
     found = []
     for order, reading_ in enumerate(everything):

@@ -87,9 +87,10 @@ def _about(rows: RankRows, device: dict[str, int]) -> str:
     text = rows.trace.text
     parts = [f"{text(device['name_code'])}, {text(device['bus_code'])}, {text(device['uuid_code'])}."]
     mine = [
-        clock for clock in rows.table("device_clocks").rows()
+        clock
+        for clock in rows.table("device_clocks").rows()
         if (clock["process_id"], clock["device_index"]) == (device["process_id"], device["device_index"])
-    ]  # fmt: skip
+    ]
     for clock in mine:
         drift = f", drift {clock['drift_ppb'] / 1000:+.1f} ppm" if clock["anchors_count"] > 1 else ", drift unknown"
         parts.append(
@@ -186,17 +187,36 @@ def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
 
 def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     kind, awaited, copy = brackets["bracket_code"], brackets["awaited_code"], brackets["copy_code"]
-    words = ["wait for batch", *(f"wait for {w}" for w in _AWAITED), *(f"copy {d}".strip() for d in _DIRECTIONS),
-             "graph launch", _AWAITED[Awaited.HOST_FUNCTION], "collective", *OPS]  # fmt: skip
+    words = [
+        "wait for batch",
+        *(f"wait for {w}" for w in _AWAITED),
+        *(f"copy {d}".strip() for d in _DIRECTIONS),
+        "graph launch",
+        _AWAITED[Awaited.HOST_FUNCTION],
+        "collective",
+        *OPS,
+    ]
     first_copy, graph = 1 + len(_AWAITED), 1 + len(_AWAITED) + len(_DIRECTIONS)
     op, sequence = _operations(rows, brackets)
     word = np.select(
-        [kind == Bracket.BATCH_WAIT, kind == Bracket.STREAM_WAIT, kind == Bracket.COPY, kind == Bracket.GRAPH,
-         kind == Bracket.HOST_FUNCTION, op >= 0],
-        [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), first_copy + np.minimum(copy, len(_DIRECTIONS) - 1), graph,
-         graph + 1, graph + 3 + op],
+        [
+            kind == Bracket.BATCH_WAIT,
+            kind == Bracket.STREAM_WAIT,
+            kind == Bracket.COPY,
+            kind == Bracket.GRAPH,
+            kind == Bracket.HOST_FUNCTION,
+            op >= 0,
+        ],
+        [
+            0,
+            1 + np.minimum(awaited, len(_AWAITED) - 1),
+            first_copy + np.minimum(copy, len(_DIRECTIONS) - 1),
+            graph,
+            graph + 1,
+            graph + 3 + op,
+        ],
         graph + 2,
-    )  # fmt: skip
+    )
     number = np.where(kind == Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
     codes, names = numbered(words, word, number)
     piece = Piece(brackets["track_id"], brackets["begin_ns"], brackets["end_ns"], codes, names)
@@ -325,17 +345,18 @@ def _exposed(rows: RankRows, brackets: Table) -> Piece:
     begin, end = brackets["begin_ns"], brackets["end_ns"]
     batch, stream = kind == Bracket.BATCH_WAIT, kind == Bracket.STREAM_WAIT
     begin = np.where(batch, np.maximum(begin, brackets["call_ns"]), begin)
-    end = np.where(batch, np.minimum(end, brackets["return_ns"]),
-                   np.where(stream, np.minimum(end, brackets["awaited_ns"]), end))  # fmt: skip
+    end = np.where(
+        batch, np.minimum(end, brackets["return_ns"]), np.where(stream, np.minimum(end, brackets["awaited_ns"]), end)
+    )
     shown = np.isin(brackets["track_id"], compute) & (end > begin)
     held = (Bracket.COLLECTIVE, Bracket.COPY, Bracket.HOST_FUNCTION)
     shown &= batch | (stream & (awaited != Awaited.NOTHING)) | np.isin(kind, held)
-    word = np.select([batch, stream, kind == Bracket.COPY, kind == Bracket.HOST_FUNCTION],
-                     [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), 2, 1 + int(Awaited.HOST_FUNCTION)],
-                     1 + int(Awaited.COLLECTIVE))  # fmt: skip
-    codes, names = numbered(
-        ["batch", *_AWAITED], word[shown], np.where(batch, brackets["correlation_id"], -1)[shown]
-    )  # fmt: skip
+    word = np.select(
+        [batch, stream, kind == Bracket.COPY, kind == Bracket.HOST_FUNCTION],
+        [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), 2, 1 + int(Awaited.HOST_FUNCTION)],
+        1 + int(Awaited.COLLECTIVE),
+    )
+    codes, names = numbered(["batch", *_AWAITED], word[shown], np.where(batch, brackets["correlation_id"], -1)[shown])
     return Piece(np.zeros(int(shown.sum()), dtype=np.int64), begin[shown], end[shown], codes, names)
 
 
@@ -347,12 +368,16 @@ def _part(piece: Piece, chosen: npt.NDArray[np.bool_]) -> Piece:
         return values[chosen]
 
     return Piece(
-        cut(piece.key), cut(piece.begin_ns), cut(piece.end_ns), cut(piece.name), piece.names,
+        cut(piece.key),
+        cut(piece.begin_ns),
+        cut(piece.end_ns),
+        cut(piece.name),
+        piece.names,
         {name: cut(values) for name, values in piece.ints.items()},
         {name: cut(values) for name, values in piece.doubles.items()},
         {name: (cut(codes), texts) for name, (codes, texts) in piece.texts.items()},
         [(place[rows[chosen[rows]]], ids[chosen[rows]]) for rows, ids in piece.flows],
-    )  # fmt: skip
+    )
 
 
 def _sums(piece: Piece, bins: Bins) -> Piece:

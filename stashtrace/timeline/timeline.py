@@ -97,8 +97,10 @@ def export_perfetto(
         device_bins, on_devices = _device_bins(rows, chosen, budget_slices, written)
         bins = _bins(rows, chosen, budget_slices, written + on_devices)
         if device_bins is not None:
-            notes.append(f"work on devices is summed per stream and {duration_text(device_bins.width_ns)}: "
-                         f"more than {budget_slices} slices")  # fmt: skip
+            notes.append(
+                f"work on devices is summed per stream and {duration_text(device_bins.width_ns)}: "
+                f"more than {budget_slices} slices"
+            )
         if bins is not None:
             notes.append(
                 f"I/O calls are summed per thread and {duration_text(bins.width_ns)}: more than {budget_slices} slices"

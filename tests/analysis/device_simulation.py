@@ -94,9 +94,13 @@ class _Rank:
         self.host += LAUNCH
         if self.brackets and kind != Awaited.NOTHING:
             stream.wait(
-                before, self.reached(stream), awaited=kind, awaited_ns=done, awaited_id=self.last_bracket,
+                before,
+                self.reached(stream),
+                awaited=kind,
+                awaited_ns=done,
+                awaited_id=self.last_bracket,
                 host=(call, self.host),
-            )  # fmt: skip
+            )
 
     def mark(self, number: int) -> None:
         self.compute.step(self.reached(self.compute), number, host_ns=self.host)
@@ -142,9 +146,14 @@ class _Rank:
         call, before = self.host, self.reached(self.copies)
         self.run(self.copies, int(self.job.copy_ms * MS), DeviceWork.COPY, int(CopyDirection.HOST_TO_DEVICE))
         self.last_bracket = self.copies.bracket(
-            Bracket.COPY, before, self.reached(self.copies), host=(call, self.host), flags=BracketFlag.PINNED,
-            copy=CopyDirection.HOST_TO_DEVICE, size_bytes=20_000_000,
-        )  # fmt: skip
+            Bracket.COPY,
+            before,
+            self.reached(self.copies),
+            host=(call, self.host),
+            flags=BracketFlag.PINNED,
+            copy=CopyDirection.HOST_TO_DEVICE,
+            size_bytes=20_000_000,
+        )
         self.wait(self.compute, self.copies, Awaited.COPY)
 
     def _collective(self) -> tuple[int, int, int]:

@@ -56,9 +56,14 @@ def test_the_limit_of_the_cpus_is_never_above_the_step_that_they_allow_now() -> 
     assert advice.floor_ns < 90 * MS
 
 
-@pytest.mark.parametrize(("queue", "others", "code"), [
-    (2, 1.9, "fewer_larger_batches"), (30, 1.9, "others_use_cpus"), (30, 0.0, "cpus_are_full"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("queue", "others", "code"),
+    [
+        (2, 1.9, "fewer_larger_batches"),
+        (30, 1.9, "others_use_cpus"),
+        (30, 0.0, "cpus_are_full"),
+    ],
+)
 def test_hand_over_that_waits_for_cpus_is_no_reason_for_larger_batches(queue: int, others: float, code: str) -> None:
     assert handoff_code(making(2, cpu=8, queue=queue), cpus(others)) == code
 

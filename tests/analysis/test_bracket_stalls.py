@@ -161,8 +161,14 @@ def test_a_wait_for_a_copy_inside_the_device_is_no_wait_for_the_host() -> None:
     compute = rank_with_gpu(build)
     # No row of the copy itself: the wait's own row says where the copy went, or nobody knows.
     for begin, copy in ((10, CopyDirection.DEVICE_TO_DEVICE), (30, CopyDirection.PEER), (50, CopyDirection.UNKNOWN)):
-        compute.wait(begin * MS, (begin + 6) * MS, awaited=Awaited.COPY, awaited_ns=(begin + 6) * MS,
-                     host=(4 * MS, 5 * MS), copy=copy)  # fmt: skip
+        compute.wait(
+            begin * MS,
+            (begin + 6) * MS,
+            awaited=Awaited.COPY,
+            awaited_ns=(begin + 6) * MS,
+            host=(4 * MS, 5 * MS),
+            copy=copy,
+        )
     compute.wait(70 * MS, 73 * MS, awaited=Awaited.COPY, awaited_ns=73 * MS, host=(4 * MS, 5 * MS))
     assert stall_text(build.trace()) == "0 0: compute 94 [85..94], interconnect 6, h2d 0 [0..9]"
 
@@ -202,13 +208,18 @@ def test_waiting_for_a_collective_is_straggler_then_link() -> None:
     )
     for rank, begin in ((0, 30), (1, 50)):
         awaited = 1 + next(
-            i for i, r in enumerate(build.rows["device_brackets"])
+            i
+            for i, r in enumerate(build.rows["device_brackets"])
             if r["bracket_code"] == Bracket.COLLECTIVE and r["rank"] == rank
-        )  # fmt: skip
+        )
         compute[rank].wait(
-            begin * MS, 62 * MS, awaited=Awaited.COLLECTIVE, awaited_ns=60 * MS, awaited_id=awaited,
+            begin * MS,
+            62 * MS,
+            awaited=Awaited.COLLECTIVE,
+            awaited_ns=60 * MS,
+            awaited_id=awaited,
             host=(7 * MS, 8 * MS),
-        )  # fmt: skip
+        )
     assert stall_text(build.trace()) == expected(
         """
         0 0: compute 70, straggler 15 <1, interconnect 15
@@ -278,8 +289,10 @@ def test_rooted_and_point_to_point_wait_for_their_source_only() -> None:
     build, compute = two_ranks()
     build.device_collective(
         {0: (5 * MS, 6 * MS, 10 * MS, 20 * MS), 1: (5 * MS, 6 * MS, 15 * MS, 20 * MS)},
-        streams=compute, op=CollectiveOp.BROADCAST, peer_rank=0,
-    )  # fmt: skip
+        streams=compute,
+        op=CollectiveOp.BROADCAST,
+        peer_rank=0,
+    )
     build.device_collective(
         {0: (5 * MS, 6 * MS, 40 * MS, 50 * MS)}, streams=compute, op=CollectiveOp.SEND, peer_rank=1, sequence=1
     )
@@ -425,8 +438,9 @@ def test_a_function_on_the_host_holds_the_stream_up() -> None:
     assert stall_text(trace) == "0 0: compute 60, other 40"
     held = [row for row in analyze(trace, "evidence").rows() if row["detail"] == "host_function"]
     assert [(row["kind"], row["name"], row["amount_ns"]) for row in held] == [
-        ("other", "compute", 30 * MS), ("other", "side", 15 * MS),
-    ]  # fmt: skip
+        ("other", "compute", 30 * MS),
+        ("other", "side", 15 * MS),
+    ]
 
 
 def test_a_function_on_the_host_beside_a_working_stream_costs_nothing() -> None:

@@ -36,8 +36,9 @@ def job(cold: list[bool], *, ranks: int = 1, workers: int = 1, paths: int = 10_0
                 path = f"/data/{(file * ranks + number) % paths}"
                 if read:
                     length = COLD if cold[file % len(cold)] else WARM
-                    worker.io(at, at + length, path=path, blocked=cold[file % len(cold)], result_bytes=MB,
-                              offset_bytes=0)  # fmt: skip
+                    worker.io(
+                        at, at + length, path=path, blocked=cold[file % len(cold)], result_bytes=MB, offset_bytes=0
+                    )
                     at += length
                 file += 1
             at += PREP
@@ -118,8 +119,15 @@ def one_large_file(epochs: int = 2, *, times: int = 1, op: IoOp = IoOp.PREAD, op
                 for _ in range(times):
                     length = COLD if chunk >= per_epoch else WARM
                     offset = -1 if op == IoOp.FREAD else chunk * CHUNK
-                    worker.io(at, at + length, op=op, path="/data/train.h5", blocked=chunk >= per_epoch,
-                              offset_bytes=offset, result_bytes=CHUNK)  # fmt: skip
+                    worker.io(
+                        at,
+                        at + length,
+                        op=op,
+                        path="/data/train.h5",
+                        blocked=chunk >= per_epoch,
+                        offset_bytes=offset,
+                        result_bytes=CHUNK,
+                    )
                     at += length
             at += PREP
             worker.fetch(number, begin, at, loader=epoch)
@@ -279,8 +287,9 @@ def test_reading_in_other_threads_is_counted_and_not_forecast() -> None:
         worker.io(begin, begin + MS, op=IoOp.PREAD, path="/data/a.parquet", offset_bytes=100 * MB, result_bytes=8192)
         for number, thread in enumerate(pool):
             offset = (2 * step + number) * MB
-            thread.io(begin + MS, begin + 5 * MS, op=IoOp.PREAD, path="/data/a.parquet", offset_bytes=offset,
-                      result_bytes=MB)  # fmt: skip
+            thread.io(
+                begin + MS, begin + 5 * MS, op=IoOp.PREAD, path="/data/a.parquet", offset_bytes=offset, result_bytes=MB
+            )
             thread.io(end + 1, end + 2, op=IoOp.PREAD, path="/data/other", offset_bytes=0, result_bytes=MB)
         worker.fetch(step, begin, end)
         rank.batch_wait(step, begin, end, worker=0)

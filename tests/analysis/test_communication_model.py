@@ -243,8 +243,15 @@ def test_an_operation_that_hangs_is_left_out() -> None:
 def test_words_and_json() -> None:
     model = model_of(job(TOGETHER, backend="nccl", late=MS))
     text = "\n".join(model_lines(model))
-    for part in ("200 us ±", "500 MB/s ±", "all_reduce of default_pg, by size:", "recurrence, times of the fit",
-                 "as recorded", "best merge", "by the attribution a step"):  # fmt: skip
+    for part in (
+        "200 us ±",
+        "500 MB/s ±",
+        "all_reduce of default_pg, by size:",
+        "recurrence, times of the fit",
+        "as recorded",
+        "best merge",
+        "by the attribution a step",
+    ):
         assert part in text
     assert max(len(line) for line in text.splitlines()) < 125
     whole = model_json(model)
@@ -267,9 +274,14 @@ def test_forwards_repeated_inside_backward_end_no_pass(engine: bool) -> None:
             for offset in APART:
                 at = step * STEP_NS + 5 * MS + offset - 500 * US
                 build.add(
-                    "phases", begin_ns=at, end_ns=at + 100 * US, track_id=track, process_id=own.process_id,
-                    phase_code=int(Phase.FORWARD), phase_flags=0 if engine else int(PhaseFlag.NESTED),
-                )  # fmt: skip
+                    "phases",
+                    begin_ns=at,
+                    end_ns=at + 100 * US,
+                    track_id=track,
+                    process_id=own.process_id,
+                    phase_code=int(Phase.FORWARD),
+                    phase_flags=0 if engine else int(PhaseFlag.NESTED),
+                )
     passes = model_of(build).passes
     assert passes.messages_count.tolist() == [4] * 7
     assert passes.observed_ns == pytest.approx(cost(SIZES[-1]))

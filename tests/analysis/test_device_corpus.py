@@ -42,9 +42,16 @@ FILES = {
 }
 #: HTA cuts nanoseconds, which moves its idle time by up to a point: these have whole microseconds.
 MICROSECONDS = [
-    "dlrm8_v100", "hta_sampled_128", "hta_df_index", "hta_diff_control", "tb_r50_nw0_2021-06", "tb_r50_nw4_2021-06",
-    "param_resnet", "hta_alexnet", "hta_event_sync",
-]  # fmt: skip
+    "dlrm8_v100",
+    "hta_sampled_128",
+    "hta_df_index",
+    "hta_diff_control",
+    "tb_r50_nw0_2021-06",
+    "tb_r50_nw4_2021-06",
+    "param_resnet",
+    "hta_alexnet",
+    "hta_event_sync",
+]
 #: HTA takes markers of synchronisation for work on the device.
 MARKED = ["hta_alexnet", "hta_event_sync"]
 #: our column: that of the reference

@@ -93,8 +93,10 @@ def test_kernels_by_name_over_ranks() -> None:
     table = analyze(trace, "kernels")
     rows = [{**r, "name": trace.text(r["name_code"])} for r in table.rows()]
     assert [(r["name"], r["work"], r["calls_count"], r["total_ns"] // US) for r in rows] == [
-        ("A", "kernel", 3, 9), ("n", "communication", 1, 4), ("B", "kernel", 2, 3),
-    ]  # fmt: skip
+        ("A", "kernel", 3, 9),
+        ("n", "communication", 1, 4),
+        ("B", "kernel", 2, 3),
+    ]
     first = rows[0]
     assert tuple(first[n] // US for n in ("mean_ns", "median_ns", "min_ns", "max_ns")) == (3, 3, 1, 5)
     assert first["share_ratio"] == pytest.approx(9 / 16)
@@ -151,8 +153,9 @@ def test_copies_of_brackets_where_there_are_no_kernels() -> None:
     build.rank(0).gpu(0).stream("side").copy(2 * MS, 3 * MS, direction=CopyDirection.DEVICE_TO_DEVICE)
     rows = list(analyze(build.trace(), "copies").rows())
     assert [(r["direction"], r["host_memory"], r["exposed_ns"], r["method"]) for r in rows] == [
-        ("host_to_device", "pageable", -1, "brackets"), ("device_to_device", "none", -1, "brackets"),
-    ]  # fmt: skip
+        ("host_to_device", "pageable", -1, "brackets"),
+        ("device_to_device", "none", -1, "brackets"),
+    ]
 
 
 SIZES = [

@@ -125,9 +125,14 @@ def reading(size: int, count: int, *, blocked: bool = False, step: int | None = 
     for number in range(count):
         offset = number * (size if step is None else step) % (1 << 40)
         rank.io(
-            number * 10 * US, number * 10 * US + 8 * US, op=IoOp.PREAD, path=path, blocked=blocked, offset_bytes=offset,
+            number * 10 * US,
+            number * 10 * US + 8 * US,
+            op=IoOp.PREAD,
+            path=path,
+            blocked=blocked,
+            offset_bytes=offset,
             result_bytes=size,
-        )  # fmt: skip
+        )
     return build.trace()
 
 
@@ -251,8 +256,9 @@ def columnar(
                     if opens == "sample":
                         worker.io(at, at + US, op=IoOp.OPEN, path=path, result_bytes=3)
                         at += US
-                    worker.io(at, at + MS, op=IoOp.PREAD, path=path, offset_bytes=order(sample) * GROUP,
-                              result_bytes=GROUP)  # fmt: skip
+                    worker.io(
+                        at, at + MS, op=IoOp.PREAD, path=path, offset_bytes=order(sample) * GROUP, result_bytes=GROUP
+                    )
                     at += MS
                 if loaders:
                     index = batch * workers + worker.worker_id
@@ -314,8 +320,14 @@ def test_few_large_reads_are_enough() -> None:
     rank = build.rank(0)
     rank.io(0, US, op=IoOp.OPEN, path="/d/table.feather", result_bytes=3)
     for number in range(6):
-        rank.io(number * 100 * MS + US, (number + 1) * 100 * MS, op=IoOp.PREAD, path="/d/table.feather",
-                offset_bytes=0, result_bytes=100 * MB)  # fmt: skip
+        rank.io(
+            number * 100 * MS + US,
+            (number + 1) * 100 * MS,
+            op=IoOp.PREAD,
+            path="/d/table.feather",
+            offset_bytes=0,
+            result_bytes=100 * MB,
+        )
     saving, text = sentences(build.trace())["read_amplification"]
     assert "600 MB are read, 100 MB without repetition; a rank reads each byte at least 6 times" in text
     assert saving == pytest.approx(500 * MS, rel=0.001)

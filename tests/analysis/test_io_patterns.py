@@ -148,9 +148,13 @@ def test_rows_per_directory_and_run() -> None:
 
 
 READ = st.tuples(
-    st.integers(0, 1), st.integers(0, 1), st.integers(0, 2), st.sampled_from([0, 10, 20, 30]),
-    st.sampled_from([0, 10, 20]), st.sampled_from([IoOp.PREAD, IoOp.OPEN, IoOp.PWRITE]),
-)  # fmt: skip
+    st.integers(0, 1),
+    st.integers(0, 1),
+    st.integers(0, 2),
+    st.sampled_from([0, 10, 20, 30]),
+    st.sampled_from([0, 10, 20]),
+    st.sampled_from([IoOp.PREAD, IoOp.OPEN, IoOp.PWRITE]),
+)
 
 
 def drawn(rows: list[Any]) -> Trace:

@@ -40,8 +40,9 @@ def test_the_order_of_the_kinds() -> None:
     copies.kernel(55 * MS, 70 * MS, "copy", work=DeviceWork.COPY, copy=CopyDirection.HOST_TO_DEVICE)
     build.device_collective(
         {0: (14 * MS, 17 * MS, 20 * MS, 60 * MS), 1: (14 * MS, 17 * MS, 35 * MS, 60 * MS)},
-        streams={0: side, 1: theirs}, source=CollectiveSource.PLUGIN,
-    )  # fmt: skip
+        streams={0: side, 1: theirs},
+        source=CollectiveSource.PLUGIN,
+    )
     trace = build.trace()
     assert stall_text(trace).splitlines()[0] == ("0 0: compute 30, straggler 5 <1, interconnect 25, h2d 10, launch 30")
     assert set(stalls(trace)["method"][stalls(trace)["step"] == 0]) == {"kernels"}

@@ -198,9 +198,12 @@ def two_hosts(error_ns: int) -> TraceBuilder:
     code = build.strings.code
     for host, error in (("node00", 0), ("node01", error_ns)):
         build.add(
-            "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-node00"), error_ns=error,
+            "alignment",
+            boot_code=code(f"boot-{host}"),
+            reference_code=code("boot-node00"),
+            error_ns=error,
             method_code=code("collectives"),
-        )  # fmt: skip
+        )
     return build
 
 
@@ -296,8 +299,13 @@ def test_a_receive_posted_a_step_ahead_costs_the_step_in_which_the_stage_stood()
         build.rank(1).phase("optimizer", start + 60 * MS, start + 100 * MS)
         done = start + 31 * MS
         build.collective({0: (start + 30 * MS, done)}, op=CollectiveOp.SEND, peer_rank=1, group=messages, sequence=step)
-        keys = build.collective({1: (start - 80 * MS if step else 0, done)}, op=CollectiveOp.RECEIVE, peer_rank=0,
-                                group=messages, sequence=step)  # fmt: skip
+        keys = build.collective(
+            {1: (start - 80 * MS if step else 0, done)},
+            op=CollectiveOp.RECEIVE,
+            peer_rank=0,
+            group=messages,
+            sequence=step,
+        )
         build.rank(1).collective_wait(keys[1], start, done)
     trace = build.trace()
     found = analyze(trace, "pipeline")
@@ -320,10 +328,12 @@ def test_messages_are_matched_by_number_where_one_side_was_recorded_later() -> N
         build.rank(0).phase("forward", at, at + 25 * MS).phase("optimizer", at + 60 * MS, at + 100 * MS)
         build.rank(1).phase("forward", at, at + 20 * MS).phase("optimizer", at + 60 * MS, at + 100 * MS)
         if number:
-            build.collective({0: (at + 25 * MS, at + 26 * MS)}, op=CollectiveOp.SEND, peer_rank=1, group=messages,
-                             sequence=number)  # fmt: skip
-        build.collective({1: (at + 20 * MS, at + 27 * MS)}, op=CollectiveOp.RECEIVE, peer_rank=0, group=messages,
-                         sequence=number)  # fmt: skip
+            build.collective(
+                {0: (at + 25 * MS, at + 26 * MS)}, op=CollectiveOp.SEND, peer_rank=1, group=messages, sequence=number
+            )
+        build.collective(
+            {1: (at + 20 * MS, at + 27 * MS)}, op=CollectiveOp.RECEIVE, peer_rank=0, group=messages, sequence=number
+        )
     found = analyze(build.trace(), "collectives")
     received = found.take(found["op"] == "receive").sort_by("sequence")
     assert received["wait_ns"].tolist() == [0, 5 * MS, 5 * MS, 5 * MS]
@@ -390,9 +400,13 @@ def device_job(kind: str) -> Trace:
             launched = (start + MS, start + MS + 1000)
             if kind == "h2d":
                 compute.kernel(
-                    at, at + MS + slow, "Memcpy HtoD", launch=launched, work=DeviceWork.COPY,
+                    at,
+                    at + MS + slow,
+                    "Memcpy HtoD",
+                    launch=launched,
+                    work=DeviceWork.COPY,
                     copy=CopyDirection.HOST_TO_DEVICE,
-                )  # fmt: skip
+                )
                 at += MS + slow
             compute.kernel(at, at + 5 * MS, "norm", launch=launched)
             at += 5 * MS + stalled

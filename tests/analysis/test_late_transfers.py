@@ -29,8 +29,13 @@ def test_clocks_that_are_apart_make_no_excess(recorded: int) -> None:
         build.collective(times)
     code = build.strings.code
     for host, error in (("a", 0), ("b", 10 * MS)):
-        build.add("alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-a"), error_ns=error,
-                  method_code=code("realtime"))  # fmt: skip
+        build.add(
+            "alignment",
+            boot_code=code(f"boot-{host}"),
+            reference_code=code("boot-a"),
+            error_ns=error,
+            method_code=code("realtime"),
+        )
     found = analyze(build.trace(), "late")
     assert len(found) == STEPS
     assert set(found["method"].tolist()) == {"duration" if recorded == 2 else "partial"}

@@ -70,8 +70,11 @@ def test_sizes_and_operations_are_kept_apart() -> None:
     made.collective({0: (MS, 2 * MS), 1: (MS, 2 * MS)}, message_bytes=0, op=CollectiveOp.BARRIER)
     table = link_efficiency(made.trace(), calibration=calibration())
     rows = list(zip(table["op"], table["message_bytes"], table["method"], strict=True))
-    assert rows == [("all_reduce", 64, "extrapolated"), ("all_reduce", SIZE, "calibration"),
-                    ("broadcast", SIZE, "not_calibrated")]  # fmt: skip
+    assert rows == [
+        ("all_reduce", 64, "extrapolated"),
+        ("all_reduce", SIZE, "calibration"),
+        ("broadcast", SIZE, "not_calibrated"),
+    ]
 
 
 def test_without_a_calibration_there_are_bus_rates_only() -> None:

@@ -29,8 +29,20 @@ class Machine:
         """`amount` bytes in each direction."""
         self.flows.setdefault((rank, path), []).append((begin, end, amount))
 
-    def collectives(self, every: int, takes: int, size: int, *, op=CollectiveOp.ALL_REDUCE, group: int = WORLD,
-                    factor: float, shares: dict[str, float], members=None, first=10 * MS, jitter=0):  # fmt: skip
+    def collectives(
+        self,
+        every: int,
+        takes: int,
+        size: int,
+        *,
+        op=CollectiveOp.ALL_REDUCE,
+        group: int = WORLD,
+        factor: float,
+        shares: dict[str, float],
+        members=None,
+        first=10 * MS,
+        jitter=0,
+    ):
         """Collectives of the members, whose expected bytes go over the paths by share."""
         members = list(range(self.ranks)) if members is None else members
         random = np.random.default_rng(7)
@@ -92,8 +104,17 @@ def test_other_traffic_is_not_theirs() -> None:
 def test_two_classes_with_different_paths() -> None:
     machine = Machine(4, period=10 * MS, length=6 * S)
     machine.build.group([0, 1], group=TP, name="tp")
-    machine.collectives(230 * MS, 50 * MS, 80 * MB, op=CollectiveOp.ALL_GATHER, group=TP, members=[0, 1], factor=1.0,
-                        shares={"nvlink": 1.0, "pcie": 0.0}, jitter=70 * MS)  # fmt: skip
+    machine.collectives(
+        230 * MS,
+        50 * MS,
+        80 * MB,
+        op=CollectiveOp.ALL_GATHER,
+        group=TP,
+        members=[0, 1],
+        factor=1.0,
+        shares={"nvlink": 1.0, "pcie": 0.0},
+        jitter=70 * MS,
+    )
     machine.collectives(310 * MS, 80 * MS, 60 * MB, factor=1.5, shares={"pcie": 1.0, "nvlink": 0.0}, jitter=90 * MS)
     trace = machine.trace()
     assert row(trace, "nvlink", "all_gather", "tp")["share_ratio"] == pytest.approx(1.0, abs=0.02)
@@ -185,8 +206,15 @@ def test_a_steady_load_gives_an_upper_bound() -> None:
 def test_classes_that_always_come_together_cannot_be_told_apart() -> None:
     machine = Machine(2, period=100 * MS)
     for op in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER):
-        machine.collectives(300 * MS, 4 * MS, 10 * MB, op=op, factor=1.0 if op == CollectiveOp.ALL_GATHER else 0.5,
-                            shares={"nvlink": 1.0}, first=20 * MS)  # fmt: skip
+        machine.collectives(
+            300 * MS,
+            4 * MS,
+            10 * MB,
+            op=op,
+            factor=1.0 if op == CollectiveOp.ALL_GATHER else 0.5,
+            shares={"nvlink": 1.0},
+            first=20 * MS,
+        )
     for op in ("all_gather", "reduce_scatter"):
         found = row(machine.trace(), "nvlink", op)
         assert (found["share_ratio"], found["confidence"]) == (-1.0, "not separable")

@@ -38,9 +38,12 @@ def job(inside_ms: dict[int, float], *, backend: str = "nccl") -> TraceBuilder:
     for at, (size, length) in enumerate(inside_ms.items()):
         begin = (5 + 20 * at) * MS
         build.device_collective(
-            dict.fromkeys((0, 1), (MS, 2 * MS, begin, begin + round(length * MS))), streams=side, group=INSIDE,
-            sequence=at, message_bytes=size * MB,
-        )  # fmt: skip
+            dict.fromkeys((0, 1), (MS, 2 * MS, begin, begin + round(length * MS))),
+            streams=side,
+            group=INSIDE,
+            sequence=at,
+            message_bytes=size * MB,
+        )
     whole = dict.fromkeys(range(3), (5 * MS, 6 * MS, 120 * MS, 160 * MS))
     build.device_collective(whole, streams=compute, group=ALL, message_bytes=100 * MB)
     return build
@@ -66,8 +69,10 @@ def test_without_like_sizes_nobody_knows(inside_ms: dict[int, float]) -> None:
     assert not analyze(build.trace(), "hidden")["estimated_ns"].any()
 
 
-@pytest.mark.parametrize(("host", "cut"), [("a", "network 24 [23..25], interconnect 16 [15..17]"),
-                                           ("elsewhere", "network 30, interconnect 10")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "cut"),
+    [("a", "network 24 [23..25], interconnect 16 [15..17]"), ("elsewhere", "network 30, interconnect 10")],
+)
 def test_a_calibration_of_this_machine_comes_first(host: str, cut: str, tmp_path: Path) -> None:
     # 16 ms with a standard error of 0.5.
     piece = Piece(MB, 400 * MB, 0.0, 500_000.0, 0.16, 0.0, 0.0, 0.0, 3, 0)
@@ -109,9 +114,13 @@ def test_steps_that_the_event_budget_left_out_count_in_no_total() -> None:
             timed = number == 0 or step % 2 == 0  # rank 0 is within its budget
             at = (step * 100 + 10) * MS
             compute[number].bracket(
-                4, at if timed else -1, at + 20 * MS if timed else -1, host=(at, at + MS),
-                copy=CopyDirection.HOST_TO_DEVICE, flags=0 if timed else BracketFlag.UNTIMED,
-            )  # fmt: skip
+                4,
+                at if timed else -1,
+                at + 20 * MS if timed else -1,
+                host=(at, at + MS),
+                copy=CopyDirection.HOST_TO_DEVICE,
+                flags=0 if timed else BracketFlag.UNTIMED,
+            )
         compute[number].step(800 * MS, 8, host_ns=800 * MS)
     build.loss("event_budget", 4, collector="cuda", severity=0, process_id=build.rank(1).process_id)
     trace = build.trace()

@@ -358,8 +358,15 @@ def test_whole_steps_that_overlap_by_rounding_are_cut_where_the_next_begins() ->
     build = TraceBuilder()
     rank = build.rank(0).phase("forward", 10 * MS, 50 * MS)
     for number, (begin, end) in enumerate([(0, 100 * MS + US), (100 * MS, 200 * MS), (190 * MS, 300 * MS)]):
-        build.add("spans", begin_ns=begin, end_ns=end, track_id=rank.track_id, kind_code=int(SpanKind.STEP),
-                  value=number, parent_id=-1)  # fmt: skip
+        build.add(
+            "spans",
+            begin_ns=begin,
+            end_ns=end,
+            track_id=rank.track_id,
+            kind_code=int(SpanKind.STEP),
+            value=number,
+            parent_id=-1,
+        )
     trace = build.trace()
     assert analyze(trace, "steps")["end_ns"].tolist() == [100 * MS, 190 * MS, 300 * MS]
     rows = budget(trace)

@@ -27,8 +27,15 @@ def job(error_ns: int, hosts: tuple[str, ...] = ("a", "b")) -> Trace:
     for number, host in enumerate(sorted(set(hosts))):
         code = build.strings.code(f"boot-{host}")
         method = build.strings.code("collectives" if number else "same_clock")
-        build.add("alignment", boot_code=code, reference_code=build.strings.code("boot-a"), offset_ns=0, drift_ppb=0,
-                  error_ns=number * error_ns, method_code=method)  # fmt: skip
+        build.add(
+            "alignment",
+            boot_code=code,
+            reference_code=build.strings.code("boot-a"),
+            offset_ns=0,
+            drift_ppb=0,
+            error_ns=number * error_ns,
+            method_code=method,
+        )
     return build.trace()
 
 

@@ -28,6 +28,17 @@ def test_gate(name: str) -> None:
     assert done.returncode == 0, f"{' '.join(GATE[name])}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
 
 
+def test_all_is_laid_out_by_the_formatter() -> None:
+    """A line that the formatter may not touch is laid out by one person, for one person."""
+    excepted = re.compile(r"# fmt: " + r"(skip|off)")
+    found = [
+        path
+        for path in source_files("stashtrace", "tests", "benchmarks", "examples", "docs")
+        if excepted.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
 def clang_format() -> str:
     """The clang-format of the extra `test`: another version lays out otherwise."""
     tool = shutil.which("clang-format", path=str(Path(sys.executable).parent)) or shutil.which("clang-format")

@@ -33,6 +33,11 @@ def stashtrace(*words: object, cwd: Path | None = None, timeout: float = 180, **
     """Run ``python -m stashtrace`` with the words."""
     done = subprocess.run(
         [sys.executable, "-m", "stashtrace", *map(str, words)],
-        cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
     return Answer(done.returncode, done.stdout, done.stderr)

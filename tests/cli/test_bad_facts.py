@@ -23,20 +23,41 @@ Run = Callable[..., Answer]
 MERGED = Path(__file__).resolve().parents[1] / "data/golden/v1/merged.stash"
 DEEP = "[" * 100_000 + "]" * 100_000
 ODD: list[dict[str, object]] = [
-    {"pid": "12"}, {"pid": 10**12}, {"ppid": None}, {"host": ["a"]}, {"boot_id": {}}, {"incarnation": float("nan")},
-    {"incarnation": True}, {"run_id": 7}, {"pidns": [1]}, {"env": ["RANK"]}, {"env": {"RANK": [0]}}, {"argv": [1, 2]},
-    {"exe": 5}, {"losses": [["core"]]}, {"losses": [["core", "x", 2**70, 1, ""]]}, {"losses": 3}, {"tick_hz": "fast"},
-    {"tick_hz": float("inf")}, {"start_ticks": -1}, {"start_monotonic_ns": 2**70}, {"start_realtime_ns": "now"},
-    {"clock": []}, {"collectors": 0},
-]  # fmt: skip
+    {"pid": "12"},
+    {"pid": 10**12},
+    {"ppid": None},
+    {"host": ["a"]},
+    {"boot_id": {}},
+    {"incarnation": float("nan")},
+    {"incarnation": True},
+    {"run_id": 7},
+    {"pidns": [1]},
+    {"env": ["RANK"]},
+    {"env": {"RANK": [0]}},
+    {"argv": [1, 2]},
+    {"exe": 5},
+    {"losses": [["core"]]},
+    {"losses": [["core", "x", 2**70, 1, ""]]},
+    {"losses": 3},
+    {"tick_hz": "fast"},
+    {"tick_hz": float("inf")},
+    {"start_ticks": -1},
+    {"start_monotonic_ns": 2**70},
+    {"start_realtime_ns": "now"},
+    {"clock": []},
+    {"collectors": 0},
+]
 
 
 def check_reads(path: Path) -> None:
     for words in (["info", path], ["analyze", "summary", path], ["export", "perfetto", path, "-o", path.parent / "x"]):
         assert main(["--debug", *map(str, words)]) == 0
     if path.is_dir():
-        for words in (["status", path], ["merge", path, "--out", path.parent / "merged"],
-                      ["scrub", path, "-o", path.parent / "scrubbed"]):  # fmt: skip
+        for words in (
+            ["status", path],
+            ["merge", path, "--out", path.parent / "merged"],
+            ["scrub", path, "-o", path.parent / "scrubbed"],
+        ):
             assert main(["--debug", *map(str, words)]) == 0
 
 
@@ -48,13 +69,22 @@ def test_a_file_whose_head_says_so_is_read(tmp_path: Path, odd: dict[str, object
 
 @pytest.mark.parametrize(
     "odd",
-    [{"begin_monotonic_ns": "x"}, {"end_monotonic_ns": 1, "begin_monotonic_ns": None}, {"parts": 3},
-     {"parts": [3, {"host": 5, "exit_code": "x", "parts": [{}]}, {"host": "b"}]}, {"command": "train.py"},
-     {"exit_code": [1]}, {"host": ["a"], "run_id": "x"}, {"begin_realtime_ns": "now", "launcher_pid": 4},
-     {"launcher_pid": "x", "place": 3}, {"run_id": ["a"]}, {"boot_id": 5},
-     {"exit_code": 1, "end_monotonic_ns": "late"}],
+    [
+        {"begin_monotonic_ns": "x"},
+        {"end_monotonic_ns": 1, "begin_monotonic_ns": None},
+        {"parts": 3},
+        {"parts": [3, {"host": 5, "exit_code": "x", "parts": [{}]}, {"host": "b"}]},
+        {"command": "train.py"},
+        {"exit_code": [1]},
+        {"host": ["a"], "run_id": "x"},
+        {"begin_realtime_ns": "now", "launcher_pid": 4},
+        {"launcher_pid": "x", "place": 3},
+        {"run_id": ["a"]},
+        {"boot_id": 5},
+        {"exit_code": 1, "end_monotonic_ns": "late"},
+    ],
     ids=lambda odd: json.dumps(odd),
-)  # fmt: skip
+)
 def test_a_run_json_that_says_so_is_read(tmp_path: Path, odd: dict[str, object]) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(MERGED, tmp_path / "run")

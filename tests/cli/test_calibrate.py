@@ -44,8 +44,20 @@ def test_measure_write_and_use(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_disk_alone_needs_no_torch(run: Run, tmp_path: Path) -> None:
-    answer = run("calibrate", "--backend", "disk", "--disk", ".", "--seconds", "0.3", "--launches", "1",
-                 "--sizes", "4K:256K", timeout=170)  # fmt: skip
+    answer = run(
+        "calibrate",
+        "--backend",
+        "disk",
+        "--disk",
+        ".",
+        "--seconds",
+        "0.3",
+        "--launches",
+        "1",
+        "--sizes",
+        "4K:256K",
+        timeout=170,
+    )
     if answer.code == 4:  # a temporary folder in memory
         assert "came from the page cache" in answer.err
         return

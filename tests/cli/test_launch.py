@@ -46,8 +46,12 @@ def test_exit_code_is_the_jobs(run: Run, tmp_path: Path, script: str, code: int)
 def test_stdin_and_stdout_are_the_jobs(tmp_path: Path) -> None:
     done = subprocess.run(
         [*RUN, tmp_path / "o", "--no-merge", "--", "tr", "a-z", "A-Z"],
-        input="every byte\n", env=environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        input="every byte\n",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "EVERY BYTE\n"
 
 
@@ -70,8 +74,11 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     )
     process = subprocess.Popen(
         [*RUN, tmp_path / "o", "--no-merge", "--", sys.executable, "-S", "-c", script],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -83,10 +90,14 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
 def test_stop_and_continue(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*RUN, tmp_path / "o", "--no-merge", "--", "sh", "-c", "echo $$; read x; exit 5"],
-        env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         # A group of its own, with its parent in the same session: the kernel does not stop orphaned groups.
         preexec_fn=os.setpgrp,
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     try:
         child = int(process.stdout.readline())
@@ -225,8 +236,11 @@ def test_a_second_interrupt_skips_the_merge(tmp_path: Path) -> None:
     )
     process = subprocess.Popen(
         [*RUN, tmp_path / "o", "--", sys.executable, "-S", "-c", script],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for number in (1, 2):
@@ -255,13 +269,32 @@ def test_two_nodes_of_torchrun_on_one_machine_share_a_directory(tmp_path: Path) 
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "stashtrace", "run", "--out", "run", "--",
-             *agent, "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port), str(script)],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            [
+                sys.executable,
+                "-m",
+                "stashtrace",
+                "run",
+                "--out",
+                "run",
+                "--",
+                *agent,
+                "--node-rank",
+                str(node),
+                "--master-addr",
+                "127.0.0.1",
+                "--master-port",
+                str(port),
+                str(script),
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         for node in range(2)
-    ]  # fmt: skip
+    ]
     try:
         said = [node.communicate(timeout=180) for node in nodes]
     finally:

@@ -58,9 +58,15 @@ def test_a_file_with_a_given_link(file: Path, capsys: pytest.CaptureFixture[str]
     assert found["bucket"]["bucket_cap_mb"] > 0
     names = [(row["variant"], row["merged"]) for row in found["variants"]]
     assert names == [
-        ("naive", False), ("prefetch", False), ("wfbp", False), ("wfbp", True),
-        ("caffe-mpi", False), ("cntk", False), ("mxnet", False), ("tensorflow", False),
-    ]  # fmt: skip
+        ("naive", False),
+        ("prefetch", False),
+        ("wfbp", False),
+        ("wfbp", True),
+        ("caffe-mpi", False),
+        ("cntk", False),
+        ("mxnet", False),
+        ("tensorflow", False),
+    ]
     naive = found["variants"][0]["iterations"]
     assert [row["ranks_count"] for row in naive] == [1, 8]
     assert naive[0]["speedup"] == 1

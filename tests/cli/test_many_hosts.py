@@ -27,16 +27,27 @@ JOB = [sys.executable, "-S", "-c", READ]
 
 def task(number: int, tasks: int, **more: str) -> dict[str, str]:
     """What srun tells a task."""
-    return {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(number), "SLURM_LOCALID": "0",
-            "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_NTASKS": str(tasks), **more}  # fmt: skip
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(number),
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_NTASKS": str(tasks),
+        **more,
+    }
 
 
 def start(folder: Path, words: list[Any], **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "stashtrace", "run", *map(str, words)],
-        cwd=folder, env=environment(**variables), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def info(run: Run, path: str, *more: str) -> dict[str, Any]:
@@ -204,14 +215,28 @@ def test_status_of_a_run_on_another_host(run: Run, tmp_path: Path) -> None:
 class TestMerge:
     """Directories of hosts that were recorded apart, made by hand."""
 
-    def host(self, folder: Path, name: str, ranks: range, *, world: int = 8, run_id: str = "5eed" * 4,
-             begin_s: int = 0, **env: str) -> Path:  # fmt: skip
+    def host(
+        self,
+        folder: Path,
+        name: str,
+        ranks: range,
+        *,
+        world: int = 8,
+        run_id: str = "5eed" * 4,
+        begin_s: int = 0,
+        **env: str,
+    ) -> Path:
         for rank in ranks:
             begin = {"start_realtime_ns": (1_700_000_000 + begin_s) * 10**9}
             writer = StashWriter(
-                folder / name, pid=100 + rank, host=name, run_id=run_id, boot_id=name,
-                env={"RANK": str(rank), "WORLD_SIZE": str(world), **env}, metadata=begin,
-            )  # fmt: skip
+                folder / name,
+                pid=100 + rank,
+                host=name,
+                run_id=run_id,
+                boot_id=name,
+                env={"RANK": str(rank), "WORLD_SIZE": str(world), **env},
+                metadata=begin,
+            )
             writer.add("io_op", [writer.row("io_op", begin_ticks=ms(1), duration_ticks=1000, result_bytes=1)])
             writer.save()
         (folder / name / "run.json").write_text(json.dumps({"format": 1, "run_id": run_id, "host": name}))
@@ -314,9 +339,15 @@ class TestMerge:
         assert run("merge", "node0", "node1").code == 0
         before = info(run, "node0")["records"]["posix_io"]
         early.unlink()
-        writer = StashWriter(tmp_path / "node1", pid=102, host="node1", run_id="5eed" * 4, boot_id="node1",
-                             env={"RANK": "2", "WORLD_SIZE": "3"},
-                             metadata={"start_realtime_ns": 1_700_000_000 * 10**9})  # fmt: skip
+        writer = StashWriter(
+            tmp_path / "node1",
+            pid=102,
+            host="node1",
+            run_id="5eed" * 4,
+            boot_id="node1",
+            env={"RANK": "2", "WORLD_SIZE": "3"},
+            metadata={"start_realtime_ns": 1_700_000_000 * 10**9},
+        )
         rows = [writer.row("io_op", begin_ticks=ms(t), duration_ticks=1000, result_bytes=1) for t in (1, 5, 9)]
         writer.add("io_op", rows)
         writer.save()
@@ -326,8 +357,14 @@ class TestMerge:
     def test_hosts_of_one_name_and_pid(self, run: Run, tmp_path: Path) -> None:
         """Containers of two machines that were given the same host name."""
         for number, boot in enumerate("ab"):
-            writer = StashWriter(tmp_path / boot, pid=1, host="worker", boot_id=boot, run_id="5eed" * 4,
-                                 env={"RANK": str(number), "WORLD_SIZE": "2"})  # fmt: skip
+            writer = StashWriter(
+                tmp_path / boot,
+                pid=1,
+                host="worker",
+                boot_id=boot,
+                run_id="5eed" * 4,
+                env={"RANK": str(number), "WORLD_SIZE": "2"},
+            )
             writer.sync(0)
             writer.save()
         assert run("merge", "a", "b", "--out", "c").code == 0

@@ -100,9 +100,15 @@ def test_the_guide_shows_what_its_study_prints(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_complaints(
-    words: tuple[str, ...], code: int, said: str, run: Path, folder: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+    run: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main(["model", *(word.format(run=run, folder=folder) for word in words)]) == code
@@ -141,8 +147,25 @@ def test_torch_is_not_there(tmp_path: Path) -> None:
 def test_a_tiny_sweep_from_end_to_end(tmp_path: Path) -> None:
     """Three networks really trained on one rank and on two, then shown again without training."""
     pytest.importorskip("torch")
-    words = ("model", "--sweep", "depth", "--family", "transformer", "--depths", "1,2,3", "--repeat", "1",
-             "--iterations", "12", "--batch-size", "2", "--out", tmp_path / "s", "--format", "json")  # fmt: skip
+    words = (
+        "model",
+        "--sweep",
+        "depth",
+        "--family",
+        "transformer",
+        "--depths",
+        "1,2,3",
+        "--repeat",
+        "1",
+        "--iterations",
+        "12",
+        "--batch-size",
+        "2",
+        "--out",
+        tmp_path / "s",
+        "--format",
+        "json",
+    )
     first = stashtrace(*words, timeout=300)
     assert first.code == 0, first.err
     found = json.loads(first.out)

@@ -32,38 +32,96 @@ def write_run(directory: Path, *, prep_ms: int = 20, hang: bool = False) -> None
             at = step * length
             wait = prep_ms if rank == 0 else 0
             batches.append(
-                writer.row("batch", begin_ticks=ms(at), end_ticks=ms(at + wait + 0.1), loader_id=1, batch_index=step,
-                           worker_id=-1, phase_code=BatchPhase.WAIT, cpu_ns=-1, runqueue_ns=-1)
-            )  # fmt: skip
+                writer.row(
+                    "batch",
+                    begin_ticks=ms(at),
+                    end_ticks=ms(at + wait + 0.1),
+                    loader_id=1,
+                    batch_index=step,
+                    worker_id=-1,
+                    phase_code=BatchPhase.WAIT,
+                    cpu_ns=-1,
+                    runqueue_ns=-1,
+                )
+            )
             for phase, begin, end in ((Phase.FORWARD, 1, 11), (Phase.BACKWARD, 11, 31), (Phase.OPTIMIZER, 38, 39)):
                 late = wait if phase != Phase.OPTIMIZER else prep_ms
                 phases.append(
-                    writer.row("phase_span", begin_ticks=ms(at + late + begin), end_ticks=ms(at + late + end),
-                               phase_code=phase, phase_flags=2, begin_cpu_ns=-1, end_cpu_ns=-1,
-                               begin_runqueue_ns=-1, end_runqueue_ns=-1)
-                )  # fmt: skip
+                    writer.row(
+                        "phase_span",
+                        begin_ticks=ms(at + late + begin),
+                        end_ticks=ms(at + late + end),
+                        phase_code=phase,
+                        phase_flags=2,
+                        begin_cpu_ns=-1,
+                        end_cpu_ns=-1,
+                        begin_runqueue_ns=-1,
+                        end_runqueue_ns=-1,
+                    )
+                )
             calls.append(
-                writer.row("collective_call", call_ticks=ms(at + wait + 31), group_hash=7, sequence=step,
-                           message_bytes=4096, collective_id=step + 1, name_id=writer.intern("c10d::allreduce_"),
-                           peer_rank=-1, op_code=CollectiveOp.ALL_REDUCE)
-            )  # fmt: skip
+                writer.row(
+                    "collective_call",
+                    call_ticks=ms(at + wait + 31),
+                    group_hash=7,
+                    sequence=step,
+                    message_bytes=4096,
+                    collective_id=step + 1,
+                    name_id=writer.intern("c10d::allreduce_"),
+                    peer_rank=-1,
+                    op_code=CollectiveOp.ALL_REDUCE,
+                )
+            )
             end = ms(at + prep_ms + 38)
             done.append(writer.row("collective_done", return_ticks=end, end_ticks=end, collective_id=step + 1))
         if hang and rank == 0:
             last = STEPS * length
             calls.append(
-                writer.row("collective_call", call_ticks=ms(last), group_hash=7, sequence=STEPS, message_bytes=4096,
-                           collective_id=STEPS + 1, name_id=1, peer_rank=-1, op_code=CollectiveOp.ALL_REDUCE)
-            )  # fmt: skip
+                writer.row(
+                    "collective_call",
+                    call_ticks=ms(last),
+                    group_hash=7,
+                    sequence=STEPS,
+                    message_bytes=4096,
+                    collective_id=STEPS + 1,
+                    name_id=1,
+                    peer_rank=-1,
+                    op_code=CollectiveOp.ALL_REDUCE,
+                )
+            )
             batches.append(
-                writer.row("batch", begin_ticks=ms(last + 4000), end_ticks=ms(last + 5000), loader_id=2, batch_index=0,
-                           worker_id=0, phase_code=BatchPhase.INDEX_WAIT, cpu_ns=-1, runqueue_ns=-1)
-            )  # fmt: skip
+                writer.row(
+                    "batch",
+                    begin_ticks=ms(last + 4000),
+                    end_ticks=ms(last + 5000),
+                    loader_id=2,
+                    batch_index=0,
+                    worker_id=0,
+                    phase_code=BatchPhase.INDEX_WAIT,
+                    cpu_ns=-1,
+                    runqueue_ns=-1,
+                )
+            )
         names = [writer.intern(text) for text in ("default_pg", "gloo", "0,1", "main")]
-        writer.add("thread_info", [writer.row("thread_info", ticks=ms(0), tid=100 + rank, name_id=names[3],
-                                              role_code=ThreadRole.STEP)])  # fmt: skip
-        writer.add("group", [writer.row("group", ticks=ms(0), group_hash=7, name_id=names[0], backend_id=names[1],
-                                        members_id=names[2], group_rank=rank, group_size=2)])  # fmt: skip
+        writer.add(
+            "thread_info",
+            [writer.row("thread_info", ticks=ms(0), tid=100 + rank, name_id=names[3], role_code=ThreadRole.STEP)],
+        )
+        writer.add(
+            "group",
+            [
+                writer.row(
+                    "group",
+                    ticks=ms(0),
+                    group_hash=7,
+                    name_id=names[0],
+                    backend_id=names[1],
+                    members_id=names[2],
+                    group_rank=rank,
+                    group_size=2,
+                )
+            ],
+        )
         writer.add("batch", batches)
         writer.add("phase_span", phases)
         writer.add("collective_call", calls)
@@ -211,10 +269,19 @@ def test_doctor_says_what_each_line_means(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("options", "state"),
-    [(["-I"], "partly"), (["-uS"], "partly"), (["-W", "ignore", "-E"], "partly"), (["-Wignore::ImportWarning"], "ok"),
-     (["-bWerror::SyntaxWarning"], "ok"), (["-Ximporttime"], "ok"), (["-uc", "IES"], "ok"), (["-um", "IES"], "ok"),
-     (["-mIES"], "ok"), (["-X", "faulthandler", "-s"], "ok")],
-)  # fmt: skip
+    [
+        (["-I"], "partly"),
+        (["-uS"], "partly"),
+        (["-W", "ignore", "-E"], "partly"),
+        (["-Wignore::ImportWarning"], "ok"),
+        (["-bWerror::SyntaxWarning"], "ok"),
+        (["-Ximporttime"], "ok"),
+        (["-uc", "IES"], "ok"),
+        (["-um", "IES"], "ok"),
+        (["-mIES"], "ok"),
+        (["-X", "faulthandler", "-s"], "ok"),
+    ],
+)
 def test_doctor_knows_what_an_option_of_python_is(run: Run, options: list[str], state: str) -> None:
     checks = json.loads(run("doctor", "--format", "json", "--", sys.executable, *options, "train.py").out)
     assert {c["name"]: c["state"] for c in checks}["this command"] == state

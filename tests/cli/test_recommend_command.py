@@ -87,9 +87,15 @@ def test_json_holds_no_nan(job: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_words(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = recommend(capsys, *WORK, "--time-budget", "2h", "--elasticity")
-    for part in ("work: 3 epochs of 1,000,000 samples", "cheapest within 2 h: node4, 1.31 h, 10.51 USD (measured)",
-                 "loses 26 % of its step to the links between its devices", "node4 costs the same as 4x node1",
-                 "predicted rows assume:", "not measured, so nothing is said of:", "elasticity"):  # fmt: skip
+    for part in (
+        "work: 3 epochs of 1,000,000 samples",
+        "cheapest within 2 h: node4, 1.31 h, 10.51 USD (measured)",
+        "loses 26 % of its step to the links between its devices",
+        "node4 costs the same as 4x node1",
+        "predicted rows assume:",
+        "not measured, so nothing is said of:",
+        "elasticity",
+    ):
         assert part in " ".join(text.split()), part
     assert max(len(line) for line in text.splitlines()) < 125
 

@@ -50,8 +50,17 @@ class Spoiler:
         return self
 
     def facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        return {**facts, **OLD_FACTS, "env": {**facts["env"], "SLURM_JWT": SECRETS[1], "HF_TOKEN": SECRETS[1],
-                                             "MASTER_ADDR": HOST, "SLURM_PROCID": "0"}}  # fmt: skip
+        return {
+            **facts,
+            **OLD_FACTS,
+            "env": {
+                **facts["env"],
+                "SLURM_JWT": SECRETS[1],
+                "HF_TOKEN": SECRETS[1],
+                "MASTER_ADDR": HOST,
+                "SLURM_PROCID": "0",
+            },
+        }
 
     def text(self, text: str) -> str:
         if not text.startswith("/"):
@@ -63,9 +72,18 @@ class Spoiler:
 
 OLD_FACTS = {
     "host": HOST,
-    "argv": [f"/home/{USER}/bin/python", f"/home/{USER}/train.py", "--api-key", SECRETS[0],
-             f"--x.auth_token={SECRETS[4]}", "sh -c", f"PASSWORD={SECRETS[5]} run", "--max-tokens", "5"],
-}  # fmt: skip
+    "argv": [
+        f"/home/{USER}/bin/python",
+        f"/home/{USER}/train.py",
+        "--api-key",
+        SECRETS[0],
+        f"--x.auth_token={SECRETS[4]}",
+        "sh -c",
+        f"PASSWORD={SECRETS[5]} run",
+        "--max-tokens",
+        "5",
+    ],
+}
 
 
 @pytest.fixture
@@ -158,8 +176,15 @@ def test_nothing_stays_and_numbers_are_equal(old: Path, tmp_path: Path, options:
     assert {oct(p.stat().st_mode & 0o777) for p in new.iterdir()} == {"0o600"}
     assert numbers(old) == numbers(new)
     kept = json.loads((new / "run.json").read_text())["command"]
-    assert kept[2:] == ["--api-key", "<scrubbed>", "--x.auth_token=<scrubbed>", "sh -c", "PASSWORD=<scrubbed> run",
-                        "--max-tokens", "5"]  # fmt: skip
+    assert kept[2:] == [
+        "--api-key",
+        "<scrubbed>",
+        "--x.auth_token=<scrubbed>",
+        "sh -c",
+        "PASSWORD=<scrubbed> run",
+        "--max-tokens",
+        "5",
+    ]
     env = open_run(str(new)).processes[0].metadata["env"]
     assert {"SLURM_PROCID", "RANK"} <= env.keys() <= RANK_VARIABLES
 
@@ -173,8 +198,13 @@ def test_pseudonyms_keep_folders_and_endings(old: Path, tmp_path: Path) -> None:
 
     before, after = paths(old), paths(tmp_path / "new")
     assert len(before) == len(after) > 2
-    plain = [sorted((p.partition("?")[0].count("/"), p.startswith("https://"), p.partition("?")[0].rpartition(".")[2])
-                    for p in some) for some in (before, after)]  # fmt: skip
+    plain = [
+        sorted(
+            (p.partition("?")[0].count("/"), p.startswith("https://"), p.partition("?")[0].rpartition(".")[2])
+            for p in some
+        )
+        for some in (before, after)
+    ]
     assert plain[0] == plain[1]
     assert sum(is_url for _, is_url, _ in plain[1]) > 0
     local = [[p for p in some if p.startswith("/")] for some in (before, after)]
@@ -436,5 +466,8 @@ def test_texts() -> None:
     assert scrubber.text("tcp://localhost:29500") == "tcp://localhost:29500"
     assert "fe80" not in scrubber.text("[fe80::1:2]:9")
     assert scrubber.words(["python3", "-m", "torch.distributed.run", "train.py"])[:3] == [
-        "python3", "-m", "torch.distributed.run"]  # fmt: skip
+        "python3",
+        "-m",
+        "torch.distributed.run",
+    ]
     assert re.fullmatch(r"p[0-9a-f]{12}\.py", scrubber.words(["python3", "train.py"])[1])

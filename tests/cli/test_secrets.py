@@ -38,8 +38,15 @@ def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
     words = [word for given, _ in CASES for word in (*given, "--next", "x")]
     expected = [word for _, kept in CASES for word in (*kept, "--next", "x")]
     (tmp_path / "job.py").write_text(JOB)
-    extra = {"SLURM_PROCID": "0", "SLURM_JWT": "X1secret", "SLURM_JOB_USER": "X1secret", "PET_RDZV_CONF": "X1secret",
-             "OMPI_COMM_WORLD_X": "X1secret", "RANK": "0", "WORLD_SIZE": "1"}  # fmt: skip
+    extra = {
+        "SLURM_PROCID": "0",
+        "SLURM_JWT": "X1secret",
+        "SLURM_JOB_USER": "X1secret",
+        "PET_RDZV_CONF": "X1secret",
+        "OMPI_COMM_WORLD_X": "X1secret",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
     answer = run("run", "--out", "out", "--", sys.executable, "job.py", *words, **extra)
     assert answer.code == 0, answer.err
     (process,) = open_run(str(tmp_path / "out")).processes
@@ -69,9 +76,14 @@ def test_only_the_user_may_read_a_run(
         ["export", "perfetto", "out", "-o", "out/more.pftrace"],
     ):
         done = subprocess.run(
-            [*ours, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100,
+            [*ours, *words],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
             preexec_fn=lambda: os.umask(umask) and None,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         if words[0] == "run":
             assert done.stdout == f"{oct(umask)}\n"

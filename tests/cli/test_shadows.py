@@ -15,8 +15,23 @@ from test_reading import write_run
 from stashtrace.cli import COMMANDS
 from stashtrace.record.own_program import own_program
 
-PACKAGES = ("numpy", "torch", "torchdata", "dask", "distributed", "fsspec", "pyarrow", "pandas", "matplotlib",
-            "cupy", "tomllib", "tomli", "yaml", "sitecustomize", "usercustomize")  # fmt: skip
+PACKAGES = (
+    "numpy",
+    "torch",
+    "torchdata",
+    "dask",
+    "distributed",
+    "fsspec",
+    "pyarrow",
+    "pandas",
+    "matplotlib",
+    "cupy",
+    "tomllib",
+    "tomli",
+    "yaml",
+    "sitecustomize",
+    "usercustomize",
+)
 #: Commands with arguments that make them do their work; those that train are in tests of their own.
 WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("run", "--out", "{tmp}/traced", "--", sys.executable, "-c", "print(6 * 7)"),),
@@ -101,16 +116,30 @@ def test_our_own_processes_do_not_either(shadows: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("calibrate", "--backend", "gloo",
-         "--sizes", "1K:4K", "--seconds", "1", "--launches", "1", "--out", "{tmp}/c"),
+        ("calibrate", "--backend", "gloo", "--sizes", "1K:4K", "--seconds", "1", "--launches", "1", "--out", "{tmp}/c"),
         pytest.param(
-            ("model", "--sweep", "depth", "--family", "transformer", "--depths", "1,2,3", "--repeat", "1",
-             "--iterations", "12", "--batch-size", "2", "--out", "{tmp}/s"),
+            (
+                "model",
+                "--sweep",
+                "depth",
+                "--family",
+                "transformer",
+                "--depths",
+                "1,2,3",
+                "--repeat",
+                "1",
+                "--iterations",
+                "12",
+                "--batch-size",
+                "2",
+                "--out",
+                "{tmp}/s",
+            ),
             marks=pytest.mark.trust,
         ),
     ],
     ids=["calibrate", "sweep"],
-)  # fmt: skip
+)
 def test_what_trains_does_not_either(shadows: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     pytest.importorskip("torch")
     (tmp_path / "command.py").write_text(COMMAND)
@@ -138,10 +167,14 @@ def test_the_job_keeps_its_own_path(tmp_path: Path, how: str, safe: bool) -> Non
     done = [
         subprocess.run(
             [*before, sys.executable, *words],
-            cwd=tmp_path, env={**outside(), **extra}, capture_output=True, text=True, timeout=100,
+            cwd=tmp_path,
+            env={**outside(), **extra},
+            capture_output=True,
+            text=True,
+            timeout=100,
         )
         for before in ([], [sys.executable, "-m", "stashtrace", "run", "--out", "out", "--no-merge", "--"])
-    ]  # fmt: skip
+    ]
     inject = str(ROOT / "stashtrace/probes/inject")
     # The first is that of the Python that runs the command line.
     assert done[1].stdout.removeprefix("the user's own True\n").replace(f"{inject!r}, ", "") == done[0].stdout
@@ -157,9 +190,7 @@ def test_a_folder_of_our_name_is_no_package(tmp_path: Path) -> None:
     inject = str(ROOT / "stashtrace/probes/inject")
     extra = {"PYTHONPATH": os.pathsep.join([inject, str(tmp_path)]), "STASHTRACE_DIR": str(tmp_path / "out")}
     words = [sys.executable, "-S", "-c", f"import sitecustomize\n{job}"]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=outside() | extra
-    )  # fmt: skip
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=outside() | extra)
     assert done.stderr == ""
     assert done.stdout.split() == [str(ROOT / "stashtrace/__init__.py"), "True"]
 
@@ -172,8 +203,12 @@ def test_a_foreign_package_of_our_name_is_not_imported_early(tmp_path: Path) -> 
     inject = str(ROOT / "stashtrace/probes/inject")
     extra = {"PYTHONPATH": os.pathsep.join([inject, str(tmp_path)]), "STASHTRACE_DIR": str(tmp_path / "out")}
     alone = subprocess.run(
-        [sys.executable, "-c", job], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        [sys.executable, "-c", job],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
         env=outside() | extra,
-    )  # fmt: skip
+    )
     assert alone.stdout.splitlines() == ["begun", "imported", str(tmp_path / "stashtrace/__init__.py")]
     assert "probes are off" in alone.stderr

@@ -75,15 +75,24 @@ def test_help_of_analyze_keeps_names_and_texts_apart(capsys: pytest.CaptureFixtu
     [
         (["rum"], "error: no command named 'rum'\n\nhint: did you mean `stashtrace run`?\n"),
         (["qqq"], "error: no command named 'qqq'\n\nhint: `stashtrace --help` lists the commands\n"),
-        (["--frobnicate"], "error: no option named '--frobnicate'\n\n"
-         "hint: options of a command stand after its name; see `stashtrace --help`\n"),
+        (
+            ["--frobnicate"],
+            "error: no option named '--frobnicate'\n\n"
+            "hint: options of a command stand after its name; see `stashtrace --help`\n",
+        ),
         (["run"], "error: no command to run\n\nhint: put it after two dashes: `stashtrace run -- python train.py`\n"),
-        (["run", "--sideways", "--", "true"], "error: stashtrace run: unrecognized arguments: --sideways\n\n"
-         "hint: `stashtrace run --help` shows the options\n"),
-        (["diff", "one"], "error: stashtrace diff: the following arguments are required: B\n\n"
-         "hint: `stashtrace diff --help` shows the options\n"),
+        (
+            ["run", "--sideways", "--", "true"],
+            "error: stashtrace run: unrecognized arguments: --sideways\n\n"
+            "hint: `stashtrace run --help` shows the options\n",
+        ),
+        (
+            ["diff", "one"],
+            "error: stashtrace diff: the following arguments are required: B\n\n"
+            "hint: `stashtrace diff --help` shows the options\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_usage_errors(run: Run, words: list[str], error: str) -> None:
     assert run(*words) == Answer(2, "", error)
 
@@ -101,8 +110,11 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"]
     done = subprocess.run(
         [*words, sys.executable, "-m", "stashtrace", "--version"],
-        cwd=gone, env=environment() | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=gone,
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -53,10 +53,19 @@ def unseen(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [["info"], ["analyze", "summary"], ["analyze", "io"], ["analyze", "io", "--format", "csv"], ["analyze", "steps"],
-     ["merge"], ["analyze", "io", "--format", "json"], ["status"], ["info", "--json"]],
+    [
+        ["info"],
+        ["analyze", "summary"],
+        ["analyze", "io"],
+        ["analyze", "io", "--format", "csv"],
+        ["analyze", "steps"],
+        ["merge"],
+        ["analyze", "io", "--format", "json"],
+        ["status"],
+        ["info", "--json"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_no_command_lets_it_through(words: list[str], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([*words, str(run)])
     said = capsys.readouterr()

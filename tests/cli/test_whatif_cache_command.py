@@ -34,8 +34,13 @@ def test_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["whatif-cache", str(run)]) == 0
     text = capsys.readouterr().out
-    for part in ("measured in the run", "forecast, for a cache that evicts the least recently used", "prep stall:",
-                 "fetch stall:", "check: the run's own step"):  # fmt: skip
+    for part in (
+        "measured in the run",
+        "forecast, for a cache that evicts the least recently used",
+        "prep stall:",
+        "fetch stall:",
+        "check: the run's own step",
+    ):
         assert part in text
     assert max(len(line) for line in text.splitlines()) < 160
 

@@ -40,8 +40,22 @@ def doubles(nvml: bool = True) -> Path:
     if nvml:
         sources["libnvidia-ml.so.1"] = ROOT / "tests/fakes/fake_nvml.cpp"
     for name, source in sources.items():
-        command = [compiler, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-I", ROOT / "csrc", "-I", source.parent,
-                   f"-Wl,-soname,{name}", "-o", folder / name, source]  # fmt: skip
+        command = [
+            compiler,
+            "-std=c++20",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-I",
+            ROOT / "csrc",
+            "-I",
+            source.parent,
+            f"-Wl,-soname,{name}",
+            "-o",
+            folder / name,
+            source,
+        ]
         subprocess.run(command, check=True)
     return folder
 
@@ -109,9 +123,13 @@ def sample(
     (folder / "script").write_text(script, encoding="utf-8")
     libraries = without(folder / "libraries", doubles(nvml), missing) if missing else doubles(nvml)
     environment = {
-        "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries), "FAKE_SCRIPT": str(folder / "script"),
-        "FAKE_CALLS": str(folder), "STASHTRACE_NVML_HZ": str(hz), **(env or {}),
-    }  # fmt: skip
+        "PYTHONPATH": str(ROOT),
+        "LD_LIBRARY_PATH": str(libraries),
+        "FAKE_SCRIPT": str(folder / "script"),
+        "FAKE_CALLS": str(folder),
+        "STASHTRACE_NVML_HZ": str(hz),
+        **(env or {}),
+    }
     command = [*prefix, sys.executable, "-c", program, *arguments]
     return Sampled(
         record(command, folder / "run", collectors=("nvml",), sample_ms=20, env=environment, timeout_s=timeout_s)

@@ -78,10 +78,19 @@ class Recording:
         trace = self.trace
         tids, pids = self._threads()
         return [
-            IoRow(pids[r["track_id"]], tids[r["track_id"]], IoOp(r["op_code"]), trace.text(r["path_code"]),
-                  r["offset_bytes"], r["result_bytes"], r["begin_ns"], r["end_ns"], IoFlag(r["io_flags"]))
+            IoRow(
+                pids[r["track_id"]],
+                tids[r["track_id"]],
+                IoOp(r["op_code"]),
+                trace.text(r["path_code"]),
+                r["offset_bytes"],
+                r["result_bytes"],
+                r["begin_ns"],
+                r["end_ns"],
+                IoFlag(r["io_flags"]),
+            )
             for r in trace.io.rows()
-        ]  # fmt: skip
+        ]
 
     @functools.cached_property
     def waits(self) -> list[WaitRow]:
@@ -131,9 +140,14 @@ def record(
     """Run ``command`` traced; fail unless it ends with ``exit_code`` (None: any)."""
     run_dir.mkdir(parents=True)
     environment = traced_environment(
-        plain_environment(env), run_dir=run_dir, run_id=RUN_ID, collectors=collectors, sample_ms=sample_ms,
-        wait_threshold_ns=wait_threshold_ns, lookup_hook=lookup_hook,
-    )  # fmt: skip
+        plain_environment(env),
+        run_dir=run_dir,
+        run_id=RUN_ID,
+        collectors=collectors,
+        sample_ms=sample_ms,
+        wait_threshold_ns=wait_threshold_ns,
+        lookup_hook=lookup_hook,
+    )
     if not preload:
         del environment["LD_PRELOAD"]
     done = subprocess.run(

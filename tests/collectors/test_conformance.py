@@ -47,9 +47,13 @@ def fresh(stage: Path) -> Path:
 
 def untraced(stage: Path) -> list[str]:
     done = subprocess.run(
-        [compiled("conformance.c"), fresh(stage)], env=plain_environment(), capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        [compiled("conformance.c"), fresh(stage)],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -70,9 +74,12 @@ def test_every_hook_answers_as_libc_does(tmp_path: Path, stage: Path, staged: bo
         write_staged_list(tmp_path / "list", {str(stage / "place" / "file"): Copy(str(copy), 21, 0)})
         environment["STASHTRACE_STAGED"] = str(tmp_path / "list")
     done = record(
-        [compiled("conformance.c"), fresh(stage)], tmp_path / "run", collectors=("posix_io", "waits"), env=environment,
+        [compiled("conformance.c"), fresh(stage)],
+        tmp_path / "run",
+        collectors=("posix_io", "waits"),
+        env=environment,
         timeout_s=TIMEOUT_S,
-    )  # fmt: skip
+    )
     differing = list(difflib.unified_diff(expected, done.stdout.splitlines(), "untraced", "traced", n=0))
     assert not differing, "\n".join(differing[:40])
     assert any(f.suffix == ".stash" for f in done.directory.iterdir())

@@ -116,9 +116,13 @@ def test_copies_have_bytes_direction_memory_and_rate(tmp_path: Path) -> None:
     pinned, pageable = BracketFlag.PINNED, BracketFlag.PAGEABLE
     to, back = CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST
     assert found == [
-        (to, 20, pinned), (to, 8, pageable), (back, 10, pinned), (CopyDirection.DEVICE_TO_DEVICE, 30, 0),
-        (to, 4, pinned), (back, 1, pageable),
-    ]  # fmt: skip
+        (to, 20, pinned),
+        (to, 8, pageable),
+        (back, 10, pinned),
+        (CopyDirection.DEVICE_TO_DEVICE, 30, 0),
+        (to, 4, pinned),
+        (back, 1, pageable),
+    ]
     for row in (rows[0], rows[2]):  # 1 GB/s, and what the host needs between its events
         host_ns = row["return_ns"] - row["call_ns"]
         assert row["size_bytes"] - 1000 <= row["end_ns"] - row["begin_ns"] <= row["size_bytes"] + host_ns + MEGA
@@ -332,11 +336,24 @@ def test_many_threads(tmp_path: Path) -> None:
 
 #: Every call that the recorder makes of its own.
 OWN_CALLS = (
-    "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxGetDevice", "cuStreamGetCtx", "cuStreamGetFlags",
-    "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuEventElapsedTime", "cuStreamGetPriority",
-    "cuStreamGetId", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetPCIBusId",
-    "cuPointerGetAttributes", "cuCtxGetStreamPriorityRange", "cuDriverGetVersion",
-)  # fmt: skip
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxGetDevice",
+    "cuStreamGetCtx",
+    "cuStreamGetFlags",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventElapsedTime",
+    "cuStreamGetPriority",
+    "cuStreamGetId",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetPCIBusId",
+    "cuPointerGetAttributes",
+    "cuCtxGetStreamPriorityRange",
+    "cuDriverGetVersion",
+)
 
 
 @pytest.mark.parametrize("name", OWN_CALLS)

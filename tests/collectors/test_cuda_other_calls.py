@@ -190,10 +190,18 @@ def test_the_drivers_own_calls(tmp_path: Path) -> None:
     assert run.stdout == bare.stdout == "0 0 0 0 713 0 0 0 1 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 0 0 [1, 2, 4, 5]\n"
     inside, peer = CopyDirection.DEVICE_TO_DEVICE, CopyDirection.PEER
     assert copies(run) == [
-        (TO, 100 * KILO, PAGEABLE), (BACK, 200 * KILO, PINNED), (inside, 300 * KILO, 0), (inside, 400 * KILO, 0),
-        (inside, 400 * KILO, 0), (peer, 500 * KILO, 0), (peer, 500 * KILO, 0), (peer, 600 * KILO, 0),
-        (peer, 700 * KILO, 0), (TO, 800 * KILO, PINNED), (inside, 300 * KILO, 0),
-    ]  # fmt: skip
+        (TO, 100 * KILO, PAGEABLE),
+        (BACK, 200 * KILO, PINNED),
+        (inside, 300 * KILO, 0),
+        (inside, 400 * KILO, 0),
+        (inside, 400 * KILO, 0),
+        (peer, 500 * KILO, 0),
+        (peer, 500 * KILO, 0),
+        (peer, 600 * KILO, 0),
+        (peer, 700 * KILO, 0),
+        (TO, 800 * KILO, PINNED),
+        (inside, 300 * KILO, 0),
+    ]
     assert all(is_timed(row) for row in brackets(run, Bracket.COPY))
     held = brackets(run, Bracket.HOST_FUNCTION)
     assert [is_timed(row) for row in held] == [True] * 4

@@ -79,8 +79,22 @@ def test_a_library_bound_to_no_version_finds_a_runtime_in_its_own_scope(tmp_path
     words = [f"{user(tmp_path, 'user13', 13)}:local"]
     below = user(tmp_path, "below", 12)
     above = tmp_path / "libabove.so"
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-DNAME=above", "-o", above, NATIVE / "runtime_user.c",
-                    "-Wl,--no-as-needed", below, f"-Wl,-rpath,{tmp_path}"], check=True)  # fmt: skip
+    subprocess.run(
+        [
+            "cc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-DNAME=above",
+            "-o",
+            above,
+            NATIVE / "runtime_user.c",
+            "-Wl,--no-as-needed",
+            below,
+            f"-Wl,-rpath,{tmp_path}",
+        ],
+        check=True,
+    )
     found, run = play(tmp_path, [*words, f"{above}:local"])
     assert found == [13, 13, 12, 12]
     assert launched(run)[DeviceCall.ALLOCATE] == 4
@@ -101,11 +115,35 @@ def test_calls_of_a_runtime_to_come_pass_us_by(tmp_path: Path) -> None:
     (tmp_path / "runtime.c").write_text(UNKNOWN_RUNTIME, encoding="utf-8")
     (tmp_path / "map").write_text("libcudart.so.19 { global: cuda*; __cuda*; local: *; };", encoding="utf-8")
     runtime = tmp_path / "libcudart.so.19"
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.19", f"-Wl,--version-script={tmp_path / 'map'}",
-                    "-o", runtime, tmp_path / "runtime.c"], check=True)  # fmt: skip
+    subprocess.run(
+        [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcudart.so.19",
+            f"-Wl,--version-script={tmp_path / 'map'}",
+            "-o",
+            runtime,
+            tmp_path / "runtime.c",
+        ],
+        check=True,
+    )
     target = tmp_path / "libuser19.so"
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-DNAME=user19", "-o", target, NATIVE / "runtime_user.c", runtime,
-                    f"-Wl,-rpath,{tmp_path}"], check=True)  # fmt: skip
+    subprocess.run(
+        [
+            "cc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-DNAME=user19",
+            "-o",
+            target,
+            NATIVE / "runtime_user.c",
+            runtime,
+            f"-Wl,-rpath,{tmp_path}",
+        ],
+        check=True,
+    )
     found, run = play(tmp_path, [f"{user(tmp_path, 'user13', 13)}:local", f"{target}:local"])
     assert found == [13, 13, 19, 19]
     assert launched(run)[DeviceCall.ALLOCATE] == 2

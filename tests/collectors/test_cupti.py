@@ -77,14 +77,30 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler to build the double of libcupti")
     folder = tmp_path_factory.mktemp("fake_cupti")
     command = [
-        compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}",
-        str(FAKES / "fake_cupti.cpp"), "-Wl,-soname,libcupti.so.13", "-pthread", "-o", str(folder / "libcupti.so.13"),
-    ]  # fmt: skip
+        compiler,
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        f"-I{ROOT / 'csrc'}",
+        str(FAKES / "fake_cupti.cpp"),
+        "-Wl,-soname,libcupti.so.13",
+        "-pthread",
+        "-o",
+        str(folder / "libcupti.so.13"),
+    ]
     source = folder / "driver.cpp"
     source.write_text(DRIVER, encoding="utf-8")
     driver = [
-        compiler, "-shared", "-fPIC", str(source), "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"),
-    ]  # fmt: skip
+        compiler,
+        "-shared",
+        "-fPIC",
+        str(source),
+        "-Wl,-soname,libcuda.so.1",
+        "-o",
+        str(folder / "libcuda.so.1"),
+    ]
     for made in (command, driver):
         done = subprocess.run(made, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -96,8 +112,11 @@ def run(
 ) -> TracedRun:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fake.txt").write_text("\n".join(script) + "\n", encoding="utf-8")
-    variables = {"LD_LIBRARY_PATH": str(libraries), "FAKE_SCRIPT": str(folder / "fake.txt"),
-                 "STASHTRACE_SAMPLE_MS": "20"} | env  # fmt: skip
+    variables = {
+        "LD_LIBRARY_PATH": str(libraries),
+        "FAKE_SCRIPT": str(folder / "fake.txt"),
+        "STASHTRACE_SAMPLE_MS": "20",
+    } | env
     return run_traced(PRELUDE + body, folder / "job", env=variables, kernels_steps=steps)
 
 
@@ -183,8 +202,13 @@ _native.kernels_step(4)
     rows = raw(run(libraries, tmp_path, body + REPORT)).records["kernel"].rows
     work = DeviceWork
     assert rows["work_code"].tolist() == [
-        work.COMMUNICATION, work.KERNEL, work.COPY, work.COPY, work.MEMSET, work.SYNCHRONIZATION,
-    ]  # fmt: skip
+        work.COMMUNICATION,
+        work.KERNEL,
+        work.COPY,
+        work.COPY,
+        work.MEMSET,
+        work.SYNCHRONIZATION,
+    ]
     assert rows["copy_code"].tolist() == [0, 0, 1, 4, 0, 0]
     assert rows["size_bytes"].tolist() == [0, 0, 1 << 20, 64, 256, 0]
     assert rows["device_index"].tolist() == [0, 1, 0, 0, 0, 0]
@@ -216,8 +240,13 @@ def test_reads_the_records_of_each_version(libraries: Path, tmp_path: Path, vers
 
 def test_a_flush_that_takes_long_does_not_move_the_window(libraries: Path, tmp_path: Path) -> None:
     # The drainer is inside a flush at nearly every step, among them the window's first and the one behind it.
-    done = run(libraries, tmp_path, "steps(7)\n" + REPORT,
-               script=["delay cuptiActivityFlushAll 300ms"], STASHTRACE_SAMPLE_MS="10")  # fmt: skip
+    done = run(
+        libraries,
+        tmp_path,
+        "steps(7)\n" + REPORT,
+        script=["delay cuptiActivityFlushAll 300ms"],
+        STASHTRACE_SAMPLE_MS="10",
+    )
     assert names(raw(done)) == ["step2", "step3"]
 
 
@@ -231,8 +260,9 @@ def test_refuses_a_version_it_does_not_know(libraries: Path, tmp_path: Path, ver
 
 
 def test_gives_way_to_a_subscriber_that_was_there_first(libraries: Path, tmp_path: Path) -> None:
-    done = run(libraries, tmp_path, "steps(6)\nprint(json.dumps(cupti.fake_cupti_state()))",
-               script=["cupti_subscriber other"])  # fmt: skip
+    done = run(
+        libraries, tmp_path, "steps(6)\nprint(json.dumps(cupti.fake_cupti_state()))", script=["cupti_subscriber other"]
+    )
     assert "another_profiler" in reasons(done)
     assert "another profiler" in done.stderr[0]
     assert done.results() == [1], "the other one still has its place"
@@ -240,8 +270,13 @@ def test_gives_way_to_a_subscriber_that_was_there_first(libraries: Path, tmp_pat
 
 @pytest.mark.parametrize("variable", ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"])
 def test_does_not_touch_cupti_under_an_injected_profiler(libraries: Path, tmp_path: Path, variable: str) -> None:
-    done = run(libraries, tmp_path, "steps(6)\nopen('touched', 'w').close()", FAKE_CALLS=str(tmp_path),
-               **{variable: "somebody"})  # fmt: skip
+    done = run(
+        libraries,
+        tmp_path,
+        "steps(6)\nopen('touched', 'w').close()",
+        FAKE_CALLS=str(tmp_path),
+        **{variable: "somebody"},
+    )
     assert "another_profiler" in reasons(done)
     (counts,) = tmp_path.glob("cupti-*.txt")
     assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []
@@ -316,8 +351,13 @@ launch("kept")
 time.sleep(0.02)
 _native.kernels_step(4)
 """
-    done = run(libraries, tmp_path, body + REPORT, script=["delay cuptiActivityGetNumDroppedRecords 60ms"],
-               STASHTRACE_SAMPLE_MS="1000")  # fmt: skip
+    done = run(
+        libraries,
+        tmp_path,
+        body + REPORT,
+        script=["delay cuptiActivityGetNumDroppedRecords 60ms"],
+        STASHTRACE_SAMPLE_MS="1000",
+    )
     assert names(raw(done)) == ["kept"]
     assert reasons(done)["cupti_dropped"] > 50_000
 
@@ -453,8 +493,13 @@ def test_cupti_is_not_touched_in_a_process_without_a_driver(libraries: Path, tmp
 
 
 def test_is_off_unless_asked_for(libraries: Path, tmp_path: Path) -> None:
-    done = run(libraries, tmp_path, "steps(20)\nprint(json.dumps(cupti.fake_cupti_state()))", steps=None,
-               FAKE_CALLS=str(tmp_path))  # fmt: skip
+    done = run(
+        libraries,
+        tmp_path,
+        "steps(20)\nprint(json.dumps(cupti.fake_cupti_state()))",
+        steps=None,
+        FAKE_CALLS=str(tmp_path),
+    )
     assert done.results() == [0]
     (counts,) = tmp_path.glob("cupti-*.txt")
     assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []

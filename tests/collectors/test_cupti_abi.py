@@ -23,35 +23,114 @@ FOLDERS = [folder for folder in (*TOOLKITS, *GIVEN) if (folder / "cupti_activity
 
 #: Ours -> (stem of theirs, oldest version of the struct, ((our field, their field), ...)).
 STRUCTS: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
-    "ActivityKernel": ("Kernel", 5, (
-        ("start_ns", "start"), ("end_ns", "end"), ("completed_ns", "completed"), ("device_id", "deviceId"),
-        ("context_id", "contextId"), ("stream_id", "streamId"), ("correlation_id", "correlationId"),
-        ("grid_id", "gridId"), ("name", "name"), ("queued_ns", "queued"), ("submitted_ns", "submitted"),
-        ("graph_node_id", "graphNodeId"))),
-    "ActivityMemcpy": ("Memcpy", 4, (
-        ("copy_kind", "copyKind"), ("source_kind", "srcKind"), ("target_kind", "dstKind"), ("flags", "flags"),
-        ("bytes", "bytes"), ("start_ns", "start"), ("end_ns", "end"), ("device_id", "deviceId"),
-        ("context_id", "contextId"), ("stream_id", "streamId"), ("correlation_id", "correlationId"),
-        ("graph_node_id", "graphNodeId"))),
-    "ActivityMemcpyPeer": ("MemcpyPtoP", 3, (
-        ("copy_kind", "copyKind"), ("bytes", "bytes"), ("start_ns", "start"), ("end_ns", "end"),
-        ("device_id", "deviceId"), ("context_id", "contextId"), ("stream_id", "streamId"),
-        ("source_device_id", "srcDeviceId"), ("target_device_id", "dstDeviceId"),
-        ("correlation_id", "correlationId"), ("graph_node_id", "graphNodeId"))),
-    "ActivityMemset": ("Memset", 3, (
-        ("value", "value"), ("bytes", "bytes"), ("start_ns", "start"), ("end_ns", "end"), ("device_id", "deviceId"),
-        ("context_id", "contextId"), ("stream_id", "streamId"), ("correlation_id", "correlationId"),
-        ("graph_node_id", "graphNodeId"))),
-    "ActivitySynchronization": ("Synchronization", 1, (
-        ("type", "type"), ("start_ns", "start"), ("end_ns", "end"), ("correlation_id", "correlationId"),
-        ("context_id", "contextId"), ("stream_id", "streamId"), ("event_id", "cudaEventId"))),
-    "ActivityGraphTrace": ("GraphTrace", 1, (
-        ("correlation_id", "correlationId"), ("start_ns", "start"), ("end_ns", "end"), ("device_id", "deviceId"),
-        ("graph_id", "graphId"), ("context_id", "contextId"), ("stream_id", "streamId"))),
-    "ActivityApi": ("API", 1, (
-        ("callback_id", "cbid"), ("start_ns", "start"), ("end_ns", "end"), ("process_id", "processId"),
-        ("thread_id", "threadId"), ("correlation_id", "correlationId"), ("return_value", "returnValue"))),
-}  # fmt: skip
+    "ActivityKernel": (
+        "Kernel",
+        5,
+        (
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("completed_ns", "completed"),
+            ("device_id", "deviceId"),
+            ("context_id", "contextId"),
+            ("stream_id", "streamId"),
+            ("correlation_id", "correlationId"),
+            ("grid_id", "gridId"),
+            ("name", "name"),
+            ("queued_ns", "queued"),
+            ("submitted_ns", "submitted"),
+            ("graph_node_id", "graphNodeId"),
+        ),
+    ),
+    "ActivityMemcpy": (
+        "Memcpy",
+        4,
+        (
+            ("copy_kind", "copyKind"),
+            ("source_kind", "srcKind"),
+            ("target_kind", "dstKind"),
+            ("flags", "flags"),
+            ("bytes", "bytes"),
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("device_id", "deviceId"),
+            ("context_id", "contextId"),
+            ("stream_id", "streamId"),
+            ("correlation_id", "correlationId"),
+            ("graph_node_id", "graphNodeId"),
+        ),
+    ),
+    "ActivityMemcpyPeer": (
+        "MemcpyPtoP",
+        3,
+        (
+            ("copy_kind", "copyKind"),
+            ("bytes", "bytes"),
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("device_id", "deviceId"),
+            ("context_id", "contextId"),
+            ("stream_id", "streamId"),
+            ("source_device_id", "srcDeviceId"),
+            ("target_device_id", "dstDeviceId"),
+            ("correlation_id", "correlationId"),
+            ("graph_node_id", "graphNodeId"),
+        ),
+    ),
+    "ActivityMemset": (
+        "Memset",
+        3,
+        (
+            ("value", "value"),
+            ("bytes", "bytes"),
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("device_id", "deviceId"),
+            ("context_id", "contextId"),
+            ("stream_id", "streamId"),
+            ("correlation_id", "correlationId"),
+            ("graph_node_id", "graphNodeId"),
+        ),
+    ),
+    "ActivitySynchronization": (
+        "Synchronization",
+        1,
+        (
+            ("type", "type"),
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("correlation_id", "correlationId"),
+            ("context_id", "contextId"),
+            ("stream_id", "streamId"),
+            ("event_id", "cudaEventId"),
+        ),
+    ),
+    "ActivityGraphTrace": (
+        "GraphTrace",
+        1,
+        (
+            ("correlation_id", "correlationId"),
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("device_id", "deviceId"),
+            ("graph_id", "graphId"),
+            ("context_id", "contextId"),
+            ("stream_id", "streamId"),
+        ),
+    ),
+    "ActivityApi": (
+        "API",
+        1,
+        (
+            ("callback_id", "cbid"),
+            ("start_ns", "start"),
+            ("end_ns", "end"),
+            ("process_id", "processId"),
+            ("thread_id", "threadId"),
+            ("correlation_id", "correlationId"),
+            ("return_value", "returnValue"),
+        ),
+    ),
+}
 
 NUMBERS = {
     "kSuccess": "CUPTI_SUCCESS",
@@ -112,13 +191,27 @@ def test_declarations_are_those_of_the_headers(folder: Path, tmp_path: Path) -> 
     headers = "".join((folder / name).read_text(encoding="utf-8", errors="replace") for name in present)
     source = tmp_path / "check.cpp"
     lines = [
-        "#include <cstddef>", "#include <cuda.h>", "#include <cupti_result.h>", "#include <cupti_callbacks.h>",
-        *(f"#include <{name}>" for name in present), "#include <cupti_version.h>", '#include "abi/cupti_abi.h"',
-        "namespace abi = stashtrace::abi::cupti;", "static_assert(abi::known_version(CUPTI_API_VERSION));",
+        "#include <cstddef>",
+        "#include <cuda.h>",
+        "#include <cupti_result.h>",
+        "#include <cupti_callbacks.h>",
+        *(f"#include <{name}>" for name in present),
+        "#include <cupti_version.h>",
+        '#include "abi/cupti_abi.h"',
+        "namespace abi = stashtrace::abi::cupti;",
+        "static_assert(abi::known_version(CUPTI_API_VERSION));",
         *assertions(headers),
-    ]  # fmt: skip
+    ]
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", f"-I{folder}", f"-I{TOOLKITS[-1]}",
-               f"-I{ROOT / 'csrc'}", str(source)]  # fmt: skip
+    command = [
+        compiler,
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Wno-invalid-offsetof",
+        f"-I{folder}",
+        f"-I{TOOLKITS[-1]}",
+        f"-I{ROOT / 'csrc'}",
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]

@@ -334,11 +334,14 @@ def test_messages_are_numbered_by_pair(tmp_path: Path) -> None:
     lane = set(messages["group_hash"].tolist())
     assert len(lane) == 1
     assert COMM not in lane
-    assert sorted(zip(messages["rank"].tolist(), messages["sequence"].tolist(), messages["peer_rank"].tolist(),
-                      strict=True)) == [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 1, 0)]  # fmt: skip
+    assert sorted(
+        zip(messages["rank"].tolist(), messages["sequence"].tolist(), messages["peer_rank"].tolist(), strict=True)
+    ) == [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 1, 0)]
     described = [r for r in trace.groups.rows() if r["group_hash"] in lane]
     assert [(r["rank"], r["group_rank"], trace.text(r["members_code"])) for r in described] == [
-        (0, 0, "0,1"), (1, 1, "0,1")]  # fmt: skip
+        (0, 0, "0,1"),
+        (1, 1, "0,1"),
+    ]
 
 
 def test_one_sided_operations_do_not_count_among_the_others(tmp_path: Path) -> None:

@@ -101,8 +101,14 @@ def test_stream_zero_of_per_thread_code_is_the_threads_own(tmp_path: Path) -> No
 @needs_shared_memory
 def test_globaltimer_is_read_before_the_first_communicator(tmp_path: Path) -> None:
     program = "allreduce 20MB stream=1; sync stream=1; sleep 50ms; allreduce 20MB stream=1; sync stream=1"
-    run = run_ranks(2, program, tmp_path / "job", "globaltimer.offset 5e15\nglobaltimer.drift 50",
-                    collectors=("cuda", "nccl"), env={"STASHTRACE_NCCL_SOURCE": "plugin"})  # fmt: skip
+    run = run_ranks(
+        2,
+        program,
+        tmp_path / "job",
+        "globaltimer.offset 5e15\nglobaltimer.drift 50",
+        collectors=("cuda", "nccl"),
+        env={"STASHTRACE_NCCL_SOURCE": "plugin"},
+    )
     assert calls(tmp_path / "job", "cuda")["cuModuleLoadData"] == 2, "once per context"
     for process in open_run(run.directory).processes:
         raw = process.load()
@@ -118,8 +124,9 @@ def test_globaltimer_is_read_before_the_first_communicator(tmp_path: Path) -> No
 
 def test_every_device_of_a_process_has_its_globaltimer_read(tmp_path: Path) -> None:
     program = "comm all new=10; sleep 50ms"
-    run = run_ranks(1, program, tmp_path, "devices 2", collectors=("cuda", "nccl"),
-                    env={"STASHTRACE_NCCL_SOURCE": "plugin"})  # fmt: skip
+    run = run_ranks(
+        1, program, tmp_path, "devices 2", collectors=("cuda", "nccl"), env={"STASHTRACE_NCCL_SOURCE": "plugin"}
+    )
     assert [result["errors"] for result in run.results()] == [{}]
     (process,) = open_run(run.directory).processes
     readings = process.load().records["device_clock"].rows

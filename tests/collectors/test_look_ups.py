@@ -122,8 +122,10 @@ def forms() -> list[Form]:
     )
     assert len(listed) == len(re.findall(r"^LOOKED_UP\(", text, re.MULTILINE))
     number = {"kKnownUntil": known_until()}
-    return [Form(name, suffix, int(since), number.get(until) or int(until), per_thread, int(own), rest.lstrip(", "))
-            for name, suffix, since, until, per_thread, own, rest in listed]  # fmt: skip
+    return [
+        Form(name, suffix, int(since), number.get(until) or int(until), per_thread, int(own), rest.lstrip(", "))
+        for name, suffix, since, until, per_thread, own, rest in listed
+    ]
 
 
 def look_up(tmp_path: Path, asked: Iterable[tuple[str, int, int]], *arguments: str) -> tuple[list[str], Recording]:

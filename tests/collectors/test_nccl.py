@@ -91,8 +91,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_program_sees_no_difference(scenes: Recording) -> None:
-    bare = subprocess.run([built() / "scenes", "calls"], env={"LD_LIBRARY_PATH": str(built())},
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    bare = subprocess.run(
+        [built() / "scenes", "calls"], env={"LD_LIBRARY_PATH": str(built())}, capture_output=True, text=True, check=True
+    )
     assert scenes.stdout == bare.stdout
     assert scenes.stdout.splitlines()[0] == "0 0", "an old NCCL must not look like one of 2.31"
     assert scenes.stderr == ""
@@ -104,9 +105,15 @@ def test_calls_in_order(scenes: Recording) -> None:
     own = sorted((r for r in calls if r["group_hash"] == main), key=lambda r: (r["sequence"], r["call_ticks"]))
     seen = [(CollectiveOp(r["op_code"]).name, r["message_bytes"], r["peer_rank"]) for r in own]
     assert seen == [
-        ("ALL_REDUCE", 400, -1), ("REDUCE_SCATTER", 160, -1), ("BROADCAST", 80, 3), ("ALL_REDUCE", 2664, -1),
-        ("ALL_REDUCE", 3108, -1), ("SEND", 20, 2), ("RECEIVE", 20, 0), ("ALL_TO_ALL", 128, -1),
-    ]  # fmt: skip
+        ("ALL_REDUCE", 400, -1),
+        ("REDUCE_SCATTER", 160, -1),
+        ("BROADCAST", 80, 3),
+        ("ALL_REDUCE", 2664, -1),
+        ("ALL_REDUCE", 3108, -1),
+        ("SEND", 20, 2),
+        ("RECEIVE", 20, 0),
+        ("ALL_TO_ALL", 128, -1),
+    ]
     # ncclBcast calls ncclBroadcast: once. The simulated group took no number.
     assert [r["sequence"] for r in own] == list(range(8))
     assert len({r["call_id"] for r in calls}) == len(calls)
@@ -133,9 +140,12 @@ def test_group_is_one_batch(scenes: Recording) -> None:
 def test_communicators(scenes: Recording) -> None:
     comms = rows(scenes, "nccl_comm")
     assert [(r["event_code"], r["group_rank"], r["group_size"]) for r in comms] == [
-        (CommEvent.INIT, 1, 4), (CommEvent.SPLIT, 0, 2), (CommEvent.SHRINK, 1, 3),
-        (CommEvent.DESTROY, 0, 2), (CommEvent.ABORT, 1, 4),
-    ]  # fmt: skip
+        (CommEvent.INIT, 1, 4),
+        (CommEvent.SPLIT, 0, 2),
+        (CommEvent.SHRINK, 1, 3),
+        (CommEvent.DESTROY, 0, 2),
+        (CommEvent.ABORT, 1, 4),
+    ]
     assert comms[1]["parent_hash"] == comms[2]["parent_hash"] == comms[0]["group_hash"]
     assert len({r["group_hash"] for r in comms[:3]}) == 3
 
@@ -181,8 +191,13 @@ def test_attach_to_a_running_process(tmp_path: Path) -> None:
     run_dir.mkdir()
     env = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_") and k != "LD_PRELOAD"}
     env |= {"LD_LIBRARY_PATH": str(built()), "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run([sys.executable, "-c", ATTACH, str(run_dir), str(built() / "libscenes.so")],
-                          env=env, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACH, str(run_dir), str(built() / "libscenes.so")],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "True 0" in done.stdout
     attached = rows(Recording(run_dir, "", "", 0), "nccl_call")

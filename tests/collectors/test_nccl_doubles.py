@@ -92,8 +92,11 @@ def test_captured_calls_and_their_replays(tmp_path: Path) -> None:
     assert all(t["timed_count"] == t["channels_count"] for t in tasks)
     # An event inside the graph would be one of the graph: brackets of captured calls have none.
     captured = {c["call_id"] for c in calls[1:]}
-    assert all(b["begin_device_ns"] == -1 for b in rows(run, "device_bracket", 0)
-               if b["bracket_code"] == 3 and b["correlation_id"] in captured)  # fmt: skip
+    assert all(
+        b["begin_device_ns"] == -1
+        for b in rows(run, "device_bracket", 0)
+        if b["bracket_code"] == 3 and b["correlation_id"] in captured
+    )
 
 
 def test_captured_calls_do_not_use_up_the_places_of_others(tmp_path: Path) -> None:
@@ -119,8 +122,10 @@ def test_abort_with_work_in_flight(tmp_path: Path) -> None:
     run = job(2, program, tmp_path)
     assert clean(run)
     assert [r["event_code"] for r in rows(run, "nccl_comm", 0)] == [
-        CommEvent.PLUGIN_INIT, CommEvent.INIT, CommEvent.ABORT,
-    ]  # fmt: skip
+        CommEvent.PLUGIN_INIT,
+        CommEvent.INIT,
+        CommEvent.ABORT,
+    ]
     done, hung = rows(run, "nccl_task", 0)
     assert done["timed_count"] == 2
     assert (hung["timed_count"], hung["end_device_ns"]) == (0, -1)
@@ -219,14 +224,26 @@ def test_every_way_to_make_a_communicator(tmp_path: Path) -> None:
     run = job(2, {0: program, 1: only}, tmp_path)
     assert clean(run)
     events = [r["event_code"] for r in rows(run, "nccl_comm", 0) if r["event_code"] != CommEvent.PLUGIN_INIT]
-    assert events == [CommEvent.INIT, CommEvent.INIT, CommEvent.SHRINK, CommEvent.FINALIZE, CommEvent.DESTROY,
-                      CommEvent.REVOKE, CommEvent.DESTROY, CommEvent.DESTROY]  # fmt: skip
+    assert events == [
+        CommEvent.INIT,
+        CommEvent.INIT,
+        CommEvent.SHRINK,
+        CommEvent.FINALIZE,
+        CommEvent.DESTROY,
+        CommEvent.REVOKE,
+        CommEvent.DESTROY,
+        CommEvent.DESTROY,
+    ]
     assert len({r["group_hash"] for r in run.trace.collectives.rows()}) == 2
 
 
 def test_all_devices_of_one_process(tmp_path: Path) -> None:
-    run = job(1, "comm all new=0; group { allreduce 1MB comm=0 stream=1; allreduce 1MB comm=1 stream=2 }; sync device",
-              tmp_path, "devices 2")  # fmt: skip
+    run = job(
+        1,
+        "comm all new=0; group { allreduce 1MB comm=0 stream=1; allreduce 1MB comm=1 stream=2 }; sync device",
+        tmp_path,
+        "devices 2",
+    )
     assert clean(run)
     made = [r for r in rows(run, "nccl_comm") if r["event_code"] == CommEvent.INIT]
     assert [(r["group_rank"], r["group_size"], r["device_index"]) for r in made] == [(0, 2, 0), (1, 2, 1)]
@@ -257,8 +274,18 @@ def test_calls_of_new_releases_through_import_tables(tmp_path: Path) -> None:
     assert clean(run)
     calls = rows(run, "nccl_call", 0)
     ops = [CollectiveOp(c["op_code"]).name for c in calls]
-    assert ops == ["ALL_REDUCE", "REDUCE", "BROADCAST", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL", "GATHER",
-                   "SCATTER", "OTHER", "OTHER"]  # fmt: skip
+    assert ops == [
+        "ALL_REDUCE",
+        "REDUCE",
+        "BROADCAST",
+        "ALL_GATHER",
+        "REDUCE_SCATTER",
+        "ALL_TO_ALL",
+        "GATHER",
+        "SCATTER",
+        "OTHER",
+        "OTHER",
+    ]
     assert [c["message_bytes"] for c in calls] == [8000, 8000, 8000, 4000, 8000, 8000, 4000, 8000, 4000, 0]
     assert [c["sequence"] for c in calls] == list(range(10))
     assert [c["op_code"] for c in rows(run, "nccl_call", 1)][-2:] == [CollectiveOp.OTHER] * 2
@@ -353,8 +380,15 @@ def test_chained_plugin_gets_what_it_gets_alone(release: int, static: bool, tmp_
     """
     both = {rank: program.replace("OTHER", str(1 - rank)) for rank in (0, 1)}
     script = "nccl.nodes 2\nnccl.steps 2"
-    alone = run_ranks(2, both, tmp_path / "alone", script, traced=False, nccl_version=release,
-                      env={"NCCL_PROFILER_PLUGIN": str(library)})  # fmt: skip
+    alone = run_ranks(
+        2,
+        both,
+        tmp_path / "alone",
+        script,
+        traced=False,
+        nccl_version=release,
+        env={"NCCL_PROFILER_PLUGIN": str(library)},
+    )
     env = {"STASHTRACE_NCCL_CHAIN": str(library), "STASHTRACE_NCCL_SOURCE": "plugin"}
     if static:
         first = os.environ.get("STASHTRACE_TEST_PRELOAD", "")  # a sanitizer's own libraries

@@ -142,8 +142,14 @@ threads = [threading.Thread(target=load, args=(n,)) for n in range(3)]
 print(any(t.is_alive() for t in threads))
 """
     env = fake_environment(tmp_path / "fakes", "devices 1")
-    recording = record([sys.executable, "-c", text], tmp_path / "run", collectors=("nccl", "cuda"), env=env,
-                       sample_ms=10, timeout_s=180)  # fmt: skip
+    recording = record(
+        [sys.executable, "-c", text],
+        tmp_path / "run",
+        collectors=("nccl", "cuda"),
+        env=env,
+        sample_ms=10,
+        timeout_s=180,
+    )
     assert recording.stdout.strip() == "False"
 
 

@@ -87,11 +87,21 @@ def late_ns(sampled: Sampled, device: int = 0) -> float:
 def test_plain_quantities_have_their_units(plain) -> None:
     sampled, _ = plain
     for quantity, wanted in {
-        "power_watts": 412, "sm_clock_hz": 1980e6, "memory_clock_hz": 2619e6, "temperature_celsius": 55,
-        "memory_used_bytes": 10e9, "busy_ratio": 0.9, "throttle_reasons_code": 4, "memory_celsius": 65,
-        "sm_active_ratio": 0.8, "sm_occupancy_ratio": 0.4, "tensor_active_ratio": 0.3, "dram_active_ratio": 0.5,
-        "gpm_nvlink_transmit_bytes_per_s": 25e9, "gpm_pcie_receive_bytes_per_s": 3e9,
-    }.items():  # fmt: skip
+        "power_watts": 412,
+        "sm_clock_hz": 1980e6,
+        "memory_clock_hz": 2619e6,
+        "temperature_celsius": 55,
+        "memory_used_bytes": 10e9,
+        "busy_ratio": 0.9,
+        "throttle_reasons_code": 4,
+        "memory_celsius": 65,
+        "sm_active_ratio": 0.8,
+        "sm_occupancy_ratio": 0.4,
+        "tensor_active_ratio": 0.3,
+        "dram_active_ratio": 0.5,
+        "gpm_nvlink_transmit_bytes_per_s": 25e9,
+        "gpm_pcie_receive_bytes_per_s": 3e9,
+    }.items():
         _, value = sampled.series(quantity, 1)
         assert value[0] == pytest.approx(wanted), quantity
         # What does not change is written once a second, not ten times.
@@ -147,11 +157,22 @@ def test_what_is_not_offered_is_told_once_and_not_asked_again(tmp_path: Path) ->
 
 
 FUNCTIONS = (
-    "nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
-    "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature",
-    "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMetricsGet",
-)  # fmt: skip
+    "nvmlInitWithFlags",
+    "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleGet",
+    "nvmlGpmMetricsGet",
+)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -184,8 +205,10 @@ def test_without_nvml_the_job_runs_on(tmp_path: Path) -> None:
 
 
 def test_without_a_driver_nothing_is_loaded(tmp_path: Path) -> None:
-    program = "import sys, time\nfrom stashtrace import _native\n_native.start_drainer()\ntime.sleep(0.3)\n" \
-              "print('nvidia' in open('/proc/self/maps').read())"  # fmt: skip
+    program = (
+        "import sys, time\nfrom stashtrace import _native\n_native.start_drainer()\ntime.sleep(0.3)\n"
+        "print('nvidia' in open('/proc/self/maps').read())"
+    )
     sampled = sample(tmp_path, "", program=program)
     assert sampled.recording.stdout == "False\n"
     assert sampled.losses() == []
@@ -298,10 +321,12 @@ def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
 
 def test_wraps_thinning_and_rdma_ports(tmp_path: Path) -> None:
     for name, number in {
-        "mlx5_0/ports/1/counters/port_xmit_data": "1000", "mlx5_0/ports/1/counters/port_rcv_data": "2000",
-        "efa_0/ports/1/hw_counters/tx_bytes": "70", "efa_0/ports/1/hw_counters/rx_bytes": "80",
+        "mlx5_0/ports/1/counters/port_xmit_data": "1000",
+        "mlx5_0/ports/1/counters/port_rcv_data": "2000",
+        "efa_0/ports/1/hw_counters/tx_bytes": "70",
+        "efa_0/ports/1/hw_counters/rx_bytes": "80",
         "mlx4_9/ports/1/counters/port_xmit_data": "N/A (no PMA)",
-    }.items():  # fmt: skip
+    }.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(number + "\n", encoding="utf-8")
@@ -325,8 +350,10 @@ def test_numbers_are_those_of_the_real_header() -> None:
 
 def test_values_of_any_type_are_read(tmp_path: Path) -> None:
     # Numbers of NVML_FI_DEV_*: PCIe bytes, energy, memory temperature, NVLink bytes.
-    script = "nvlink_tx 1GB\npcie_tx 2GB\npcie_rx 3MB\npower 250W\nlinks 4\n" \
-             "typed 197:double 198:long 83:double 82:int 139:double\n"  # fmt: skip
+    script = (
+        "nvlink_tx 1GB\npcie_tx 2GB\npcie_rx 3MB\npower 250W\nlinks 4\n"
+        "typed 197:double 198:long 83:double 82:int 139:double\n"
+    )
     sampled = sample(tmp_path, script, arguments=("1.5",))
     assert sampled.rate("pcie_transmit_bytes_total") == pytest.approx(2e9, rel=1e-2)
     assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(3e6, rel=1e-2)
@@ -354,11 +381,16 @@ def test_a_counter_that_begins_again_is_told_and_goes_on(tmp_path: Path) -> None
 
 #: What the oldest libnvidia-ml that there is does without, and what then cannot be told.
 OLD = {
-    "nvmlInitWithFlags": None, "nvmlDeviceGetCurrentClocksEventReasons": None, "nvmlDeviceGetFieldValues": "pcie_",
-    "nvmlDeviceGetPowerUsage": "power", "nvmlDeviceGetClockInfo": "sm_clock", "nvmlGpmMetricsGet": "gpm",
-    "nvmlDeviceGetTemperature": "temperature", "nvmlDeviceGetMemoryInfo": "memory_used",
+    "nvmlInitWithFlags": None,
+    "nvmlDeviceGetCurrentClocksEventReasons": None,
+    "nvmlDeviceGetFieldValues": "pcie_",
+    "nvmlDeviceGetPowerUsage": "power",
+    "nvmlDeviceGetClockInfo": "sm_clock",
+    "nvmlGpmMetricsGet": "gpm",
+    "nvmlDeviceGetTemperature": "temperature",
+    "nvmlDeviceGetMemoryInfo": "memory_used",
     "nvmlDeviceGetUtilizationRates": "busy",
-}  # fmt: skip
+}
 
 
 def test_an_old_library_tells_what_it_has(tmp_path: Path) -> None:
@@ -424,10 +456,18 @@ for words in (1000, 501000):
 """
 
 
-@pytest.mark.parametrize(("name", "unit"), [
-    ("nvlink_transmit_bytes_total", "bytes"), ("gpm_pcie_receive_bytes_per_s", "bytes/s"), ("power_watts", "watts"),
-    ("energy_joules_total", "joules"), ("throttle_reasons_code", ""), ("rdma_transmit_bytes_total.mlx5_0:1", "bytes"),
-    ("ecc_corrected_count_total", "count"), ("strange", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("nvlink_transmit_bytes_total", "bytes"),
+        ("gpm_pcie_receive_bytes_per_s", "bytes/s"),
+        ("power_watts", "watts"),
+        ("energy_joules_total", "joules"),
+        ("throttle_reasons_code", ""),
+        ("rdma_transmit_bytes_total.mlx5_0:1", "bytes"),
+        ("ecc_corrected_count_total", "count"),
+        ("strange", ""),
+    ],
+)
 def test_the_unit_ends_the_name(name: str, unit: str) -> None:
     assert unit_of(name) == unit

@@ -179,7 +179,7 @@ SEEN: dict[str, tuple[str, set[IoOp], int, int]] = {
     "pillow_image": ("", {IoOp.READ, IoOp.WRITE}, 80, 80),
     "torch_save_load": ("", {IoOp.READ, IoOp.WRITEV}, 1_000_000, 1_000_000),
     "torch_mmap": ("", {IoOp.MMAP}, 0, 0),
-}  # fmt: skip
+}
 NEEDS = {"h5py_file": "h5py", "arrow_read": "pyarrow", "pillow_image": "PIL"}
 NEEDS |= {"torch_save_load": "torch", "torch_mmap": "torch"}
 READS = {IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE}

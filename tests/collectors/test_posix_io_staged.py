@@ -84,8 +84,10 @@ def folder(tmp_path: Path) -> Path:
     for name in ("a", "both", "lost", "cut", "other", "new", "missing"):
         (data / f"{name}.bin").write_bytes(b"original")
         (fast / name).write_bytes(b"the copy")
-    copies = {str(data / f"{name}.bin"): copy_of(data / f"{name}.bin", fast / name)
-              for name in ("a", "both", "lost", "cut", "new", "missing")}  # fmt: skip
+    copies = {
+        str(data / f"{name}.bin"): copy_of(data / f"{name}.bin", fast / name)
+        for name in ("a", "both", "lost", "cut", "new", "missing")
+    }
     copies |= {f"/nowhere/{i}": Copy(f"/fast/{i}", 1, 1) for i in range(5000)}
     write_staged_list(tmp_path / "list", copies)
     return tmp_path
@@ -122,8 +124,11 @@ def test_reading_is_led_to_the_copy(folder: Path) -> None:
     copied = ("absolute", "relative", "at", "dotted", "stdio", "stdio64", "open64", "inherited", "forked")
     kept = ("nofollow", "create", "reopened", "both", "lost", "cut", "other")
     assert said == dict.fromkeys(copied, "the copy") | dict.fromkeys(kept, "original") | {
-        "errno": "77", "missing": "2", "exists": "True", "size": "True",
-    }  # fmt: skip
+        "errno": "77",
+        "missing": "2",
+        "exists": "True",
+        "size": "True",
+    }
     assert (folder / "data/new.bin").read_bytes() == b"written"
     assert (folder / "fast/new").read_bytes() == b"the copy"
     trace = stashtrace.load(folder / "run")
@@ -133,8 +138,16 @@ def test_reading_is_led_to_the_copy(folder: Path) -> None:
         rows |= set(zip(names, piece["op_code"].tolist(), (piece["io_flags"] & IoFlag.STAGED).tolist(), strict=True))
     asked = str(folder / "data/a.bin")
     assert {op for name, op, staged in rows if name == asked and staged} == {
-        IoOp.OPEN, IoOp.FOPEN, IoOp.READ, IoOp.FREAD, IoOp.PREAD, IoOp.CLOSE, IoOp.FCLOSE, IoOp.STAT, IoOp.LSEEK,
-    }  # fmt: skip
+        IoOp.OPEN,
+        IoOp.FOPEN,
+        IoOp.READ,
+        IoOp.FREAD,
+        IoOp.PREAD,
+        IoOp.CLOSE,
+        IoOp.FCLOSE,
+        IoOp.STAT,
+        IoOp.LSEEK,
+    }
     assert {name for name, _, staged in rows if staged} == {asked}
     fast = str(folder / "fast/")
     assert {name for name, _, _ in rows if name.startswith(fast)} <= {fast, str(folder / "fast/new")}

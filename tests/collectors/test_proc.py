@@ -63,8 +63,13 @@ def counters(recording: Recording) -> dict[tuple[str, int], tuple[np.ndarray, np
 def sample(folder: Path) -> tuple[dict, dict]:
     folder.mkdir()
     root = str(Path(__file__).resolve().parents[2])
-    recording = record([sys.executable, "-c", SCRIPT, folder / "data"], folder / "run", collectors=("proc",),
-                       sample_ms=20, env={"PYTHONPATH": root, "LOCAL_RANK": "0", "RANK": "0"})  # fmt: skip
+    recording = record(
+        [sys.executable, "-c", SCRIPT, folder / "data"],
+        folder / "run",
+        collectors=("proc",),
+        sample_ms=20,
+        env={"PYTHONPATH": root, "LOCAL_RANK": "0", "RANK": "0"},
+    )
     return json.loads(recording.stdout), counters(recording)
 
 
@@ -156,8 +161,13 @@ def test_network_interfaces(sampled) -> None:
 def test_only_one_rank_reads_the_host(tmp_path: Path, environment: dict[str, str]) -> None:
     script = "from stashtrace import _native; import time; _native.start_drainer(); time.sleep(0.2)"
     root = str(Path(__file__).resolve().parents[2])
-    recording = record([sys.executable, "-c", script], tmp_path / "run", collectors=("proc",), sample_ms=20,
-                       env={"PYTHONPATH": root, **environment})  # fmt: skip
+    recording = record(
+        [sys.executable, "-c", script],
+        tmp_path / "run",
+        collectors=("proc",),
+        sample_ms=20,
+        env={"PYTHONPATH": root, **environment},
+    )
     names = {name for name, _ in counters(recording)}
     assert "process_user_ns_total" in names
     assert not [n for n in names if n.startswith(("host_", "net_"))]
@@ -177,9 +187,11 @@ def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
         assert int(recording.stdout) < 0.02 * 1.2e9
 
     Measurements(
-        lambda folder: record([sys.executable, "-c", script], folder, collectors=("proc",), sample_ms=100,
-                              env={"PYTHONPATH": root}), tmp_path,
-    ).agree(cheap)  # fmt: skip
+        lambda folder: record(
+            [sys.executable, "-c", script], folder, collectors=("proc",), sample_ms=100, env={"PYTHONPATH": root}
+        ),
+        tmp_path,
+    ).agree(cheap)
 
 
 def test_parsing() -> None:

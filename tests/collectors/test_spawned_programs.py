@@ -24,9 +24,23 @@ PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", 
 MOVED = ("chdir spawn", "chdir spawnp", "fchdir spawn", "chdir path")
 ALONG_PATH = ("path spawnp", "path execvp")
 WAYS = (
-    "posix_spawn", "posix_spawnp", "vfork", "execve", "execl", "execle", "execlp", "execv", "execvp", "execvpe",
-    "fexecve", "execveat", "system", "popen", *MOVED, *ALONG_PATH,
-)  # fmt: skip
+    "posix_spawn",
+    "posix_spawnp",
+    "vfork",
+    "execve",
+    "execl",
+    "execle",
+    "execlp",
+    "execv",
+    "execvp",
+    "execvpe",
+    "fexecve",
+    "execveat",
+    "system",
+    "popen",
+    *MOVED,
+    *ALONG_PATH,
+)
 BY_SHELL = ("system", "popen")
 ELSEWHERE = "in a folder that its file actions choose"
 REASONS = {"asan": "built with AddressSanitizer", "musl": "not built for glibc", "other": "not built for glibc"}

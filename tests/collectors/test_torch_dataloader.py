@@ -167,8 +167,15 @@ def assert_joined(rows: Table, batches: int, workers: int) -> None:
     for index, worker in zip(range(batches), waits["worker_id"].tolist(), strict=True):
         assert worker == index % workers
         life = {}
-        for phase in (BatchPhase.INDEX_WAIT, BatchPhase.FETCH, BatchPhase.COLLATE, BatchPhase.PUT,
-                      BatchPhase.SERIALIZE, BatchPhase.RECEIVE, BatchPhase.WAIT):  # fmt: skip
+        for phase in (
+            BatchPhase.INDEX_WAIT,
+            BatchPhase.FETCH,
+            BatchPhase.COLLATE,
+            BatchPhase.PUT,
+            BatchPhase.SERIALIZE,
+            BatchPhase.RECEIVE,
+            BatchPhase.WAIT,
+        ):
             found = of(rows, phase, batch_index=index, loader_id=loader)
             assert len(found) == 1, (phase, index)
             life[phase] = (int(found["begin_ns"][0]), int(found["end_ns"][0]))
@@ -182,8 +189,23 @@ def assert_joined(rows: Table, batches: int, workers: int) -> None:
         assert life[BatchPhase.SERIALIZE][0] <= life[BatchPhase.RECEIVE][1] <= life[BatchPhase.WAIT][1]
 
 
-PARTS = ["alone", "fork", "spawn", "forkserver", "persistent", "same_seed", "iterable", "no_batches", "sampler",
-         "broken_off", "broken", "nested", "unordered", "pinned", "released"]  # fmt: skip
+PARTS = [
+    "alone",
+    "fork",
+    "spawn",
+    "forkserver",
+    "persistent",
+    "same_seed",
+    "iterable",
+    "no_batches",
+    "sampler",
+    "broken_off",
+    "broken",
+    "nested",
+    "unordered",
+    "pinned",
+    "released",
+]
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -252,10 +274,11 @@ def test_workers_of_an_iterable_that_end_early(run: TracedRun) -> None:
     fetched = {
         (i, w)
         for i, w in zip(
-            of(rows, BatchPhase.FETCH)["batch_index"].tolist(), of(rows, BatchPhase.FETCH)["worker_id"].tolist(),
+            of(rows, BatchPhase.FETCH)["batch_index"].tolist(),
+            of(rows, BatchPhase.FETCH)["worker_id"].tolist(),
             strict=True,
         )
-    }  # fmt: skip
+    }
     assert len(waited) == len(run.results()[0]["iterable"])
     assert set(zip(waited["batch_index"].tolist(), waited["worker_id"].tolist(), strict=True)) <= fetched
 

@@ -220,8 +220,21 @@ SCRIPT = """
     open(gone, "w").close()
     os._exit(0)
 """
-PARTS = ["eager", "late", "asynchronous", "messages", "groups", "coalesced", "inference", "functional",
-         "sharded_tensor", "data_parallel", "fully_sharded", "compiled", "failing"]  # fmt: skip
+PARTS = [
+    "eager",
+    "late",
+    "asynchronous",
+    "messages",
+    "groups",
+    "coalesced",
+    "inference",
+    "functional",
+    "sharded_tensor",
+    "data_parallel",
+    "fully_sharded",
+    "compiled",
+    "failing",
+]
 
 
 @pytest.fixture(scope="module")
@@ -300,9 +313,20 @@ def test_stamps_are_in_order_and_ends_are_seen(run: TracedRun) -> None:
 def test_eager_operations(run: TracedRun) -> None:
     table = part(run, "eager")
     assert ops(table) == [
-        "all_reduce", "broadcast", "all_gather", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
-        "scatter", "barrier", "barrier", "all_gather", "all_gather",
-    ]  # fmt: skip
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "barrier",
+        "barrier",
+        "all_gather",
+        "all_gather",
+    ]
     assert table["message_bytes"][:3].tolist() == [16, 16, 16]
     assert table["peer_rank"][[1, 3, 7, 8]].tolist() == [1, 0, 0, 0]
     assert run.texts(table, "name_code")[0] == "c10d::allreduce_"

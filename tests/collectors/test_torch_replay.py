@@ -241,8 +241,21 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     return run_traced(SCRIPT, tmp_path_factory.mktemp("real"), args=["0"])
 
 
-EPOCHS = ["alone", "shuffled", "fork", "spawn", "persistent", "unordered", "distributed", "uneven", "sized", "short",
-          "empty", "broken", "nested"]  # fmt: skip
+EPOCHS = [
+    "alone",
+    "shuffled",
+    "fork",
+    "spawn",
+    "persistent",
+    "unordered",
+    "distributed",
+    "uneven",
+    "sized",
+    "short",
+    "empty",
+    "broken",
+    "nested",
+]
 
 
 @pytest.mark.parametrize("name", EPOCHS)

@@ -229,9 +229,22 @@ F, B, OPT = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 
 @pytest.mark.parametrize(
     "part",
-    ["train", "validate", "gradients", "recompute", "scaler", "closure", "failing", "save", "distributed_checkpoint",
-     "second_thread", "pickling", "scripting", "compiled"],
-)  # fmt: skip
+    [
+        "train",
+        "validate",
+        "gradients",
+        "recompute",
+        "scaler",
+        "closure",
+        "failing",
+        "save",
+        "distributed_checkpoint",
+        "second_thread",
+        "pickling",
+        "scripting",
+        "compiled",
+    ],
+)
 def test_results_are_equal_to_the_last_bit(run: TracedRun, untraced: TracedRun, part: str) -> None:
     assert run.results()[0][part] == untraced.results()[0][part]
 

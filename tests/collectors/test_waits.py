@@ -104,9 +104,14 @@ time.sleep(0.03)
 @pytest.mark.truth
 def test_python_sleep_and_queue(tmp_path: Path) -> None:
     Measurements(
-        lambda folder: record([sys.executable, "-c", PYTHON_SCRIPT], folder, collectors=("waits",),
-                              env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])}), tmp_path,
-    ).agree(sleep_and_queue_are_there)  # fmt: skip
+        lambda folder: record(
+            [sys.executable, "-c", PYTHON_SCRIPT],
+            folder,
+            collectors=("waits",),
+            env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        ),
+        tmp_path,
+    ).agree(sleep_and_queue_are_there)
 
 
 def sleep_and_queue_are_there(recording: Recording) -> None:

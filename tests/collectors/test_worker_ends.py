@@ -151,9 +151,12 @@ def test_a_rank_that_was_killed_is_named_with_its_signal(tmp_path: Path) -> None
     command = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(
         [sys.executable, "-m", "stashtrace", "run", "--out", "run", "--", *command],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=240,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 1, done.stderr[-3000:]
     rows = list(analyze(stashtrace.load(tmp_path / "run"), "killed").rows())
     assert {(row["rank"], row["signal"]) for row in rows if row["sender"] == "unknown"} == {(1, "SIGKILL")}

@@ -162,8 +162,11 @@ def test_the_runtimes_functions_are_those_of_the_header(per_thread: bool, tmp_pa
     listed = re.findall(r"^CUDART\((\w+)((?:, *[^()]*)?)\)$", text, re.MULTILINE)
     assert len(listed) == len(re.findall(r"^CUDART\(", text, re.MULTILINE))
     # A header declares either the plain names or those for per-thread default streams, and none of the compiler's own.
-    chosen = [(name, rest.lstrip(", ")) for name, rest in listed
-              if not name.startswith("__") and name.endswith(("_ptds", "_ptsz")) == per_thread]  # fmt: skip
+    chosen = [
+        (name, rest.lstrip(", "))
+        for name, rest in listed
+        if not name.startswith("__") and name.endswith(("_ptds", "_ptsz")) == per_thread
+    ]
     assert len(chosen) > 25
     options = ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",) if per_thread else ()
     unknown = {name for name, _ in chosen}

@@ -101,8 +101,14 @@ def test_a_program_hears_the_same_with_the_recorder(major: int, tmp_path: Path) 
         assert run.stderr == bare.stderr
         rows = [(DeviceCall(row["call_code"]).name, row["status_code"]) for row in run.trace.device_calls.rows()]
         # Once each, not a second time by the driver's functions: what the runtime was asked, and how it ended.
-        expected = {"ALLOCATE": "malloc", "ALLOCATE_HOST": "host", "STREAM_SYNCHRONIZE": "synchronize", "FREE": "free",
-                    "DEVICE_SYNCHRONIZE": "device", "GRAPH_LAUNCH": "graph"}  # fmt: skip
+        expected = {
+            "ALLOCATE": "malloc",
+            "ALLOCATE_HOST": "host",
+            "STREAM_SYNCHRONIZE": "synchronize",
+            "FREE": "free",
+            "DEVICE_SYNCHRONIZE": "device",
+            "GRAPH_LAUNCH": "graph",
+        }
         assert {call: answers[name] for call, name in expected.items()}.items() <= dict(rows).items()
         assert all(sum(call == name for name, _ in rows) == 1 for call in expected)
 

@@ -54,10 +54,23 @@ said["destroy"] = [nccl.ncclCommDestroy(made), nccl.ncclCommFinalize(comm), nccl
 print(json.dumps(said))
 """
 EXPECTED: dict[str, Any] = {
-    "version": [0, True], "id": 0, "ids_differ": True, "group_end_alone": 5, "bad_rank": 4, "init": 0,
-    "of": [0, 1, 0, 0, 0, 0], "all_reduce": 0, "grouped": [0] * 6, "to_itself": [0] * 4, "bad_peer": 4,
-    "async_error": [0, 0], "synchronized": 0, "split": [0, True], "no_color": [0, True], "destroy": [0, 0, 0],
-}  # fmt: skip
+    "version": [0, True],
+    "id": 0,
+    "ids_differ": True,
+    "group_end_alone": 5,
+    "bad_rank": 4,
+    "init": 0,
+    "of": [0, 1, 0, 0, 0, 0],
+    "all_reduce": 0,
+    "grouped": [0] * 6,
+    "to_itself": [0] * 4,
+    "bad_peer": 4,
+    "async_error": [0, 0],
+    "synchronized": 0,
+    "split": [0, True],
+    "no_color": [0, True],
+    "destroy": [0, 0, 0],
+}
 
 
 def answers(library: str, environment: dict[str, str]) -> dict[str, Any]:

@@ -58,8 +58,21 @@ int main() {
 def test_real_library_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) -> None:
     library, source, program = need_nccl()[0], tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM, encoding="utf-8")
-    subprocess.run([compiler(), "-std=c++20", "-w", "-I", str(ROOT / "csrc"), "-o", str(program), str(source),
-                    str(library), f"-Wl,-rpath,{library.parent}"], check=True)  # fmt: skip
+    subprocess.run(
+        [
+            compiler(),
+            "-std=c++20",
+            "-w",
+            "-I",
+            str(ROOT / "csrc"),
+            "-o",
+            str(program),
+            str(source),
+            str(library),
+            f"-Wl,-rpath,{library.parent}",
+        ],
+        check=True,
+    )
     base = {k: v for k, v in os.environ.items() if not k.startswith(("STASHTRACE_", "NCCL_")) and k != "LD_PRELOAD"}
     # A unique id opens a socket: the loopback interface is everywhere.
     base |= {"NCCL_SOCKET_IFNAME": "lo"}
@@ -79,6 +92,7 @@ def test_real_library_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) 
     (process,) = open_run(run_dir).processes
     calls = process.load().records["nccl_call"].rows
     assert [(CollectiveOp(r["op_code"]).name, int(r["status_code"])) for r in calls] == [
-        ("ALL_REDUCE", answers[7]), ("BROADCAST", answers[8]),
-    ]  # fmt: skip
+        ("ALL_REDUCE", answers[7]),
+        ("BROADCAST", answers[8]),
+    ]
     assert all(r["nccl_flags"] & NcclFlag.FAILED for r in calls)

@@ -50,10 +50,18 @@ said["shutdown"] = nvml.nvmlShutdown()
 print(json.dumps(said))
 """
 EXPECTED: dict[str, Any] = {
-    "init": 0, "count": [0, True], "handle": 0, "no_such_index": 2, "uuid": [0, "GPU-", 40],
-    "cuda_device_is_one_of_them": True, "fields": [0, True], "energy_grows_or_is_refused": True,
-    "stamp_is_unix_time": True, "power": True, "shutdown": 0,
-}  # fmt: skip
+    "init": 0,
+    "count": [0, True],
+    "handle": 0,
+    "no_such_index": 2,
+    "uuid": [0, "GPU-", 40],
+    "cuda_device_is_one_of_them": True,
+    "fields": [0, True],
+    "energy_grows_or_is_refused": True,
+    "stamp_is_unix_time": True,
+    "power": True,
+    "shutdown": 0,
+}
 
 
 def answers(environment: dict[str, str]) -> dict[str, Any]:

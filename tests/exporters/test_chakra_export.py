@@ -85,10 +85,16 @@ def times(traces: Traces, rank: int) -> list[tuple[int, str, int, list[int]]]:
 def test_a_late_rank(tmp_path: Path) -> None:
     traces, result = written(drawn(LATE), tmp_path)
     assert times(traces, 0) == [
-        (1, "compute", 2000, []), (2, "all_reduce", 2000, [1]), (3, "compute", 1000, [1, 2]),
-        (4, "compute", 2000, [3]), (5, "all_reduce", 2000, [2, 4]), (6, "compute", 1000, [4, 5]),
-        (7, "compute", 2000, [6]), (8, "all_reduce", 2000, [5, 7]), (9, "compute", 1000, [7, 8]),
-    ]  # fmt: skip
+        (1, "compute", 2000, []),
+        (2, "all_reduce", 2000, [1]),
+        (3, "compute", 1000, [1, 2]),
+        (4, "compute", 2000, [3]),
+        (5, "all_reduce", 2000, [2, 4]),
+        (6, "compute", 1000, [4, 5]),
+        (7, "compute", 2000, [6]),
+        (8, "all_reduce", 2000, [5, 7]),
+        (9, "compute", 1000, [7, 8]),
+    ]
     assert [n.duration_us for n in traces.of_type(1, COMP)] == [5000, 1000] * 3
     assert [n.attrs["stashtrace_step"] for n in traces.of_type(1, COMP)] == [0, 0, 1, 1, 2, 2]
     for node in traces.of_type(0, COLL):
@@ -118,15 +124,22 @@ def test_batches_of_workers(tmp_path: Path) -> None:
     """Left out, what was waited for them stays; written, they make the thread wait by themselves."""
     waits, result = written(drawn(LOADED), tmp_path / "waits")
     assert times(waits, 0) == [
-        (1, "compute", 2000, []), (2, "compute", 4000, [1]), (3, "compute", 4000, [2]), (4, "compute", 4000, [3]),
-    ]  # fmt: skip
+        (1, "compute", 2000, []),
+        (2, "compute", 4000, [1]),
+        (3, "compute", 4000, [2]),
+        (4, "compute", 4000, [3]),
+    ]
     assert [n.attrs.get("stashtrace_idle_ns", 0) for n in waits.nodes[0]] == [0, 2 * MS, 2 * MS, 2 * MS]
     assert "6 batches of workers left out, the waits for them kept as measured" in said(result)
     nodes, result = written(drawn(LOADED), tmp_path / "nodes", loaders="nodes")
     assert times(nodes, 0)[:6] == [
-        (1, "batch", 4000, []), (2, "compute", 2000, [1]), (3, "batch", 4000, [1]), (4, "compute", 2000, [2, 3]),
-        (5, "batch", 4000, [3]), (6, "compute", 2000, [4, 5]),
-    ]  # fmt: skip
+        (1, "batch", 4000, []),
+        (2, "compute", 2000, [1]),
+        (3, "batch", 4000, [1]),
+        (4, "compute", 2000, [2, 3]),
+        (5, "batch", 4000, [3]),
+        (6, "compute", 2000, [4, 5]),
+    ]
     assert "of workers written: ASTRA-sim runs one CPU node of a rank at a time" in said(result)
 
 
@@ -262,9 +275,11 @@ def test_communicators_have_numbers(tmp_path: Path) -> None:
     for begin in begins:
         for group, members in zip(pairs, ([0, 2], [1, 3]), strict=True):
             build_.collective(
-                together(members, (begin + MS, begin + 2 * MS)), group=group, op=CollectiveOp.ALL_GATHER,
+                together(members, (begin + MS, begin + 2 * MS)),
+                group=group,
+                op=CollectiveOp.ALL_GATHER,
                 message_bytes=1000,
-            )  # fmt: skip
+            )
         build_.collective(together(range(4), (begin + 4 * MS, begin + 9 * MS)), group=world, message_bytes=77)
     traces, result = written(build_.trace(), tmp_path)
     assert traces.groups == {"1": [0, 2], "2": [1, 3]}
@@ -305,10 +320,22 @@ def test_messages_between_two_ranks(tmp_path: Path) -> None:
     build_, begins = talking()
     group = build_.group([3, 1], name="pipe")
     for sequence, begin in enumerate(begins):
-        build_.collective({3: (begin + MS, begin + 3 * MS)}, op=CollectiveOp.SEND, group=group, peer_rank=1,
-                          sequence=sequence, message_bytes=500)  # fmt: skip
-        build_.collective({1: (begin + 2 * MS, begin + 3 * MS)}, op=CollectiveOp.RECEIVE, group=group, peer_rank=0,
-                          sequence=sequence, message_bytes=500)  # fmt: skip
+        build_.collective(
+            {3: (begin + MS, begin + 3 * MS)},
+            op=CollectiveOp.SEND,
+            group=group,
+            peer_rank=1,
+            sequence=sequence,
+            message_bytes=500,
+        )
+        build_.collective(
+            {1: (begin + 2 * MS, begin + 3 * MS)},
+            op=CollectiveOp.RECEIVE,
+            group=group,
+            peer_rank=0,
+            sequence=sequence,
+            message_bytes=500,
+        )
     traces, result = written(build_.trace(), tmp_path)
     for rank, kind in ((3, SEND), (1, RECV)):
         found = traces.of_type(rank, kind)

@@ -78,10 +78,15 @@ def listed(work: RankWork) -> list[tuple[int, int, int, int, list[int]]]:
     """(rank, resource, duration_us, idle_us, places of what it waits for in its rank)."""
     first = np.searchsorted(work.rank, work.rank)
     return [
-        (int(work.rank[i]), int(work.resource[i]), int(work.duration_ns[i]) // US, int(work.idle_ns[i]) // US,
-         (work.needs[work.needs_first[i] : work.needs_first[i + 1]] - first[i]).tolist())
+        (
+            int(work.rank[i]),
+            int(work.resource[i]),
+            int(work.duration_ns[i]) // US,
+            int(work.idle_ns[i]) // US,
+            (work.needs[work.needs_first[i] : work.needs_first[i + 1]] - first[i]).tolist(),
+        )
         for i in range(len(work))
-    ]  # fmt: skip
+    ]
 
 
 def test_runs_become_one_node_where_no_dependency_changes() -> None:
@@ -120,8 +125,14 @@ def test_a_batch_that_nothing_leads_to_follows_the_work_before_it() -> None:
 def test_a_late_call_is_a_node_before_the_collective() -> None:
     """Rank 1 calls 4 us after its work ended; a part of a collective has no idle time of its own."""
     nodes = [(0, THREAD, 0, 10), (1, THREAD, 0, 20), (0, TRANSFER, 24, 30), (0, THREAD, 30, 31), (1, THREAD, 30, 31)]
-    edges = [(0, 2, MEMBER, 0), (1, 2, MEMBER, 4), (0, 3, PROGRAM, 0), (1, 4, PROGRAM, 0), (2, 3, RELEASE, 0),
-             (2, 4, RELEASE, 0)]  # fmt: skip
+    edges = [
+        (0, 2, MEMBER, 0),
+        (1, 2, MEMBER, 4),
+        (0, 3, PROGRAM, 0),
+        (1, 4, PROGRAM, 0),
+        (2, 3, RELEASE, 0),
+        (2, 4, RELEASE, 0),
+    ]
     found = rank_work(graph(nodes, edges), collectives(1))
     mine = [row[1:] for row in listed(found) if row[0] == 1]
     assert mine == [(THREAD, 20, 0, []), (THREAD, 4, 4, [0]), (TRANSFER, 6, 0, [1]), (THREAD, 1, 0, [0, 2])]
@@ -133,8 +144,14 @@ def test_a_late_call_is_a_node_before_the_collective() -> None:
 def test_work_before_the_noted_end_of_a_collective_keeps_its_end() -> None:
     """The thread of rank 0 went on at 28, the end was noted at 30: 3 us of work become 1."""
     nodes = [(0, THREAD, 0, 10), (1, THREAD, 0, 20), (0, TRANSFER, 20, 30), (0, THREAD, 28, 31), (1, THREAD, 30, 31)]
-    edges = [(0, 2, MEMBER, 0), (1, 2, MEMBER, 0), (0, 3, PROGRAM, 0), (1, 4, PROGRAM, 0), (2, 3, RELEASE, -2),
-             (2, 4, RELEASE, 0)]  # fmt: skip
+    edges = [
+        (0, 2, MEMBER, 0),
+        (1, 2, MEMBER, 0),
+        (0, 3, PROGRAM, 0),
+        (1, 4, PROGRAM, 0),
+        (2, 3, RELEASE, -2),
+        (2, 4, RELEASE, 0),
+    ]
     found = rank_work(graph(nodes, edges), collectives(1))
     assert listed(found)[2] == (0, THREAD, 1, 0, [0, 1])
 
@@ -143,8 +160,11 @@ def test_a_transfer_before_the_noted_end_of_what_enters_it_keeps_its_end() -> No
     nodes = [(0, THREAD, 0, 10), (1, THREAD, 0, 20), (0, TRANSFER, 17, 30)]
     found = rank_work(graph(nodes, [(0, 2, MEMBER, 0), (1, 2, MEMBER, -3)]), collectives(1))
     assert listed(found) == [
-        (0, THREAD, 10, 0, []), (0, TRANSFER, 10, 0, [0]), (1, THREAD, 20, 0, []), (1, TRANSFER, 10, 0, [0]),
-    ]  # fmt: skip
+        (0, THREAD, 10, 0, []),
+        (0, TRANSFER, 10, 0, [0]),
+        (1, THREAD, 20, 0, []),
+        (1, TRANSFER, 10, 0, [0]),
+    ]
 
 
 def test_what_began_long_before_its_cause_ended_waits_for_an_earlier_cause() -> None:
@@ -154,8 +174,13 @@ def test_what_began_long_before_its_cause_ended_waits_for_an_earlier_cause() -> 
     found = rank_work(graph(nodes, edges), collectives(0), workers=True)
     assert (0, WORKER, 250, 100, [0]) in listed(found)
     # Two nodes back, if the one before had not ended by then either.
-    nodes = [(0, THREAD, 0, 50, 0), (0, THREAD, 50, 100, 1), (0, THREAD, 100, 160, 2), (0, THREAD, 160, 250, 3),
-             (0, WORKER, 120, 300)]  # fmt: skip
+    nodes = [
+        (0, THREAD, 0, 50, 0),
+        (0, THREAD, 50, 100, 1),
+        (0, THREAD, 100, 160, 2),
+        (0, THREAD, 160, 250, 3),
+        (0, WORKER, 120, 300),
+    ]
     edges = [(0, 1, PROGRAM, 0), (1, 2, PROGRAM, 0), (2, 3, PROGRAM, 0), (3, 4, EdgeKind.PREFETCH, -130)]
     found = rank_work(graph(nodes, edges), collectives(0), workers=True)
     assert (0, WORKER, 200, 20, [1]) in listed(found)

@@ -51,8 +51,11 @@ def test_the_strip_is_the_table_and_the_lines_divide_it(tmp_path: Path) -> None:
     strip = line(processor, "critical path")
     assert [row[1:] for row in strip] == list(zip(table["begin_ns"].tolist(), table["held_ns"].tolist(), strict=True))
     assert [row[0] for row in strip[:4]] == [
-        "rank 1 forward (compute)", "rank 1 backward (compute)", "all_reduce 0", "rank 1 optimizer (compute)"
-    ]  # fmt: skip
+        "rank 1 forward (compute)",
+        "rank 1 backward (compute)",
+        "all_reduce 0",
+        "rank 1 optimizer (compute)",
+    ]
     lines = line(processor, "transfers · critical")
     assert lines == [row for row in strip if row[0] == "all_reduce 0"]
     for rank in (0, 1):
@@ -94,8 +97,11 @@ def test_cut_by_rank_and_step(tmp_path: Path) -> None:
     assert {(a, b) for a, b, _ in arrows(one)} == {("transfers · critical", "rank 000 · critical")}
     step = exported(trace, tmp_path / "steps.pftrace", steps=(1, 2))
     assert [(begin, length) for _, begin, length in line(step, "critical path")] == [
-        (8 * MS, MS), (9 * MS, 4 * MS), (13 * MS, 2 * MS), (15 * MS, MS)
-    ]  # fmt: skip
+        (8 * MS, MS),
+        (9 * MS, 4 * MS),
+        (13 * MS, 2 * MS),
+        (15 * MS, MS),
+    ]
 
 
 def test_a_graph_too_large_for_a_time_line_is_left_out(

@@ -227,8 +227,11 @@ def test_counters_stand_below_their_device(exported) -> None:
 def test_untimed_collectives_show_their_call_and_wait_for_nobody(exported) -> None:
     build = TraceBuilder()
     streams = {r: build.rank(r).gpu(0).stream("nccl") for r in range(2)}
-    build.device_collective({r: (10 * MS * (r + 1), 10 * MS * (r + 1) + MS, -1, -1) for r in range(2)},
-                            streams=streams, op=CollectiveOp.ALL_GATHER)  # fmt: skip
+    build.device_collective(
+        {r: (10 * MS * (r + 1), 10 * MS * (r + 1) + MS, -1, -1) for r in range(2)},
+        streams=streams,
+        op=CollectiveOp.ALL_GATHER,
+    )
     streams[0].bracket(Bracket.COPY, -1, -1, copy=CopyDirection.PEER)
     build.group([0, 1], group=0x70C4, name="torch alone", backend="nccl")
     keys = build.collective(dict.fromkeys(range(2), (50 * MS, 51 * MS, -1)), group=0x70C4)

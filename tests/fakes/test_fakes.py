@@ -274,8 +274,16 @@ def test_the_plugin_is_called_as_nccl_calls_it(nccl_version: int, api: int, tmp_
     log = tmp_path / "log"
     env = {"NCCL_PROFILER_PLUGIN": "witness", "FAKE_PLUGIN_LOG": str(log)}
     program = "group { allreduce 1MB stream=2; allgather 1MB stream=2 }; allreduce 1MB stream=2; sync device"
-    play(program, tmp_path, "nccl.channels 1\nglobaltimer.offset 0", ranks=2, clock="real", env=env,
-         nccl_version=nccl_version, libraries=(*NEEDED, "plugin"))  # fmt: skip
+    play(
+        program,
+        tmp_path,
+        "nccl.channels 1\nglobaltimer.offset 0",
+        ranks=2,
+        clock="real",
+        env=env,
+        nccl_version=nccl_version,
+        libraries=(*NEEDED, "plugin"),
+    )
     lines = (tmp_path / "log-0").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith(f"init v{api} comm ")
     assert lines[0].endswith("name - nodes 1 size 2 rank 0")
@@ -311,8 +319,15 @@ def test_replayed_tasks_belong_to_the_call_that_was_captured(tmp_path: Path) -> 
 
 def test_proxy_steps_cover_the_transfer_between_nodes(tmp_path: Path) -> None:
     env = {"NCCL_PROFILER_PLUGIN": "witness", "FAKE_PLUGIN_LOG": str(tmp_path / "log")}
-    play("allreduce 1MB stream=2; sync device", tmp_path, "nccl.nodes 2\nnccl.steps 3", ranks=2, clock="real", env=env,
-         libraries=(*NEEDED, "plugin"))  # fmt: skip
+    play(
+        "allreduce 1MB stream=2; sync device",
+        tmp_path,
+        "nccl.nodes 2\nnccl.steps 3",
+        ranks=2,
+        clock="real",
+        env=env,
+        libraries=(*NEEDED, "plugin"),
+    )
     lines = (tmp_path / "log-0").read_text(encoding="utf-8").splitlines()
     assert "nodes 2" in lines[0]
     assert sum(line.startswith("start ProxyOp") for line in lines) == 2
@@ -323,8 +338,14 @@ def test_proxy_steps_cover_the_transfer_between_nodes(tmp_path: Path) -> None:
 
 def test_an_old_nccl_loads_no_plugin(tmp_path: Path) -> None:
     env = {"NCCL_PROFILER_PLUGIN": "witness", "FAKE_PLUGIN_LOG": str(tmp_path / "log")}
-    play("allreduce 1MB stream=2; sync device", tmp_path, ranks=2, env=env, nccl_version=21805,
-         libraries=(*NEEDED, "plugin"))  # fmt: skip
+    play(
+        "allreduce 1MB stream=2; sync device",
+        tmp_path,
+        ranks=2,
+        env=env,
+        nccl_version=21805,
+        libraries=(*NEEDED, "plugin"),
+    )
     assert not (tmp_path / "log-0").exists()
 
 
@@ -353,10 +374,17 @@ def test_symbols_can_be_missing(tmp_path: Path) -> None:
     script = "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); print([hasattr(l, n) for n in sys.argv[2:]])"
     fake_environment(tmp_path, missing=("cuStreamGetId",), nccl_version=22707)
     for library, names, expected in (
-        ("libnccl.so.2", ("ncclAlltoAll", "pncclAlltoAll", "ncclCommShrink", "ncclAllReduce", "pncclAllReduce"),
-         [False, False, True, True, True]),
+        (
+            "libnccl.so.2",
+            ("ncclAlltoAll", "pncclAlltoAll", "ncclCommShrink", "ncclAllReduce", "pncclAllReduce"),
+            [False, False, True, True, True],
+        ),
         ("libcuda.so.1", ("cuStreamGetId", "cuStreamGetFlags"), [False, True]),
-    ):  # fmt: skip
-        done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "libraries" / library), *names],
-                              capture_output=True, text=True, check=True)  # fmt: skip
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "libraries" / library), *names],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert done.stdout.strip() == str(expected)

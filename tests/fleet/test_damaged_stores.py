@@ -74,9 +74,14 @@ def lost(trace: Trace, reason: str) -> int:
 
 @pytest.mark.parametrize(
     ("table", "column", "value"),
-    [("phases", "begin_ns", HUGE), ("io", "end_ns", -HUGE), ("io", "op_code", -5), ("batches", "cpu_ns", HUGE),
-     ("collectives", "message_bytes", HUGE)],
-)  # fmt: skip
+    [
+        ("phases", "begin_ns", HUGE),
+        ("io", "end_ns", -HUGE),
+        ("io", "op_code", -5),
+        ("batches", "cpu_ns", HUGE),
+        ("collectives", "message_bytes", HUGE),
+    ],
+)
 def test_a_number_that_no_run_has_costs_its_row(store: Path, table: str, column: str, value: int) -> None:
     before = len(load_trace(store).table(table))
     change(store, table, column, value)
@@ -134,11 +139,16 @@ def test_a_number_that_is_missing_is_unknown(store: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "column", "values"),
-    [("phases", "begin_ns", lambda old: ["x"] * len(old)), ("phases", "begin_ns", lambda old: [1.5] * len(old)),
-     ("phases", "begin_ns", lambda old: [[1]] * len(old)), ("io", "op_code", lambda old: [70_000] * len(old)),
-     ("phases", "name", lambda old: [b"\xff\xfe"] * len(old)), ("phases", "name", lambda old: [[1]] * len(old)),
-     ("numbered_steps", "kind", lambda old: [[1]] * len(old))],
-)  # fmt: skip
+    [
+        ("phases", "begin_ns", lambda old: ["x"] * len(old)),
+        ("phases", "begin_ns", lambda old: [1.5] * len(old)),
+        ("phases", "begin_ns", lambda old: [[1]] * len(old)),
+        ("io", "op_code", lambda old: [70_000] * len(old)),
+        ("phases", "name", lambda old: [b"\xff\xfe"] * len(old)),
+        ("phases", "name", lambda old: [[1]] * len(old)),
+        ("numbered_steps", "kind", lambda old: [[1]] * len(old)),
+    ],
+)
 def test_a_column_of_another_type_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str], table: str, column: str, values: Any
 ) -> None:
@@ -151,9 +161,16 @@ def test_a_column_of_another_type_is_refused(
     assert said[2] == "hint: export the run again"
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 1, "rows": {"io": 1e400}}',
-                                     '{"version": 1, "ranks": [99999999999999999999]}',
-                                     '{"version": 1, "rows": {"io": 99999999999999999999}}', "[1]"])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"version": 1, "rows": {"io": 1e400}}',
+        '{"version": 1, "ranks": [99999999999999999999]}',
+        '{"version": 1, "rows": {"io": 99999999999999999999}}',
+        "[1]",
+    ],
+)
 def test_facts_that_no_store_has_are_refused(store: Path, content: str) -> None:
     (store / "stashtrace-store.json").write_text(content)
     with pytest.raises(FormatError, match="no description of a store"):

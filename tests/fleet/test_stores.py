@@ -59,8 +59,10 @@ def with_own_waits(trace: Trace) -> Trace:
     """Without waits for what another process called, which no process can do."""
     waits, table = trace.collective_waits, trace.collectives
     caller = dict(zip(table["collective_key"].tolist(), table["process_id"].tolist(), strict=True))
-    own = [caller.get(key, owner) == owner for key, owner in zip(waits["collective_key"].tolist(),
-                                                                waits["process_id"].tolist(), strict=True)]  # fmt: skip
+    own = [
+        caller.get(key, owner) == owner
+        for key, owner in zip(waits["collective_key"].tolist(), waits["process_id"].tolist(), strict=True)
+    ]
     return trace.replace(collective_waits=waits.take(np.array(own, dtype=bool)))
 
 
@@ -81,8 +83,18 @@ def store(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_comes_back(run: Path, store: Path) -> None:
     before, after = stashtrace.load(run), stashtrace.load(store)
-    for name in ("processes", "tracks", "phases", "batches", "io", "collectives", "collective_waits", "groups",
-                 "losses", "alignment"):  # fmt: skip
+    for name in (
+        "processes",
+        "tracks",
+        "phases",
+        "batches",
+        "io",
+        "collectives",
+        "collective_waits",
+        "groups",
+        "losses",
+        "alignment",
+    ):
         assert texts(after.table(name), after.strings) == texts(before.table(name), before.strings), name
     assert set(texts(before.metadata, before.strings)) < set(texts(after.metadata, after.strings))
     assert [len(after.table(name)) for name in ("numbered_steps", "matched_collectives")] == [120, 120]
@@ -98,9 +110,12 @@ def test_devices_of_each_rank_are_looked_at_alone(tmp_path: Path) -> None:
     whole = stashtrace.load(str(tmp_path / "job"))
     export_store(whole, tmp_path / "job.store")
     for name, options in (
-        ("breakdown", {}), ("breakdown", {"by": "step", "last_step": "drop"}), ("idle", {"orphans": "drop"}),
-        ("launches", {"by": "step"}), ("copies", {}),
-    ):  # fmt: skip
+        ("breakdown", {}),
+        ("breakdown", {"by": "step", "last_step": "drop"}),
+        ("idle", {"orphans": "drop"}),
+        ("launches", {"by": "step"}),
+        ("copies", {}),
+    ):
         parts, strings = analyze(tmp_path / "job.store", name, **options)
         assert texts(parts, strings) == texts(stashtrace.analyze(whole, name, **options), whole.strings), name
 

@@ -50,9 +50,12 @@ def test_brackets_agree_with_kernels(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "stashtrace", "run", "--out", str(out), "--kernels", "--kernels-steps", "10:20"]
     subprocess.run(
-        [*command, "--", sys.executable, str(script)], check=True, timeout=300, cwd=tmp_path,
+        [*command, "--", sys.executable, str(script)],
+        check=True,
+        timeout=300,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     table = stashtrace.analyze(stashtrace.load(out), "agreement")
     assert len(set(table["step"].tolist())) >= 8
     # What brackets only bound is compared by its bounds, the rest by its point.

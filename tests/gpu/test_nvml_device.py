@@ -53,8 +53,14 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
 
 def _series(sampled: Sampled, quantity: str) -> tuple[np.ndarray, np.ndarray]:
     trace = sampled.recording.trace
-    name = next((trace.text(t["name_code"]) for t in trace.tracks.rows()
-                 if trace.text(t["name_code"]).startswith(f"gpu_{quantity}.")), None)  # fmt: skip
+    name = next(
+        (
+            trace.text(t["name_code"])
+            for t in trace.tracks.rows()
+            if trace.text(t["name_code"]).startswith(f"gpu_{quantity}.")
+        ),
+        None,
+    )
     if name is None:
         pytest.skip(f"{quantity} is not offered here: {sampled.losses()}")
     return sampled.named(name)
@@ -65,11 +71,18 @@ def test_bytes_copied_are_counted_as_received_over_pcie(copied: Sampled) -> None
     assert value[-1] - value[0] == pytest.approx(int(copied.recording.stdout), rel=0.1)
 
 
-@pytest.mark.parametrize(("quantity", "low", "high"), [
-    ("power_watts", 5, 2000), ("temperature_celsius", 5, 110), ("sm_clock_hz", 1e8, 4e9),
-    ("memory_used_bytes", 2**28, 2**40),
-    ("busy_ratio", 0, 1), ("sm_active_ratio", 0, 1), ("dram_active_ratio", 0, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("quantity", "low", "high"),
+    [
+        ("power_watts", 5, 2000),
+        ("temperature_celsius", 5, 110),
+        ("sm_clock_hz", 1e8, 4e9),
+        ("memory_used_bytes", 2**28, 2**40),
+        ("busy_ratio", 0, 1),
+        ("sm_active_ratio", 0, 1),
+        ("dram_active_ratio", 0, 1),
+    ],
+)
 def test_values_are_plausible(copied: Sampled, quantity: str, low: float, high: float) -> None:
     _, value = _series(copied, quantity)
     assert low <= value.min() <= value.max() <= high

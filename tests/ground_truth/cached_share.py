@@ -119,9 +119,23 @@ def in_little_memory(
 def _command(folder: Path, truth: Path, out: Path, workers: int, steps: int, traced: bool) -> list[str]:
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(out / "run"), "--"] if traced else []
     return [
-        *tracer, sys.executable, str(EXAMPLE), "--data", str(folder), *IMAGES, "--truth", str(truth),
-        "--steps", str(steps), "--batch-size", str(BATCH), "--workers", str(workers), "--log-every", "100000",
-    ]  # fmt: skip
+        *tracer,
+        sys.executable,
+        str(EXAMPLE),
+        "--data",
+        str(folder),
+        *IMAGES,
+        "--truth",
+        str(truth),
+        "--steps",
+        str(steps),
+        "--batch-size",
+        str(BATCH),
+        "--workers",
+        str(workers),
+        "--log-every",
+        "100000",
+    ]
 
 
 def _call(command: list[str], join: Callable[[], None] | None = None) -> None:
@@ -142,10 +156,16 @@ def _process(command: list[str], join: Callable[[], None] | None) -> Iterator[su
             join()
 
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=prepare,
-        start_new_session=True, env=dict(os.environ, OMP_NUM_THREADS="1",
-                 PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=prepare,
+        start_new_session=True,
+        env=dict(
+            os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        ),
+    )
     try:
         yield process
         said, _ = process.communicate(timeout=600)

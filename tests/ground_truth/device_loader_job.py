@@ -32,9 +32,13 @@ class LaunchConfig(ctypes.Structure):
     """cudaLaunchConfig_t."""
 
     _fields_ = [
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_size_t),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("attributes_count", ctypes.c_uint),
-    ]  # fmt: skip
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attributes_count", ctypes.c_uint),
+    ]
 
 
 def kernel(milliseconds: float) -> None:

@@ -103,71 +103,105 @@ SCENARIOS = (
     Scenario(
         "h2d",
         _step("wait stream=1 for=0; copy h2d 250MB pinned stream=1; wait stream=0 for=1; kernel 10ms"),
-        both(compute=22, h2d=25), 25,
+        both(compute=22, h2d=25),
+        25,
     ),
     Scenario(
         "straggler_device",
         _step(backward="; rank 1 kernel 25ms", update=_ALL_REDUCE.format("1MB")),
-        {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}}, 25, cause_rank=1,
+        {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}},
+        25,
+        cause_rank=1,
     ),
     Scenario(
         "straggler_host",
         _step(backward="; rank 1 { sync stream=0; sleep 25ms }", update=_ALL_REDUCE.format("1MB")),
-        {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}}, 25, bounds={1: {"sync": 25}}, cause_rank=1,
+        {0: {"compute": 22, "straggler": 25}, 1: {"compute": 47}},
+        25,
+        bounds={1: {"sync": 25}},
+        cause_rank=1,
         with_kernels={0: {"compute": 22, "straggler": 25}, 1: {"compute": 22, "sync": 25}},
     ),
     Scenario(
         "interconnect",
         _step(update=_ALL_REDUCE.format("250MB")),
-        both(compute=22, interconnect=25), 25,
+        both(compute=22, interconnect=25),
+        25,
     ),
     Scenario(
         "network",
         _step(update=_ALL_REDUCE.format("250MB")),
-        both(compute=22, network=25), 25, script="nccl.nodes 2",
+        both(compute=22, network=25),
+        25,
+        script="nccl.nodes 2",
     ),
     Scenario(
         "launch",
         _step("kernel 5ms; sleep 30ms; kernel 5ms") + "sync stream=0",
-        both(compute=47), 25, bounds=both(launch=25), with_kernels=both(compute=22, launch=25),
+        both(compute=47),
+        25,
+        bounds=both(launch=25),
+        with_kernels=both(compute=22, launch=25),
     ),
     Scenario(
         "sync",
         _step("kernel 10ms; sync stream=0; sleep 25ms; kernel 10ms"),
-        both(compute=57), 25, bounds=both(sync=25), with_kernels=both(compute=32, sync=25),
+        both(compute=57),
+        25,
+        bounds=both(sync=25),
+        with_kernels=both(compute=32, sync=25),
     ),
     Scenario(
         "prep",
         "batch_wait 45ms;" + _step(),
-        both(compute=22, prep=23), 23, bounds=both(fetch=23, handoff=23),
+        both(compute=22, prep=23),
+        23,
+        bounds=both(fetch=23, handoff=23),
     ),
     Scenario(
         "two_compute_streams",  # a second one works first and waits for the same copy
-        _step("kernel 10ms stream=3; wait stream=1 for=0; wait stream=1 for=3; copy h2d 250MB pinned stream=1;"
-              "wait stream=0 for=1; wait stream=3 for=1; kernel 5ms stream=3; kernel 10ms"),
-        both(compute=22, h2d=25), 25, prelude=_SECOND_STREAM,
+        _step(
+            "kernel 10ms stream=3; wait stream=1 for=0; wait stream=1 for=3; copy h2d 250MB pinned stream=1;"
+            "wait stream=0 for=1; wait stream=3 for=1; kernel 5ms stream=3; kernel 10ms"
+        ),
+        both(compute=22, h2d=25),
+        25,
+        prelude=_SECOND_STREAM,
     ),
     Scenario(
         "one_of_two_streams",  # the second one is seen to work, by the event that the update waits for
         _step(f"kernel 40ms stream=3; kernel 10ms; {_COPY}", update="wait stream=0 for=3;"),
-        both(compute=47), 25, prelude=_SECOND_STREAM, at_most=both(h2d=0),
+        both(compute=47),
+        25,
+        prelude=_SECOND_STREAM,
+        at_most=both(h2d=0),
     ),
     Scenario(
         "one_of_two_streams_unseen",  # nobody recorded an event behind its kernel
         "wait stream=3 for=0;" + _step(f"kernel 40ms stream=3; kernel 10ms; {_COPY}") + "sync device",
-        both(compute=47), 25, prelude=_SECOND_STREAM, bounds=both(h2d=25), with_kernels=both(compute=47),
+        both(compute=47),
+        25,
+        prelude=_SECOND_STREAM,
+        bounds=both(h2d=25),
+        with_kernels=both(compute=47),
     ),
     Scenario(
         "everything",
         # Nothing else keeps the hosts together: each late awakening would stay in all later steps.
-        "meet; batch_wait 115ms;" + _step(
+        "meet; batch_wait 115ms;"
+        + _step(
             "wait stream=1 for=0; copy h2d 200MB pinned stream=1; wait stream=0 for=1; kernel 10ms",
-            "; rank 1 kernel 30ms", _ALL_REDUCE.format("200MB"),
+            "; rank 1 kernel 30ms",
+            _ALL_REDUCE.format("200MB"),
         ),
-        {0: {"prep": 23, "h2d": 20, "compute": 22, "straggler": 30, "interconnect": 20},
-         1: {"prep": 23, "h2d": 20, "compute": 52, "interconnect": 20}}, 30, cause_rank=1,
+        {
+            0: {"prep": 23, "h2d": 20, "compute": 22, "straggler": 30, "interconnect": 20},
+            1: {"prep": 23, "h2d": 20, "compute": 52, "interconnect": 20},
+        },
+        30,
+        cause_rank=1,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

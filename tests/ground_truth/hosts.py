@@ -32,8 +32,19 @@ class Host:
     def command(self, words: Sequence[object]) -> list[str]:
         """A command line that runs ``words`` on this host."""
         rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", rename, self.name,
-                *map(str, words)]  # fmt: skip
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.namespace,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            rename,
+            self.name,
+            *map(str, words),
+        ]
 
     def lose_power(self) -> None:
         """Kill everything that runs on this host, at once."""

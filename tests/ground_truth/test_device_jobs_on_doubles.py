@@ -163,8 +163,9 @@ def test_group_of_messages_is_one_batch(tmp_path: Path) -> None:
     for rank in range(2):
         rows = collectives(run.trace, rank)
         assert [row["op_code"] for row in rows] == [
-            CollectiveOp.ALL_REDUCE, *[CollectiveOp.SEND, CollectiveOp.RECEIVE] * 3
-        ]  # fmt: skip
+            CollectiveOp.ALL_REDUCE,
+            *[CollectiveOp.SEND, CollectiveOp.RECEIVE] * 3,
+        ]
         # The messages from one rank to another are a group of two: sender, receiver.
         assert [row["peer_rank"] for row in rows] == [-1, *[1, 0] * 3]
         assert len({row["group_hash"] for row in rows}) == 3

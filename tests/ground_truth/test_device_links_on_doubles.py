@@ -29,14 +29,21 @@ def everywhere(ranks: int, **kinds: float) -> dict[int, dict[str, float]]:
 
 #: 250 MB at 10 GB/s.
 BY_NAMES = Scenario(
-    "network_by_names", _TRAIN.format("", _ALL_REDUCE.format("250MB")), everywhere(2, compute=22, network=25), 25,
+    "network_by_names",
+    _TRAIN.format("", _ALL_REDUCE.format("250MB")),
+    everywhere(2, compute=22, network=25),
+    25,
     hosts=("node01", "node02"),
-)  # fmt: skip
+)
 #: The proxies have bytes in flight from begin to end.
 PROXIES = Scenario(
-    "mixed_by_proxies", _TRAIN.format("", _ALL_REDUCE.format("250MB")), everywhere(4, compute=22, network=25), 25,
-    hosts=HOSTS, script="nccl.node.ranks 2",
-)  # fmt: skip
+    "mixed_by_proxies",
+    _TRAIN.format("", _ALL_REDUCE.format("250MB")),
+    everywhere(4, compute=22, network=25),
+    25,
+    hosts=HOSTS,
+    script="nccl.node.ranks 2",
+)
 #: 250 MB take 50 ms over the network; between the two ranks of a host they would take 25. The run's own traffic inside
 #: the hosts, hidden behind compute, tells that by three other sizes.
 ESTIMATED = Scenario(
@@ -45,21 +52,27 @@ ESTIMATED = Scenario(
         "allreduce 20MB stream=3 comm=1; allreduce 60MB stream=3 comm=1; allreduce 130MB stream=3 comm=1;",
         _ALL_REDUCE.format("250MB"),
     ),
-    everywhere(4, compute=22, network=25, interconnect=25), 25, hosts=HOSTS,
-    prelude="allreduce 4KB stream=2; " + " ".join(
-        f"rank {rank} comm split new=1 color={rank // 2};" for rank in range(4)
-    ),
+    everywhere(4, compute=22, network=25, interconnect=25),
+    25,
+    hosts=HOSTS,
+    prelude="allreduce 4KB stream=2; "
+    + " ".join(f"rank {rank} comm split new=1 color={rank // 2};" for rank in range(4)),
     script="nccl.node.ranks 2\nnccl.network.bandwidth 5GB",
-)  # fmt: skip
+)
 UNKNOWN = Scenario(
-    "mixed_unknown", _TRAIN.format("", _ALL_REDUCE.format("250MB")), everywhere(4, compute=22, network=25), 25,
-    hosts=HOSTS, bounds=everywhere(4, interconnect=25),
-)  # fmt: skip
+    "mixed_unknown",
+    _TRAIN.format("", _ALL_REDUCE.format("250MB")),
+    everywhere(4, compute=22, network=25),
+    25,
+    hosts=HOSTS,
+    bounds=everywhere(4, interconnect=25),
+)
 QUEUED = Scenario(
     "queued",
     _TRAIN.format("", "wait stream=2 for=0; allreduce 250MB stream=2; allreduce 50MB stream=2; wait stream=0 for=2;"),
-    everywhere(2, compute=22, interconnect=30), 25,
-)  # fmt: skip
+    everywhere(2, compute=22, interconnect=30),
+    25,
+)
 
 
 def is_median(column: str, milliseconds: float, run: TracedRun) -> None:

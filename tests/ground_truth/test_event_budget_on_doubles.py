@@ -26,9 +26,13 @@ SCENARIO = Scenario(
     "forward { wait stream=1 for=0; copy h2d 100MB pinned stream=1; wait stream=0 for=1; kernel 10ms }"
     "backward { rank 1 { kernel 15ms; repeat 60 { copy h2d 1KB pinned stream=3 } } repeat 20 { kernel 500us } }"
     "optimizer { wait stream=2 for=0; allreduce 100MB stream=2; wait stream=0 for=2; kernel 2ms } sync device",
-    {0: {"compute": 22, "h2d": 10, "straggler": 15, "interconnect": 10},
-     1: {"compute": 37, "h2d": 10, "interconnect": 10}}, 15, cause_rank=1,
-)  # fmt: skip
+    {
+        0: {"compute": 22, "h2d": 10, "straggler": 15, "interconnect": 10},
+        1: {"compute": 37, "h2d": 10, "interconnect": 10},
+    },
+    15,
+    cause_rank=1,
+)
 
 
 @pytest.mark.parametrize("source", ["auto", "events"])

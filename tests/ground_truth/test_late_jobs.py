@@ -40,9 +40,13 @@ def rows(kind: str, folder: Path) -> tuple[Table, list[dict[str, int]]]:
     job = [sys.executable, str(HERE / "late_job.py"), kind, str(shard), str(folder)]
     command = [sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--", sys.executable]
     done = subprocess.run(
-        [*command, str(HERE / "launch_ranks.py"), "--", *job], capture_output=True, text=True, timeout=300, cwd=folder,
+        [*command, str(HERE / "launch_ranks.py"), "--", *job],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder,
         env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     late_rank = 0 if kind == "checkpoint" else late_job.FAULTY
     clock = [json.loads(line) for line in (folder / f"clock-{late_rank}.jsonl").read_text().splitlines()]

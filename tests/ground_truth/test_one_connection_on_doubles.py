@@ -24,8 +24,10 @@ SCENARIO = Scenario(
     "one_connection",
     "forward { kernel 10ms } backward { rank 1 kernel 25ms; repeat 20 { kernel 500us } }"
     "optimizer { wait stream=2 for=0; allreduce 250MB stream=2; wait stream=0 for=2; kernel 2ms } sync stream=0",
-    {0: {"compute": 22, "straggler": 25, "interconnect": 25}, 1: {"compute": 47, "interconnect": 25}}, 25, cause_rank=1,
-)  # fmt: skip
+    {0: {"compute": 22, "straggler": 25, "interconnect": 25}, 1: {"compute": 47, "interconnect": 25}},
+    25,
+    cause_rank=1,
+)
 
 
 @pytest.fixture(scope="module")

@@ -57,16 +57,37 @@ def staged(folder: Path, tier: Path) -> dict[str, Any]:
             limit.begin()
 
             def on_slow_disk(*words: str) -> subprocess.CompletedProcess[str]:
-                done = subprocess.run([*stashtrace, *words], cwd=folder, env=environment, capture_output=True,
-                                      text=True, check=False, timeout=300, preexec_fn=limit.join)  # fmt: skip
+                done = subprocess.run(
+                    [*stashtrace, *words],
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=300,
+                    preexec_fn=limit.join,
+                )
                 assert done.returncode == 0, done.stderr
                 return done
 
             on_slow_disk("run", "--out", "run", "--no-merge", "--", *job)
             done = on_slow_disk(
-                "stage", "run", "--under", str(data), "--to", str(tier), "--check", "--repeat", "1",
-                "--iterations", str(ITERATIONS), "--warmup", str(WARMUP), "--format", "json",
-            )  # fmt: skip
+                "stage",
+                "run",
+                "--under",
+                str(data),
+                "--to",
+                str(tier),
+                "--check",
+                "--repeat",
+                "1",
+                "--iterations",
+                str(ITERATIONS),
+                "--warmup",
+                str(WARMUP),
+                "--format",
+                "json",
+            )
     except machine.Missing as missing:
         pytest.skip(str(missing))
     answer: dict[str, Any] = json.loads(done.stdout)

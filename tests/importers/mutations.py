@@ -19,9 +19,25 @@ from nsys_exports import Export
 
 #: What a number or a text is exchanged for.
 _ODD = [
-    b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"9223372036854775807", b"18446744073709551616", b"-" + b"9" * 25,
-    b"7" * 5000, b'""', b"[]", b"{}", b"[" * 2000, b'"\\u0000\\ud800"', b"[[[]]]", b"0.5", b'{"a": [1]}',
-]  # fmt: skip
+    b"null",
+    b"true",
+    b"-1",
+    b"0",
+    b"1e999",
+    b"NaN",
+    b"9223372036854775807",
+    b"18446744073709551616",
+    b"-" + b"9" * 25,
+    b"7" * 5000,
+    b'""',
+    b"[]",
+    b"{}",
+    b"[" * 2000,
+    b'"\\u0000\\ud800"',
+    b"[[[]]]",
+    b"0.5",
+    b'{"a": [1]}',
+]
 
 
 def _kineto(folder: Path) -> Path:

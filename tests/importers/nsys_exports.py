@@ -64,17 +64,30 @@ class Export:
         """A kernel, launched by the call with this correlation id."""
         self.row(
             "CUPTI_ACTIVITY_KIND_KERNEL",
-            start=begin, end=end, deviceId=more.pop("device", 0), contextId=1, streamId=stream, correlationId=call,
-            globalPid=pid_of(pid), demangledName=self.text(name), shortName=self.text(name.partition("(")[0]), **more,
-        )  # fmt: skip
+            start=begin,
+            end=end,
+            deviceId=more.pop("device", 0),
+            contextId=1,
+            streamId=stream,
+            correlationId=call,
+            globalPid=pid_of(pid),
+            demangledName=self.text(name),
+            shortName=self.text(name.partition("(")[0]),
+            **more,
+        )
 
     def call(self, pid: int, name: str, begin: int, end: int, *, call: int, tid: int = 0) -> None:
         """A call into CUDA."""
         self.row(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
-            start=begin, end=end, eventClass=0, globalTid=tid_of(pid, tid), correlationId=call,
-            nameId=self.text(name), returnValue=0,
-        )  # fmt: skip
+            start=begin,
+            end=end,
+            eventClass=0,
+            globalTid=tid_of(pid, tid),
+            correlationId=call,
+            nameId=self.text(name),
+            returnValue=0,
+        )
 
     def range(
         self, pid: int, name: str, begin: int, end: int | None, *, kind: int = 59, tid: int = 0, **more: Any

@@ -24,25 +24,39 @@ TENSOR = [7, 8, 0, 100, 4, "cuda:0"]
 def old(node_id: int, name: str, inputs: list[Any] = [], outputs: list[Any] = []) -> dict[str, Any]:  # noqa: B006
     """A node of schema 1.0.1."""
     return {
-        "name": name, "id": node_id, "rf_id": node_id - 1, "parent": 2, "seq_id": -1, "tid": 1,
-        "inputs": inputs, "input_shapes": [], "outputs": outputs,
-    }  # fmt: skip
+        "name": name,
+        "id": node_id,
+        "rf_id": node_id - 1,
+        "parent": 2,
+        "seq_id": -1,
+        "tid": 1,
+        "inputs": inputs,
+        "input_shapes": [],
+        "outputs": outputs,
+    }
 
 
 def new(node_id: int, name: str, inputs: list[Any] = [], outputs: list[Any] = [], **attrs: Any) -> dict[str, Any]:  # noqa: B006
     """The same of schema 1.0.2 and later."""
     attrs = {"rf_id": node_id - 1, "seq_id": -1, "tid": 1, **attrs}
     return {
-        "id": node_id, "name": name, "ctrl_deps": 2, "inputs": {"values": inputs}, "outputs": {"values": outputs},
+        "id": node_id,
+        "name": name,
+        "ctrl_deps": 2,
+        "inputs": {"values": inputs},
+        "outputs": {"values": outputs},
         "attrs": [{"name": n, "type": "", "value": v} for n, v in attrs.items()],
-    }  # fmt: skip
+    }
 
 
 COMMS = {
     "1.0.1": (old, [[TENSOR], 148, 0xABC, 0, "allreduce", [], []], ("0xabc", -1)),
-    "1.0.2-chakra.0.0.4": (new, [[TENSOR], 148, ["0", "default_pg"], 0, "allreduce", [], [], 0, 1, 2],
-                           ("0:default_pg", 2)),
-}  # fmt: skip
+    "1.0.2-chakra.0.0.4": (
+        new,
+        [[TENSOR], 148, ["0", "default_pg"], 0, "allreduce", [], [], 0, 1, 2],
+        ("0:default_pg", 2),
+    ),
+}
 
 
 def write(path: Path, nodes: list[dict[str, Any]], schema: str = "1.0.1") -> Path:

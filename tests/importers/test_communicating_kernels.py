@@ -11,36 +11,36 @@ from importers.nsys_exports import MS, Export
 from importers.nsys_exports import load as load_export
 
 import stashtrace
-from stashtrace.schema.kinds import CollectiveOp, DeviceWork
+from stashtrace.schema.kinds import CollectiveOp as Op
+from stashtrace.schema.kinds import DeviceWork
 
 #: As profilers print them, and what they do.
 TALKS = {
     "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long,"
-    " unsigned int**, unsigned long, unsigned long)": CollectiveOp.ALL_REDUCE,
-    "void <unnamed>::multimem_all_reduce_kernel<c10::BFloat16, (int)16>(T1 *, unsigned long)": CollectiveOp.ALL_REDUCE,
-    "void c10d::symmetric_memory::(anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>(float**)":
-        CollectiveOp.ALL_REDUCE,
-    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)":
-        CollectiveOp.ALL_REDUCE,
-    "void (anonymous namespace)::multimem_all_gather_kernel<16>(char*, char*)": CollectiveOp.ALL_GATHER,
-    "void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16>(float*, float*)": CollectiveOp.REDUCE,
-    "multimem_all_reduce_kernel": CollectiveOp.ALL_REDUCE,
-    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)":
-        CollectiveOp.ALL_REDUCE,
-    "void sglang::cross_device_reduce_2stage<__half, 8>(sglang::RankData*)": CollectiveOp.ALL_REDUCE,
-    "void aiter::cross_device_reduce_2stage_naive<opus::bf16_t, 8, false>(aiter::RankData*)": CollectiveOp.ALL_REDUCE,
+    " unsigned int**, unsigned long, unsigned long)": Op.ALL_REDUCE,
+    "void <unnamed>::multimem_all_reduce_kernel<c10::BFloat16, (int)16>(T1 *, unsigned long)": Op.ALL_REDUCE,
+    "void c10d::symmetric_memory::(anonymous namespace)::one_shot_all_reduce_kernel"
+    "<float, 16, 8>(float**)": Op.ALL_REDUCE,
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>"
+    "(c10::BFloat16**)": Op.ALL_REDUCE,
+    "void (anonymous namespace)::multimem_all_gather_kernel<16>(char*, char*)": Op.ALL_GATHER,
+    "void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16>(float*, float*)": Op.REDUCE,
+    "multimem_all_reduce_kernel": Op.ALL_REDUCE,
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)": Op.ALL_REDUCE,
+    "void sglang::cross_device_reduce_2stage<__half, 8>(sglang::RankData*)": Op.ALL_REDUCE,
+    "void aiter::cross_device_reduce_2stage_naive<opus::bf16_t, 8, false>(aiter::RankData*)": Op.ALL_REDUCE,
     "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<(flashinfer::"
-    "trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 8, false, false>(int)": CollectiveOp.ALL_REDUCE,
-    "void flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<(unsigned char)4, __nv_bfloat16>(int)":
-        CollectiveOp.ALL_REDUCE,
-    "void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_twoshot_sync<2>(int)": CollectiveOp.ALL_REDUCE,
-    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)": CollectiveOp.ALL_TO_ALL,
-    "void primus_turbo::deep_ep::internode::combine<true, 8>(int4*)": CollectiveOp.ALL_TO_ALL,
-    "void deep_ep::intranode::cached_notify_combine<(int)8>(void **, int *)": CollectiveOp.BARRIER,
-    "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)": CollectiveOp.OTHER,
-    "c10d::nvshmem_extension::allToAllV_2d(void*, void*)": CollectiveOp.ALL_TO_ALL,
-    "void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)": CollectiveOp.BARRIER,
-}  # fmt: skip
+    "trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 8, false, false>(int)": Op.ALL_REDUCE,
+    "void flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<(unsigned char)4,"
+    " __nv_bfloat16>(int)": Op.ALL_REDUCE,
+    "void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_twoshot_sync<2>(int)": Op.ALL_REDUCE,
+    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)": Op.ALL_TO_ALL,
+    "void primus_turbo::deep_ep::internode::combine<true, 8>(int4*)": Op.ALL_TO_ALL,
+    "void deep_ep::intranode::cached_notify_combine<(int)8>(void **, int *)": Op.BARRIER,
+    "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)": Op.OTHER,
+    "c10d::nvshmem_extension::allToAllV_2d(void*, void*)": Op.ALL_TO_ALL,
+    "void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)": Op.BARRIER,
+}
 #: Names that only mention communication, or say it of work on one device.
 OTHERS = (
     "triton_poi_fused_add_all_reduce_wait_tensor_3",

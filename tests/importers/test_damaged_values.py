@@ -185,10 +185,17 @@ def test_characters_at_the_border_of_two_reads(tmp_path: Path) -> None:
 
 def test_entries_of_the_flight_recorder(tmp_path: Path) -> None:
     entry = {
-        "record_id": 0, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1,
-        "profiling_name": "nccl:all_reduce", "time_created_ns": START_NS, "state": "completed", "retired": True,
-        "time_discovered_started_ns": START_NS + 500, "time_discovered_completed_ns": START_NS + 400,
-    }  # fmt: skip
+        "record_id": 0,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": 1,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": START_NS,
+        "state": "completed",
+        "retired": True,
+        "time_discovered_started_ns": START_NS + 500,
+        "time_discovered_completed_ns": START_NS + 400,
+    }
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": f"[0, {1 << 64}]"}}
     path = tmp_path / "nccl_trace_rank_0.json"
     path.write_text(json.dumps({"version": "2.4", "pg_config": config, "entries": [entry]}))

@@ -136,9 +136,15 @@ def test_recordings_that_begin_at_different_steps(tmp_path: Path) -> None:
 
 def test_metadata_of_collectives(tmp_path: Path) -> None:
     meta = {
-        "Collective name": "_allgather_base", "In msg nelems": 10, "dtype": "BFloat16", "Group size": 2, "Seq": 77,
-        "Process Group Name": "5", "Process Group Ranks": "[1, 3]", "Process Group Description": "mesh_tp",
-    }  # fmt: skip
+        "Collective name": "_allgather_base",
+        "In msg nelems": 10,
+        "dtype": "BFloat16",
+        "Group size": 2,
+        "Seq": 77,
+        "Process Group Name": "5",
+        "Process Group Ranks": "[1, 3]",
+        "Process Group Description": "mesh_tp",
+    }
     events = [launch(1, 5), device("ncclDevKernel_Generic(x)", 50, 10, stream=9, correlation=1, **meta)]
     trace = _load(write(tmp_path / "a.json", [step(1, 0, 90), *events], distributedInfo={"rank": 3, "world_size": 4}))
     row = next(iter(trace.collectives.rows()))

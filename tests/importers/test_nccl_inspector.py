@@ -162,18 +162,30 @@ def test_marker_carries_the_header_from_v43_on(tmp_path: Path) -> None:
         "dump_stats": {"coll_records": 2, "coll_dropped_total": 5, "p2p_records": 1, "proxy_records": 2},
     }
     message = {
-        "p2p": "Send", "p2p_sn": 3, "p2p_peer": 0, "p2p_msg_size_bytes": 4096, "p2p_exec_time_us": 10.5,
-    }  # fmt: skip
+        "p2p": "Send",
+        "p2p_sn": 3,
+        "p2p_peer": 0,
+        "p2p_msg_size_bytes": 4096,
+        "p2p_exec_time_us": 10.5,
+    }
     step = {
-        "record_type": "proxy_step", "parent_type": "coll", "parent_sn": 5,
+        "record_type": "proxy_step",
+        "parent_type": "coll",
+        "parent_sn": 5,
         "event_trace_ts": {
-            "send_gpu_wait_ts": 10, "send_peer_wait_ts": 20, "send_wait_ts": 23, "proxy_step_stop_ts": 30,
+            "send_gpu_wait_ts": 10,
+            "send_peer_wait_ts": 20,
+            "send_wait_ts": 23,
+            "proxy_step_stop_ts": 30,
         },
-    }  # fmt: skip
+    }
     whole = {
-        "record_type": "proxy_op", "parent_type": "coll", "parent_sn": 5, "trans_size_bytes": 77,
+        "record_type": "proxy_op",
+        "parent_type": "coll",
+        "parent_sn": 5,
+        "trans_size_bytes": 77,
         "event_trace_ts": {"proxy_op_start_ts": 10, "proxy_op_stop_ts": 40},
-    }  # fmt: skip
+    }
     path = _write(
         tmp_path,
         1,

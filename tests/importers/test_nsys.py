@@ -181,9 +181,14 @@ def test_texts_by_id_and_unnumbered_steps(tmp_path: Path) -> None:
     export = Export(tmp_path / "rank5.sqlite")
     for at in (0, 10, 20):
         export.row(
-            "NVTX_EVENTS", start=at * MS, end=(at + 9) * MS, eventType=59, globalTid=tid_of(42), text=None,
+            "NVTX_EVENTS",
+            start=at * MS,
+            end=(at + 9) * MS,
+            eventType=59,
+            globalTid=tid_of(42),
+            text=None,
             textId=export.text("train_step"),
-        )  # fmt: skip
+        )
     export.kernel(42, "k", 0, MS)
     trace = load(export.close())
     assert len(stashtrace.analyze(trace, "steps")) == 3
@@ -211,9 +216,17 @@ def test_launches_join_by_process_and_number(tmp_path: Path) -> None:
     export.row("ThreadNames", nameId=export.text("launcher"), priority=20, globalTid=tid_of(40, 41))
     export.row("TARGET_INFO_CUDA_STREAM", streamId=7, processId=40, contextId=1, priority=(1 << 32) - 5, flag=2)
     export.row(
-        "TARGET_INFO_GPU", id=0, cuDevice=0, name="H100", uuid="GPU-1", busLocation="0000:01:00.0", totalMemory=80,
-        smCount=132, computeMajor=9, computeMinor=0,
-    )  # fmt: skip
+        "TARGET_INFO_GPU",
+        id=0,
+        cuDevice=0,
+        name="H100",
+        uuid="GPU-1",
+        busLocation="0000:01:00.0",
+        totalMemory=80,
+        smCount=132,
+        computeMajor=9,
+        computeMinor=0,
+    )
     trace = load(export.close())
     rows = {(r["rank"], trace.text(r["name_code"])): r for r in trace.kernels.rows()}
     # Two processes to a node and the third node: ranks by the order of devices.
@@ -243,9 +256,17 @@ def test_launches_join_by_process_and_number(tmp_path: Path) -> None:
 def test_copies_by_kind(tmp_path: Path, values: dict[str, int], direction: CopyDirection, name: str) -> None:
     export = Export(tmp_path / "report.sqlite")
     export.row(
-        "CUPTI_ACTIVITY_KIND_MEMCPY", start=0, end=MS, deviceId=0, contextId=1, streamId=7, correlationId=1,
-        globalPid=pid_of(42), bytes=1 << 33, **values,
-    )  # fmt: skip
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        start=0,
+        end=MS,
+        deviceId=0,
+        contextId=1,
+        streamId=7,
+        correlationId=1,
+        globalPid=pid_of(42),
+        bytes=1 << 33,
+        **values,
+    )
     trace = load(export.close())
     assert trace.kernels["copy_code"].tolist() == [direction]
     assert trace.kernels["size_bytes"].tolist() == [1 << 33]
@@ -284,14 +305,23 @@ def test_library_calls_become_waits_and_io(tmp_path: Path) -> None:
     export = Export(tmp_path / "report.sqlite")
     for name, returned in (("pthread_cond_wait", 0), ("read", 4096), ("open64", 9), ("recvmsg", -1), ("getpid", 1)):
         export.row(
-            "OSRT_API", start=0, end=MS, eventClass=27, globalTid=tid_of(42), nameId=export.text(name),
-            returnValue=returned, nestingLevel=0, callchainId=0,
-        )  # fmt: skip
+            "OSRT_API",
+            start=0,
+            end=MS,
+            eventClass=27,
+            globalTid=tid_of(42),
+            nameId=export.text(name),
+            returnValue=returned,
+            nestingLevel=0,
+            callchainId=0,
+        )
     trace = load(export.close())
     assert trace.waits["wait_code"].tolist() == [WaitOp.COND_WAIT]
     assert dict(zip(trace.io["op_code"].tolist(), trace.io["result_bytes"].tolist(), strict=True)) == {
-        IoOp.READ: 4096, IoOp.OPEN: 0, IoOp.RECV: -1,
-    }  # fmt: skip
+        IoOp.READ: 4096,
+        IoOp.OPEN: 0,
+        IoOp.RECV: -1,
+    }
 
 
 def test_a_bare_table_of_kernels_is_enough(tmp_path: Path) -> None:

@@ -161,9 +161,14 @@ def test_payload_as_bytes(tmp_path: Path) -> None:
 def test_payload_as_text(tmp_path: Path, text: str) -> None:
     export = Export(tmp_path / "report.sqlite")
     export.row(
-        "NVTX_EVENTS", start=0, end=10, eventType=59, globalTid=pid_of(40) | 40, textId=export.text("ncclAllGather"),
+        "NVTX_EVENTS",
+        start=0,
+        end=10,
+        eventType=59,
+        globalTid=pid_of(40) | 40,
+        textId=export.text("ncclAllGather"),
         jsonTextId=export.text(text),
-    )  # fmt: skip
+    )
     rows = list(load(export.close()).collectives.rows())
     assert [(r["group_hash"], r["message_bytes"]) for r in rows] == ([(COMM, 4096)] if "4,096" in text else [])
 

@@ -33,11 +33,21 @@ class Operations:
         begin, end = (np.array([int(line[i]) for line in lines[1:]]) for i in (0, 1))
         process = context.process(pid=10 + rank, rank=rank, host=host, world_size=2)
         context.add(
-            "collectives", process_id=process, group_hash=5, sequence=np.arange(len(begin)),
-            op_code=int(CollectiveOp.ALL_REDUCE), track_id=context.tracks.thread(process, 1), call_ns=begin,
-            return_ns=begin, begin_ns=begin, end_ns=end, device_begin_ns=begin, device_end_ns=end,
-            source_code=int(CollectiveSource.IMPORTED), status_code=0,
-        )  # fmt: skip
+            "collectives",
+            process_id=process,
+            group_hash=5,
+            sequence=np.arange(len(begin)),
+            op_code=int(CollectiveOp.ALL_REDUCE),
+            track_id=context.tracks.thread(process, 1),
+            call_ns=begin,
+            return_ns=begin,
+            begin_ns=begin,
+            end_ns=end,
+            device_begin_ns=begin,
+            device_end_ns=end,
+            source_code=int(CollectiveSource.IMPORTED),
+            status_code=0,
+        )
         context.add("groups", process_id=process, group_hash=5, group_rank=rank, group_size=2)
 
 

@@ -127,12 +127,16 @@ class _Documents:
             "dur": self.number(),
             "pid": self.random.choice(["0", '"Spans"', "17"]),
             "tid": self.random.choice(["7", '"stream 7"']),
-            "args": self.object({
-                "correlation": self.number(), "stream": self.random.choice(["true", "7", "null", "[1]"]),
-                "shape": self.text(self.random.choice(TEXTS)), "name": self.text(self.random.choice(TEXTS)),
-                "x": self.value(),
-            }),
-        }  # fmt: skip
+            "args": self.object(
+                {
+                    "correlation": self.number(),
+                    "stream": self.random.choice(["true", "7", "null", "[1]"]),
+                    "shape": self.text(self.random.choice(TEXTS)),
+                    "name": self.text(self.random.choice(TEXTS)),
+                    "x": self.value(),
+                }
+            ),
+        }
         for key in list(members):
             if pick() < 0.1:
                 del members[key]

@@ -26,9 +26,20 @@ def _torch() -> None:
 def example(folder: Path) -> list[str]:
     """The example as a user would start it, with data of its own."""
     script = [
-        str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "400",
-        "--image-size", "64", "--batch-size", "4", "--steps", "100000", "--workers", "1",
-    ]  # fmt: skip
+        str(ROOT / "examples" / "train_ddp.py"),
+        "--data",
+        str(folder / "data"),
+        "--images",
+        "400",
+        "--image-size",
+        "64",
+        "--batch-size",
+        "4",
+        "--steps",
+        "100000",
+        "--workers",
+        "1",
+    ]
     return [*DDP, *script]
 
 
@@ -61,9 +72,18 @@ def on_disk() -> bool:
 def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("characterize")
     done = characterize(
-        folder, "--emulate-network", "1gbit", "--format", "json", "--plot", "answer/answer.png", "--html",
-        "answer/page.html", "--", *example(folder),
-    )  # fmt: skip
+        folder,
+        "--emulate-network",
+        "1gbit",
+        "--format",
+        "json",
+        "--plot",
+        "answer/answer.png",
+        "--html",
+        "answer/page.html",
+        "--",
+        *example(folder),
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     for entry in answer["steps"].values():
@@ -171,8 +191,9 @@ def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_follow_the_rank_count(tmp_path: Path) -> None:
     words = shlex.join(small_job(1000))
-    done = characterize(tmp_path, "--steps", "1,2", "--ranks", "2", "--format", "json", "--",
-                        "sh", "-c", f"{words} # {{ranks}}")  # fmt: skip
+    done = characterize(
+        tmp_path, "--steps", "1,2", "--ranks", "2", "--format", "json", "--", "sh", "-c", f"{words} # {{ranks}}"
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["steps"]["t1_ns"]["status"] == "failed"

@@ -11,9 +11,12 @@ import pytest
 from traced import ROOT
 
 TESTS = [
-    "tests/collectors/test_cuda.py", "tests/collectors/test_device_streams.py", "tests/collectors/test_nccl_doubles.py",
-    "tests/integration/test_device_jobs.py", "tests/integration/test_device_contexts.py",
-]  # fmt: skip
+    "tests/collectors/test_cuda.py",
+    "tests/collectors/test_device_streams.py",
+    "tests/collectors/test_nccl_doubles.py",
+    "tests/integration/test_device_jobs.py",
+    "tests/integration/test_device_contexts.py",
+]
 
 
 @pytest.mark.trust

@@ -86,8 +86,12 @@ def test_a_part_that_fails_or_hangs_costs_no_other(
 
     # The grandchild would outlive a kill of the child alone.
     hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    steps = {"build": command("import sys; print('no'); sys.exit(3)"), "contract": raises, "gpu": command(hangs),
-             "calls": command("print('yes')")}  # fmt: skip
+    steps = {
+        "build": command("import sys; print('no'); sys.exit(3)"),
+        "contract": raises,
+        "gpu": command(hangs),
+        "calls": command("print('yes')"),
+    }
     monkeypatch.setattr(collect, "STEPS", steps)
     monkeypatch.setattr(collect, "PARTS", {"build": 1, "contract": 1, "gpu": 0.05, "calls": 1})
     begin = time.monotonic()
@@ -95,8 +99,11 @@ def test_a_part_that_fails_or_hangs_costs_no_other(
     assert time.monotonic() - begin < 300, "nobody waited for the one that hangs"
     assert code == 1
     assert {k: v["status"] for k, v in result["parts"].items()} == {
-        "build": "failed", "contract": "failed", "gpu": "timed out", "calls": "passed",
-    }  # fmt: skip
+        "build": "failed",
+        "contract": "failed",
+        "gpu": "timed out",
+        "calls": "passed",
+    }
     assert "broken" in result["parts"]["contract"]["output_end"]
 
 
@@ -117,9 +124,12 @@ def test_reasons_of_a_junit_file(collect: ModuleType, tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert collect.counts([file]) == {
-        "passed": 1, "failed": 1, "skipped": 2, "skipped_because": {"no device": 1, "no torch": 1},
+        "passed": 1,
+        "failed": 1,
+        "skipped": 2,
+        "skipped_because": {"no device": 1, "no torch": 1},
         "failed_tests": ["a.bad"],
-    }  # fmt: skip
+    }
     assert collect.counts([]) == {}
 
 
@@ -261,7 +271,7 @@ def training_rounds(module: ModuleType, monkeypatch: pytest.MonkeyPatch, runs: i
         ("bench_training.py", ["--rounds", "3", "--models", "resnet", "--variants", "default"], 5, "training_resnet"),
         ("bench_calls.py", ["--rounds", "3"], 5, "calls"),
     ],
-)  # fmt: skip
+)
 def test_an_interrupted_benchmark_keeps_its_whole_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, options: list[str], runs: int, file: str
 ) -> None:
@@ -310,10 +320,19 @@ def test_the_commands_of_the_guide_work_as_they_are_typed(
             monkeypatch.setattr(sys, "argv", [script, *options])
             assert training.main() == 0
         elif script == "-m":
-            listed = subprocess.run([sys.executable, script, *options, "--collect-only", "-q"], cwd=ROOT, text=True,
-                                    capture_output=True, timeout=180)  # fmt: skip
+            listed = subprocess.run(
+                [sys.executable, script, *options, "--collect-only", "-q"],
+                cwd=ROOT,
+                text=True,
+                capture_output=True,
+                timeout=180,
+            )
             assert listed.returncode in (0, 5), listed.stdout
         else:
             assert (ROOT / script).is_file()
-    assert reached == ["build", "contract", "calls",
-                       "resnet ['untraced', 'default', 'host_only', 'kernels', 'torch_profiler']"]  # fmt: skip
+    assert reached == [
+        "build",
+        "contract",
+        "calls",
+        "resnet ['untraced', 'default', 'host_only', 'kernels', 'torch_profiler']",
+    ]

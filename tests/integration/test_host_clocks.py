@@ -76,9 +76,19 @@ def in_namespaces(folder: Path) -> tuple[Path, Path]:
 
 
 def start(folder: Path, host: Host, rank: int, master: str) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), GLOO_SOCKET_IFNAME=host.interface, MASTER_ADDR=master,
-                       MASTER_PORT="29544", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                       GROUP_WORLD_SIZE="2", OMP_NUM_THREADS="1")  # fmt: skip
+    environment = dict(
+        os.environ,
+        PYTHONPATH=str(ROOT),
+        GLOO_SOCKET_IFNAME=host.interface,
+        MASTER_ADDR=master,
+        MASTER_PORT="29544",
+        RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        GROUP_WORLD_SIZE="2",
+        OMP_NUM_THREADS="1",
+    )
     job = [sys.executable, str(ROOT / "tests/ground_truth/small_ddp.py"), "100"]
     command = [sys.executable, "-m", "stashtrace", "run", "--out", f"run{rank}", "--", *job]
     with (folder / f"{rank}.err").open("wb") as errors:

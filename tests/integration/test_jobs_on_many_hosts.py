@@ -37,9 +37,25 @@ def four() -> Iterator[list[Host]]:
 
 def torchrun(members: Sequence[Host], *script: object, restarts: int = 0) -> list[str]:
     """The command that each host of a job is given; the name of the rendezvous is told by the caller's hosts."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", len(members), "--nproc-per-node", 1,
-             "--max-restarts", restarts, "--rdzv-backend", "c10d", "--rdzv-id", f"job{time.time_ns()}",
-             "--rdzv-endpoint", f"{members[0].address}:29400", SCRIPT, *script]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        len(members),
+        "--nproc-per-node",
+        1,
+        "--max-restarts",
+        restarts,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        f"job{time.time_ns()}",
+        "--rdzv-endpoint",
+        f"{members[0].address}:29400",
+        SCRIPT,
+        *script,
+    ]
     return list(map(str, words))
 
 
@@ -221,8 +237,13 @@ class TestMpi:
         launcher = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--run-id", "night", "--"]
         done = subprocess.run(
             [*mpi_command(mpiexec, 3), *launcher, *self.PROGRAM],
-            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert "3 ranks, 1 host" in done.stderr, done.stderr
         facts = info(tmp_path, "d")
@@ -254,8 +275,13 @@ class TestSlurm:
         launcher = [sys.executable, "-m", "stashtrace", "run", "--"]
         done = subprocess.run(
             [*self.TASKS, *launcher, *self.PROGRAM],
-            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         [folder] = tmp_path.glob("stash-slurm-*")
         assert info(tmp_path, folder.name)["ranks"] == [0, 1]
@@ -265,8 +291,13 @@ class TestSlurm:
         (tmp_path / "job.sh").write_text("#!/bin/sh\n" + " ".join(words) + "\n")
         done = subprocess.run(
             ["sbatch", "-W", "-N2", "-n2", "-o", "log", "job.sh"],
-            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
         assert done.returncode == 0, (tmp_path / "log").read_text()
         facts = info(tmp_path, "d")
         assert (facts["ranks"], facts["missing_ranks"]) == ([0], [])

@@ -40,9 +40,13 @@ while True:
 def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A traced process that records without end."""
     environment = dict(
-        os.environ, LD_PRELOAD=str(ROOT / "stashtrace" / "libstashtrace.so"), PYTHONPATH=str(ROOT),
-        STASHTRACE_DIR=str(tmp_path), STASHTRACE_RUN_ID="feed", STASHTRACE_COLLECTORS="annotations",
-    )  # fmt: skip
+        os.environ,
+        LD_PRELOAD=str(ROOT / "stashtrace" / "libstashtrace.so"),
+        PYTHONPATH=str(ROOT),
+        STASHTRACE_DIR=str(tmp_path),
+        STASHTRACE_RUN_ID="feed",
+        STASHTRACE_COLLECTORS="annotations",
+    )
     with subprocess.Popen([sys.executable, "-c", WRITER], env=environment) as process:
         deadline = time.monotonic() + 100
         while not list(tmp_path.glob("*.stash")) and time.monotonic() < deadline:

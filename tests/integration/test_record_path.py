@@ -36,8 +36,13 @@ class Actor:
         return own | {"STASHTRACE_DIR": str(self.directory), "STASHTRACE_RUN_ID": "c0ffee", **variables}
 
     def run(self, scenario: str, rows: int = 100, program: str | Path = "", **variables: str) -> Actor:
-        done = subprocess.run([str(self.program), scenario, str(rows), program], env=self.environment(**variables),
-                              capture_output=True, text=True, timeout=120)  # fmt: skip
+        done = subprocess.run(
+            [str(self.program), scenario, str(rows), program],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         self.code, self.output, self.errors = done.returncode, done.stdout, done.stderr
         return self
 
@@ -88,8 +93,15 @@ def test_nothing_recorded_leaves_nothing(actor: Actor) -> None:
     actor.run("silent", 0)
     names = [path.suffix for path in actor.directory.iterdir()]
     assert names in ([], [".stash"])  # interning a name is a record; a process without any leaves no file
-    done = subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(LIBRARY_PATH), "STASHTRACE_DIR": str(actor.directory),
-                                              "STASHTRACE_COLLECTORS": "annotations"}, check=False)  # fmt: skip
+    done = subprocess.run(
+        ["/bin/true"],
+        env={
+            "LD_PRELOAD": str(LIBRARY_PATH),
+            "STASHTRACE_DIR": str(actor.directory),
+            "STASHTRACE_COLLECTORS": "annotations",
+        },
+        check=False,
+    )
     assert done.returncode == 0
     assert [path.suffix for path in actor.directory.iterdir()] == names
 
@@ -141,8 +153,12 @@ def test_forked_children_leave_no_ring(tmp_path: Path, end: str) -> None:
 @pytest.mark.parametrize("drainer", ["thread", "self"])
 @pytest.mark.parametrize("delay_ms", [0, 3, 17, 40])
 def test_killed_in_the_middle_of_draining(actor: Actor, drainer: str, delay_ms: int) -> None:
-    with subprocess.Popen([str(actor.program), "endless"], env=actor.environment(STASHTRACE_DRAINER=drainer),
-                          stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+    with subprocess.Popen(
+        [str(actor.program), "endless"],
+        env=actor.environment(STASHTRACE_DRAINER=drainer),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "recording\n"
         time.sleep(delay_ms / 1000)
@@ -420,9 +436,13 @@ def test_spawned_workers_of_multiprocessing(tmp_path: Path) -> None:
     )
     directory = tmp_path / "run"
     directory.mkdir()
-    environment = {**os.environ, "STASHTRACE_DIR": str(directory), "LD_PRELOAD": str(LIBRARY_PATH),
-                   "STASHTRACE_COLLECTORS": "annotations",
-                   "PYTHONPATH": str(Path(_native.__file__).resolve().parents[1])}  # fmt: skip
+    environment = {
+        **os.environ,
+        "STASHTRACE_DIR": str(directory),
+        "LD_PRELOAD": str(LIBRARY_PATH),
+        "STASHTRACE_COLLECTORS": "annotations",
+        "PYTHONPATH": str(Path(_native.__file__).resolve().parents[1]),
+    }
     subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120)
     values = Actor(Path(), directory).values()
     assert sorted(values["worker"]) == sorted(6 * list(range(200)))

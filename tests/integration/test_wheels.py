@@ -117,8 +117,13 @@ def test_cupy_works_under_the_recorder(tmp_path: Path) -> None:
 
 
 def test_the_hooks_are_reached_from_torch(tmp_path: Path) -> None:
-    facts, _ = answers(TORCH.replace("PROFILED", "True"), "torch", tmp_path, LD_DEBUG="bindings",
-                       LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))  # fmt: skip
+    facts, _ = answers(
+        TORCH.replace("PROFILED", "True"),
+        "torch",
+        tmp_path,
+        LD_DEBUG="bindings",
+        LD_DEBUG_OUTPUT=str(tmp_path / "bindings"),
+    )
     # What its libraries import and we export must be ours, whatever the symbol's version says.
     wanted = {name for name in exported() if re.match("(__)?cuda|cupti|nccl", name)}
     of_torch = {one for one in bindings(tmp_path) if one.user.startswith(("libtorch", "libc10")) and one.name in wanted}

@@ -24,10 +24,18 @@ import harness
 from native.native_build import ROOT, build, run_command
 
 ROOMS = {
-    "cuda": "csrc/collectors/cuda", "device": "csrc/device", "abi": "csrc/abi", "nccl": "csrc/collectors/nccl",
-    "nvml": "csrc/collectors/nvml", "cupti": "csrc/collectors/cupti", "lookup": "csrc/lookup", "hooks": "csrc/hooks",
-    "posix_io": "csrc/collectors/posix_io", "waits": "csrc/collectors/waits", "proc": "csrc/collectors/proc",
-}  # fmt: skip
+    "cuda": "csrc/collectors/cuda",
+    "device": "csrc/device",
+    "abi": "csrc/abi",
+    "nccl": "csrc/collectors/nccl",
+    "nvml": "csrc/collectors/nvml",
+    "cupti": "csrc/collectors/cupti",
+    "lookup": "csrc/lookup",
+    "hooks": "csrc/hooks",
+    "posix_io": "csrc/collectors/posix_io",
+    "waits": "csrc/collectors/waits",
+    "proc": "csrc/collectors/proc",
+}
 TESTS = ("cuda", "nccl", "nccl_doubles", "device_streams", "nvml", "cupti", "every_call", "posix_io", "waits", "proc")
 COMMAND = "python tests/native/line_coverage.py --write"
 

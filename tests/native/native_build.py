@@ -50,11 +50,20 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
         raise FileNotFoundError("cmake and ninja are needed to build the native tests")
     sanitize = kind if kind in ("address", "thread") else ""
     configure = [
-        cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DCMAKE_MAKE_PROGRAM={ninja}",
-        "-DSTASHTRACE_BUILD_PYTHON=OFF", "-DSTASHTRACE_BUILD_TESTS=ON",
+        cmake,
+        "-G",
+        "Ninja",
+        "-S",
+        str(ROOT),
+        "-B",
+        str(folder),
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        "-DSTASHTRACE_BUILD_PYTHON=OFF",
+        "-DSTASHTRACE_BUILD_TESTS=ON",
         f"-DSTASHTRACE_PRECOMPILE={'OFF' if kind == 'coverage' else 'ON'}",
-        f"-DSTASHTRACE_SANITIZE={sanitize}", f"-DSTASHTRACE_SHIPPED={SHIPPED if SHIPPED.exists() else ''}",
-    ]  # fmt: skip
+        f"-DSTASHTRACE_SANITIZE={sanitize}",
+        f"-DSTASHTRACE_SHIPPED={SHIPPED if SHIPPED.exists() else ''}",
+    ]
     if sanitize:  # half the time of -O2, and lines as they are written
         configure += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
     elif kind == "coverage":
@@ -93,12 +102,16 @@ def run_command(folder: Path, kind: str, arguments: Sequence[str]) -> tuple[list
     path = os.environ["PATH"]
     if kind == "thread":
         path = f"{_instrumenting_compiler(folder)}:{path}"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_")} | OPTIONS | {
-        "PATH": path,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        "STASHTRACE_TEST_LIBRARY": str(folder / "stashtrace/libstashtrace.so"),
-        "STASHTRACE_TEST_PRELOAD": ":".join(runtimes(kind) or ()),
-    }  # fmt: skip
+    environment = (
+        {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_")}
+        | OPTIONS
+        | {
+            "PATH": path,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "STASHTRACE_TEST_LIBRARY": str(folder / "stashtrace/libstashtrace.so"),
+            "STASHTRACE_TEST_PRELOAD": ":".join(runtimes(kind) or ()),
+        }
+    )
     command = [sys.executable, "-m", "pytest", "-p", "native.instrumented", "-p", "no:cacheprovider", "-q", *arguments]
     return command, environment
 

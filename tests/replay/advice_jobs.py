@@ -72,9 +72,12 @@ def gpu_job(
             if hidden:
                 compute.kernel(at + 10 * MS, at + 14 * MS, "more backward", launch=backward)
             side.kernel(
-                at + 10 * MS, at + 14 * MS, f"ncclDevKernel_AllReduce_Sum_{element}_RING_LL",
-                work=DeviceWork.COMMUNICATION, launch=(at + 1510 * US, at + 1520 * US),
-            )  # fmt: skip
+                at + 10 * MS,
+                at + 14 * MS,
+                f"ncclDevKernel_AllReduce_Sum_{element}_RING_LL",
+                work=DeviceWork.COMMUNICATION,
+                launch=(at + 1510 * US, at + 1520 * US),
+            )
             for number in range(4):
                 begin = at + 14 * MS + number * 1250 * US
                 launched = at + 2 * MS + number * 10 * US

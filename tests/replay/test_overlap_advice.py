@@ -24,8 +24,11 @@ def test_an_update_of_a_host_behind_an_all_reduce() -> None:
     trace = host_job()
     split = row(trace, "split_reorder")
     assert (split["op"], split["position"], split["message_bytes"], split["elements_count"]) == (
-        "all_reduce", "after_backward", MEDIUM_BYTES, MEDIUM_BYTES // 4,
-    )  # fmt: skip
+        "all_reduce",
+        "after_backward",
+        MEDIUM_BYTES,
+        MEDIUM_BYTES // 4,
+    )
     assert (split["ranks_count"], split["calls_count"], split["work"]) == (2, 1.0, "update")
     assert in_ms(split, "work", "transfer", "exposed") == (6, 4, 4)
     assert in_ms(split, "saving_low", "saving_high") == (3, 3)
@@ -67,9 +70,7 @@ def test_several_all_reduces_behind_backward_share_it_and_the_update() -> None:
             build.rank(rank).phase("forward", at, at + 2 * MS).phase("backward", at + 2 * MS, at + 10 * MS)
             build.rank(rank).phase("optimizer", at + 14 * MS, at + 18 * MS)
         for begin, end, size in ((10, 13, 3 * MEDIUM_BYTES), (13, 14, MEDIUM_BYTES)):
-            keys = build.collective(
-                dict.fromkeys(range(2), (at + begin * MS, at + end * MS)), message_bytes=size
-            )  # fmt: skip
+            keys = build.collective(dict.fromkeys(range(2), (at + begin * MS, at + end * MS)), message_bytes=size)
             for rank in range(2):
                 build.rank(rank).collective_wait(keys[rank], at + begin * MS, at + end * MS)
     trace = build.trace()
@@ -144,8 +145,12 @@ def contended(ratio: float) -> Trace:
                 compute.kernel(start, start + length, f"small {number}", launch=(launch, launch + US))
             when = at + 400 * US if beside else at + 19 * MS + 200 * US
             times[rank] = (at + 200 * US, at + 210 * US, when, when + (2900 * US if beside else 500 * US))
-            side.kernel(*times[rank][2:], "ncclDevKernel_Broadcast", work=DeviceWork.COMMUNICATION,
-                        launch=(at + 202 * US, at + 205 * US))  # fmt: skip
+            side.kernel(
+                *times[rank][2:],
+                "ncclDevKernel_Broadcast",
+                work=DeviceWork.COMMUNICATION,
+                launch=(at + 202 * US, at + 205 * US),
+            )
         build.device_collective(
             times, streams={r: build.rank(r).gpu().stream("nccl") for r in times}, op=CollectiveOp.BROADCAST
         )
@@ -305,10 +310,12 @@ def tensor_parallel(*, producer: str = "ampere_fp16_s16816gemm_128x128", sends: 
                 times = (at + 300 * US, at + 310 * US, at + 8 * MS, at + 12 * MS)
                 number = build._sequences.get(group, -1) + 1
                 send, receive = CollectiveOp.SEND, CollectiveOp.RECEIVE
-                build.device_collective({source: times}, group=group, op=send, peer_rank=1, message_bytes=1 << 24,
-                                        sequence=number)  # fmt: skip
-                build.device_collective({target: times}, group=group, op=receive, peer_rank=0,
-                                        message_bytes=1 << 24, sequence=number)  # fmt: skip
+                build.device_collective(
+                    {source: times}, group=group, op=send, peer_rank=1, message_bytes=1 << 24, sequence=number
+                )
+                build.device_collective(
+                    {target: times}, group=group, op=receive, peer_rank=0, message_bytes=1 << 24, sequence=number
+                )
     return build.trace()
 
 
@@ -349,8 +356,10 @@ def test_where_nothing_else_sets_the_pace_advice_stays_as_it_is() -> None:
     trace = host_job()
     assert limited(trace) == {advice.transformation: advice for advice in named_advice(overlap_advice(trace))}
     assert {name: advice.saving_high_ns / MS for name, advice in limited(trace).items()} == {
-        "fuse": 6, "overlap": 3.5, "split_reorder": 3,
-    }  # fmt: skip
+        "fuse": 6,
+        "overlap": 3.5,
+        "split_reorder": 3,
+    }
 
 
 def test_a_loader_that_is_just_fast_enough_leaves_little_to_save() -> None:
@@ -364,9 +373,7 @@ def test_a_loader_that_is_just_fast_enough_leaves_little_to_save() -> None:
             process.worker(0).fetch(step, at - 20 * MS, at - 2 * MS)
             process.phase("forward", at + 10 * US, at + 4 * MS).phase("backward", at + 4 * MS, at + 10 * MS)
             process.phase("optimizer", at + 14 * MS, at + 20 * MS)
-        keys = build_.collective(
-            dict.fromkeys(range(2), (at + 10 * MS, at + 14 * MS)), message_bytes=MEDIUM_BYTES
-        )  # fmt: skip
+        keys = build_.collective(dict.fromkeys(range(2), (at + 10 * MS, at + 14 * MS)), message_bytes=MEDIUM_BYTES)
         for rank in range(2):
             build_.rank(rank).collective_wait(keys[rank], at + 10 * MS, at + 14 * MS)
     found = limited(build_.trace())

@@ -183,11 +183,36 @@ def test_messages_of_several_sizes_tell_latency_from_bandwidth(moments: int) -> 
 
 @pytest.mark.parametrize(
     "text",
-    ["speed=x2", "network=x2", "compute", "compute=2", "compute=xinf", "compute=x0", "compute=x-1", "straggler=x2",
-     "network.bandwidth=0", "network.bandwidth=10ms", "network.latency=10gbit", "network.latency=0us", "workers=0",
-     "workers=2.5", "workers=many", "workers=x0", "ranks=0", "ranks=1e3", "ranks=99999999", "compression=fp8",
-     "compression=", "compression=x2", "straggler=1ms", "prep=1", "prep=-1ms", "=x2", ""],
-)  # fmt: skip
+    [
+        "speed=x2",
+        "network=x2",
+        "compute",
+        "compute=2",
+        "compute=xinf",
+        "compute=x0",
+        "compute=x-1",
+        "straggler=x2",
+        "network.bandwidth=0",
+        "network.bandwidth=10ms",
+        "network.latency=10gbit",
+        "network.latency=0us",
+        "workers=0",
+        "workers=2.5",
+        "workers=many",
+        "workers=x0",
+        "ranks=0",
+        "ranks=1e3",
+        "ranks=99999999",
+        "compression=fp8",
+        "compression=",
+        "compression=x2",
+        "straggler=1ms",
+        "prep=1",
+        "prep=-1ms",
+        "=x2",
+        "",
+    ],
+)
 def test_what_cannot_be_changed_is_refused_with_what_can(text: str) -> None:
     with pytest.raises(UsageError) as error:
         Change.parse(text)

@@ -29,9 +29,13 @@ def made() -> Calibration:
     straight = [2e5 + 0.5 * s for s in SIZES]
     bent = [2e5 + 0.5 * s if s < 1 << 20 else 2e5 + 2.0 * s for s in SIZES]
     wild = [t * (3 if n == 5 else 1) for n, t in enumerate(straight)]
-    links = (link("gloo", "all_reduce", straight), link("gloo", "all_gather", bent), link("gloo", "broadcast", wild),
-             link("cuda", "h2d_pinned", [8e3 + s / 50 for s in SIZES], 1),
-             link("cuda", "d2d", [5e3 - s * 1e-6 for s in SIZES], 1))  # fmt: skip
+    links = (
+        link("gloo", "all_reduce", straight),
+        link("gloo", "all_gather", bent),
+        link("gloo", "broadcast", wild),
+        link("cuda", "h2d_pinned", [8e3 + s / 50 for s in SIZES], 1),
+        link("cuda", "d2d", [5e3 - s * 1e-6 for s in SIZES], 1),
+    )
     return Calibration(
         "2026-11-21", "", {"cpu": "EPYC", "cores_count": 2}, {}, links, left_out={"gloo all_to_all": "no"}
     )

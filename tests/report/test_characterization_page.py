@@ -15,17 +15,26 @@ from stashtrace.lab.characterize.page import characterization_page, stacks
 from stashtrace.lab.characterize.report import emulation_text
 
 TIMES_MS = {
-    1: (10.0, 10.2, 9.9), 2: (9.5, 9.8, 9.7), 3: (32.0, 33.0, 31.0), 4: (20.0, 20.5, 19.5), 5: (17.0, 17.5, 16.5),
-}  # fmt: skip
+    1: (10.0, 10.2, 9.9),
+    2: (9.5, 9.8, 9.7),
+    3: (32.0, 33.0, 31.0),
+    4: (20.0, 20.5, 19.5),
+    5: (17.0, 17.5, 16.5),
+}
 
 
 @pytest.fixture
 def found() -> Characterization:
     """Two ranks are faster than one here: the interconnect stall is negative."""
     facts = {
-        "command": ["torchrun", "a<b>.py"], "devices_count": 2, "device": "cpu", "quick": True, "created": "2026-01-02",
-        "network": {"emulated": True, "rate_bits_per_s": 10**10, "latency_ns": 0}, "machine": {"cores_count": 4},
-    }  # fmt: skip
+        "command": ["torchrun", "a<b>.py"],
+        "devices_count": 2,
+        "device": "cpu",
+        "quick": True,
+        "created": "2026-01-02",
+        "network": {"emulated": True, "rate_bits_per_s": 10**10, "latency_ns": 0},
+        "machine": {"cores_count": 4},
+    }
     made = Characterization({}, facts, notes=["a & b"])
     for step, times in TIMES_MS.items():
         for repeat, ms in enumerate(times):

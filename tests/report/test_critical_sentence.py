@@ -26,8 +26,9 @@ def path_of(steps: Sequence[Sequence[Stretch]]) -> CriticalPath:
             rival = stretch[4] if len(stretch) > 4 else (-1, "")
             resource = "transfer" if rank < 0 else "" if name == "gap" else "step_thread"
             doubt = int(len(stretch) > 4)
-            rows.append((len(rows), step, rank, resource, kind, name, now, now + length, length, 0,
-                         doubt, *rival, doubt - 1))  # fmt: skip
+            rows.append(
+                (len(rows), step, rank, resource, kind, name, now, now + length, length, 0, doubt, *rival, doubt - 1)
+            )
             now += length
     return CriticalPath(Table.from_rows(CRITICAL_PATH, rows), np.arange(len(steps)))
 

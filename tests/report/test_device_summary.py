@@ -59,9 +59,14 @@ def job(
             compute[number].mark(base + 97 * MS, host_ns=host)
             if copy_ms:
                 compute[number].bracket(
-                    Bracket.COPY, base + 5 * MS, base + (5 + copy_ms) * MS, host=(base, base + MS),
-                    flags=BracketFlag.PAGEABLE, copy=CopyDirection.HOST_TO_DEVICE, size_bytes=60_000_000,
-                )  # fmt: skip
+                    Bracket.COPY,
+                    base + 5 * MS,
+                    base + (5 + copy_ms) * MS,
+                    host=(base, base + MS),
+                    flags=BracketFlag.PAGEABLE,
+                    copy=CopyDirection.HOST_TO_DEVICE,
+                    size_bytes=60_000_000,
+                )
             if function_ms:
                 compute[number].bracket(
                     Bracket.HOST_FUNCTION, base + 40 * MS, base + (40 + function_ms) * MS, host=(base, base + MS)
@@ -84,9 +89,12 @@ def job(
             build.device_collective(times, streams=nccl, source=CollectiveSource.PLUGIN, message_bytes=100_000_000)
             for r in (0, 1) if not untimed else ():
                 compute[r].wait(
-                    base + enter[r] * MS, base + (end + 1) * MS, awaited=Awaited.COLLECTIVE, awaited_ns=base + end * MS,
+                    base + enter[r] * MS,
+                    base + (end + 1) * MS,
+                    awaited=Awaited.COLLECTIVE,
+                    awaited_ns=base + end * MS,
                     host=(base, base + MS),
-                )  # fmt: skip
+                )
     return build.trace("./stash-0412")
 
 

@@ -13,8 +13,16 @@ from stashtrace.schema.trace import Trace
 STEP_NS = 50 * MS
 
 
-def epochs(*, steps: int, count: int, between_ns: int, wait_ns: int = 5 * MS, kept: bool = False, workers: int = 1,
-           own: bool = False) -> Trace:  # fmt: skip
+def epochs(
+    *,
+    steps: int,
+    count: int,
+    between_ns: int,
+    wait_ns: int = 5 * MS,
+    kept: bool = False,
+    workers: int = 1,
+    own: bool = False,
+) -> Trace:
     """Epochs of some steps, each begun by a wait that is counted half for the iterator, half for its first batch."""
     build, now = TraceBuilder(), 0
     rank = build.rank(0)

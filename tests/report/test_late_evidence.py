@@ -20,10 +20,18 @@ from stashtrace.summary.words import evidence_texts
 from stashtrace.summary.words.parts import Finding
 
 ROW: dict[str, Any] = {
-    "waiting_ranks": "0-2,4-7", "op": "all_reduce", "sequence": 4182, "late_rank": 3, "wait_ns": 38 * MS,
-    "method": "clock", "cause_kind": "fetch", "cause_ns": 38 * MS, "cause_worker_id": 5,
-    "cause_name": "/data/shard-0117", "named_ns": 41 * MS,
-}  # fmt: skip
+    "waiting_ranks": "0-2,4-7",
+    "op": "all_reduce",
+    "sequence": 4182,
+    "late_rank": 3,
+    "wait_ns": 38 * MS,
+    "method": "clock",
+    "cause_kind": "fetch",
+    "cause_ns": 38 * MS,
+    "cause_worker_id": 5,
+    "cause_name": "/data/shard-0117",
+    "named_ns": 41 * MS,
+}
 
 
 def sentence(row: dict[str, Any]) -> str:
@@ -100,9 +108,10 @@ def test_rows_of_the_analysis_fit() -> None:
 
 def test_how_often_counts_the_steps_that_matter() -> None:
     steps = Table.from_rows(STEPS, [(0, n, n, n + 1, 0, 0, 1, "train", 0, 1, 0, 0) for n in range(6)])
-    lost = [(0, n, "straggler", ns, "host", ns, ns, cause, 1.0) for n, (ns, cause) in enumerate(
-        [(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)]
-    )]  # fmt: skip
+    lost = [
+        (0, n, "straggler", ns, "host", ns, ns, cause, 1.0)
+        for n, (ns, cause) in enumerate([(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)])
+    ]
     tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}
     assert worded(*how_often(tables, 0, 3)) == "rank 3 is the late one in 3 of the 4 steps with most of this waiting"
     assert how_often(tables, 1, 3) == []

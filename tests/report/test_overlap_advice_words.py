@@ -21,19 +21,51 @@ ROOM = ROOT / "stashtrace" / "replay" / "advice"
 GUIDE = (ROOT / "docs" / "guides" / "overlap.md").read_text(encoding="utf-8")
 
 SPLIT = Advice(
-    "split_reorder", "sharded_optimizer", "default_pg", "all_reduce", "update", 4, (80_000_000,), 80e6, 100 * MS, -1.0,
-    50 * MS, 50 * MS, 70 * MS, 75 * MS, 0.25, 8, False, ("halves_unmeasured",),
-)  # fmt: skip
+    "split_reorder",
+    "sharded_optimizer",
+    "default_pg",
+    "all_reduce",
+    "update",
+    4,
+    (80_000_000,),
+    80e6,
+    100 * MS,
+    -1.0,
+    50 * MS,
+    50 * MS,
+    70 * MS,
+    75 * MS,
+    0.25,
+    8,
+    False,
+    ("halves_unmeasured",),
+)
 
 
 def row(**changed: object) -> tuple[object, ...]:
     values = {
-        "transformation": "split_reorder", "communicator": "a", "op": "all_reduce", "position": "backward",
-        "message_bytes": 8 << 20, "elements_count": 2 << 20, "ranks_count": 2, "calls_count": 2.0, "work": "update",
-        "work_ns": 10, "gap_ns": 1, "transfer_ns": 20, "exposed_ns": 5, "chunks_count": 0, "contention_ratio": -1.0,
-        "saving_low_ns": 3, "saving_high_ns": 4, "share_ratio": 0.03, "validity": "estimate", "limits": "",
+        "transformation": "split_reorder",
+        "communicator": "a",
+        "op": "all_reduce",
+        "position": "backward",
+        "message_bytes": 8 << 20,
+        "elements_count": 2 << 20,
+        "ranks_count": 2,
+        "calls_count": 2.0,
+        "work": "update",
+        "work_ns": 10,
+        "gap_ns": 1,
+        "transfer_ns": 20,
+        "exposed_ns": 5,
+        "chunks_count": 0,
+        "contention_ratio": -1.0,
+        "saving_low_ns": 3,
+        "saving_high_ns": 4,
+        "share_ratio": 0.03,
+        "validity": "estimate",
+        "limits": "",
         "switch": "sharded_optimizer",
-    }  # fmt: skip
+    }
     return tuple((values | changed)[name] for name in OVERLAP_ADVICE.names)
 
 
@@ -127,9 +159,16 @@ def test_times_of_one_rank_and_savings_of_another_are_told_apart() -> None:
 
 def test_what_was_exposed_is_said() -> None:
     overlap = replace(
-        SPLIT, transformation="overlap", switch="smaller_buckets", work="backward", exposed_ns=20 * MS, is_bound=True,
-        saving_low_ns=0, saving_high_ns=15 * MS, limits=("peers_unseen",),
-    )  # fmt: skip
+        SPLIT,
+        transformation="overlap",
+        switch="smaller_buckets",
+        work="backward",
+        exposed_ns=20 * MS,
+        is_bound=True,
+        saving_low_ns=0,
+        saving_high_ns=15 * MS,
+        limits=("peers_unseen",),
+    )
     text = advice_text(overlap)
     assert text.startswith("nothing is computed for 20.0 ms of the 50.0 ms that all-reduces of 80.0 MB a step take;")
     assert "not all ranks were recorded" in text

@@ -50,10 +50,20 @@ def test_every_claim_has_words() -> None:
 def claim(kind: str, point: int, low: int, high: int, **more: object) -> Claim:
     """A verdict about one rank whose step takes 100 ms; times in ms."""
     return Claim(
-        "verdict", kind, ranks="0", rank=0, items_count=1, share_ratio=point / 100, least_ratio=point / 100,
-        stall_ns=point * MS, low_ns=low * MS, high_ns=high * MS, least_ns=point * MS,
-        confidence=confidence(point, low, high), **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+        "verdict",
+        kind,
+        ranks="0",
+        rank=0,
+        items_count=1,
+        share_ratio=point / 100,
+        least_ratio=point / 100,
+        stall_ns=point * MS,
+        low_ns=low * MS,
+        high_ns=high * MS,
+        least_ns=point * MS,
+        confidence=confidence(point, low, high),
+        **more,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("kind", ["data", "late", "link", "copy", "save", "host", "other"])

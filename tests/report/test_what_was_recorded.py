@@ -47,11 +47,19 @@ def test_marked_steps_keep_their_name(tmp_path: Path) -> None:
 
 def test_a_column_of_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     assert head_of_table(stashtrace.load(write(tmp_path / "one.json", EVENTS))) == [
-        "rank", "step", "compute", "host", "other",
-    ]  # fmt: skip
+        "rank",
+        "step",
+        "compute",
+        "host",
+        "other",
+    ]
     assert head_of_table(trace_from_text("rank 0 loader : 0...1\nrank 0 phase : .FBO.FBO")) == [
-        "rank", "step", "compute", "data", "other",
-    ]  # fmt: skip
+        "rank",
+        "step",
+        "compute",
+        "data",
+        "other",
+    ]
 
 
 def test_who_is_late_is_not_measured_where_ranks_are_missing(tmp_path: Path) -> None:

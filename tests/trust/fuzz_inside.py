@@ -21,8 +21,12 @@ from stashtrace.format.project import layouts
 _MOST_ROWS_CHANGED = 3
 
 
-def changed_inside(path: Path, rng: random.Random, damage_text: Callable[[bytearray], bytearray],
-                   damage_bytes: Callable[[bytearray], bytearray]) -> bytes | None:  # fmt: skip
+def changed_inside(
+    path: Path,
+    rng: random.Random,
+    damage_text: Callable[[bytearray], bytearray],
+    damage_bytes: Callable[[bytearray], bytearray],
+) -> bytes | None:
     """The bytes of a .stash with one to three of its parts changed, under right checksums; None if it is none.
 
     Parameters
@@ -56,11 +60,16 @@ def changed_inside(path: Path, rng: random.Random, damage_text: Callable[[bytear
             segments[at], payloads[at] = _odd_rows(segments[at], payloads[at], head, rng)
     return raw + b"".join(
         pack_segment(
-            payload, record_id=s.record_id, codec=s.codec, tid=s.tid, lane_id=s.lane_id, row_count=s.row_count,
+            payload,
+            record_id=s.record_id,
+            codec=s.codec,
+            tid=s.tid,
+            lane_id=s.lane_id,
+            row_count=s.row_count,
             first_sequence=s.first_sequence,
         )
         for s, payload in zip(segments, payloads, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _head(raw: bytes, rng: random.Random, damage_text: Callable[[bytearray], bytearray]) -> bytes:

@@ -138,18 +138,35 @@ def flight_recorder(folder: Path) -> None:
     def entry(number: int) -> dict[str, Any]:
         at = 1_724_779_239_000_000_000 + number * 1_000_000
         return {
-            "frames": [{"name": "step", "filename": "train.py", "line": 3}], "record_id": number, "pg_id": 0,
-            "process_group": ("0", "default_pg"), "collective_seq_id": number, "p2p_seq_id": 0, "op_id": number,
-            "profiling_name": "nccl:all_reduce", "time_created_ns": at, "input_sizes": [[3, 4]],
-            "input_dtypes": ["Float"], "output_sizes": [[3, 4]], "output_dtypes": ["Float"], "state": "completed",
-            "time_discovered_started_ns": at + 10, "time_discovered_completed_ns": at + 500_000, "retired": True,
-            "timeout_ms": 600000, "is_p2p": False, "duration_ms": 0.4,
-        }  # fmt: skip
+            "frames": [{"name": "step", "filename": "train.py", "line": 3}],
+            "record_id": number,
+            "pg_id": 0,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": at,
+            "input_sizes": [[3, 4]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[3, 4]],
+            "output_dtypes": ["Float"],
+            "state": "completed",
+            "time_discovered_started_ns": at + 10,
+            "time_discovered_completed_ns": at + 500_000,
+            "retired": True,
+            "timeout_ms": 600000,
+            "is_p2p": False,
+            "duration_ms": 0.4,
+        }
 
     dump = {
-        "version": "2.10", "entries": [entry(i) for i in range(4)], "pg_status": {}, "rank": 0,
+        "version": "2.10",
+        "entries": [entry(i) for i in range(4)],
+        "pg_status": {},
+        "rank": 0,
         "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
-    }  # fmt: skip
+    }
     (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps(dump, protocol=2))
     (folder / "fr_rank_1.json").write_text(json.dumps(dump), encoding="utf-8")
 

@@ -47,9 +47,23 @@ LAZY = ("stashtrace.exporters.store", "stashtrace.importers.darshan.child")
 FOLDERS = ("stash", "store")
 ODD_NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
 ODD_TEXTS = (
-    b"-1", b"0", b"1e999", b"NaN", b"null", b"[]", b"{}", b'""', b"9223372036854775807", b"-9223372036854775809",
-    b"18446744073709551616", b"1e-400", b'"\\ud800"', b"[[[[[[[[[[]]]]]]]]]]", b"true", b"9" * 400,
-)  # fmt: skip
+    b"-1",
+    b"0",
+    b"1e999",
+    b"NaN",
+    b"null",
+    b"[]",
+    b"{}",
+    b'""',
+    b"9223372036854775807",
+    b"-9223372036854775809",
+    b"18446744073709551616",
+    b"1e-400",
+    b'"\\ud800"',
+    b"[[[[[[[[[[]]]]]]]]]]",
+    b"true",
+    b"9" * 400,
+)
 
 
 def damaged_bytes(data: bytearray, rng: random.Random, other: bytes) -> bytearray:

@@ -57,9 +57,16 @@ class Outcome:
 def run_group(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], limit_s: float = LIMIT_S) -> Outcome:
     """Run in a group of its own, which is killed whole if there is no end within the limit."""
     with subprocess.Popen(
-        list(command), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, errors="backslashreplace", start_new_session=True,
-    ) as process:  # fmt: skip
+        list(command),
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="backslashreplace",
+        start_new_session=True,
+    ) as process:
         try:
             output, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:

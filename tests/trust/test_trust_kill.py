@@ -164,9 +164,16 @@ def test_lost_rows_are_in_the_account_too(program: Path, tmp_path: Path) -> None
     rng = random.Random(SEED)
     for turn in range(3):
         made = kill_once(
-            program, tmp_path / str(turn), rng, workers=1, shape="threads", number=signal.SIGKILL, fewest=20_000,
-            DRAINER="off", LANE_BYTES="65536",
-        )  # fmt: skip
+            program,
+            tmp_path / str(turn),
+            rng,
+            workers=1,
+            shape="threads",
+            number=signal.SIGKILL,
+            fewest=20_000,
+            DRAINER="off",
+            LANE_BYTES="65536",
+        )
         assert made.lost > 0
         made.check()
 
@@ -206,7 +213,9 @@ def test_killed_many_times(
         lost += made.lost
         undecided += made.surplus()
     for name, value in (
-        ("kills_count", turns), ("calls_count", calls), ("lost_and_counted_count", lost),
+        ("kills_count", turns),
+        ("calls_count", calls),
+        ("lost_and_counted_count", lost),
         ("in_flight_with_a_row_count", undecided),
-    ):  # fmt: skip
+    ):
         record_property(name, value)

@@ -140,9 +140,14 @@ def test_run_directory_changes_under_it(
     """Deleted, closed, emptied, or replaced while the program runs: it goes on to its end."""
     pair = open_folder(tmp_path)
     with subprocess.Popen(
-        [str(program), "until_told", str(rounds)], env=pair.traced_variables(), cwd=tmp_path, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [str(program), "until_told", str(rounds)],
+        env=pair.traced_variables(),
+        cwd=tmp_path,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         act(pair.run_dir)
@@ -154,9 +159,12 @@ def test_run_directory_changes_under_it(
 def test_stopped_and_continued(program: Path, tmp_path: Path, stops: int) -> None:
     pair = open_folder(tmp_path)
     with subprocess.Popen(
-        [str(program), "many_threads", str(10 * stops)], env=pair.traced_variables(), cwd=tmp_path, text=True,
+        [str(program), "many_threads", str(10 * stops)],
+        env=pair.traced_variables(),
+        cwd=tmp_path,
+        text=True,
         stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    ) as process:
         for _ in range(stops):
             process.send_signal(signal.SIGSTOP)
             time.sleep(0.01)

@@ -24,9 +24,12 @@ child.wait()
 
 def rank(program: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-S", "-c", program], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-S", "-c", program],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("ended", [0, 1], ids=["none has ended", "one has ended"])

@@ -36,8 +36,11 @@ def writer(target: Path) -> tuple[subprocess.Popen[str], Path]:
     """A process that has written half of a file and waits; where it is."""
     process = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(target)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 

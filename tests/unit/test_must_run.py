@@ -43,8 +43,12 @@ def outcome(folder: Path, must_run: str) -> tuple[int, dict[str, int]]:
     (folder / "test_module.py").write_text(MODULE)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "."],
-        cwd=folder, env=dict(os.environ, STASHTRACE_MUST_RUN=must_run), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=dict(os.environ, STASHTRACE_MUST_RUN=must_run),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     counts = re.findall(r"(\d+) (passed|failed|skipped|xfailed|error)", done.stdout.splitlines()[-1])
     return done.returncode, {name: int(count) for count, name in counts}
 
@@ -64,8 +68,12 @@ def test_required_skips_fail(must_run: str, code: int, counts: dict[str, int], t
 def test_unknown_name_is_refused(tmp_path: Path) -> None:
     copy_conftest(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "."], cwd=tmp_path, env=dict(os.environ, STASHTRACE_MUST_RUN="torhc"),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-q", "."],
+        cwd=tmp_path,
+        env=dict(os.environ, STASHTRACE_MUST_RUN="torhc"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 4
     assert "'torhc'" in done.stderr

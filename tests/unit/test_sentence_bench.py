@@ -31,12 +31,28 @@ def truth(check: ModuleType) -> ModuleType:
 def claim(kind: str, stall_ms: float, *, step_ms: float = 100, section: str = "verdict", **more: Any) -> dict[str, Any]:
     """A row of ``findings``; exact, of rank 0 alone, where nothing else is said."""
     row = {
-        "finding_id": 0, "section": section, "kind": kind, "name": "", "ranks": "0", "rank": 0, "items_count": 1,
-        "share_ratio": stall_ms / step_ms, "least_ratio": stall_ms / step_ms, "stall_ns": stall_ms * MS,
-        "low_ns": stall_ms * MS, "high_ns": stall_ms * MS, "least_ns": stall_ms * MS, "cause_kind": "",
+        "finding_id": 0,
+        "section": section,
+        "kind": kind,
+        "name": "",
+        "ranks": "0",
+        "rank": 0,
+        "items_count": 1,
+        "share_ratio": stall_ms / step_ms,
+        "least_ratio": stall_ms / step_ms,
+        "stall_ns": stall_ms * MS,
+        "low_ns": stall_ms * MS,
+        "high_ns": stall_ms * MS,
+        "least_ns": stall_ms * MS,
+        "cause_kind": "",
         "cause_rank": -1,
-        "worker_id": -1, "file": "", "call": "", "advice_code": "", "confidence": "exact", "method": "host",
-    }  # fmt: skip
+        "worker_id": -1,
+        "file": "",
+        "call": "",
+        "advice_code": "",
+        "confidence": "exact",
+        "method": "host",
+    }
     if "low_ms" in more:
         row["low_ns"], row["high_ns"] = more.pop("low_ms") * MS, more.pop("high_ms") * MS
     return row | more
@@ -410,10 +426,13 @@ def test_a_transfer_that_one_rank_leaves_later_counts_for_the_next_wait(truth: M
     laps = {0: [(10, 30), (50, 55)], 1: [(10, 20), (40, 55)]}
     for rank, own in laps.items():
         rows = [
-            {"begin_ns": n * 35 * MS, "end_ns": (n + 1) * 35 * MS,
-             "laps": [["collective", int(begin * MS), int(end * MS), 0]]}
+            {
+                "begin_ns": n * 35 * MS,
+                "end_ns": (n + 1) * 35 * MS,
+                "laps": [["collective", int(begin * MS), int(end * MS), 0]],
+            }
             for n, (begin, end) in enumerate(own)
-        ]  # fmt: skip
+        ]
         (tmp_path / f"rank-{rank}.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     found = truth.of_clock(tmp_path, {rank: [(0, 70 * MS)] for rank in laps})
     (late,) = [w for w in found.waits if w.rank == 1 and w.for_rank == 0 and w.moment_ns == 40 * MS]

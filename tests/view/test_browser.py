@@ -31,8 +31,15 @@ TRACE = """
 """
 
 
-WANTED = ("rank 000 · node00", "rank 001 · node00", "step · rank 000", "phases · rank 000", "data loader", "worker 0",
-          "files")  # fmt: skip
+WANTED = (
+    "rank 000 · node00",
+    "rank 001 · node00",
+    "step · rank 000",
+    "phases · rank 000",
+    "data loader",
+    "worker 0",
+    "files",
+)
 
 
 def test_time_line_opens_in_the_real_ui(tmp_path: Path) -> None:

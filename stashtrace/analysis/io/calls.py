@@ -24,8 +24,15 @@ WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 #: What Darshan counts as time of writing, and of metadata; other calls (unlink, mkdir, ...) it does not count.
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
 _METADATA = (
-    *OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME,
-)  # fmt: skip
+    *OPENS,
+    IoOp.CLOSE,
+    IoOp.FCLOSE,
+    IoOp.LSEEK,
+    IoOp.FSEEK,
+    IoOp.STAT,
+    IoOp.MMAP,
+    IoOp.RENAME,
+)
 OTHER, READING, WRITING, METADATA = range(4)
 NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 

@@ -37,13 +37,33 @@ BIN_NAMES = ("0_100", "100_1K", "1K_10K", "10K_100K", "100K_1M", "1M_4M", "4M_10
 SIZE_BITS = 36  # of a key of path and size
 _MERGED_AT = 1 << 22
 _SUMS = (
-    "opens_count", "reads_count", "writes_count", "read_bytes", "write_bytes", "call_ns", "blocked_ns", "read_call_ns",
-    "blocked_count", "blocked_reads_count", "blocked_read_bytes", "blocked_read_ns", "followers_count",
+    "opens_count",
+    "reads_count",
+    "writes_count",
+    "read_bytes",
+    "write_bytes",
+    "call_ns",
+    "blocked_ns",
+    "read_call_ns",
+    "blocked_count",
+    "blocked_reads_count",
+    "blocked_read_bytes",
+    "blocked_read_ns",
+    "followers_count",
     "followed_count",
-    "located_reads_count", "sequential_reads_count", "consecutive_reads_count", "empty_reads_count",
-    "located_writes_count", "sequential_writes_count", "consecutive_writes_count", "consecutive_blocked_count",
-    "read_ns", "write_ns", "metadata_ns", "extent_bytes",
-)  # fmt: skip
+    "located_reads_count",
+    "sequential_reads_count",
+    "consecutive_reads_count",
+    "empty_reads_count",
+    "located_writes_count",
+    "sequential_writes_count",
+    "consecutive_writes_count",
+    "consecutive_blocked_count",
+    "read_ns",
+    "write_ns",
+    "metadata_ns",
+    "extent_bytes",
+)
 
 
 @dataclass(slots=True)

@@ -150,9 +150,13 @@ def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
     reads = _reads(trace, made, wanted)
     main = np.unique(made["worker_id"])
     return _Batches(
-        made["begin_ns"], made["end_ns"], np.maximum(made["runqueue_ns"], 0),
-        0 if main.tolist() == [-1] else len(main), int(trace.processes["host_code"][owner]), *reads,
-    )  # fmt: skip
+        made["begin_ns"],
+        made["end_ns"],
+        np.maximum(made["runqueue_ns"], 0),
+        0 if main.tolist() == [-1] else len(main),
+        int(trace.processes["host_code"][owner]),
+        *reads,
+    )
 
 
 def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
@@ -187,12 +191,22 @@ def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
     opened.sort()
     times = np.searchsorted(opened, stream, "right") - np.searchsorted(opened, stream, "left")
     return (
-        batch[starts], path[starts], total, taken, cold,
-        np.append(path[located], io["path_code"][elsewhere]), np.append(offset[located], io["offset_bytes"][elsewhere]),
-        np.append(size[located], io["result_bytes"][elsewhere]), int(io["result_bytes"][elsewhere].sum()),
-        stream % len(trace.strings), streamed, times,
-        begin[of_storage], end[of_storage], size[of_storage],
-    )  # fmt: skip
+        batch[starts],
+        path[starts],
+        total,
+        taken,
+        cold,
+        np.append(path[located], io["path_code"][elsewhere]),
+        np.append(offset[located], io["offset_bytes"][elsewhere]),
+        np.append(size[located], io["result_bytes"][elsewhere]),
+        int(io["result_bytes"][elsewhere].sum()),
+        stream % len(trace.strings),
+        streamed,
+        times,
+        begin[of_storage],
+        end[of_storage],
+        size[of_storage],
+    )
 
 
 def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:

@@ -129,9 +129,20 @@ def links(trace: Trace) -> Table:
             continue
         share, error, confidence = _combined(each)
         rows.append(
-            (names.get(group) or f"group {group:x}", CollectiveOp(op).name.lower(), path, len(each.expected),
-             each.collectives, round(total), round(seen), share, error, each.windows, confidence)
-        )  # fmt: skip
+            (
+                names.get(group) or f"group {group:x}",
+                CollectiveOp(op).name.lower(),
+                path,
+                len(each.expected),
+                each.collectives,
+                round(total),
+                round(seen),
+                share,
+                error,
+                each.windows,
+                confidence,
+            )
+        )
     rows.sort(key=lambda row: (-row[5], row[0], row[1], row[2]))
     columns = zip(*rows, strict=True) if rows else [[] for _ in LINKS.names]
     return Table(LINKS, {name: np.array(list(column)) for name, column in zip(LINKS.names, columns, strict=True)})
@@ -351,8 +362,9 @@ def expected_traffic(trace: Trace) -> Expected:
     """What each collective had to move, when and where."""
     table, matched = trace.collectives, match(trace)
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= 0)
-    begin = np.where(timed, table["device_begin_ns"],
-                     np.where(table["begin_ns"] >= 0, table["begin_ns"], table["call_ns"]))  # fmt: skip
+    begin = np.where(
+        timed, table["device_begin_ns"], np.where(table["begin_ns"] >= 0, table["begin_ns"], table["call_ns"])
+    )
     end = np.where(timed, table["device_end_ns"], matched.end_ns)
     entered = matched.last_enter_ns
     begin = np.where((entered > begin) & (entered < end), entered, begin)
@@ -364,8 +376,17 @@ def expected_traffic(trace: Trace) -> Expected:
     names = {row["process_id"]: trace.text(row["host_code"]) for row in trace.processes.rows()}
     hosts = sorted(set(names.values()))
     host = int64([hosts.index(names[p]) for p in table["process_id"].tolist()])
-    return Expected(begin[good], end[good], sent[good], table["group_hash"][good], table["op_code"][good], device[good],
-                    host[good], devices, hosts)  # fmt: skip
+    return Expected(
+        begin[good],
+        end[good],
+        sent[good],
+        table["group_hash"][good],
+        table["op_code"][good],
+        device[good],
+        host[good],
+        devices,
+        hosts,
+    )
 
 
 def _factor(trace: Trace, size: Int64) -> Doubles:

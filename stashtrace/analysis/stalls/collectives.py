@@ -251,8 +251,10 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     working = blocked.launching | blocked.on_device
     plain = ~blocked.presumed & ~working
     for group, doubts in (
-        (plain, ()), (working, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,)),
-    ):  # fmt: skip
+        (plain, ()),
+        (working, (StallKind.COMPUTE,)),
+        (blocked.presumed, (StallKind.OTHER,)),
+    ):
         chosen = is_late & group
         layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
     estimated = [TimeSet.empty()]
@@ -290,8 +292,10 @@ def transfer_layers(
         return layers, TimeSet.empty()
     cuts, known = index.network_cuts, mixed & (row >= 0)
     low, point, high, guess = (c[row[known]] for c in (cuts.low_ns, cuts.point_ns, cuts.high_ns, cuts.estimated))
-    low, point, high = (np.where(point >= 0, np.clip(x, begin[known], end[known]), y)
-                        for x, y in ((low, begin[known]), (point, end[known]), (high, end[known])))  # fmt: skip
+    low, point, high = (
+        np.where(point >= 0, np.clip(x, begin[known], end[known]), y)
+        for x, y in ((low, begin[known]), (point, end[known]), (high, end[known]))
+    )
     bare = mixed & ~known
     layers += [
         Layer(network, TimeSet.of(begin[known], low), doubt),

@@ -225,10 +225,18 @@ def _summed(
     total, size = np.bincount(at, spent), np.bincount(at, moved)
     whole = max(float(total.sum()), 1.0)
     return [
-        (rank, kind, detail, str(each[i]), -1, int(total[i]), float(total[i]) / whole,
-         float(size[i]) * 1e9 / max(float(total[i]), 1.0))
+        (
+            rank,
+            kind,
+            detail,
+            str(each[i]),
+            -1,
+            int(total[i]),
+            float(total[i]) / whole,
+            float(size[i]) * 1e9 / max(float(total[i]), 1.0),
+        )
         for i in np.lexsort((each, -total)).tolist()
-    ]  # fmt: skip
+    ]
 
 
 def _copies(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:

@@ -39,10 +39,25 @@ from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKin
 _MAGIC = 6567223
 _MAGICS = (struct.pack("<q", _MAGIC), struct.pack(">q", _MAGIC))
 #: Kinds of file systems behind which there is a network.
-_NETWORK = frozenset((
-    "lustre", "nfs", "nfs4", "gpfs", "beegfs", "ceph", "cephfs", "dvs", "panfs", "wekafs", "pvfs2", "orangefs", "cifs",
-    "smb3", "glusterfs",
-))  # fmt: skip
+_NETWORK = frozenset(
+    (
+        "lustre",
+        "nfs",
+        "nfs4",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "cephfs",
+        "dvs",
+        "panfs",
+        "wekafs",
+        "pvfs2",
+        "orangefs",
+        "cifs",
+        "smb3",
+        "glusterfs",
+    )
+)
 _Columns = dict[str, npt.NDArray[Any]]
 #: Files of processes whose calls are handed over in one go.
 _PIECES = 1 << 12

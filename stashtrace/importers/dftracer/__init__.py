@@ -343,11 +343,20 @@ IO_OPS: dict[str, int] = {name: int(op) for op, names in _FAMILIES.items() for n
 MOVES_BYTES = frozenset(
     name
     for op in (
-        IoOp.READ, IoOp.WRITE, IoOp.PREAD, IoOp.PWRITE, IoOp.READV, IoOp.WRITEV, IoOp.PREADV, IoOp.PWRITEV,
-        IoOp.SENDFILE, IoOp.FREAD, IoOp.FWRITE,
+        IoOp.READ,
+        IoOp.WRITE,
+        IoOp.PREAD,
+        IoOp.PWRITE,
+        IoOp.READV,
+        IoOp.WRITEV,
+        IoOp.PREADV,
+        IoOp.PWRITEV,
+        IoOp.SENDFILE,
+        IoOp.FREAD,
+        IoOp.FWRITE,
     )
     for name in _FAMILIES[op].split()
-)  # fmt: skip
+)
 
 
 def is_io(category: str, name: str) -> bool:

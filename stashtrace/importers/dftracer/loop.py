@@ -230,8 +230,10 @@ def _made_by_workers(loop: Loop, items: dict[str, Int64], turns: int) -> None:
         size = 0
     for worker, own in enumerate(outer):
         if size:
-            made = {"begin_ns": own["begin_ns"][::size], "end_ns": np.maximum.reduceat(
-                own["end_ns"], np.arange(0, len(own["end_ns"]), size))}  # fmt: skip
+            made = {
+                "begin_ns": own["begin_ns"][::size],
+                "end_ns": np.maximum.reduceat(own["end_ns"], np.arange(0, len(own["end_ns"]), size)),
+            }
         else:
             hulls = _hulls(own, np.empty(0, dtype=np.int64))
             made = {"begin_ns": hulls["begin_ns"], "end_ns": hulls["end_ns"]}

@@ -31,10 +31,26 @@ _LARGEST_BYTES = 256 << 20
 _NAMED_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _TRAILING_NUMBER = re.compile(r"(\d+)$")
 _ITEM_BYTES = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8,
-    "Double": 8, "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16, "UInt16": 2, "UInt32": 4, "UInt64": 8,
-    "QInt8": 1, "QUInt8": 1, "QInt32": 4,
-}  # fmt: skip
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Short": 2,
+    "Half": 2,
+    "BFloat16": 2,
+    "Int": 4,
+    "Float": 4,
+    "Long": 8,
+    "Double": 8,
+    "ComplexHalf": 4,
+    "ComplexFloat": 8,
+    "ComplexDouble": 16,
+    "UInt16": 2,
+    "UInt32": 4,
+    "UInt64": 8,
+    "QInt8": 1,
+    "QUInt8": 1,
+    "QInt32": 4,
+}
 #: A damaged or hostile dump may name any number of tensors.
 _MOST_TENSORS = 4096
 _MOST_RANKS = 1 << 20
@@ -83,9 +99,11 @@ def load(source: Source, context: ImportContext) -> None:
     )
     if rank < 0:
         context.lose(
-            "rank_unknown", process_id=process, severity=Severity.ERROR,
+            "rank_unknown",
+            process_id=process,
+            severity=Severity.ERROR,
             advice=f"a dump does not say its rank: let the name of {name} end in it, such as nccl_trace_rank_3",
-        )  # fmt: skip
+        )
     add_entries(entries, groups, _status(dump), process, rank, context)
     _tell(entries, groups, process, context)
 
@@ -228,9 +246,12 @@ def _tell(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, c
     first = min((e.record for e in entries if e.record >= 0), default=0)
     if first > 0:
         context.lose(
-            "ring_overwritten", first, process_id=process, severity=Severity.INFO,
+            "ring_overwritten",
+            first,
+            process_id=process,
+            severity=Severity.INFO,
             advice="the recorder keeps the last operations only: TORCH_FR_BUFFER_SIZE says how many",
-        )  # fmt: skip
+        )
     open_ones = [e for e in entries if not e.finished]
     context.say("flight_recorder.unfinished", str(len(open_ones)), process)
     for each in open_ones[:_TOLD]:

@@ -29,12 +29,32 @@ from stashtrace.schema.kinds import OPERATORS, CollectiveOp, CollectiveSource, S
 
 #: Bytes of an element by torch's names of types, without namespace and in lower case.
 _ELEMENT_BYTES = {
-    "double": 8, "long": 8, "int64": 8, "long int": 8, "float64": 8, "complexfloat": 8, "unsigned long": 8,
-    "float": 4, "int": 4, "int32": 4, "float32": 4,
-    "half": 2, "bfloat16": 2, "short": 2, "float16": 2, "int16": 2,
-    "char": 1, "byte": 1, "bool": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "signed char": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "long int": 8,
+    "float64": 8,
+    "complexfloat": 8,
+    "unsigned long": 8,
+    "float": 4,
+    "int": 4,
+    "int32": 4,
+    "float32": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "short": 2,
+    "float16": 2,
+    "int16": 2,
+    "char": 1,
+    "byte": 1,
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 #: Collectives of a step that are numbered apart from those of the next; more than any step has.
 PER_STEP = 1 << 20
 

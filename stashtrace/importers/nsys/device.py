@@ -106,9 +106,7 @@ class Work:
 
 def read_calls(database: Database, processes: Processes) -> Calls:
     """Calls of runtime and driver. Of a call that was recorded twice (with its call chain) the outer one counts."""
-    rows = database.integers(
-        CALLS, start=0, end=0, globalTid=0, correlationId=0, nameId=0, returnValue=0
-    )  # fmt: skip
+    rows = database.integers(CALLS, start=0, end=0, globalTid=0, correlationId=0, nameId=0, returnValue=0)
     process = processes.of(rows["globalTid"])
     key = _key(process, rows["correlationId"])
     order = np.lexsort((-rows["end"], rows["start"], key))
@@ -167,8 +165,11 @@ def add_work(database: Database, calls: Calls, processes: Processes, context: Im
     talks = np.array([is_collective_kernel(text) for text in listed], dtype=bool)
     work = np.where(np.append(talks, False)[inverse], int(DeviceWork.COMMUNICATION), int(DeviceWork.KERNEL))
     kernels = add(rows, context.codes(listed)[inverse], work, graph_key=rows["graphNodeId"])
-    add.copies(database.integers(COPIES, **_WORK, bytes=0, copyKind=0, srcKind=-1, dstKind=-1, srcDeviceId=-1,
-                                 dstDeviceId=-1, graphNodeId=0))  # fmt: skip
+    add.copies(
+        database.integers(
+            COPIES, **_WORK, bytes=0, copyKind=0, srcKind=-1, dstKind=-1, srcDeviceId=-1, dstDeviceId=-1, graphNodeId=0
+        )
+    )
     rows = database.integers(SETS, **_WORK, bytes=0, graphNodeId=0)
     add(rows, context.code("Memset"), int(DeviceWork.MEMSET), size_bytes=rows["bytes"], graph_key=rows["graphNodeId"])
     rows = database.integers(GRAPHS, **_WORK, graphId=0)

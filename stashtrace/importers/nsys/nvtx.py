@@ -73,9 +73,11 @@ def add_ranges(database: Database, processes: Processes, context: ImportContext)
     tid = rows["globalTid"] & 0xFFFFFF
     if not whole.all():
         context.lose(
-            "ranges_without_end", int(np.count_nonzero(~whole)), severity=Severity.INFO,
+            "ranges_without_end",
+            int(np.count_nonzero(~whole)),
+            severity=Severity.INFO,
             advice="the recording stopped inside these NVTX ranges",
-        )  # fmt: skip
+        )
     codes = context.codes(names)
     kept = np.flatnonzero(whole)
     if len(kept):
@@ -302,9 +304,26 @@ def _collective_ranges(
 _HEAD = struct.Struct("<QQQQ")
 #: NVTX's predefined types of fields that are whole numbers -> how they lie in the bytes.
 _TYPES = {
-    1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "q", 8: "Q", 9: "q", 10: "Q", 11: "b", 12: "B", 13: "h", 14: "H",
-    15: "i", 16: "I", 17: "q", 18: "Q", 22: "Q",
-}  # fmt: skip
+    1: "b",
+    2: "B",
+    3: "h",
+    4: "H",
+    5: "i",
+    6: "I",
+    7: "q",
+    8: "Q",
+    9: "q",
+    10: "Q",
+    11: "b",
+    12: "B",
+    13: "h",
+    14: "H",
+    15: "i",
+    16: "I",
+    17: "q",
+    18: "Q",
+    22: "Q",
+}
 _FIELDS = {
     "NCCL communicator ID": "communicator",
     "Message size [bytes]": "size_bytes",

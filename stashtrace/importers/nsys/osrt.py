@@ -55,9 +55,18 @@ _IO = {op.name.lower(): op for op in IoOp} | {
 _STDIO = (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSEEK, IoOp.FFLUSH)
 _SOCKETS = (IoOp.RECV, IoOp.SEND, IoOp.CONNECT)
 _MOVES = (
-    IoOp.READ, IoOp.WRITE, IoOp.PREAD, IoOp.PWRITE, IoOp.READV, IoOp.WRITEV, IoOp.PREADV, IoOp.PWRITEV, IoOp.SENDFILE,
-    IoOp.RECV, IoOp.SEND,
-)  # fmt: skip
+    IoOp.READ,
+    IoOp.WRITE,
+    IoOp.PREAD,
+    IoOp.PWRITE,
+    IoOp.READV,
+    IoOp.WRITEV,
+    IoOp.PREADV,
+    IoOp.PWRITEV,
+    IoOp.SENDFILE,
+    IoOp.RECV,
+    IoOp.SEND,
+)
 
 
 def add_library_calls(database: Database, processes: Processes, context: ImportContext) -> None:

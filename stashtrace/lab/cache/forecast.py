@@ -140,39 +140,55 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         expected = calibration.expected("random_read", [size]) if calibration else None
         if expected is not None:
             reader = size / float(expected.time_ns[0]) * 1e9
-            notes.append(f"storage: from the calibration ({calibration.date[:10] if calibration else ''}), one reader;"
-                         " the run read everything from the page cache")  # fmt: skip
+            notes.append(
+                f"storage: from the calibration ({calibration.date[:10] if calibration else ''}), one reader;"
+                " the run read everything from the page cache"
+            )
             storage_known = True
         else:
             reader = cached
-            notes.append("storage: not measured, since every file came from the page cache; rows below 100 % are left"
-                         " out (give --calibration, or record an epoch with a cold cache)")  # fmt: skip
+            notes.append(
+                "storage: not measured, since every file came from the page cache; rows below 100 % are left"
+                " out (give --calibration, or record an epoch with a cold cache)"
+            )
     if storage_known and not storage:
         storage = reader
         if max(workers, 1) * on_host > 1:
-            notes.append("storage: hardly two readers were in it at once; all readers together get the rate of one,"
-                         " so steps with little cached are an upper bound")  # fmt: skip
+            notes.append(
+                "storage: hardly two readers were in it at once; all readers together get the rate of one,"
+                " so steps with little cached are an upper bound"
+            )
     elif storage > 1.3 * reader:
         readers = mean(-1, names.READERS)
-        notes.append(f"storage: more readers got more ({readers:.1f} at once, mean); its limit was not reached, and"
-                     " more readers than that are an extrapolation")  # fmt: skip
+        notes.append(
+            f"storage: more readers got more ({readers:.1f} at once, mean); its limit was not reached, and"
+            " more readers than that are an extrapolation"
+        )
     storage = max(storage, reader) if storage_known else cached
     streams = int(mean(-1, names.UNLOCATED))
     if dataset_bytes is None and streams:
-        notes.append(f"data set: not measured, since {streams} file{'s are' if streams > 1 else ' is'} read through"
-                     " streams that stay open, without known offsets; --cache-size needs --dataset-size")  # fmt: skip
+        notes.append(
+            f"data set: not measured, since {streams} file{'s are' if streams > 1 else ' is'} read through"
+            " streams that stay open, without known offsets; --cache-size needs --dataset-size"
+        )
     elif dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
-        notes.append("data set: the run reads little of it twice, so it may be larger than seen; --cache-size is"
-                     " compared with what was read (give --dataset-size)")  # fmt: skip
+        notes.append(
+            "data set: the run reads little of it twice, so it may be larger than seen; --cache-size is"
+            " compared with what was read (give --dataset-size)"
+        )
     again = mean(-1, names.EPOCHS) / max(mean(-1, names.PASSES), 1.0)
     if again >= AMPLIFIED_FROM:
-        notes.append(f"hits: each byte is read {again:.3g} times in an iteration of the loader, and the forecast takes"
-                     " each to be read once: a cache answers more (`analyze io_cache` counts what it would have"
-                     " answered in this run, `analyze io_advice` says what to change)")  # fmt: skip
+        notes.append(
+            f"hits: each byte is read {again:.3g} times in an iteration of the loader, and the forecast takes"
+            " each to be read once: a cache answers more (`analyze io_cache` counts what it would have"
+            " answered in this run, `analyze io_advice` says what to change)"
+        )
     prep, queued = mean(rank, names.PREP), mean(rank, names.QUEUED)
     if prep and queued > _QUEUED_RATIO * prep:
-        notes.append(f"prep: {100 * queued / prep:.0f} % of it is waiting for a CPU; with more workers than free CPUs a"
-                     " batch takes longer than forecast")  # fmt: skip
+        notes.append(
+            f"prep: {100 * queued / prep:.0f} % of it is waiting for a CPU; with more workers than free CPUs a"
+            " batch takes longer than forecast"
+        )
     job = Job(mean(rank, names.COMPUTE), prep, mean(rank, names.BATCH), workers, on_host, cached, reader, storage)
 
     def moved(sign: int) -> Job:

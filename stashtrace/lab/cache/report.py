@@ -125,8 +125,20 @@ def _text(quantity: str, value: float) -> str:
 
 def _table_lines(table: Table, policy: str) -> list[str]:
     what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
-    head = ("cached", "hits", "step", "at least", "at most", "prep", "fetch", "simulated", "batches/s", "reader needs",
-            "host needs", "limit")  # fmt: skip
+    head = (
+        "cached",
+        "hits",
+        "step",
+        "at least",
+        "at most",
+        "prep",
+        "fetch",
+        "simulated",
+        "batches/s",
+        "reader needs",
+        "host needs",
+        "limit",
+    )
     lines = [head, *(_cells(row) for row in table.rows())]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]

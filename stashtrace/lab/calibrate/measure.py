@@ -87,9 +87,14 @@ class Job:
     def task(self) -> dict[str, Any]:
         """As ``worker`` reads it."""
         return {
-            "what": "measure", "backend": self.backend, "library": self.library, "ops": list(self.ops),
-            "sizes_bytes": list(self.sizes_bytes), "seconds": self.seconds, "disk": self.disk,
-        }  # fmt: skip
+            "what": "measure",
+            "backend": self.backend,
+            "library": self.library,
+            "ops": list(self.ops),
+            "sizes_bytes": list(self.sizes_bytes),
+            "seconds": self.seconds,
+            "disk": self.disk,
+        }
 
 
 def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[Job, ...]:

@@ -75,8 +75,11 @@ def _start(task: Mapping[str, Any], rank: int, ranks: int, folder: Path) -> subp
     with open(folder / f"words{rank}.txt", "wb") as words:
         return subprocess.Popen(
             own_program(_WORKER, str(path)),
-            stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=worker_environment(os.environ, rank, ranks),
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            env=worker_environment(os.environ, rank, ranks),
+        )
 
 
 def worker_environment(environment: Mapping[str, str], rank: int, ranks: int) -> dict[str, str]:

@@ -55,11 +55,26 @@ class StepRun:
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept."""
-        out: dict[str, Any] = {"step": self.step, "repeat": self.repeat, "status": self.status,
-                               "directory": self.directory, "why": self.why, "cache": self.cache}  # fmt: skip
+        out: dict[str, Any] = {
+            "step": self.step,
+            "repeat": self.repeat,
+            "status": self.status,
+            "directory": self.directory,
+            "why": self.why,
+            "cache": self.cache,
+        }
         if self.figures is not None:
-            names = ("step_ns", "steps_count", "epochs_count", "ranks_count", "hosts_count", "workers_count",
-                     "messages_count", "message_bytes", "on_device")  # fmt: skip
+            names = (
+                "step_ns",
+                "steps_count",
+                "epochs_count",
+                "ranks_count",
+                "hosts_count",
+                "workers_count",
+                "messages_count",
+                "message_bytes",
+                "on_device",
+            )
             out |= {name: getattr(self.figures, name) for name in names}
             out["stalls_ns"] = {kind: list(bounds) for kind, bounds in self.figures.stalls_ns.items()}
         return out
@@ -72,8 +87,9 @@ class StepRun:
             values = {name: data[name] for name in Figures.__slots__ if name in data}
             values["stalls_ns"] = {kind: tuple(bounds) for kind, bounds in data["stalls_ns"].items()}
             figures = Figures(**values)
-        return cls(data["step"], data["repeat"], data["status"], data["directory"], data["why"], figures,
-                   data.get("cache", ""))  # fmt: skip
+        return cls(
+            data["step"], data["repeat"], data["status"], data["directory"], data["why"], figures, data.get("cache", "")
+        )
 
 
 @dataclass(slots=True)
@@ -208,8 +224,10 @@ class Characterization:
                 continue
             a, b = duration_text(round(abs(lost.value))), duration_text(round(abs(beside[0])))
             sign_a, sign_b = "-" * (lost.value < 0), "-" * (beside[0] < 0)
-            out.append(f"{name}: the steps differ by {sign_a}{a}, the attribution of the same runs says {sign_b}{b}; "
-                       + _REASONS[name])  # fmt: skip
+            out.append(
+                f"{name}: the steps differ by {sign_a}{a}, the attribution of the same runs says {sign_b}{b}; "
+                + _REASONS[name]
+            )
         return out
 
     def save(self, directory: Path) -> None:

@@ -26,8 +26,11 @@ Floats = npt.NDArray[np.float64]
 STEPS = (1, 2, 3, 4, 5)
 #: Stall -> the steps that it is the difference of.
 NEEDS: Mapping[str, tuple[int, ...]] = {
-    "interconnect": (1, 2), "network": (2, 5), "prep": (2, 4), "fetch": (3, 4),
-}  # fmt: skip
+    "interconnect": (1, 2),
+    "network": (2, 5),
+    "prep": (2, 4),
+    "fetch": (3, 4),
+}
 STALLS = tuple(NEEDS)
 #: As published, the fetch stall is taken from the cold step after the prep stall, and so needs step 2 as well.
 PUBLISHED_NEEDS: Mapping[str, tuple[int, ...]] = {**NEEDS, "fetch": (2, 3, 4)}

@@ -180,10 +180,13 @@ def _interruptible() -> Iterator[None]:
 def _start(task: HostTask, words: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            task.wrap(words, task.environment), env=os.environ | dict(task.environment),
-            stdin=subprocess.PIPE if task.connected else subprocess.DEVNULL, stdout=out, stderr=out,
+            task.wrap(words, task.environment),
+            env=os.environ | dict(task.environment),
+            stdin=subprocess.PIPE if task.connected else subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError as error:
         raise CaptureError(f"cannot start {task.wrap(words, {})[0]}: {error.strerror}") from error
 

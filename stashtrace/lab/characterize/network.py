@@ -118,8 +118,20 @@ def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
         _name(hosts, made)
         for host in hosts:
             _ip("netns", "add", host.namespace)
-        _ip("link", "add", INTERFACE, "netns", hosts[0].namespace, "type", "veth",
-            "peer", "name", INTERFACE, "netns", hosts[1].namespace)  # fmt: skip
+        _ip(
+            "link",
+            "add",
+            INTERFACE,
+            "netns",
+            hosts[0].namespace,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            hosts[1].namespace,
+        )
         for host in hosts:
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
             _ip("-n", host.namespace, "link", "set", "lo", "up")
@@ -138,8 +150,19 @@ def _shape(host: EmulatedHost, shape: Shape) -> None:
         parent = ("parent", "1:1")
     if shape.rate_bits_per_s:
         burst = max(_LEAST_BURST_BYTES, shape.rate_bits_per_s // 8 // _TICKS_PER_S)
-        _run(*device, *parent, "handle", "10:", "tbf", "rate", f"{shape.rate_bits_per_s}bit",
-             "burst", str(burst), "latency", "50ms")  # fmt: skip
+        _run(
+            *device,
+            *parent,
+            "handle",
+            "10:",
+            "tbf",
+            "rate",
+            f"{shape.rate_bits_per_s}bit",
+            "burst",
+            str(burst),
+            "latency",
+            "50ms",
+        )
 
 
 def _name(hosts: Sequence[EmulatedHost], made: contextlib.ExitStack) -> None:

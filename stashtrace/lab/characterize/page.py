@@ -25,8 +25,12 @@ from stashtrace.lab.plot import check_plot_file, new_figure, plain_axes, save_fi
 
 #: Okabe and Ito's palette, which the colour-blind can tell apart.
 COLOURS = {
-    "compute": "#009E73", "interconnect": "#CC79A7", "prep": "#E69F00", "fetch": "#0072B2", "network": "#D55E00",
-}  # fmt: skip
+    "compute": "#009E73",
+    "interconnect": "#CC79A7",
+    "prep": "#E69F00",
+    "fetch": "#0072B2",
+    "network": "#D55E00",
+}
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d5d5; --soft: #666; --paper: #fff; --ink: #1a1a1a; --bar: #eee }
 @media (prefers-color-scheme: dark) {
@@ -61,16 +65,18 @@ def characterization_page(found: Characterized) -> str:
         f"<p><code>{_text(shlex.join(facts.get('command', ())))}</code></p>",
         f'<p class="lead">{_text(" ".join(" ".join(bottleneck_lines(found)).replace("▶", "").split()))}</p>',
         *_warnings(found),
-        "<h2>Steps</h2>", _table(("step", "data", "cache", "devices", "step time"), _step_rows(found)),
+        "<h2>Steps</h2>",
+        _table(("step", "data", "cache", "devices", "step time"), _step_rows(found)),
         *(f'<p class="soft">{_text(said)}</p>' for step in STEPS if (said := found.cache(step))),
         *(f'<p class="soft">{_text(said)}</p>' for said in filter(None, (samples_text(found),))),
         *_stacks(found),
         "<h2>Stalls</h2>",
-        _table(("stall", "share of the step", "as published by Stash", "costs", "the attribution says"),
-               _stall_rows(found)),
+        _table(
+            ("stall", "share of the step", "as published by Stash", "costs", "the attribution says"), _stall_rows(found)
+        ),
         *_shares(found),
         f'<p class="soft">{_text(_machine(found))}</p>',
-    ]  # fmt: skip
+    ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n'
@@ -120,13 +126,15 @@ def _stall_rows(found: Characterized) -> list[list[str]]:
             rows.append([name, '<span class="soft">not measured</span>', "", "", ""])
             continue
         stall, beside = stalls[name], found.attributed_difference_ns(name)
-        rows.append([
-            f'<span class="key" style="background:{COLOURS[name]};margin-left:0"></span>{name}',
-            _text(share_text(stall.clean)),
-            _text(share_text(stall.as_published)) if stall.as_published else "needs step 2",
-            _text(signed_duration(stall.lost_ns.value)),
-            _text(signed_duration(beside[0])) if beside else "",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f'<span class="key" style="background:{COLOURS[name]};margin-left:0"></span>{name}',
+                _text(share_text(stall.clean)),
+                _text(share_text(stall.as_published)) if stall.as_published else "needs step 2",
+                _text(signed_duration(stall.lost_ns.value)),
+                _text(signed_duration(beside[0])) if beside else "",
+            ]
+        )
     return rows
 
 

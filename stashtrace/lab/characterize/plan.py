@@ -78,11 +78,16 @@ class Request:
         """What must be the same for runs to be of one characterisation; more repetitions are welcome."""
         shape = self.emulated
         return {
-            "command": list(self.command), "iterations": self.iterations, "warmup": self.warmup, "ranks": self.ranks,
-            "hosts": list(self.hosts), "network_command": list(self.network_command), "pin": self.pin,
+            "command": list(self.command),
+            "iterations": self.iterations,
+            "warmup": self.warmup,
+            "ranks": self.ranks,
+            "hosts": list(self.hosts),
+            "network_command": list(self.network_command),
+            "pin": self.pin,
             "data": [str(path) for path in self.data],
             "emulated": [shape.rate_bits_per_s, shape.delay_ns] if shape else None,
-        }  # fmt: skip
+        }
 
 
 def opened(request: Request) -> Characterization:

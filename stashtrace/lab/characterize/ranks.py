@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from stashtrace.errors import UsageError
 
 TORCHRUN, ACCELERATE, DEEPSPEED, MPI, TEMPLATE, SINGLE = (
-    "torchrun", "accelerate", "deepspeed", "mpi", "template", "single",
-)  # fmt: skip
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "mpi",
+    "template",
+    "single",
+)
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MPI_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "srun")
 #: Option that counts the ranks of a host, by launcher; the first spelling is the one that is written.
@@ -27,11 +32,26 @@ _COUNT: Mapping[str, tuple[str, ...]] = {
 }
 #: Options of torchrun about where ranks meet: they are said anew for several hosts. The value is how many words follow.
 _MEETING = {
-    "--standalone": 0, "--nnodes": 1, "--node-rank": 1, "--rdzv-backend": 1, "--rdzv-id": 1, "--rdzv-endpoint": 1,
-    "--rdzv-conf": 1, "--master-addr": 1, "--master-port": 1, "--max-restarts": 1, "--local-addr": 1,
-}  # fmt: skip
-_ACCELERATE_MEETING = {"--num_machines": 1, "--machine_rank": 1, "--main_process_ip": 1, "--main_process_port": 1,
-                       "--multi_gpu": 0, "--same_network": 0}  # fmt: skip
+    "--standalone": 0,
+    "--nnodes": 1,
+    "--node-rank": 1,
+    "--rdzv-backend": 1,
+    "--rdzv-id": 1,
+    "--rdzv-endpoint": 1,
+    "--rdzv-conf": 1,
+    "--master-addr": 1,
+    "--master-port": 1,
+    "--max-restarts": 1,
+    "--local-addr": 1,
+}
+_ACCELERATE_MEETING = {
+    "--num_machines": 1,
+    "--machine_rank": 1,
+    "--main_process_ip": 1,
+    "--main_process_port": 1,
+    "--multi_gpu": 0,
+    "--same_network": 0,
+}
 _RANKS, _HOSTS, _HOST_RANK, _ADDRESS, _PORT = "{ranks}", "{hosts}", "{host_rank}", "{address}", "{port}"
 
 
@@ -96,8 +116,13 @@ class RankCommand:
             If this launcher starts its other hosts itself: a template tells how.
         """
         if self.kind == TEMPLATE:
-            found = {_RANKS: ranks, _HOSTS: meeting.hosts, _HOST_RANK: meeting.host_rank, _ADDRESS: meeting.address,
-                     _PORT: meeting.port}  # fmt: skip
+            found = {
+                _RANKS: ranks,
+                _HOSTS: meeting.hosts,
+                _HOST_RANK: meeting.host_rank,
+                _ADDRESS: meeting.address,
+                _PORT: meeting.port,
+            }
             if not any(_HOST_RANK in word for word in self.words):
                 raise UsageError(
                     "the template does not say which host it runs on",
@@ -107,13 +132,29 @@ class RankCommand:
         more: list[str]
         if self.kind == TORCHRUN:
             words = _without(list(self.words), _MEETING)
-            more = ["--nnodes", str(meeting.hosts), "--node-rank", str(meeting.host_rank),
-                    "--master-addr", meeting.address, "--master-port", str(meeting.port)]  # fmt: skip
+            more = [
+                "--nnodes",
+                str(meeting.hosts),
+                "--node-rank",
+                str(meeting.host_rank),
+                "--master-addr",
+                meeting.address,
+                "--master-port",
+                str(meeting.port),
+            ]
         elif self.kind == ACCELERATE:
             words = _without(list(self.words), _ACCELERATE_MEETING)
             ranks *= meeting.hosts  # accelerate counts those of all hosts
-            more = ["--num_machines", str(meeting.hosts), "--machine_rank", str(meeting.host_rank),
-                    "--main_process_ip", meeting.address, "--main_process_port", str(meeting.port)]  # fmt: skip
+            more = [
+                "--num_machines",
+                str(meeting.hosts),
+                "--machine_rank",
+                str(meeting.host_rank),
+                "--main_process_ip",
+                meeting.address,
+                "--main_process_port",
+                str(meeting.port),
+            ]
         else:
             raise UsageError(
                 f"step 5 with {self.kind} needs a command for each host",

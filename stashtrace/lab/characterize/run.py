@@ -239,8 +239,9 @@ class _Session:
         figures, asked = run.figures, self.request.iterations
         if figures is None or (seen := figures.steps_count + figures.epochs_count) >= asked:
             return
-        self._note_once(f"step {step}: the job ended", f"after {seen} of the {asked} training steps that were to be"
-                        " measured")  # fmt: skip
+        self._note_once(
+            f"step {step}: the job ended", f"after {seen} of the {asked} training steps that were to be measured"
+        )
 
     def _wrong_files(self, step: int, state: CacheState, trace: Trace) -> str:
         """Why what the run read was not in the state that its files were brought into, empty if it was."""
@@ -277,9 +278,13 @@ class _Session:
         clock.began_s = time.monotonic()
         try:
             why = run_tasks(
-                tasks, directory, steps + _MARGIN_STEPS, self.request.timeout_s,
-                name=f"characterize-{directory.name}", on_wait=lambda: self._tell(clock, what),
-            )  # fmt: skip
+                tasks,
+                directory,
+                steps + _MARGIN_STEPS,
+                self.request.timeout_s,
+                name=f"characterize-{directory.name}",
+                on_wait=lambda: self._tell(clock, what),
+            )
         finally:
             clock.spent_s += time.monotonic() - clock.began_s
         return why

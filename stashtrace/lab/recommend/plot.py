@@ -14,9 +14,13 @@ from stashtrace.lab.recommend.recommend import Recommendation
 
 #: Okabe and Ito's palette, which the colour-blind can tell apart.
 _COLOURS = {
-    "compute": "#009E73", "interconnect": "#CC79A7", "network": "#D55E00", "prep": "#E69F00", "fetch": "#0072B2",
+    "compute": "#009E73",
+    "interconnect": "#CC79A7",
+    "network": "#D55E00",
+    "prep": "#E69F00",
+    "fetch": "#0072B2",
     UNKNOWN: "#777777",
-}  # fmt: skip
+}
 
 
 def plot_recommendation(answer: Recommendation, path: str) -> None:
@@ -34,8 +38,14 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     front = sorted((one for one in some if one.pareto), key=faster)
-    axes.plot([one.hours.value for one in front], [_cost(one) for one in front], color="#999999", lw=1.2, zorder=1,
-              label="Pareto front")  # fmt: skip
+    axes.plot(
+        [one.hours.value for one in front],
+        [_cost(one) for one in front],
+        color="#999999",
+        lw=1.2,
+        zorder=1,
+        label="Pareto front",
+    )
     for one in some:
         _draw(axes, one)
     _scales(axes, some)
@@ -55,8 +65,15 @@ def _draw(axes: Any, one: Candidate) -> None:
     x, y = one.hours.value, _cost(one)
     if one.hours.known and one.cost is not None and one.cost.known:
         # Cost is time times price: one error, drawn along the line through the origin.
-        axes.plot([one.hours.low, one.hours.high], [one.cost.low, one.cost.high], color=colour, lw=1.0, alpha=0.45,
-                  solid_capstyle="butt", zorder=2)  # fmt: skip
+        axes.plot(
+            [one.hours.low, one.hours.high],
+            [one.cost.low, one.cost.high],
+            color=colour,
+            lw=1.0,
+            alpha=0.45,
+            solid_capstyle="butt",
+            zorder=2,
+        )
     fill = colour if one.measured else "#FFFFFF"
     axes.plot(x, y, "o", ms=8 if one.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
 
@@ -72,8 +89,10 @@ def _scales(axes: Any, some: Sequence[Candidate]) -> None:
     """Both logarithmic where one spans more than a factor of four: then one price is one straight line."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    every = [[bound for one in some for bound in _bounds(one.hours)],
-             [bound for one in some if one.cost is not None for bound in _bounds(one.cost)]]  # fmt: skip
+    every = [
+        [bound for one in some for bound in _bounds(one.hours)],
+        [bound for one in some if one.cost is not None for bound in _bounds(one.cost)],
+    ]
     if min(min(values) for values in every) <= 0 or all(max(values) <= 4 * min(values) for values in every):
         axes.margins(0.12)
         return

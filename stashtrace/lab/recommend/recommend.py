@@ -233,14 +233,25 @@ def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, 
     if 0 < target.devices_per_host < some:
         notes = (*notes, f"{target.devices_per_host} of {some} devices of each are in use")
     return Candidate(
-        instance=target.instance.name, count=target.hosts_count, devices_count=devices,
-        batch_samples=profile.batch_samples, step=step, hours=hours,
+        instance=target.instance.name,
+        count=target.hosts_count,
+        devices_count=devices,
+        batch_samples=profile.batch_samples,
+        step=step,
+        hours=hours,
         synthetic=Interval(math.nan) if found.loaded else found.synthetic,
-        cost=None if price is None else hours.times(price), price_per_hour=price,
-        currency=target.instance.currency, priced_on=target.instance.priced_on, source=target.instance.source,
-        parts_ns=parts, measured=found.ran_with_data if real else found.ran and not found.loaded,
-        emulated=found.emulated, basis=profile.path, told_apart=found.told_apart, notes=(*found.notes, *notes),
-    )  # fmt: skip
+        cost=None if price is None else hours.times(price),
+        price_per_hour=price,
+        currency=target.instance.currency,
+        priced_on=target.instance.priced_on,
+        source=target.instance.source,
+        parts_ns=parts,
+        measured=found.ran_with_data if real else found.ran and not found.loaded,
+        emulated=found.emulated,
+        basis=profile.path,
+        told_apart=found.told_apart,
+        notes=(*found.notes, *notes),
+    )
 
 
 def _mean_step(
@@ -300,8 +311,10 @@ def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
     if not work.iterations or len(unknown) in (0, len(profiles)):
         return []
     which = ", ".join(dict.fromkeys(unknown))
-    return [f"{which} does not know its batch: a step there is taken to do as much as one of the others;"
-            " --batch-size N says it"]  # fmt: skip
+    return [
+        f"{which} does not know its batch: a step there is taken to do as much as one of the others;"
+        " --batch-size N says it"
+    ]
 
 
 def _named_alike(device: str, names: Sequence[str]) -> bool:

@@ -148,9 +148,11 @@ def _facts(one: Candidate) -> str:
 
 def _stall_words(kind: str) -> str:
     return {
-        "interconnect": "the links between its devices", "network": "the network", "prep": "preparing batches",
+        "interconnect": "the links between its devices",
+        "network": "the network",
+        "prep": "preparing batches",
         "fetch": "reading from storage",
-    }[kind]  # fmt: skip
+    }[kind]
 
 
 def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
@@ -230,14 +232,20 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
     for one in candidates:
         cost = one.cost or Interval(math.nan)
         lost = one.worst_stall
-        lines.append([
-            "*" if one.pareto else "", one.name, str(one.devices_count), duration_text(one.step.value),
-            *(_known(bound, _padded) for bound in (one.hours.value, one.hours.low, one.hours.high)),
-            _known(cost.value, lambda x: cost_text(x, "")),
-            one.limited_by, f"{percent_text(one.share(lost))} {lost}" if lost else "-",
-            "measured" if one.measured else "emulated" if one.emulated else "predicted",
-            *([str(one.batch_samples)] if batches else []),
-        ])  # fmt: skip
+        lines.append(
+            [
+                "*" if one.pareto else "",
+                one.name,
+                str(one.devices_count),
+                duration_text(one.step.value),
+                *(_known(bound, _padded) for bound in (one.hours.value, one.hours.low, one.hours.high)),
+                _known(cost.value, lambda x: cost_text(x, "")),
+                one.limited_by,
+                f"{percent_text(one.share(lost))} {lost}" if lost else "-",
+                "measured" if one.measured else "emulated" if one.emulated else "predicted",
+                *([str(one.batch_samples)] if batches else []),
+            ]
+        )
     unit = _currency(candidates)
     what = f"cost in {unit}; " if unit else ""
     return [*aligned_columns(lines, 2, left={0, 1, 8, 10}), f"{what}* nothing is both faster and cheaper"]
@@ -291,28 +299,48 @@ def candidate_row(one: Candidate) -> dict[str, Any]:
     """One candidate, for JSON and CSV."""
     cost = one.cost or Interval(math.nan)
     return {
-        "instance": one.instance, "count": one.count, "devices_count": one.devices_count,
+        "instance": one.instance,
+        "count": one.count,
+        "devices_count": one.devices_count,
         "batch_samples": one.batch_samples or None,
-        "step_ns": round(one.step.value), "step_low_ns": _whole(one.step.low), "step_high_ns": _whole(one.step.high),
-        "hours": _number(one.hours.value), "hours_low": _number(one.hours.low), "hours_high": _number(one.hours.high),
-        "cost": _number(cost.value), "cost_low": _number(cost.low), "cost_high": _number(cost.high),
-        "currency": one.currency, "price_per_hour": one.price_per_hour, "priced_on": one.priced_on,
-        "price_source": one.source, "limited_by": one.limited_by,
+        "step_ns": round(one.step.value),
+        "step_low_ns": _whole(one.step.low),
+        "step_high_ns": _whole(one.step.high),
+        "hours": _number(one.hours.value),
+        "hours_low": _number(one.hours.low),
+        "hours_high": _number(one.hours.high),
+        "cost": _number(cost.value),
+        "cost_low": _number(cost.low),
+        "cost_high": _number(cost.high),
+        "currency": one.currency,
+        "price_per_hour": one.price_per_hour,
+        "priced_on": one.priced_on,
+        "price_source": one.source,
+        "limited_by": one.limited_by,
         **{f"{kind}_ns": round(time) for kind, time in one.parts_ns.items()},
-        "measured": one.measured, "emulated": one.emulated, "pareto": one.pareto, "basis": one.basis,
-    }  # fmt: skip
+        "measured": one.measured,
+        "emulated": one.emulated,
+        "pareto": one.pareto,
+        "basis": one.basis,
+    }
 
 
 def scaling_row(one: Scaling) -> dict[str, Any]:
     """One row of the elasticity table, for JSON."""
     return {
-        "instance": one.instance, "count": one.count, "devices_count": one.devices_count,
-        "batch_samples": one.batch_samples, "total_batch_samples": one.total_batch_samples,
-        "step_ns": round(one.step.value), "samples_per_s": _number(one.samples_per_s.value),
-        "samples_per_s_low": _number(one.samples_per_s.low), "samples_per_s_high": _number(one.samples_per_s.high),
-        "scaling_factor": _number(one.scaling_factor), "efficiency_ratio": _number(one.efficiency),
+        "instance": one.instance,
+        "count": one.count,
+        "devices_count": one.devices_count,
+        "batch_samples": one.batch_samples,
+        "total_batch_samples": one.total_batch_samples,
+        "step_ns": round(one.step.value),
+        "samples_per_s": _number(one.samples_per_s.value),
+        "samples_per_s_low": _number(one.samples_per_s.low),
+        "samples_per_s_high": _number(one.samples_per_s.high),
+        "scaling_factor": _number(one.scaling_factor),
+        "efficiency_ratio": _number(one.efficiency),
         "measured": one.measured,
-    }  # fmt: skip
+    }
 
 
 def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
@@ -322,13 +350,19 @@ def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
     head = ("instances", "devices", "batch each", "batch", "samples/s", "at least", "at most", "scaling", "each", "")
     cells = [
         (
-            _name(one.instance, one.count), str(one.devices_count),
-            str(one.batch_samples), str(one.total_batch_samples), _rate(one.samples_per_s.value),
-            _rate(one.samples_per_s.low), _rate(one.samples_per_s.high),
-            f"{one.scaling_factor:.2f}", f"{one.efficiency:.3f}", "measured" if one.measured else "predicted",
+            _name(one.instance, one.count),
+            str(one.devices_count),
+            str(one.batch_samples),
+            str(one.total_batch_samples),
+            _rate(one.samples_per_s.value),
+            _rate(one.samples_per_s.low),
+            _rate(one.samples_per_s.high),
+            f"{one.scaling_factor:.2f}",
+            f"{one.efficiency:.3f}",
+            "measured" if one.measured else "predicted",
         )
         for one in rows
-    ]  # fmt: skip
+    ]
     what = "elasticity, without loading (scaling: against one device with its best batch; each: the same by device):"
     return [what, *aligned_columns([head, *cells], 2, left={0, 9})]
 
@@ -341,14 +375,19 @@ def catalog_lines(catalog: Catalog) -> list[str]:
     sources = list(dict.fromkeys(one.source for one in catalog.instances.values() if one.source))
     cells = [
         (
-            one.name, one.device or "-", str(one.devices_count or "-"), one.interconnect or "-",
-            _network(one), str(one.vcpus_count or "-"),
+            one.name,
+            one.device or "-",
+            str(one.devices_count or "-"),
+            one.interconnect or "-",
+            _network(one),
+            str(one.vcpus_count or "-"),
             "-" if one.price_per_hour is None else f"{one.price_per_hour:.5g}",
-            "" if one.price_per_hour is None else one.currency, one.priced_on or "-",
+            "" if one.price_per_hour is None else one.currency,
+            one.priced_on or "-",
             f"{one.region or '-'}" + (f" [{sources.index(one.source) + 1}]" if one.source else ""),
         )
         for one in catalog.instances.values()
-    ]  # fmt: skip
+    ]
     notes = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
     if any(one.network_burst for one in catalog.instances.values()):
         notes.append("* for short times")

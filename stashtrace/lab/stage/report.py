@@ -64,8 +64,11 @@ def _measured(check: Mapping[str, Any]) -> list[str]:
     elif low <= 0 <= high:
         lines.append("               that may be nothing: the interval holds zero")
     opens = check["staged_opens_counts"]
-    lines.append(f"  served       {min(opens):,} opens of each run by copies" if min(opens) == max(opens) else
-                 f"  served       {min(opens):,} to {max(opens):,} opens of each run by copies")  # fmt: skip
+    lines.append(
+        f"  served       {min(opens):,} opens of each run by copies"
+        if min(opens) == max(opens)
+        else f"  served       {min(opens):,} to {max(opens):,} opens of each run by copies"
+    )
     return lines + notes
 
 

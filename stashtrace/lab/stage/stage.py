@@ -10,6 +10,7 @@ Called by ``stashtrace stage``. The job's script is not changed: the preloaded r
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -140,8 +141,13 @@ def stage(
         for path, size in sizes.items():
             copy = tier / _name_of(path)
             if not _alike(path, copy):
-                why = _copy(path, copy, lambda more, done=done: on_progress(  # type: ignore[misc]
-                    min((done + more) / total, 1.0), f"copying {len(made)} of {len(sizes)} files"))  # fmt: skip
+                why = _copy(
+                    path,
+                    copy,
+                    lambda more, done=done: on_progress(  # type: ignore[misc]
+                        min((done + more) / total, 1.0), f"copying {len(made)} of {len(sizes)} files"
+                    ),
+                )
                 if why:
                     left.append((path, why))
                     continue
@@ -334,8 +340,8 @@ def check_gain(
             run = (out / _run_name(kind, repeat)).absolute()
             shutil.rmtree(run, ignore_errors=True)
             task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
-            found = _measured(task, run, iterations, warmup, timeout_s,
-                              lambda share=share, what=what: on_progress(share, what))  # type: ignore[misc]  # fmt: skip
+            still_running = functools.partial(on_progress, share, what)
+            found = _measured(task, run, iterations, warmup, timeout_s, still_running)
             if isinstance(found, str):
                 return Gain(why=f"{what}: {found}", opens=tuple(opens), notes=tuple(notes))
             figures, served = found

@@ -54,8 +54,11 @@ def plot_study(study: Study, path: str) -> None:
     figure.align_ylabels()
     figure.suptitle(
         f"{study.settings['ranks']} ranks, {study.settings['backend']} on {study.settings['device']}",
-        x=0.01, ha="left", fontsize=10, color=_FAINT,
-    )  # fmt: skip
+        x=0.01,
+        ha="left",
+        fontsize=10,
+        color=_FAINT,
+    )
     for column, (x, _) in enumerate(columns or [(messages, "")]):
         _name_variants(figure, axes[0][column], study, x)
     save_figure(figure, path)
@@ -160,8 +163,15 @@ def _draw_study(above: Any, below: Any, study: Study, x: Any) -> None:
     if fit is not None:
         order = np.argsort(x, kind="stable")
         name = " + ".join(fit.names)
-        above.plot(x[order], fit.fitted[order], "x-", ms=6, lw=1.0, color=_COLOURS[1],
-                   label=f"fit of {name}, R2 {fit.r2_ratio:.3f}")  # fmt: skip
+        above.plot(
+            x[order],
+            fit.fitted[order],
+            "x-",
+            ms=6,
+            lw=1.0,
+            color=_COLOURS[1],
+            label=f"fit of {name}, R2 {fit.r2_ratio:.3f}",
+        )
         above.plot(x, fit.left_out, "o", ms=8, mfc="none", color=_COLOURS[2], label="predicted without the variant")
         below.vlines(x, 0, stall - fit.fitted, color=_COLOURS[1], lw=0.8)
         below.plot(x, stall - fit.fitted, "x", ms=6, color=_COLOURS[1])

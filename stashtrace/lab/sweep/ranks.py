@@ -41,8 +41,11 @@ def _start(task: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
     with open(words_file(task, rank), "wb") as words:
         return subprocess.Popen(
             own_program(_WORKER, str(task)),
-            stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=rank_environment(os.environ, rank, ranks),
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            env=rank_environment(os.environ, rank, ranks),
+        )
 
 
 def rank_environment(environment: Mapping[str, str], rank: int, ranks: int) -> dict[str, str]:

@@ -142,8 +142,16 @@ def _fit_lines(study: Study) -> list[str]:
             costs[name] = f"{duration_text(value * _SCALES[name])} ±{duration_text(error * _SCALES[name])}"
         r2 = "-" if math.isnan(fit.r2_ratio) else f"{fit.r2_ratio:.3f}"
         typical = typical_error(fit)
-        rows.append((" + ".join(fit.names), costs.get("messages", "-"), costs.get("bytes", "-"), r2,
-                     duration_text(fit.residual), "-" if math.isnan(typical) else percent_text(typical)))  # fmt: skip
+        rows.append(
+            (
+                " + ".join(fit.names),
+                costs.get("messages", "-"),
+                costs.get("bytes", "-"),
+                r2,
+                duration_text(fit.residual),
+                "-" if math.isnan(typical) else percent_text(typical),
+            )
+        )
     return [
         "fits of the stall, with standard errors:",
         *table_lines(rows, left=1),

@@ -38,8 +38,10 @@ VGG_CHANNELS = (1, 2, 4, 8, 8)
 BOTTLENECK = 4
 #: Depths of a depth sweep by default, and the one whose width or buckets are swept.
 DEPTHS: Mapping[str, tuple[int, ...]] = {
-    "resnet": (10, 12, 16, 18, 34, 50), "vgg": (11, 13, 16, 19), "transformer": (1, 2, 4, 6, 8),
-}  # fmt: skip
+    "resnet": (10, 12, 16, 18, 34, 50),
+    "vgg": (11, 13, 16, 19),
+    "transformer": (1, 2, 4, 6, 8),
+}
 MIDDLE: Mapping[str, int] = {"resnet": 18, "vgg": 11, "transformer": 4}
 #: Width by default: channels of the first stage, or features of a token.
 WIDTHS: Mapping[str, int] = {"resnet": 16, "vgg": 16, "transformer": 96}

@@ -196,15 +196,19 @@ def settings_of(request: StudyRequest, facts: Mapping[str, Any]) -> dict[str, An
     """
     if "torch" not in facts:
         why = f" ({facts['complaint']})" if facts.get("complaint") else ""
-        raise CaptureError(f"a sweep trains networks, and torch cannot be imported here{why}",
-                           hint="`pip install 'stashtrace[torch]'`; `stashtrace model RUN` needs none")  # fmt: skip
+        raise CaptureError(
+            f"a sweep trains networks, and torch cannot be imported here{why}",
+            hint="`pip install 'stashtrace[torch]'`; `stashtrace model RUN` needs none",
+        )
     devices = len(facts.get("devices", ())) if "nccl" in facts.get("backends", ()) else 0
     on_device = devices >= 2 and (request.ranks is None or request.ranks <= devices)
     ranks = request.ranks if request.ranks is not None else devices if on_device else 2
     backends = [*facts.get("backends", ()), *facts.get("host_backends", ())]
     if not on_device and "gloo" not in backends:
-        raise CaptureError("this build of torch has no gloo, and there are not two GPUs for NCCL",
-                           hint="`pip install torch` from PyPI has it")  # fmt: skip
+        raise CaptureError(
+            "this build of torch has no gloo, and there are not two GPUs for NCCL",
+            hint="`pip install torch` from PyPI has it",
+        )
     return {
         "ranks": ranks,
         "device": "cuda" if on_device else "cpu",
@@ -233,8 +237,10 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         path.write_text(json.dumps({**task, **meeting}, indent=1) + "\n", encoding="utf-8")
     outcome = run_command(
         own_program(_COMMAND, str(path.absolute())),
-        out=str(folder / "run"), collectors=_COLLECTORS, grace_s=_GRACE_S,
-    )  # fmt: skip
+        out=str(folder / "run"),
+        collectors=_COLLECTORS,
+        grace_s=_GRACE_S,
+    )
     if outcome.interrupts_count:
         raise KeyboardInterrupt
     if outcome.exit_code:

@@ -50,8 +50,10 @@ def main(argv: list[str]) -> int:
         torch.distributed.init_process_group(
             "nccl" if task["device"] == "cuda" else "gloo",
             init_method=f"file://{task['rendezvous']}",
-            rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=_TIMEOUT_S),
-        )  # fmt: skip
+            rank=rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(seconds=_TIMEOUT_S),
+        )
     try:
         train(torch, task, rank, ranks)
     finally:
@@ -191,11 +193,14 @@ def _vgg(torch: Any, net: Network) -> Any:
         layers.append(nn.MaxPool2d(2))
     hidden = 64 * net.width
     return nn.Sequential(
-        *layers, nn.Flatten(),
-        nn.Linear(vgg_features(net), hidden), nn.ReLU(inplace=True),
-        nn.Linear(hidden, hidden), nn.ReLU(inplace=True),
+        *layers,
+        nn.Flatten(),
+        nn.Linear(vgg_features(net), hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(inplace=True),
         nn.Linear(hidden, net.classes_count),
-    )  # fmt: skip
+    )
 
 
 def _transformer(torch: Any, net: Network) -> Any:

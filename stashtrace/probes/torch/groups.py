@@ -65,9 +65,14 @@ class Group:
     def announce(self) -> None:
         """Write the ``group`` row, once it can be kept."""
         self.announced = _emit_group(
-            now_ticks(), self.hash, intern(self.title), intern(self.backend),
-            intern(",".join(map(str, self.members))), self.rank, len(self.members),
-        )  # fmt: skip
+            now_ticks(),
+            self.hash,
+            intern(self.title),
+            intern(self.backend),
+            intern(",".join(map(str, self.members))),
+            self.rank,
+            len(self.members),
+        )
 
     def message(self, sender: int, receiver: int, tag: int) -> tuple[int, int]:
         """Hash and number of a point-to-point message: a pair of ranks counts on its own.
@@ -81,9 +86,14 @@ class Group:
             lane = self._lanes[key] = (lane_hash, itertools.count().__next__)
             ends = [self.members[i] if 0 <= i < len(self.members) else i for i in (sender, receiver)]
             _emit_group(
-                now_ticks(), lane_hash, intern(f"{self.title} {ends[0]} to {ends[1]}"), intern(self.backend),
-                intern(",".join(map(str, ends))), 0 if sender == self.rank else 1, 2,
-            )  # fmt: skip
+                now_ticks(),
+                lane_hash,
+                intern(f"{self.title} {ends[0]} to {ends[1]}"),
+                intern(self.backend),
+                intern(",".join(map(str, ends))),
+                0 if sender == self.rank else 1,
+                2,
+            )
         return lane[0], lane[1]()
 
     def monitored_barrier(self) -> None:
@@ -135,9 +145,13 @@ class Groups:
         found = self._by_name.get(name)
         if found is None:
             found = self._by_name[name] = Group(
-                name, _title(process_group, name), _backend_name(process_group, world),
-                _members(process_group, world), int(process_group.rank()), self._life,
-            )  # fmt: skip
+                name,
+                _title(process_group, name),
+                _backend_name(process_group, world),
+                _members(process_group, world),
+                int(process_group.rank()),
+                self._life,
+            )
             found.baseline = own_count(process_group)
         if not found.announced:
             found.announce()

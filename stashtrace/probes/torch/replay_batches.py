@@ -29,8 +29,22 @@ from stashtrace.probes.recorder import failed
 #: Methods whose result is kept: they move a tensor, or pin it.
 _MOVES = ("to", "cuda", "xpu", "npu", "hpu", "mlu", "musa", "type", "pin_memory")
 #: Methods that scripts call before they move a tensor; done as always, their results remember.
-_STEPS_BEFORE = ("float", "half", "bfloat16", "double", "long", "int", "contiguous", "view", "reshape", "flatten",
-                 "unsqueeze", "squeeze", "permute", "transpose")  # fmt: skip
+_STEPS_BEFORE = (
+    "float",
+    "half",
+    "bfloat16",
+    "double",
+    "long",
+    "int",
+    "contiguous",
+    "view",
+    "reshape",
+    "flatten",
+    "unsqueeze",
+    "squeeze",
+    "permute",
+    "transpose",
+)
 _DEEPEST = 8
 #: Results kept of one tensor: a script whose calls differ in each step would fill the device.
 _MOST_RESULTS = 32
@@ -248,8 +262,18 @@ class KeptTensor:
         The tensor of the batch that this one comes from.
     """
 
-    __slots__ = ("_clones", "_is_moved", "_last", "_methods", "_notes", "_pristine", "_results", "_source", "_tensor",
-                 "_version")  # fmt: skip
+    __slots__ = (
+        "_clones",
+        "_is_moved",
+        "_last",
+        "_methods",
+        "_notes",
+        "_pristine",
+        "_results",
+        "_source",
+        "_tensor",
+        "_version",
+    )
 
     def __init__(self, tensor: Any, notes: Notes, source: KeptTensor | None = None) -> None:
         self._notes = notes

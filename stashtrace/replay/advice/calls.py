@@ -205,9 +205,16 @@ def _rank_work(index: TraceIndex, thread: StepThread, own: Int64) -> tuple[RankW
         seen, blocked = HOST, (pieces.begin, pieces.end, pieces.row)
         computing = TimeSet.of([thread.begin_ns], [thread.end_ns]) - pieces.time - loads
     work = RankWork(
-        thread.rank, thread.process_id, seen, own, of(Phase.FORWARD), of(Phase.BACKWARD), of(Phase.OPTIMIZER),
-        computing, kernels,
-    )  # fmt: skip
+        thread.rank,
+        thread.process_id,
+        seen,
+        own,
+        of(Phase.FORWARD),
+        of(Phase.BACKWARD),
+        of(Phase.OPTIMIZER),
+        computing,
+        kernels,
+    )
     return work, blocked
 
 
@@ -236,10 +243,21 @@ def _calls(
         elif work.seen == HOST:
             exposed[own] = _blocked_on(blocked[rank], mine, begin[own], len(table))
     return Calls(
-        int64(rows), table["rank"][rows], step[rows], table["process_id"][rows], table["group_hash"][rows],
-        table["op_code"][rows].astype(np.int64), table["message_bytes"][rows], position, enter[rows], int64(begin),
-        int64(end), exposed, matched.partial[rows], _element_bytes(index, rows),
-    )  # fmt: skip
+        int64(rows),
+        table["rank"][rows],
+        step[rows],
+        table["process_id"][rows],
+        table["group_hash"][rows],
+        table["op_code"][rows].astype(np.int64),
+        table["message_bytes"][rows],
+        position,
+        enter[rows],
+        int64(begin),
+        int64(end),
+        exposed,
+        matched.partial[rows],
+        _element_bytes(index, rows),
+    )
 
 
 def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:

@@ -147,9 +147,23 @@ class Patterns:
         fatal = self._obstacles(kind, list(share))
         limits = ["other_parameters"] if self._moves_other_parameters(list(share)) else []
         base = Row(
-            SPLIT, kind, size, typical(measured.calls), "update", typical(work), typical(gap) if on_device else -1.0,
-            typical(measured.transfer), typical(measured.exposed), 0, -1.0, 0.0, 0.0, "none", (), "sharded_optimizer",
-        )  # fmt: skip
+            SPLIT,
+            kind,
+            size,
+            typical(measured.calls),
+            "update",
+            typical(work),
+            typical(gap) if on_device else -1.0,
+            typical(measured.transfer),
+            typical(measured.exposed),
+            0,
+            -1.0,
+            0.0,
+            0.0,
+            "none",
+            (),
+            "sharded_optimizer",
+        )
         if fatal:
             yield replace(base, limits=tuple(fatal))
             yield replace(base, transformation=FUSE, limits=tuple(fatal), switch="fused_optimizer")
@@ -177,9 +191,12 @@ class Patterns:
         bound = short or "other_parameters" in limits
         lowest = spread(low)[0]
         return replace(
-            base, saving_low_ns=min(lowest, 0.0) if bound else lowest, saving_high_ns=spread(high)[1],
-            validity="bound" if bound else "estimate", limits=tuple(limits),
-        )  # fmt: skip
+            base,
+            saving_low_ns=min(lowest, 0.0) if bound else lowest,
+            saving_high_ns=spread(high)[1],
+            validity="bound" if bound else "estimate",
+            limits=tuple(limits),
+        )
 
     def _halves_ratio(self, kind: Kind, size: int) -> tuple[float, float] | None:
         """Reduce-scatter and all-gather by all-reduce, least and most within a standard error, as calibrated here."""
@@ -189,9 +206,10 @@ class Patterns:
             return None
         backend = str(backends_of_rows(trace)[row]) or None
         sizes = {
-            "reduce_scatter": kind.message_bytes, "all_gather": kind.message_bytes / size,
+            "reduce_scatter": kind.message_bytes,
+            "all_gather": kind.message_bytes / size,
             "all_reduce": kind.message_bytes,
-        }  # fmt: skip
+        }
         answers = [self.calibration.expected(op, [n], ranks=size, backend=backend) for op, n in sizes.items()]
         if any(answer is None or answer.extrapolated.any() for answer in answers):
             return None
@@ -203,9 +221,14 @@ class Patterns:
         return max(float(halves / whole * (1 - off)), 1.0), max(float(halves / whole * (1 + off)), 1.0)
 
     def _fuse(
-        self, base: Row, work: dict[int, float], gap: dict[int, float], measured: _Measured,
-        own: dict[int, Update], limits: list[str],
-    ) -> Row:  # fmt: skip
+        self,
+        base: Row,
+        work: dict[int, float],
+        gap: dict[int, float],
+        measured: _Measured,
+        own: dict[int, Update],
+        limits: list[str],
+    ) -> Row:
         high = {rank: work[rank] + gap[rank] for rank in work}
         error = {rank: FUSE_ERROR_RATIO * (measured.transfer[rank] + high[rank]) for rank in work}
         hosts = all(update.kernels_count < 0 for update in own.values())
@@ -219,11 +242,14 @@ class Patterns:
             for update in own.values()
         )
         return replace(
-            base, transformation=FUSE, saving_high_ns=spread(high)[1],
+            base,
+            transformation=FUSE,
+            saving_high_ns=spread(high)[1],
             saving_low_ns=max(min(high[r] - error[r] for r in high), 0.0) if holds else 0.0,
-            validity="estimate" if holds else "bound", limits=tuple(limits),
+            validity="estimate" if holds else "bound",
+            limits=tuple(limits),
             switch="fused_optimizer" if hosts or many else "fused_collective",
-        )  # fmt: skip
+        )
 
     # Overlap --------------------------------------------------------------------------------------
 
@@ -250,9 +276,23 @@ class Patterns:
         calls, entries = self.scene.calls, kind.entries
         produced = by_rank(self.scene, entries, producer)
         base = Row(
-            OVERLAP, kind, size, typical(measured.calls), work, typical(produced), -1.0, typical(measured.transfer),
-            typical(measured.exposed), 0, self.contention, 0.0, 0.0, "none", (), switch,
-        )  # fmt: skip
+            OVERLAP,
+            kind,
+            size,
+            typical(measured.calls),
+            work,
+            typical(produced),
+            -1.0,
+            typical(measured.transfer),
+            typical(measured.exposed),
+            0,
+            self.contention,
+            0.0,
+            0.0,
+            "none",
+            (),
+            switch,
+        )
         fatal = [code for code in self._obstacles(kind, list(measured.calls)) if code != "sharded"]
         chunks = int(chunks_of(kind.elements_count))
         if not fatal and chunks < 2:
@@ -276,10 +316,13 @@ class Patterns:
             limits.append("contention_unknown")
         bound = "peers_unseen" in limits or "contention_unknown" in limits
         return replace(
-            base, chunks_count=chunks, saving_high_ns=spread(saved(1.0, 0.0))[1],
+            base,
+            chunks_count=chunks,
+            saving_high_ns=spread(saved(1.0, 0.0))[1],
             saving_low_ns=0.0 if bound else spread(saved(self.contention, max(latency, 0.0)))[0],
-            validity="bound" if bound else "estimate", limits=tuple(limits),
-        )  # fmt: skip
+            validity="bound" if bound else "estimate",
+            limits=tuple(limits),
+        )
 
     def _backward_before(self, kind: Kind) -> Floats:
         """Computation that each call of a kind could have run beside.
@@ -385,9 +428,23 @@ class Patterns:
         exposed = by_rank(self.scene, entries, np.maximum(calls.exposed_ns[entries], 0))
         gather = self._gather_ns(size, reduces, kind.message_bytes)
         base = Row(
-            SLICE, kind, size, typical(counts), "send", 0.0, -1.0, typical(transfer), typical(exposed), 0, -1.0, 0.0,
-            0.0, "none", (), "sliced_p2p",
-        )  # fmt: skip
+            SLICE,
+            kind,
+            size,
+            typical(counts),
+            "send",
+            0.0,
+            -1.0,
+            typical(transfer),
+            typical(exposed),
+            0,
+            -1.0,
+            0.0,
+            0.0,
+            "none",
+            (),
+            "sliced_p2p",
+        )
         fatal = self._obstacles(kind, list(counts))
         fatal = [code for code in fatal if code != "sharded"] + (["gather_unknown"] if gather < 0 else [])
         if fatal:
@@ -402,9 +459,12 @@ class Patterns:
         }
         limits = ["identity_unseen"] + (["peers_unseen"] if self._partial(entries) else [])
         return replace(
-            base, work_ns=typical(counts) * gather, saving_high_ns=spread(high)[1], validity="bound",
+            base,
+            work_ns=typical(counts) * gather,
+            saving_high_ns=spread(high)[1],
+            validity="bound",
             limits=tuple(limits),
-        )  # fmt: skip
+        )
 
     def _gathers(self, group: int, message_bytes: int) -> bool:
         """A group that gathers messages of what is sent has them sliced already."""

@@ -66,8 +66,11 @@ def advice_row(item: Advice) -> dict[str, Any]:
     """The same for JSON."""
     names = [name for name in item.__dataclass_fields__ if name not in ("is_bound", "limits")]
     row = {name: getattr(item, name) for name in names}
-    return row | {"validity": "bound" if item.is_bound else "estimate", "limits": list(item.limits),
-                  "text": advice_text(item)}  # fmt: skip
+    return row | {
+        "validity": "bound" if item.is_bound else "estimate",
+        "limits": list(item.limits),
+        "text": advice_text(item),
+    }
 
 
 def _saved(item: Advice) -> str:

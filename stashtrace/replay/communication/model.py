@@ -195,8 +195,10 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
         why = "the run has no steps" if not messages.has_steps else "no message was sent in a backward pass that counts"
         notes.append(f"exposed communication: not known, since {why}")
     elif messages.on_device.any():
-        notes.append("a device was seen to begin messages, not when their gradients were ready; behind a busy link that"
-                     " is interpolated by bytes")  # fmt: skip
+        notes.append(
+            "a device was seen to begin messages, not when their gradients were ready; behind a busy link that"
+            " is interpolated by bytes"
+        )
     free = [links[at] for at in sorted({p.link for p in typical if p.link >= 0}) if not tells_bytes(links[at])]
     notes += [
         f"{link.op} of {link.communicator}: what a byte costs cannot be told from the scatter, so other buckets are not"
@@ -245,8 +247,16 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
             fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns(), max_pieces=1)
             r2 = r_squared(points.median_ns, fit.expected(points.sizes_bytes)[0])
         first = own[0]
-        link = LinkFit(str(messages.communicator[first]), str(messages.op[first]), str(messages.backend[first]),
-                       int(messages.ranks_count[first]), len(own), points, fit, r2)  # fmt: skip
+        link = LinkFit(
+            str(messages.communicator[first]),
+            str(messages.op[first]),
+            str(messages.backend[first]),
+            int(messages.ranks_count[first]),
+            len(own),
+            points,
+            fit,
+            r2,
+        )
         found.append((-int(messages.bytes[own].sum()), number, link))
     found.sort(key=lambda entry: entry[:2])
     place = np.full(int(kind.max()) + 1, -1, dtype=np.int64)
@@ -323,14 +333,22 @@ def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Pa
         observed = float((messages.end_ns[before] - messages.ready_ns[before]).sum()) + max(last, 0)
         link, model, lane = messages.link_ns[own], expected[own], messages.lane[own]
         even = not waits.any() and not messages.on_device[own].any()
-        table.append((
-            messages.rank[own[0]], messages.step[own[0]], len(own), messages.bytes[own].sum(),
-            link.sum(), model.sum(), observed,
-            schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
-            schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
-            schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model, lane=lane).exposed_ns
-            if fitted and even else np.nan,
-        ))  # fmt: skip
+        table.append(
+            (
+                messages.rank[own[0]],
+                messages.step[own[0]],
+                len(own),
+                messages.bytes[own].sum(),
+                link.sum(),
+                model.sum(),
+                observed,
+                schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
+                schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
+                schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model, lane=lane).exposed_ns
+                if fitted and even
+                else np.nan,
+            )
+        )
         at = int(of[own[0]])
         alone = at >= 0 and links[at].fit is not None and (of[own] == at).all() and (lane == lane[0]).all()
         typical.append(_Pass(ready, messages.bytes[own], waits, at if alone else -1))

@@ -82,8 +82,14 @@ def _fit_cells(link: LinkFit) -> tuple[str, ...]:
     if piece.beta_ns_per_byte > 0:
         rate = f"{bytes_text(piece.bandwidth_bytes_per_s)}/s ±{bytes_text(piece.bandwidth_error_bytes_per_s)}/s"
     r2 = "-" if math.isnan(link.r2_ratio) else f"{link.r2_ratio:.2f}"
-    return (*head, sizes, plus_minus(piece.alpha_ns, piece.alpha_error_ns), rate, r2,
-            percent_text(piece.residual_ratio))  # fmt: skip
+    return (
+        *head,
+        sizes,
+        plus_minus(piece.alpha_ns, piece.alpha_error_ns),
+        rate,
+        r2,
+        percent_text(piece.residual_ratio),
+    )
 
 
 def _fit_json(link: LinkFit) -> dict[str, Any]:
@@ -103,12 +109,25 @@ def _fit_json(link: LinkFit) -> dict[str, Any]:
     if link.fit is not None:
         expected = link.fit.expected(points.sizes_bytes)[0].tolist()
     out["sizes"] = [
-        {"message_bytes": size, "messages_count": count, "median_ns": middle, "low_ns": low, "high_ns": high,
-         "expected_ns": model, "residual_ratio": None if model is None else middle / model - 1}
+        {
+            "message_bytes": size,
+            "messages_count": count,
+            "median_ns": middle,
+            "low_ns": low,
+            "high_ns": high,
+            "expected_ns": model,
+            "residual_ratio": None if model is None else middle / model - 1,
+        }
         for size, count, middle, low, high, model in zip(
-            points.sizes_bytes, points.repetitions_count, points.median_ns, points.low_ns, points.high_ns, expected,
-            strict=True)
-    ]  # fmt: skip
+            points.sizes_bytes,
+            points.repetitions_count,
+            points.median_ns,
+            points.low_ns,
+            points.high_ns,
+            expected,
+            strict=True,
+        )
+    ]
     return out
 
 
@@ -145,15 +164,36 @@ def _exposed_lines(model: CommunicationModel) -> list[str]:
     replay = _middle(passes.replayed_ns) / _middle(passes.observed_ns) - 1 if _middle(passes.observed_ns) > 0 else 0.0
     link = duration_text(_middle(passes.link_ns))
     rows.append(("as seen", link, duration_text(_middle(passes.observed_ns)), _half(passes.observed_ns), ""))
-    rows.append(("recurrence, times as seen", link, duration_text(_middle(passes.replayed_ns)),
-                 _half(passes.replayed_ns), _percent(replay)))  # fmt: skip
-    rows.append(("recurrence, times of the fit", duration_text(_middle(passes.link_predicted_ns)),
-                 duration_text(_middle(passes.predicted_ns)), _half(passes.predicted_ns), _percent(error)))  # fmt: skip
+    rows.append(
+        (
+            "recurrence, times as seen",
+            link,
+            duration_text(_middle(passes.replayed_ns)),
+            _half(passes.replayed_ns),
+            _percent(replay),
+        )
+    )
+    rows.append(
+        (
+            "recurrence, times of the fit",
+            duration_text(_middle(passes.link_predicted_ns)),
+            duration_text(_middle(passes.predicted_ns)),
+            _half(passes.predicted_ns),
+            _percent(error),
+        )
+    )
     if np.isfinite(passes.by_sizes_ns).all():
         even = _middle(passes.by_sizes_ns)
         off = even / _middle(passes.observed_ns) - 1 if _middle(passes.observed_ns) > 0 else math.nan
-        rows.append(("the same, ready times by sizes", rows[-1][1], duration_text(even), _half(passes.by_sizes_ns),
-                     _percent(off)))  # fmt: skip
+        rows.append(
+            (
+                "the same, ready times by sizes",
+                rows[-1][1],
+                duration_text(even),
+                _half(passes.by_sizes_ns),
+                _percent(off),
+            )
+        )
     count, size = _middle(passes.messages_count), _middle(passes.bytes)
     lines = [
         f"exposed communication of a backward pass, {count:g} message{'' if count == 1 else 's'} of {bytes_text(size)}"

@@ -130,9 +130,18 @@ def study(
     cap, capped = best_cap(workload, *cost)
     measured = _as_measured(iterations) if measured_ranks else (None, None)
     return Study(
-        workload, ring, fitted, counts, chosen, tuple(rows), *measured,
-        layer_by_layer(workload, *cost), best(workload, *cost), cap, capped,
-    )  # fmt: skip
+        workload,
+        ring,
+        fitted,
+        counts,
+        chosen,
+        tuple(rows),
+        *measured,
+        layer_by_layer(workload, *cost),
+        best(workload, *cost),
+        cap,
+        capped,
+    )
 
 
 def _as_measured(iterations: Sequence[Workload]) -> tuple[float | None, float | None]:

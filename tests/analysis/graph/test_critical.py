@@ -86,8 +86,13 @@ def test_gaps_lags_and_the_time_behind_the_last_node_hold_the_path() -> None:
     edges: list[Edge] = [(0, 1, EdgeKind.PROGRAM, 0), (1, 2, EdgeKind.PREFETCH, 5)]
     pieces = Pieces.of(Course.of(graph_of(nodes, edges, [(2, 0, 0)], ends_lag_ns=4)))
     assert [(Part(part).name, node) for part, node in zip(pieces.part.tolist(), pieces.node.tolist(), strict=True)] == [
-        ("WORK", 0), ("GAP", 1), ("WORK", 1), ("LAG", 1), ("WORK", 2), ("LAG", 2)
-    ]  # fmt: skip
+        ("WORK", 0),
+        ("GAP", 1),
+        ("WORK", 1),
+        ("LAG", 1),
+        ("WORK", 2),
+        ("LAG", 2),
+    ]
     assert pieces.held_ns.tolist() == [10, 3, 7, 5, 5, 4]
     assert pieces.edge.tolist() == [-1, -1, -1, 1, -1, 2]  # the last one leads to the end of the run
 

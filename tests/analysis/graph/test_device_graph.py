@@ -54,7 +54,7 @@ def step_events(n: int, gemm: float, *, world: int = 2, begin: float = 0.0, all_
         launch(key + 2, at + begin + 30),
         device("sgd", at + all_reduce_end + 2, 96, correlation=key + 2),
         launch(key + 3, sync, at + all_reduce_end + 103 - sync, name="cudaDeviceSynchronize"),
-    ]  # fmt: skip
+    ]
 
 
 def job(folder: Path, gemms: Sequence[float], *, steps: int = 3, **options: Any) -> Graph:
@@ -160,7 +160,7 @@ def test_hidden_communication_costs_nothing_until_nothing_hides_it(tmp_path: Pat
             launch(key + 3, at + 30),
             device("sgd", at + 600, 100, correlation=key + 3),
             launch(key + 4, at + 50, 655, name="cudaDeviceSynchronize"),
-        ]  # fmt: skip
+        ]
     info = {"backend": "nccl", "rank": 0, "world_size": 1}
     graph = build(stashtrace.load(write(tmp_path / "rank0.json", events, distributedInfo=info)))
     transfers = graph.resource == Resource.TRANSFER
@@ -210,7 +210,7 @@ def test_work_of_another_stream_is_waited_for(tmp_path: Path) -> None:
             launch(key + 1, at + 16),
             device("gemm<float>", at + 423, 200, correlation=key + 1),
             launch(key + 2, at + 50, 578, name="cudaDeviceSynchronize"),
-        ]  # fmt: skip
+        ]
     graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
     assert (graph.edge_kind == EdgeKind.ORDER).sum() == 3
     assert step_us(graph, "h2d=x0.5") == (800, 800)

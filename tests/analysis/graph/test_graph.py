@@ -164,8 +164,12 @@ def test_a_cycle_is_cut_at_its_least_certain_edge() -> None:
 
 def test_edges_of_no_node_are_refused() -> None:
     with pytest.raises(ValueError, match="no node"):
-        native.Plan(np.array([7], dtype=np.int32), np.array([0], dtype=np.int32), np.zeros(2, dtype=np.int64),
-                    np.zeros(1, dtype=np.int8))  # fmt: skip
+        native.Plan(
+            np.array([7], dtype=np.int32),
+            np.array([0], dtype=np.int32),
+            np.zeros(2, dtype=np.int64),
+            np.zeros(1, dtype=np.int8),
+        )
 
 
 def test_a_plan_keeps_its_edges_when_the_arrays_it_was_made_of_change() -> None:

@@ -42,9 +42,13 @@ def job(late_ns: int = 0, *, hosts: tuple[str, ...] = ("a", "b"), error_ns: int 
     for host in sorted(set(hosts)):
         own = error_ns if host != "a" else 20
         build.add(
-            "alignment", boot_code=code(f"boot-{host}"), reference_code=code("boot-a"), method_code=code("collectives"),
-            error_ns=own, touch_error_ns=own,
-        )  # fmt: skip
+            "alignment",
+            boot_code=code(f"boot-{host}"),
+            reference_code=code("boot-a"),
+            method_code=code("collectives"),
+            error_ns=own,
+            touch_error_ns=own,
+        )
     for step in range(STEPS):
         now = step * 10 * MS
         enter = {rank: now + 4 * MS + (late_ns if rank == 1 else -rank * MS // 2) for rank in range(ranks)}

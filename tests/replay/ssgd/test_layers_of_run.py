@@ -97,8 +97,13 @@ def device_run(ahead_ms: int) -> Trace:
             times = dict.fromkeys(range(2), (called + 150 * US, called + 160 * US, ready, ready + 2 * MS))
             build.device_collective(times, streams=streams, message_bytes=size_bytes)
             for stream in streams.values():
-                stream.kernel(ready, ready + 2 * MS, "ncclDevKernel_AllReduce", work=DeviceWork.COMMUNICATION,
-                              launch=(called + 151 * US, called + 152 * US))  # fmt: skip
+                stream.kernel(
+                    ready,
+                    ready + 2 * MS,
+                    "ncclDevKernel_AllReduce",
+                    work=DeviceWork.COMMUNICATION,
+                    launch=(called + 151 * US, called + 152 * US),
+                )
         for rank in range(2):
             process, begin = build.rank(rank), called
             compute = process.gpu().stream("compute", compute=True)

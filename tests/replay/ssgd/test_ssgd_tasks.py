@@ -107,9 +107,14 @@ def test_every_task_where_it_belongs() -> None:
     """Two workers, of which the second computes half as fast, one message per layer."""
     messages = layer_by_layer(SMALL, 0, 1)
     found = replay(
-        SMALL, WAIT_FREE, workers=2, last_layers=messages.last_layers, message_ns=messages.time_ns, iterations=2,
+        SMALL,
+        WAIT_FREE,
+        workers=2,
+        last_layers=messages.last_layers,
+        message_ns=messages.time_ns,
+        iterations=2,
         slowness=[1, 2],
-    )  # fmt: skip
+    )
     assert found.reads_ns[0].tolist() == [[0, 40]] * 2
     assert found.copies_ns[0].tolist() == [[40, 45]] * 2
     assert found.forward_ns[0, 0].tolist() == [[45, 55], [55, 75], [75, 105]]

@@ -111,14 +111,25 @@ class Job:
             free = enter.max(axis=1)[:, None]
         end = np.maximum(enter, free) + latency_ns + noise
         shown = [self.hosts.shown(self.host_of[members], times) for times in (enter, end)]
-        self.parts.append(rows_of(
-            process_id=np.tile(members, count), sequence=np.repeat(np.arange(first, first + count), size), group=group,
-            op=op, peer=root, enter=shown[0].ravel(), end=shown[1].ravel(), on_device=on_device,
-            return_after=np.rint(self.rng.exponential(return_ns, count * size)) if return_ns > 0 else int(return_ns),
-        ))  # fmt: skip
+        self.parts.append(
+            rows_of(
+                process_id=np.tile(members, count),
+                sequence=np.repeat(np.arange(first, first + count), size),
+                group=group,
+                op=op,
+                peer=root,
+                enter=shown[0].ravel(),
+                end=shown[1].ravel(),
+                on_device=on_device,
+                return_after=np.rint(self.rng.exponential(return_ns, count * size))
+                if return_ns > 0
+                else int(return_ns),
+            )
+        )
 
-    def message(self, true_ns: npt.NDArray[np.float64], sender: int, receiver: int, *, group: int,
-                latency_ns: float = 40 * US) -> None:  # fmt: skip
+    def message(
+        self, true_ns: npt.NDArray[np.float64], sender: int, receiver: int, *, group: int, latency_ns: float = 40 * US
+    ) -> None:
         """Messages from one rank to another."""
         count = len(true_ns)
         if group not in self.next_sequence:
@@ -128,13 +139,22 @@ class Job:
         sent = true_ns + self.rng.exponential(1 * MS, count)
         waits = true_ns + self.rng.exponential(1 * MS, count)
         got = np.maximum(sent, waits) + latency_ns + self.rng.exponential(10 * US, count)
-        for rank, op, begin, end in ((sender, CollectiveOp.SEND, sent, sent + 20 * US),
-                                     (receiver, CollectiveOp.RECEIVE, waits, got)):  # fmt: skip
+        for rank, op, begin, end in (
+            (sender, CollectiveOp.SEND, sent, sent + 20 * US),
+            (receiver, CollectiveOp.RECEIVE, waits, got),
+        ):
             host = self.host_of[rank]
-            self.parts.append(rows_of(
-                process_id=np.full(count, rank), sequence=np.arange(first, first + count), group=group, op=op,
-                peer=int(rank == sender), enter=self.hosts.shown(host, begin), end=self.hosts.shown(host, end)
-            ))  # fmt: skip
+            self.parts.append(
+                rows_of(
+                    process_id=np.full(count, rank),
+                    sequence=np.arange(first, first + count),
+                    group=group,
+                    op=op,
+                    peer=int(rank == sender),
+                    enter=self.hosts.shown(host, begin),
+                    end=self.hosts.shown(host, end),
+                )
+            )
 
     def collectives(self) -> Table:
         """The table, as it is before alignment."""
@@ -145,8 +165,13 @@ class Job:
         rank, group, place, size = (np.array(c, dtype=np.int64) for c in zip(*self.groups, strict=True))
         schema = TABLES["groups"]
         columns = {n: np.zeros(len(rank), dtype=np.int64) for n in schema.names}
-        columns |= {"process_id": rank, "rank": rank, "group_hash": group.astype(np.uint64), "group_rank": place,
-                    "group_size": size}  # fmt: skip
+        columns |= {
+            "process_id": rank,
+            "rank": rank,
+            "group_hash": group.astype(np.uint64),
+            "group_rank": place,
+            "group_size": size,
+        }
         return Table(schema, columns)
 
     def lifes(self, true_begin_ns: float, true_end_ns: float) -> Int64:
@@ -155,22 +180,46 @@ class Job:
         return np.stack([self.hosts.shown(h, ends) for h in range(len(self.hosts.offset_ns))])
 
 
-def rows_of(*, process_id: Int64, sequence: Int64, group: int, op: CollectiveOp, peer: int, enter: Int64, end: Int64,
-            on_device: bool = False, return_after: npt.NDArray[np.float64] | int = -10 * US) -> Table:  # fmt: skip
+def rows_of(
+    *,
+    process_id: Int64,
+    sequence: Int64,
+    group: int,
+    op: CollectiveOp,
+    peer: int,
+    enter: Int64,
+    end: Int64,
+    on_device: bool = False,
+    return_after: npt.NDArray[np.float64] | int = -10 * US,
+) -> Table:
     """Rows of ``collectives``."""
     schema = TABLES["collectives"]
     rows = len(process_id)
     unseen = np.full(rows, -1, dtype=np.int64)
     columns = dict.fromkeys(schema.names, np.zeros(rows, dtype=np.int64))
     columns |= {
-        "process_id": process_id, "rank": process_id, "group_hash": np.full(rows, group, dtype=np.uint64),
-        "sequence": sequence, "op_code": np.full(rows, int(op)), "peer_rank": np.full(rows, peer), "call_ns": enter,
-        "return_ns": enter, "begin_ns": unseen, "end_ns": end, "device_begin_ns": unseen, "device_end_ns": unseen,
-        "stream_track_id": unseen, "source_code": np.full(rows, int(CollectiveSource.HOST)),
-    }  # fmt: skip
+        "process_id": process_id,
+        "rank": process_id,
+        "group_hash": np.full(rows, group, dtype=np.uint64),
+        "sequence": sequence,
+        "op_code": np.full(rows, int(op)),
+        "peer_rank": np.full(rows, peer),
+        "call_ns": enter,
+        "return_ns": enter,
+        "begin_ns": unseen,
+        "end_ns": end,
+        "device_begin_ns": unseen,
+        "device_end_ns": unseen,
+        "stream_track_id": unseen,
+        "source_code": np.full(rows, int(CollectiveSource.HOST)),
+    }
     if on_device:
         back = enter + np.asarray(return_after, dtype=np.int64)
-        columns |= {"device_begin_ns": np.minimum(np.maximum(enter, back), end), "device_end_ns": end,
-                    "call_ns": enter - 30 * US, "return_ns": back,
-                    "source_code": np.full(rows, int(CollectiveSource.EVENTS))}  # fmt: skip
+        columns |= {
+            "device_begin_ns": np.minimum(np.maximum(enter, back), end),
+            "device_end_ns": end,
+            "call_ns": enter - 30 * US,
+            "return_ns": back,
+            "source_code": np.full(rows, int(CollectiveSource.EVENTS)),
+        }
     return Table(schema, columns)

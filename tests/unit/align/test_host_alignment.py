@@ -54,8 +54,17 @@ def exchanges(hosts: Hosts, at_ns: np.ndarray, rng: np.random.Generator, delay_n
     number = np.repeat(np.arange(count), 2)
     none = np.zeros(2 * count, dtype=bool)
     enter, end = np.stack([replied, sent], axis=1).ravel(), np.stack([got, heard], axis=1).ravel()
-    return Meetings(number, number, np.tile([0, 1], count), enter, end, np.zeros(2 * count, dtype=np.int64), none, none,
-                    np.full(2 * count, PING, dtype=np.int8))  # fmt: skip
+    return Meetings(
+        number,
+        number,
+        np.tile([0, 1], count),
+        enter,
+        end,
+        np.zeros(2 * count, dtype=np.int64),
+        none,
+        none,
+        np.full(2 * count, PING, dtype=np.int8),
+    )
 
 
 def test_true_offsets_lie_inside_the_stated_error_for_many_jobs() -> None:
@@ -66,8 +75,15 @@ def test_true_offsets_lie_inside_the_stated_error_for_many_jobs() -> None:
         everyone = np.arange(len(job.host_of))
         at = times(int(rng.integers(4, 300)), rng.choice([2, 30, 300]) * MS)
         late = rng.choice([0, 1, 5]) * MS * rng.random(len(everyone))
-        job.operate(at, everyone, jitter_ns=rng.choice([0.05, 1, 10]) * MS, latency_ns=rng.choice([5, 60, 2000]) * US,
-                    noise_ns=rng.choice([1, 20]) * US, late_ns=late, on_device=bool(rng.integers(0, 2)))  # fmt: skip
+        job.operate(
+            at,
+            everyone,
+            jitter_ns=rng.choice([0.05, 1, 10]) * MS,
+            latency_ns=rng.choice([5, 60, 2000]) * US,
+            noise_ns=rng.choice([1, 20]) * US,
+            late_ns=late,
+            on_device=bool(rng.integers(0, 2)),
+        )
         if rng.integers(0, 2):
             job.operate(at + 1 * MS, everyone, op=CollectiveOp.BROADCAST, root=0, group=2)
         if rng.integers(0, 2):
@@ -107,8 +123,16 @@ def test_a_kernel_that_events_show_to_begin_too_late_limits_nothing(return_ns: f
         job = job_of(Hosts.random(2, rng), rng, 1)
         for half in range(2):  # each rank is the last one half of the time
             late = np.array([half, 1 - half]) * 2.0 * MS
-            job.operate(times(150), np.arange(2), latency_ns=10 * US, noise_ns=0.2 * US, jitter_ns=1 * US, late_ns=late,
-                        on_device=True, return_ns=return_ns)  # fmt: skip
+            job.operate(
+                times(150),
+                np.arange(2),
+                latency_ns=10 * US,
+                noise_ns=0.2 * US,
+                jitter_ns=1 * US,
+                late_ns=late,
+                on_device=True,
+                return_ns=return_ns,
+            )
         found = align(job, 21 * S)
         assert all(inside(job, found, 21 * S))
         miss, error = worst(job, found, 1, 5 * S, 12 * S)
@@ -270,8 +294,9 @@ def test_operations_under_one_number_that_differ_are_not_used() -> None:
     table = job.collectives()
     op = table["op_code"].copy()
     op[0] = int(CollectiveOp.BARRIER)
-    found = align_tables(table.replace(op_code=op), job.group_table(), job.host_of, np.zeros(2, dtype=np.int64),
-                         job.lifes(0, 7 * S))  # fmt: skip
+    found = align_tables(
+        table.replace(op_code=op), job.group_table(), job.host_of, np.zeros(2, dtype=np.int64), job.lifes(0, 7 * S)
+    )
     assert found.rejected_count == 1
     assert 1 in found.offsets
 

@@ -48,8 +48,21 @@ def lost(trace: Trace, reason: str) -> int:
 
 def calls(stash: StashWriter, *sizes: int) -> None:
     group = 7
-    stash.add("nccl_comm", [stash.row("nccl_comm", begin_ticks=ms(1), end_ticks=ms(2), group_hash=group, group_rank=0,
-                                      group_size=1, nodes_count=1, event_code=CommEvent.INIT)])  # fmt: skip
+    stash.add(
+        "nccl_comm",
+        [
+            stash.row(
+                "nccl_comm",
+                begin_ticks=ms(1),
+                end_ticks=ms(2),
+                group_hash=group,
+                group_rank=0,
+                group_size=1,
+                nodes_count=1,
+                event_code=CommEvent.INIT,
+            )
+        ],
+    )
     stash.add(
         "nccl_call",
         [
@@ -86,8 +99,18 @@ def test_names_with_numbers_of_64_bits() -> None:
 
 
 def test_a_communicator_that_claims_billions_of_members(stash: StashWriter) -> None:
-    rows = [stash.row("nccl_comm", begin_ticks=ms(1), end_ticks=ms(2), group_hash=7, group_rank=0, group_size=2**31 - 1,
-                      nodes_count=1, event_code=CommEvent.INIT)]  # fmt: skip
+    rows = [
+        stash.row(
+            "nccl_comm",
+            begin_ticks=ms(1),
+            end_ticks=ms(2),
+            group_hash=7,
+            group_rank=0,
+            group_size=2**31 - 1,
+            nodes_count=1,
+            event_code=CommEvent.INIT,
+        )
+    ]
     stash.add("nccl_comm", rows)
     trace = loaded(stash)
     assert [trace.text(code) for code in trace.groups["members_code"].tolist()] == [""]
@@ -95,8 +118,9 @@ def test_a_communicator_that_claims_billions_of_members(stash: StashWriter) -> N
 
 def test_a_device_reading_without_end_is_none(stash: StashWriter) -> None:
     def reading(before: int, after: int, device_ns: int) -> tuple[object, ...]:
-        return stash.row("device_clock", before_ticks=before, after_ticks=after, device_ns=device_ns,
-                         clock_code=DeviceClock.CUPTI)  # fmt: skip
+        return stash.row(
+            "device_clock", before_ticks=before, after_ticks=after, device_ns=device_ns, clock_code=DeviceClock.CUPTI
+        )
 
     stash.add("device_clock", [reading(1, 2**64 - 1, 5), reading(ms(1), ms(1), HUGE)])
     assert len(loaded(stash).device_clocks) == 0
@@ -162,8 +186,9 @@ def test_a_collective_with_codes_of_a_later_version_is_drawn(stash: StashWriter)
     assert len(loaded(stash).collectives) == 1
 
 
-@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "20000000"}, {"RANK": "20000000"},
-                                       {"RANK": "²"}, {"RANK": "9" * 5_000}])  # fmt: skip
+@pytest.mark.parametrize(
+    "variables", [{"RANK": "0", "WORLD_SIZE": "20000000"}, {"RANK": "20000000"}, {"RANK": "²"}, {"RANK": "9" * 5_000}]
+)
 def test_a_rank_or_world_that_no_job_has_is_unknown(tmp_path: Path, variables: dict[str, str]) -> None:
     writer = StashWriter(tmp_path / "run", env=variables)
     writer.sync(0, 10)
@@ -174,10 +199,13 @@ def test_a_rank_or_world_that_no_job_has_is_unknown(tmp_path: Path, variables: d
 
 def test_steps_of_any_number_are_drawn(stash: StashWriter) -> None:
     """Recorded from a step on whose number asks for more memory than there is."""
-    stash.add("phase_span", [
-        stash.row("phase_span", begin_ticks=ms(i), end_ticks=ms(i + 1), phase_code=int(code), phase_flags=1)
-        for i, code in enumerate([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER] * 3)
-    ])  # fmt: skip
+    stash.add(
+        "phase_span",
+        [
+            stash.row("phase_span", begin_ticks=ms(i), end_ticks=ms(i + 1), phase_code=int(code), phase_flags=1)
+            for i, code in enumerate([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER] * 3)
+        ],
+    )
     write_run_json(stash.path.parent, steps="900000000000:")
     trace = loaded(stash)
     assert analyze(trace, "steps")["step"].min() >= 900_000_000_000

@@ -9,8 +9,14 @@ from stashtrace.loading.identity import Place, places
 
 
 def step(task: int, tasks: int, local: int = 0) -> dict[str, str]:
-    return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(task), "SLURM_LOCALID": str(local),
-            "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_NTASKS": "99"}  # fmt: skip
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(local),
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_NTASKS": "99",
+    }
 
 
 def elastic(rank: int, world: int, local: int = 0) -> dict[str, str]:

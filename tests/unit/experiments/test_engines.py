@@ -89,9 +89,13 @@ def test_torch_copies_go_the_named_way() -> None:
     assert found.left_out == {}
     ways = {call[2:] for call in device.calls}
     assert ways == {
-        ("cpu", "cuda:0", "pinned"), ("cpu", "cuda:0", "pageable"), ("cuda:0", "cpu", "pinned"),
-        ("cuda:0", "cpu", "pageable"), ("cuda:0", "cuda:0", "pageable"), ("cuda:0", "cuda:1", "pageable"),
-    }  # fmt: skip
+        ("cpu", "cuda:0", "pinned"),
+        ("cpu", "cuda:0", "pageable"),
+        ("cuda:0", "cpu", "pinned"),
+        ("cuda:0", "cpu", "pageable"),
+        ("cuda:0", "cuda:0", "pageable"),
+        ("cuda:0", "cuda:1", "pageable"),
+    }
     assert found.stamps["h2d_pinned"][1024][0] == (0, 11_024)
 
 
@@ -136,8 +140,18 @@ def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_measures_with_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device = FakeDevice()
     cupy, nccl = fake_cupy(device)
-    task = {"what": "measure", "backend": "cuda", "library": "cupy", "ops": ["d2d"], "sizes_bytes": SIZES, "seconds": 0,
-            "disk": "", "rank": 0, "ranks": 1, "rendezvous": str(tmp_path / "meet")}  # fmt: skip
+    task = {
+        "what": "measure",
+        "backend": "cuda",
+        "library": "cupy",
+        "ops": ["d2d"],
+        "sizes_bytes": SIZES,
+        "seconds": 0,
+        "disk": "",
+        "rank": 0,
+        "ranks": 1,
+        "rendezvous": str(tmp_path / "meet"),
+    }
     with installed(monkeypatch, cupy=cupy, cupy_cuda_nccl=nccl):
         assert set(worker.run(task).stamps["d2d"]) == set(SIZES)
         assert worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2}).rounds_count >= 1

@@ -87,8 +87,15 @@ def test_folders_of_classes_are_one_data_set(tmp_path: Path) -> None:
     read = files(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "train/eel/1.jpg", "notes/1.txt", "runs/1.txt")
     files(tmp_path, "train/cat/2.jpg", "train/fox/1.jpg", "train/fox/list.csv", "other/1.txt")
     found = [Path(path).relative_to(tmp_path).as_posix() for path in with_neighbours(file_set(read)).paths]
-    assert found == ["notes/1.txt", "runs/1.txt", "train/cat/1.jpg", "train/cat/2.jpg", "train/dog/1.jpg",
-                     "train/eel/1.jpg", "train/fox/1.jpg"]  # fmt: skip
+    assert found == [
+        "notes/1.txt",
+        "runs/1.txt",
+        "train/cat/1.jpg",
+        "train/cat/2.jpg",
+        "train/dog/1.jpg",
+        "train/eel/1.jpg",
+        "train/fox/1.jpg",
+    ]
 
 
 def test_a_folder_that_does_not_say_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +155,13 @@ def test_a_job_whose_data_is_in_memory_before_its_steps() -> None:
 
 
 def test_what_could_not_be_looked_at_is_named(tmp_path: Path) -> None:
-    whole = dataclasses.replace(file_set(files(tmp_path, "a.bin")), left_out=(
-        ("/data/1", "no permission to read"), ("/tmp/x", "no such file or directory"),
-        ("/data/2", "read on another host"),
-    ))  # fmt: skip
+    whole = dataclasses.replace(
+        file_set(files(tmp_path, "a.bin")),
+        left_out=(
+            ("/data/1", "no permission to read"),
+            ("/tmp/x", "no such file or directory"),
+            ("/data/2", "read on another host"),
+        ),
+    )
     data = DataStates(whole, FileSet((), 0), drop_caches=False)
     assert data.notes == ["not looked at, and neither cold nor warm: /data/1 (no permission to read) and 1 more"]

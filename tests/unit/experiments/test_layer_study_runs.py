@@ -195,8 +195,14 @@ def test_where_the_ranks_run(facts: dict[str, Any], ranks: int | None, settings:
     assert (found["ranks"], found["device"], found["backend"]) == settings
 
 
-@pytest.mark.parametrize("facts", [{"library": "", "backends": []}, {"library": "cupy", "backends": ["nccl"]},
-                                   {"library": "torch", "torch": "2.9", "backends": []}])  # fmt: skip
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"library": "", "backends": []},
+        {"library": "cupy", "backends": ["nccl"]},
+        {"library": "torch", "torch": "2.9", "backends": []},
+    ],
+)
 def test_torch_is_missing(facts: dict[str, Any]) -> None:
     with pytest.raises(StashtraceError) as caught:
         settings_of(StudyRequest("depth"), facts)

@@ -17,19 +17,28 @@ PLACE = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29511"
 @pytest.mark.parametrize(
     ("typed", "ranks", "one"),
     [
-        ("torchrun --nproc-per-node 8 train.py --nproc-per-node 3", 8,
-         "torchrun --nproc-per-node 1 train.py --nproc-per-node 3"),
+        (
+            "torchrun --nproc-per-node 8 train.py --nproc-per-node 3",
+            8,
+            "torchrun --nproc-per-node 1 train.py --nproc-per-node 3",
+        ),
         ("torchrun --nproc_per_node=4 --standalone train.py", 4, "torchrun --nproc_per_node=1 --standalone train.py"),
-        ("python -m torch.distributed.run --nproc-per-node 2 -m pkg.train --x", 2,
-         "python -m torch.distributed.run --nproc-per-node 1 -m pkg.train --x"),
-        ("env A=1 accelerate launch --multi_gpu --num_processes 8 t.py", 8,
-         "env A=1 accelerate launch --num_processes 1 t.py"),
+        (
+            "python -m torch.distributed.run --nproc-per-node 2 -m pkg.train --x",
+            2,
+            "python -m torch.distributed.run --nproc-per-node 1 -m pkg.train --x",
+        ),
+        (
+            "env A=1 accelerate launch --multi_gpu --num_processes 8 t.py",
+            8,
+            "env A=1 accelerate launch --num_processes 1 t.py",
+        ),
         ("deepspeed --num_gpus 4 t.py --deepspeed c.json", 4, "deepspeed --num_gpus 1 t.py --deepspeed c.json"),
         ("mpirun -np 6 -x PATH python t.py", 6, "mpirun -np 1 -x PATH python t.py"),
         ("srun --ntasks=4 python t.py", 4, "srun --ntasks=1 python t.py"),
         ("python train.py --workers 4", 1, "python train.py --workers 4"),
     ],
-)  # fmt: skip
+)
 def test_one_rank_of_many(typed: str, ranks: int, one: str) -> None:
     command = rank_command(shlex.split(typed))
     assert command.ranks == ranks
@@ -52,8 +61,10 @@ def test_ranks_said_beside_the_command() -> None:
 
 
 def test_torchrun_on_several_hosts_meets_where_it_is_told() -> None:
-    typed = ("torchrun --standalone --nproc-per-node=8 --rdzv_backend c10d --rdzv-endpoint=h:1 --max-restarts 3"
-             " --tee 3 train.py --master-port 5")  # fmt: skip
+    typed = (
+        "torchrun --standalone --nproc-per-node=8 --rdzv_backend c10d --rdzv-endpoint=h:1 --max-restarts 3"
+        " --tee 3 train.py --master-port 5"
+    )
     found = rank_command(shlex.split(typed)).on_hosts(4, MEETING)
     assert found == shlex.split(f"torchrun {PLACE} --nproc-per-node=4 --tee 3 train.py --master-port 5")
 

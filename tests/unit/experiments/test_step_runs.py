@@ -89,9 +89,15 @@ def test_what_another_host_recorded_comes_home(tmp_path: Path, ssh: list[str], m
     job = (sys.executable, "-c", "import os; print('said on', os.environ['NAME'], os.getcwd())")
     tasks = [
         HostTask(job, {"NAME": "one", "RANK": "0", "WORLD_SIZE": "2"}, here, "one"),
-        HostTask(job, {"NAME": "the other", "RANK": "1", "WORLD_SIZE": "2"}, by_ssh("other", ssh), "other",
-                 bring_home=from_host("other", ssh), connected=True),
-    ]  # fmt: skip
+        HostTask(
+            job,
+            {"NAME": "the other", "RANK": "1", "WORLD_SIZE": "2"},
+            by_ssh("other", ssh),
+            "other",
+            bring_home=from_host("other", ssh),
+            connected=True,
+        ),
+    ]
     assert run_tasks(tasks, run, 5, 180.0, name="two", on_wait=lambda: None) == ""
     log = run.with_suffix(".log").read_text()
     assert f"said on one {tmp_path}/here" in log

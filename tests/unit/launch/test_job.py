@@ -47,7 +47,7 @@ def test_a_command_by_itself_is_a_run_of_its_own() -> None:
         (torchrun("--nnodes=2", "--rdzv-endpoint", "localhost:29400"), {}, f"torchrun-{HERE}-29400", 2, False),
         (torchrun("--nnodes=2", "--master-addr=127.0.0.1", "--master-port=7"), {}, f"torchrun-{HERE}-7", 2, False),
     ],
-)  # fmt: skip
+)
 def test_the_name(command: list[str], environment: dict[str, str], name: str, count: int, unique: bool) -> None:
     job = job_of(command, environment)
     assert job == Job(job.run_id, name, count, unique)

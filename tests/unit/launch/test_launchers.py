@@ -100,8 +100,9 @@ def test_who_still_runs(tmp_path: Path) -> None:
     say(ended, facts("node3", exit_code=0))
     (tmp_path / "launch.node4.1.json").write_text('{"host": "no')  # being written
     assert {(f["host"], f["launcher_pid"]) for f in still_running(tmp_path)} == {
-        ("here", os.getpid()), ("elsewhere", gone.pid)
-    }  # fmt: skip
+        ("here", os.getpid()),
+        ("elsewhere", gone.pid),
+    }
     assert not all_ended(tmp_path)
 
 
@@ -127,8 +128,10 @@ def test_one_merges_at_a_time(tmp_path: Path) -> None:
 def test_the_words_of_all_launchers_in_one(tmp_path: Path) -> None:
     begin = time.time_ns()
     run = {"run_id": "a", "begin_realtime_ns": begin, "begin_monotonic_ns": 5, "exit_code": 0}
-    two = [facts("node0", 1, begin, exit_code=0, signal=0, end_realtime_ns=begin + 50),
-           facts("node1", 1, begin, exit_code=137, signal=9, end_realtime_ns=begin + 40)]  # fmt: skip
+    two = [
+        facts("node0", 1, begin, exit_code=0, signal=0, end_realtime_ns=begin + 50),
+        facts("node1", 1, begin, exit_code=137, signal=9, end_realtime_ns=begin + 40),
+    ]
     whole = folded(run, two)
     assert (whole["exit_code"], whole["signal"], whole["end_monotonic_ns"]) == (137, 9, 55)
     assert [part["host"] for part in whole["parts"]] == ["node0", "node1"]

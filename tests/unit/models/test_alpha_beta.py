@@ -132,9 +132,15 @@ def test_degenerate_input_is_refused(
 @pytest.mark.parametrize(
     ("op", "ranks", "factor"),
     [
-        ("all_reduce", 2, 1.0), ("all_reduce", 8, 1.75), ("all_gather", 8, 7.0), ("reduce_scatter", 8, 0.875),
-        ("all_to_all", 4, 0.75), ("broadcast", 8, 1.0), ("reduce", 8, 1.0), ("all_reduce", 1, 0.0),
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 8, 7.0),
+        ("reduce_scatter", 8, 0.875),
+        ("all_to_all", 4, 0.75),
+        ("broadcast", 8, 1.0),
+        ("reduce", 8, 1.0),
+        ("all_reduce", 1, 0.0),
     ],
-)  # fmt: skip
+)
 def test_bus_factors(op: str, ranks: int, factor: float) -> None:
     assert bus_bytes(op, ranks, 1000) == pytest.approx(1000 * factor)

@@ -26,9 +26,15 @@ from stashtrace.lab.cache.model import (
 )
 
 JOB = Job(
-    compute_ns=20e6, prep_ns=80e6, batch_bytes=2.4e6, workers_count=2, ranks_count=1,
-    cached_bytes_per_s=5e9, reader_bytes_per_s=40e6, storage_bytes_per_s=60e6,
-)  # fmt: skip
+    compute_ns=20e6,
+    prep_ns=80e6,
+    batch_bytes=2.4e6,
+    workers_count=2,
+    ranks_count=1,
+    cached_bytes_per_s=5e9,
+    reader_bytes_per_s=40e6,
+    storage_bytes_per_s=60e6,
+)
 
 
 def random_jobs(count: int) -> list[Job]:
@@ -37,8 +43,18 @@ def random_jobs(count: int) -> list[Job]:
     for _ in range(count):
         compute, prep, size = random.uniform(5e6, 80e6), random.uniform(1e6, 200e6), random.uniform(1e5, 2e7)
         reader = size / random.uniform(0.002, 0.2)
-        jobs.append(Job(compute, prep, size, int(random.integers(1, 6)), int(random.integers(1, 4)),
-                        reader * random.uniform(5, 100), reader, reader * random.uniform(1, 4)))  # fmt: skip
+        jobs.append(
+            Job(
+                compute,
+                prep,
+                size,
+                int(random.integers(1, 6)),
+                int(random.integers(1, 4)),
+                reader * random.uniform(5, 100),
+                reader,
+                reader * random.uniform(1, 4),
+            )
+        )
     return jobs
 
 
@@ -98,8 +114,12 @@ def test_properties(job: Job) -> None:
     assert (found.prep_ns >= 0).all()
     assert (found.fetch_ns >= 0).all()
     assert found.fetch_ns[-1] == 0
-    for change in ({"workers_count": job.workers_count + 1}, {"reader_bytes_per_s": 2 * job.reader_bytes_per_s},
-                   {"storage_bytes_per_s": 2 * job.storage_bytes_per_s}, {"prep_ns": job.prep_ns / 2}):  # fmt: skip
+    for change in (
+        {"workers_count": job.workers_count + 1},
+        {"reader_bytes_per_s": 2 * job.reader_bytes_per_s},
+        {"storage_bytes_per_s": 2 * job.storage_bytes_per_s},
+        {"prep_ns": job.prep_ns / 2},
+    ):
         assert (predict(replace(job, **change), hits).step_ns <= found.step_ns + 1e-3).all(), change
 
 
@@ -121,8 +141,10 @@ def test_storage_that_is_fast_enough_leaves_the_slack_and_no_more(job: Job, hits
         return
     warm = predict(job, 1.0).step_ns[0]
     assert predict(with_storage(job, need), hits).step_ns[0] <= warm * (1 + SLACK_RATIO) * (1 + 1e-9)
-    slower = with_storage(job, replace(need, total_bytes_per_s=0.8 * need.total_bytes_per_s,
-                                       reader_bytes_per_s=0.8 * need.reader_bytes_per_s))  # fmt: skip
+    slower = with_storage(
+        job,
+        replace(need, total_bytes_per_s=0.8 * need.total_bytes_per_s, reader_bytes_per_s=0.8 * need.reader_bytes_per_s),
+    )
     if need.reader_bytes_per_s < job.cached_bytes_per_s:
         assert predict(slower, hits).step_ns[0] > warm * (1 + SLACK_RATIO)
 

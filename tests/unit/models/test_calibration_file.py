@@ -31,8 +31,14 @@ def made(alpha: float = 1e5, beta: float = 0.5, **options: object) -> Calibratio
     fit = fit_alpha_beta(SIZES, times, points.errors_ns())
     machine = {"cpu": 'A "fast" CPU', "cores_count": 2, "devices": [], "host_hash": host_hash("node00")}
     links = (Link("collective", "gloo", "all_reduce", 2, fit, points), Link("copy", "cuda", "d2d", 1, fit, points))
-    given = {"date": "2026-11-21T05:00:00+00:00", "command": "stashtrace calibrate", "machine": machine,
-             "versions": {"python": "3"}, "links": links, "left_out": {"gloo all_to_all": "not \\ here"}}  # fmt: skip
+    given = {
+        "date": "2026-11-21T05:00:00+00:00",
+        "command": "stashtrace calibrate",
+        "machine": machine,
+        "versions": {"python": "3"},
+        "links": links,
+        "left_out": {"gloo all_to_all": "not \\ here"},
+    }
     return Calibration(**{**given, **options})  # type: ignore[arg-type]
 
 
@@ -116,7 +122,7 @@ GOOD = calibration_text(made())
         ("version = 1\nlink = [3]", FormatError, "link 1 is no table"),
         (GOOD.replace("[machine]", "[[machine]]"), FormatError, "machine is no table"),
     ],
-)  # fmt: skip
+)
 def test_damage_is_said_in_one_line(tmp_path: Path, text: str, kind: type[StashtraceError], words: str) -> None:
     assert text != GOOD
     path = tmp_path / "c.toml"

@@ -13,9 +13,14 @@ from stashtrace.lab.recommend.catalog import INTERCONNECTS, Catalog, Instance, l
 
 # Dollars an hour: `cost_map` of Stash's analyze.py (aakash-sharma/DS-Analyzer@5fb06a1), and a public list for P3dn.
 STASH_PRICES = {
-    "p2.xlarge": 0.9, "p2.8xlarge": 7.2, "p2.16xlarge": 14.4,
-    "p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "p3.16xlarge": 24.48, "p3dn.24xlarge": 31.212,
-}  # fmt: skip
+    "p2.xlarge": 0.9,
+    "p2.8xlarge": 7.2,
+    "p2.16xlarge": 14.4,
+    "p3.2xlarge": 3.06,
+    "p3.8xlarge": 12.24,
+    "p3.16xlarge": 24.48,
+    "p3dn.24xlarge": 31.212,
+}
 FAMILIES = ("p2.", "p3.", "p3dn.", "p4d.", "p4de.", "p5.", "g4dn.", "g5.", "g6.")
 
 

@@ -83,9 +83,14 @@ class TestThroughputTable:
 
     @pytest.mark.parametrize(
         ("network", "method", "efficiency"),
-        [("10GbE", "BSP-A2A", 0.608), ("10GbE", "WFBP-A2A", 0.631), ("10GbE", "MG-WFBP", 0.850),
-         ("100GbIB", "WFBP-A2A", 0.905), ("100GbIB", "MG-WFBP", 0.972)],
-    )  # fmt: skip
+        [
+            ("10GbE", "BSP-A2A", 0.608),
+            ("10GbE", "WFBP-A2A", 0.631),
+            ("10GbE", "MG-WFBP", 0.850),
+            ("100GbIB", "WFBP-A2A", 0.905),
+            ("100GbIB", "MG-WFBP", 0.972),
+        ],
+    )
     def test_scaling_efficiency_of_32_devices(self, network: str, method: str, efficiency: float) -> None:
         _, single = MODELS["resnet50"]
         assert round(scaling_efficiency(single, rate("resnet50", network, method, 32), 32), 3) == efficiency

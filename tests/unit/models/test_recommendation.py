@@ -78,9 +78,14 @@ class TestPublishedNumbers:
 
     @pytest.mark.parametrize(
         ("network", "method", "efficiency"),
-        [("10GbE", "BSP-A2A", 0.608), ("10GbE", "WFBP-A2A", 0.631), ("10GbE", "MG-WFBP", 0.850),
-         ("100GbIB", "WFBP-A2A", 0.905), ("100GbIB", "MG-WFBP", 0.972)],
-    )  # fmt: skip
+        [
+            ("10GbE", "BSP-A2A", 0.608),
+            ("10GbE", "WFBP-A2A", 0.631),
+            ("10GbE", "MG-WFBP", 0.850),
+            ("100GbIB", "WFBP-A2A", 0.905),
+            ("100GbIB", "MG-WFBP", 0.972),
+        ],
+    )
     def test_scaling_efficiency_of_resnet50_on_32(self, network: str, method: str, efficiency: float) -> None:
         batch, single = MODELS["resnet50"]
         rate = RUNS["resnet50", network, method][COUNTS.index(32)][0]
@@ -239,8 +244,12 @@ class TestCandidates:
         assert any("catalog is empty" in note for note in answer.notes)
 
     def test_prices_in_two_currencies(self) -> None:
-        mixed = Catalog({"a": Instance("a", "X", 1, price_per_hour=1.0, currency="USD"),
-                         "b": Instance("b", "X", 1, price_per_hour=1.0, currency="EUR")})  # fmt: skip
+        mixed = Catalog(
+            {
+                "a": Instance("a", "X", 1, price_per_hour=1.0, currency="USD"),
+                "b": Instance("b", "X", 1, price_per_hour=1.0, currency="EUR"),
+            }
+        )
         with pytest.raises(UsageError, match="EUR and USD cannot be compared"):
             recommend([ran("a", 1, {1: 0.1})], mixed, Work(iterations=1))
 
@@ -366,8 +375,10 @@ class TestWhatIsSaid:
 
     def test_ranks_on_a_cpu_say_nothing_of_the_instance_s_devices(self, tmp_path: Path) -> None:
         one = replace(ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2}), device="cpu")
-        assert any("which has V100-SXM2-16GB, but its ranks used no device" in note
-                   for note in recommend([one], AWS, Work(iterations=1)).notes)  # fmt: skip
+        assert any(
+            "which has V100-SXM2-16GB, but its ranks used no device" in note
+            for note in recommend([one], AWS, Work(iterations=1)).notes
+        )
         other = recommend([replace(one, device="gpu")], AWS, Work(iterations=1))
         assert not any("used no device" in note for note in other.notes)
         for processors in ("2 cores", "96 vCPUs", "EPYC CPU"):

@@ -146,9 +146,19 @@ class TestImportHook:
 
 #: What Python 2 cannot read; of a file in ASCII these are all that Python 3.10 knows more of, but for print.
 NEWER = (
-    ast.AnnAssign, ast.AsyncFor, ast.AsyncFunctionDef, ast.AsyncWith, ast.Await, ast.FormattedValue, ast.JoinedStr,
-    ast.MatMult, ast.Match, ast.NamedExpr, ast.Nonlocal, ast.YieldFrom,
-)  # fmt: skip
+    ast.AnnAssign,
+    ast.AsyncFor,
+    ast.AsyncFunctionDef,
+    ast.AsyncWith,
+    ast.Await,
+    ast.FormattedValue,
+    ast.JoinedStr,
+    ast.MatMult,
+    ast.Match,
+    ast.NamedExpr,
+    ast.Nonlocal,
+    ast.YieldFrom,
+)
 
 
 def unreadable_by_python_2(tree: ast.AST) -> list[str]:

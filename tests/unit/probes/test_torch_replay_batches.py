@@ -75,9 +75,14 @@ def copied_to_meta(kept: KeptBatch, change: Any = lambda x: x, times: int = 3) -
 def test_every_part_comes_back_in_containers_of_its_own(notes: Heard) -> None:
     x, y = torch.arange(6.0).reshape(2, 3), torch.arange(4)
     batch = {
-        "dict": collections.OrderedDict(a=x, b=1), "list": [x, [y, "text"]], "pair": Pair(y, "name"),
-        "user": collections.UserDict({"y": y}), "own": Own(x, ["a"]), "none": None, "tuple": (x, (1, 2)),
-    }  # fmt: skip
+        "dict": collections.OrderedDict(a=x, b=1),
+        "list": [x, [y, "text"]],
+        "pair": Pair(y, "name"),
+        "user": collections.UserDict({"y": y}),
+        "own": Own(x, ["a"]),
+        "none": None,
+        "tuple": (x, (1, 2)),
+    }
     kept = KeptBatch(batch, notes)
     for _ in range(2):
         got = kept.hand_out()
