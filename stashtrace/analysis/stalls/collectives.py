@@ -159,8 +159,8 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
         launches, device = (np.concatenate([x, np.zeros(len(left), dtype=bool)]) for x in (launches, device))
         presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
     order = np.argsort(begin, kind="stable")
-    pieces = (begin, stop, row, asked, launches, presumed, device)
-    begin, stop, row, asked, launches, presumed, device = (column[order] for column in pieces)
+    begin, stop, row, asked = (column[order] for column in (begin, stop, row, asked))
+    launches, presumed, device = (column[order] for column in (launches, presumed, device))
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]
