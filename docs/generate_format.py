@@ -102,7 +102,7 @@ def tables_page() -> str:
         for schema in group:
             out.append(f"\n### `{schema.name}`\n\n{schema.doc}.\n")
             out.append("| column | dtype | unit | meaning |\n|---|---|---|---|")
-            out.extend(f"| `{c.name}` | {c.dtype} | {c.unit} | {c.doc} |" for c in schema.columns)
+            out.extend(f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |" for c in schema.columns)
     return "\n".join(out) + "\n"
 
 
