@@ -1,6 +1,6 @@
 """Rows whose numbers cannot be: a file that is damaged, or made to harm, under right checksums.
 
-Called for each table that is read: by ``loading.session`` for a run, by ``store.files`` for a store. What follows
+Called for each table that is read: by ``loading.decode`` for a run, by ``store.files`` for a store. What follows
 subtracts moments and counts with these numbers in 64 bits, and looks things up by their codes; from here on the
 difference of any two numbers fits, and no code is negative. Importers have the same bound (``importers.bounds``).
 """
