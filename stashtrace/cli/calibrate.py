@@ -12,8 +12,8 @@ from pathlib import Path
 
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file, why_not_writable
+from stashtrace.errors import UsageError
+from stashtrace.output_files import complete_file, require_writable
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _EPILOG = """without options: copies to and from the GPU and NCCL between all GPUs of this
@@ -107,8 +107,7 @@ def _checked_out(name: str) -> Path:
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--out {path / 'calibration.toml'}")
-    if why := why_not_writable(path):
-        raise CaptureError(f"cannot write {path}: {why}", hint="choose another place with `--out FILE`")
+    require_writable(path, hint="choose another place with `--out FILE`")
     return path
 
 
