@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.collective_names import is_collective_kernel
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.nsys.database import Database, Int64, Processes
+from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, StreamFlag
 
 KERNELS, COPIES, SETS, GRAPHS, WAITS, CALLS = (
@@ -162,7 +162,7 @@ def add_work(database: Database, calls: Calls, processes: Processes, context: Im
     names = database.texts(name)
     distinct, inverse = np.unique(name, return_inverse=True)
     listed = [names.get(n, "unknown kernel") for n in distinct.tolist()]
-    talks = np.array([is_collective_kernel(text) for text in listed], dtype=bool)
+    talks = np.array([communicates(text) for text in listed], dtype=bool)
     work = np.where(np.append(talks, False)[inverse], int(DeviceWork.COMMUNICATION), int(DeviceWork.KERNEL))
     kernels = add(rows, context.codes(listed)[inverse], work, graph_key=rows["graphNodeId"])
     add.copies(
