@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST
+from stashtrace.importers.bounds import HIGHEST, integer_or
 from stashtrace.schema.columns import STAMPS, Column
 from stashtrace.schema.events import TABLES
-from stashtrace.schema.kinds import IoFlag, ProcessRole, Severity
+from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity
 from stashtrace.schema.possible import MOST_RANKS
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -31,6 +31,8 @@ Bools = npt.NDArray[np.bool_]
 
 #: Reporter of losses that concern whole files, whatever their format.
 WHOLE_FILES = "importers"
+#: Bound of major and minor compute capability; larger numbers are damage.
+_HIGHEST_CAPABILITY = 1000
 _ENDS = frozenset({"end_ns", "device_end_ns", "return_ns"})
 
 
@@ -251,6 +253,44 @@ class ImportContext:
         columns.setdefault("crosses_hosts", -1)
         self.add("groups", process_id=process_id, group_hash=np.array([group_hash], dtype=np.uint64), **columns)
 
+    def add_device(
+        self,
+        process_id: int,
+        index: int,
+        title: str,
+        *,
+        name: str = "",
+        uuid: str = "",
+        bus: str = "",
+        memory_bytes: object = None,
+        multiprocessors_count: object = None,
+        capability: tuple[object, object] = (None, None),
+    ) -> None:
+        """Append a row of ``devices``.
+
+        Parameters
+        ----------
+        index : int
+            CUDA's ordinal of the device in this process.
+        title : str
+            Name of its track.
+        memory_bytes, multiprocessors_count, capability : object
+            As a document gives them; values that are no positive numbers are unknown.
+        """
+        major, minor = (integer_or(part, 0, lowest=1) for part in capability)
+        self.add(
+            "devices",
+            process_id=process_id,
+            device_index=index,
+            track_id=self.tracks.device(process_id, index, title),
+            uuid_code=self.code(uuid),
+            name_code=self.code(name),
+            bus_code=self.code(bus),
+            memory_bytes=integer_or(memory_bytes, -1, lowest=1),
+            multiprocessors_count=integer_or(multiprocessors_count, -1, lowest=1),
+            capability_code=10 * major + minor if max(major, minor) < _HIGHEST_CAPABILITY else 0,
+        )
+
     def _without_impossible(self, table: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return the rows whose begins fit 62 bits. Importers clip ends themselves."""
         fits = np.ones(1, dtype=bool)
@@ -342,6 +382,11 @@ class ImportContext:
 
 # Columns that several importers derive alike.
 
+#: Calls whose result is a number of bytes.
+TRANSFERS = (
+    *(IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV),
+    *(IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.SENDFILE),
+)
 #: A call that copies from the page cache takes at most a fixed cost plus the time of its bytes.
 CALL_NS, BYTES_PER_NS = 100_000, 1
 #: Fact (``metadata``) of a process whose calls were flagged so; ``stalls`` then widens its bounds.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.bounds import integer_or
 from stashtrace.importers.context import Int64
 from stashtrace.importers.kineto.events import EventRows, FileRows
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, Severity, StreamFlag
@@ -189,15 +188,14 @@ def _add_devices(rows: FileRows, used: set[int]) -> None:
     known = {d["id"]: d for d in rows.file.described_devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
     for index in sorted(used):
         device = known.get(index, {})
-        rows.context.add(
-            "devices",
-            process_id=rows.process_id,
-            device_index=index,
-            track_id=rows.context.tracks.device(rows.process_id, index, f"GPU {index}"),
-            name_code=rows.context.code(str(device.get("name", ""))),
-            memory_bytes=integer_or(device.get("totalGlobalMem"), -1),
-            multiprocessors_count=integer_or(device.get("numSms"), -1),
-            capability_code=10 * integer_or(device.get("computeMajor"), 0) + integer_or(device.get("computeMinor"), 0),
+        rows.context.add_device(
+            rows.process_id,
+            index,
+            f"GPU {index}",
+            name=str(device.get("name", "")),
+            memory_bytes=device.get("totalGlobalMem"),
+            multiprocessors_count=device.get("numSms"),
+            capability=(device.get("computeMajor"), device.get("computeMinor")),
         )
 
 
