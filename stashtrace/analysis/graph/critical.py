@@ -115,6 +115,16 @@ class Course:
             node = parents[node]
         return np.array(found[::-1], dtype=np.int64)
 
+    @property
+    def path_bounds_ns(self) -> Int64:
+        """Begin of each path node's part of the critical path, then the end of the run.
+
+        Gaps belong to the node behind them, the lags of edges to the node before. Where a node begins before the one
+        it waited for has ended (a negative lag), the later node holds the path.
+        """
+        ready = np.append(self.ready_ns[self.path], self.stop_ns)
+        return np.minimum.accumulate(ready[::-1])[::-1]
+
     @cached_property
     def slack_ns(self) -> Int64:
         """By how much each node could end later and the run end no later; -1 where nothing that counts waits for it.
@@ -143,38 +153,6 @@ class Course:
         return steps[chosen] if chosen.any() else steps
 
 
-def critical_nodes(graph: Graph, replayed: Replayed) -> Int64:
-    """Nodes of the critical path of a replay, first one first.
-
-    None of them could be shorter, or begin earlier, without the run being shorter, as far as the edges tell.
-    """
-    return Course.of(graph, replayed).path
-
-
-def critical_time(graph: Graph, replayed: Replayed) -> tuple[Int64, Int64]:
-    """Nodes of the critical path of a replay, and how long each one holds it.
-
-    Gaps belong to the node behind them, the lags of edges to the one before. The times add up to its length.
-    """
-    course = Course.of(graph, replayed)
-    from_ns = _from_ns(course)
-    return course.path, np.diff(from_ns)
-
-
-def slack_ns(graph: Graph, replayed: Replayed) -> Int64:
-    """``Course.slack_ns`` of a replay."""
-    return Course.of(graph, replayed).slack_ns
-
-
-def _from_ns(course: Course) -> Int64:
-    """When each node of the path begins to hold it, and the end of the run.
-
-    Where a node begins before the one it waited for has ended (a negative lag), the later one holds the path.
-    """
-    ready = np.append(course.ready_ns[course.path], course.stop_ns)
-    return np.minimum.accumulate(ready[::-1])[::-1]
-
-
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """The critical path in pieces: sorted, each begins where the one before ends, none is empty.
@@ -199,8 +177,8 @@ class Pieces:
     @classmethod
     def of(cls, course: Course) -> Pieces:
         """The whole path, from the begin of its first node to the end of the run."""
-        nodes, from_ns = course.path, _from_ns(course)
-        low, high = from_ns[:-1], from_ns[1:]
+        nodes, bounds = course.path, course.path_bounds_ns
+        low, high = bounds[:-1], bounds[1:]
         work = np.clip(course.begin_ns[nodes], low, high)
         done = np.clip(course.end_ns[nodes], work, high)
         edge = np.full((len(nodes), len(Part)), -1, dtype=np.int64)

@@ -28,8 +28,8 @@ from stashtrace.replay.communication.overlap import (
     bucket_ends,
     merge_caps,
     merged,
-    ready_at,
     ready_by_sizes,
+    rebucketed,
     rounded_cap,
     schedule,
 )
@@ -445,8 +445,7 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
             starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
             ready, sizes = merged(ready, sizes, starts)
         elif mib > 0:
-            ends, anywhere = bucket_ends(sizes, mib * 2**20, **_known(ddp))
-            ready, sizes = ready_at(ready, sizes, ends), np.diff(np.append(0.0, ends))
+            ready, sizes, anywhere = rebucketed(ready, sizes, mib * 2**20, **_known(ddp))
             divided.append(anywhere)
         counts.append(len(sizes))
         exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)

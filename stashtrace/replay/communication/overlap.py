@@ -266,17 +266,26 @@ def rebucketed(
     *,
     gradients_bytes: Any = (),
     recorded_bytes: float | None = None,
-) -> tuple[Floats, Floats]:
-    """Ready times and sizes, were the gradients sent in buckets of another size: :func:`bucket_ends`, :func:`ready_at`.
+) -> tuple[Floats, Floats, bool]:
+    """Regroup gradients into buckets of another size (:func:`bucket_ends`, :func:`ready_at`).
+
+    Returns
+    -------
+    ready_ns, sizes_bytes : float array
+        Of each bucket.
+    anywhere : bool
+        Messages were divided, and nothing says where.
 
     Examples
     --------
-    >>> ready, sizes = rebucketed([10, 20], [100, 100], 50)
-    >>> ready.tolist(), sizes.tolist()
-    ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0])
+    >>> ready, sizes, anywhere = rebucketed([10, 20], [100, 100], 50)
+    >>> ready.tolist(), sizes.tolist(), anywhere
+    ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0], True)
     """
-    ends, _ = bucket_ends(sizes_bytes, bucket_bytes, gradients_bytes=gradients_bytes, recorded_bytes=recorded_bytes)
-    return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends))
+    ends, anywhere = bucket_ends(
+        sizes_bytes, bucket_bytes, gradients_bytes=gradients_bytes, recorded_bytes=recorded_bytes
+    )
+    return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends)), anywhere
 
 
 def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:

@@ -58,11 +58,6 @@ class Replay:
         return found
 
     @property
-    def first_ns(self) -> int:
-        """Length of the first iteration, whose batch nobody read ahead."""
-        return int(self.ends_ns[0])
-
-    @property
     def iteration_ns(self) -> int:
         """Length of the last iteration: the pace, once some iterations have passed."""
         ends = self.ends_ns
