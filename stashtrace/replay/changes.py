@@ -20,6 +20,8 @@ WORDS = {"compression": ("fp16",)}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
 BUCKET = "bucket_mb"
 QUANTITIES = (*TIMES, *LINKS, *COUNTS, *WORDS)
+#: From one byte, which sends each gradient alone, to a size that no device holds.
+_BUCKET_RANGE_MIB = (1e-6, 1e6)
 _TIME_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _RATE_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RANGE = {
@@ -103,13 +105,17 @@ class Change:
 
 
 def _size_mib(text: str) -> float:
-    """A size of buckets in MiB."""
+    """Read a size of buckets in MiB."""
+    least, most = _BUCKET_RANGE_MIB
     try:
         size = float(text)
     except ValueError:
         size = math.nan
-    if not (size > 0 and math.isfinite(size)):
-        raise UsageError(f"{BUCKET} cannot be {text or 'nothing'}", hint=f"a size in MiB, as in {BUCKET}=100")
+    if not least <= size <= most:
+        raise UsageError(
+            f"{BUCKET} cannot be {text or 'nothing'}",
+            hint=f"a size in MiB from {least:g} to {most:g}, as in {BUCKET}=100",
+        )
     return size
 
 

@@ -153,24 +153,34 @@ def _asked(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]
     waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > _WAITED_NS
-    factor = _prefetch_factor(passes, graph, taken, waited)
+    taken_ns = np.where(taken >= 0, graph.begin_ns[taken], NEVER)
+    factor = _prefetch_factor(passes, graph.begin_ns[passes.nodes], taken_ns[passes.nodes], waited)
     target, source = passes.before(wanted * factor)
     source = taken[source]
     known = source >= 0
     return _edges(source[known], target[known], late, EdgeKind.PREFETCH)
 
 
-def _prefetch_factor(passes: _Passes, graph: Graph, taken: Int64, waited: Bools) -> int:
-    """How far ahead of what was taken workers were at most, divided by their number.
+def _prefetch_factor(passes: _Passes, begin_ns: Int64, taken_ns: Int64, waited: Bools) -> int:
+    """Return how many batches ahead of the last taken one the workers were at most, divided by their number.
 
     Workers that never had to wait may be allowed to be further ahead: at least as far as DataLoader lets them.
+
+    Parameters
+    ----------
+    passes : _Passes
+    begin_ns, taken_ns : int array
+        When each batch was begun and taken, in the order of ``passes.nodes``; ``NEVER`` if it was not taken.
+    waited : bool array
+        Batches before which their worker waited.
     """
-    taken_ns = np.where(taken >= 0, graph.begin_ns[np.maximum(taken, 0)], NEVER)[passes.nodes]
-    ahead = 0
-    for start in np.unique(passes.start).tolist():
-        mine = passes.start == start
-        so_far = np.searchsorted(np.sort(taken_ns[mine]), graph.begin_ns[passes.nodes[mine]], side="right")
-        ahead = max(ahead, int((np.arange(len(so_far)) - so_far).max()) + 1)
+    count = len(begin_ns)
+    order = np.lexsort((np.repeat((0, 1), count), np.concatenate([taken_ns, begin_ns]), np.tile(passes.start, 2)))
+    begins = order >= count
+    batch = order[begins] - count
+    # Passes follow one another in this order, so all batches of earlier passes have been counted as taken.
+    taken_in_pass = np.cumsum(~begins)[begins] - passes.start[batch]
+    ahead = max(int((passes.position[batch] - taken_in_pass).max()) + 1, 0)
     factor = max(round(ahead / passes.workers), 1)
     return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, _PREFETCH)
 

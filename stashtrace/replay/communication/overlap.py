@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 _EVER_SMALLER = 2
 #: A cap of so much of the run's own is the same one, written with fewer digits.
 _SAME = 0.999
+#: A pass is divided into no more messages than this.
+_MOST_BUCKETS = 1_000_000
 #: Caps that are tried: of more, an even choice by their ratios.
 _MOST_CAPS = 64
 
@@ -240,6 +242,11 @@ def bucket_ends(
     if whole:
         return np.append(sent[bucket_starts(sizes, bucket_bytes)[1:] - 1], sent[-1:]), False
     total = float(sizes.sum())
+    if total > _MOST_BUCKETS * bucket_bytes:
+        raise UsageError(
+            f"buckets of {bucket_bytes:g} bytes would divide a backward pass into more than {_MOST_BUCKETS:,} messages",
+            hint="ask for larger buckets",
+        )
     return np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total), True
 
 

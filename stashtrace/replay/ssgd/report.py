@@ -71,9 +71,9 @@ def _merge_json(study: Study, merge: Merge) -> dict[str, Any]:
 
 def _facts(study: Study) -> list[str]:
     work, ring = study.workload, study.ring
-    lines = [
-        f"{len(work)} layers, {len(work.sends)} of them with gradients, {bytes_text(work.sizes_bytes.sum())} in all"
-    ]
+    several = f"{len(work)} layers, {len(work.sends)} of them with gradients"
+    counts = several if len(work) > 1 else "1 layer with gradients"
+    lines = [f"{counts}, {bytes_text(work.sizes_bytes.sum())} in all"]
     parts = {"forward": work.forward_ns.sum(), "backward": work.backward_ns.sum(), "update": work.update_ns}
     parts |= {"reading": work.io_ns, "copy": work.copy_ns}
     lines.append("  " + ", ".join(f"{name} {duration_text(float(ns))}" for name, ns in parts.items() if ns > 0))
