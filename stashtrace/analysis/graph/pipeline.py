@@ -358,17 +358,14 @@ def _cross_borders(chain: _Chain, steps: _Steps, process: int, parts: Parts) -> 
     parts.edge(chain.first[closes], waits[ended + 1], EdgeKind.PROGRAM)
     parts.edge(chain.last[closes], steps.node[ended + 1], EdgeKind.MEMBER)
     if len(ended):
-        count = len(ended) + 1
-        parts.ends.append(
-            (
-                np.append(waits[ended[:1]], waits[ended + 1]),
-                np.full(count, chain.rank, dtype=np.int64),
-                np.append(-1, steps.number[ended]),
-                np.zeros(count, dtype=np.int64),
-                np.append(0, np.ones(len(ended), dtype=np.int64)),
-                np.append(steps.border[ended[:1]], steps.border[ended]),
-                np.full(count, -1, dtype=np.int64),
-            )
+        parts.add_ends(
+            np.append(waits[ended[:1]], waits[ended + 1]),
+            chain.rank,
+            np.append(-1, steps.number[ended]),
+            0,
+            np.append(False, np.ones(len(ended), dtype=bool)),
+            np.append(steps.border[ended[:1]], steps.border[ended]),
+            -1,
         )
 
 

@@ -16,6 +16,9 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 
+#: Kinds of time in which a rank waits for a collective.
+IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
+
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
@@ -23,10 +26,10 @@ class Transfers:
 
     Attributes
     ----------
-    node
+    node : int array
         Node of each row's transfer, -1 if there is none.
-    end_ns, own_end_ns
-        Of the node, when the first member was done; and of the row's own member.
+    end_ns, own_end_ns : int array
+        When the node ends, with the first member that was done; and when the row's own member was done.
     """
 
     node: Int64
@@ -35,7 +38,7 @@ class Transfers:
 
 
 def transfers(index: TraceIndex, parts: Parts) -> Transfers:
-    """One node for each collective that ended: from its last member's entry to its first member's end."""
+    """Add a node for each collective that ended, from its last member's entry to its first member's end."""
     table, matched = index.trace.collectives, index.in_flight
     count = len(table)
     ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.last_enter_ns > -NEVER)
@@ -76,7 +79,7 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
 
 
 def _complete_pairs(table: Table) -> npt.NDArray[np.bool_]:
-    """False of sends and receives whose group and number name anything but one message between two ranks."""
+    """Return False for sends and receives whose group and number do not name one message between two ranks."""
     paired = np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     complete = ~paired
     rows = np.flatnonzero(paired)
@@ -91,6 +94,6 @@ def _complete_pairs(table: Table) -> npt.NDArray[np.bool_]:
 
 
 def _queued(enter: Int64, done: Int64, alone: npt.NDArray[np.bool_]) -> Int64:
-    """When each transfer had the group's queue for itself: entered by all, and the one before it done."""
+    """Return when each transfer had the queue of its group for itself: entered by all, the one before it done."""
     before = np.concatenate([[-NEVER], done[:-1]])
     return np.where(alone, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))
