@@ -124,6 +124,6 @@ def _amount(quantity: str, value: str) -> float | None:
     if quantity in COUNTS:
         return float(value) if re.fullmatch(r"[1-9]\d{0,6}", value) else None
     units = _RATE_BITS if quantity.endswith(".bandwidth") else _TIME_NS
-    found = re.fullmatch(rf"(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(units)})", value)
-    amount = float(found.group(1)) * units[found.group(2)] if found else 0.0
+    match = re.fullmatch(rf"(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(units)})", value)
+    amount = float(match.group(1)) * units[match.group(2)] if match else 0.0
     return amount if 0 < amount < math.inf else None

@@ -47,10 +47,10 @@ def ideal_work_ns(graph: Graph, center: Center = "mean") -> Int64:
     moves = graph.resource == Resource.TRANSFER
     if isinstance(graph, PipelineGraph):
         named = graph.operation >= 0
-        for chosen, which in ((named & ~moves, center), (named & moves, "median")):
+        for chosen, center_of in ((named & ~moves, center), (named & moves, "median")):
             rows = np.flatnonzero(chosen)
             _, cell = np.unique(graph.operation[rows], return_inverse=True)
-            work[rows] = _center(work[rows], cell, None, which)[cell]
+            work[rows] = _center(work[rows], cell, None, center_of)[cell]
     else:
         _threads(graph, work, center)
         rows = np.flatnonzero(graph.resource == Resource.WORKER)
@@ -93,16 +93,16 @@ def _next_transfer(graph: Graph, rows: Int64) -> tuple[Int64, Int64]:
     transfers, place = np.unique(target, return_inverse=True)
     pairs = np.unique(np.stack([place, graph.rank[source]]), axis=1)
     members = np.bincount(pairs[0], minlength=len(transfers))
-    found = np.full(len(rows), -1, dtype=np.int64)
+    following = np.full(len(rows), -1, dtype=np.int64)
     for rank in np.unique(graph.rank[rows]).tolist():
         mine = np.flatnonzero(graph.rank[rows] == rank)
         entered = graph.rank[source] == rank
-        called, which = graph.end_ns[source[entered]], place[entered]
+        called, transfer_of = graph.end_ns[source[entered]], place[entered]
         order = np.argsort(called, kind="stable")
         at = np.searchsorted(called[order], graph.end_ns[rows[mine]], side="left")
         known = at < len(order)
-        found[mine[known]] = which[order[at[known]]]
-    return found, members
+        following[mine[known]] = transfer_of[order[at[known]]]
+    return following, members
 
 
 def _place(rank: Int64, begin: Int64) -> Int64:
@@ -111,12 +111,12 @@ def _place(rank: Int64, begin: Int64) -> Int64:
     own = rank[order]
     starts = np.flatnonzero(np.append(True, own[1:] != own[:-1])) if len(own) else np.empty(0, dtype=np.int64)
     length = np.diff(np.append(starts, len(own)))
-    found = np.empty(len(rank), dtype=np.int64)
-    found[order] = np.arange(len(own)) - np.repeat(starts, length)
-    return found
+    place = np.empty(len(rank), dtype=np.int64)
+    place[order] = np.arange(len(own)) - np.repeat(starts, length)
+    return place
 
 
-def _center(amount: Floats, cell: Int64, members: Int64 | None, which: str) -> Floats:
+def _center(amount: Floats, cell: Int64, members: Int64 | None, center: str) -> Floats:
     """Mean or median of the amounts of each cell; members that have none count as nothing.
 
     Parameters
@@ -131,7 +131,7 @@ def _center(amount: Floats, cell: Int64, members: Int64 | None, which: str) -> F
     """
     present = np.bincount(cell)
     members = present if members is None else np.maximum(members, present)
-    if which == "mean":
+    if center == "mean":
         return np.bincount(cell, weights=amount) / np.maximum(members, 1)
     order = np.lexsort((amount, cell))
     ordered = np.append(amount[order], 0.0)
@@ -139,5 +139,5 @@ def _center(amount: Floats, cell: Int64, members: Int64 | None, which: str) -> F
     absent = members - present
     middle = [half - absent for half in ((members - 1) // 2, members // 2)]
     low, high = (np.where(at >= 0, ordered[np.where(at >= 0, first + at, -1)], 0.0) for at in middle)
-    found: Floats = (low + high) / 2
-    return found
+    centers: Floats = (low + high) / 2
+    return centers

@@ -59,10 +59,10 @@ def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
     for kind in LINKS.values():
         if Links.of(graph, frozenset({kind})) is None:
             continue
-        found = verdict(graph, kind)
-        if found is not Verdict.APART:
+        answer = verdict(graph, kind)
+        if answer is not Verdict.APART:
             most.add(kind)
-        if found is Verdict.SHARED:
+        if answer is Verdict.SHARED:
             least.add(kind)
     ends = (frozenset(least), frozenset(most))
     return ends if least != most else ends[:1]
@@ -96,13 +96,13 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     for alike in (of_queue.reshape(-1), sort):
         order = np.argsort(alike, kind="stable")
         sets = np.split(order, np.flatnonzero(np.diff(alike[order])) + 1)
-        found = [_slower_by(took[one], slower[one], company[one]) for one in sets if len(one) >= 2 * _FEW]
-        told = [one for one in found if one is not None]
-        if told:
+        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in sets if len(rows) >= 2 * _FEW]
+        known = [rows for rows in slower_by if rows is not None]
+        if known:
             break
     else:
         return Verdict.UNKNOWN
-    share, error = np.array(told).T
+    share, error = np.array(known).T
     weight = 1 / error**2
     mean, error_of_mean = float((share * weight).sum() / weight.sum()), _ERRORS / math.sqrt(float(weight.sum()))
     if mean - error_of_mean > 1 / 2:
@@ -113,11 +113,11 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
 def _sorts(graph: Graph, nodes: Int64) -> Int64:
     """A number for the operation, members and size of each of these transfers."""
     assert graph.facts is not None
-    found = np.zeros(len(nodes), dtype=np.int64)
+    sort = np.zeros(len(nodes), dtype=np.int64)
     for column in (graph.facts.op, graph.facts.members, graph.moved_bytes):
         values, code = np.unique(column[nodes], return_inverse=True)
-        _, found = np.unique(found * len(values) + code, return_inverse=True)
-    return found
+        _, sort = np.unique(sort * len(values) + code, return_inverse=True)
+    return sort
 
 
 def _quantiles(values: npt.NDArray[np.int64], sort: Int64, ratio: float) -> Floats:
@@ -152,16 +152,16 @@ def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: F
     asked, until = np.zeros(len(graph), dtype=bool), begin.copy()
     asked[nodes] = True
     until[nodes] = begin[nodes] + np.maximum(whole_ns(usual_ns), 1)
-    found = np.zeros(len(graph))
+    company = np.zeros(len(graph))
     owner, queue = links.owner, graph.facts.queue
     order = np.argsort(links.ids, kind="stable")
     for of_link in np.split(owner[order], np.flatnonzero(np.diff(links.ids[order])) + 1):
-        for one in np.unique(queue[of_link]).tolist():
-            mine, others = of_link[queue[of_link] == one], of_link[queue[of_link] != one]
+        for group in np.unique(queue[of_link]).tolist():
+            mine, others = of_link[queue[of_link] == group], of_link[queue[of_link] != group]
             mine = mine[asked[mine]]
             inside = TimeSet.of(begin[others], graph.end_ns[others]).within(begin[mine], until[mine])
-            found[mine] = np.maximum(found[mine], inside / (until[mine] - begin[mine]))
-    return found[nodes]
+            company[mine] = np.maximum(company[mine], inside / (until[mine] - begin[mine]))
+    return company[nodes]
 
 
 def measured_alone(graph: Graph, links: Links, unknowns: Unknowns) -> Graph:
@@ -202,10 +202,10 @@ def _levelled_ns(graph: Graph, links: Links, alone_ns: Int64) -> Int64:
 
 def _fixed_ns(scenario: Scenario, links: Links) -> Int64:
     """Latency of the transfers that use links, 0 of other nodes."""
-    found, users = np.zeros(len(scenario.graph), dtype=np.int64), links.users
+    fixed, users = np.zeros(len(scenario.graph), dtype=np.int64), links.users
     for kind in links.kinds:
-        found += whole_ns(latency_ns(scenario, users & (scenario.graph.kind == kind)))
-    return found
+        fixed += whole_ns(latency_ns(scenario, users & (scenario.graph.kind == kind)))
+    return fixed
 
 
 def moving_ns(scenario: Scenario) -> Int64:

@@ -74,8 +74,10 @@ def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
     table, lines = steps(trace), []
     missing, ranks = len(table) - len(graph.ends), np.unique(table["rank"])
     if missing > 0:
-        each = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
-        lines += _wrapped(f"! {missing} of {len(table)} steps{each} are left out: not all of their work was recorded")
+        of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        lines += _wrapped(
+            f"! {missing} of {len(table)} steps{of_ranks} are left out: not all of their work was recorded"
+        )
     counted = np.isin(table["step"], graph.ends_step[graph.ends_counted]) & (table["rank"] == ranks[0])
     kinds, counts = np.unique(table["kind"][counted], return_counts=True)
     if len(kinds) > 1:
@@ -140,11 +142,11 @@ def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
     if idle < _WORTH_A_LINE * run.measured_ns:
         return []
     gone = max((idle - answer.after_ns["other"] for answer in answers), default=0.0)
-    what = "no change above makes that shorter"
+    remedy = "no change above makes that shorter"
     if gone >= _WORTH_A_LINE * idle:
         best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
-        what = f"{best.changes[0]} takes {duration_text(gone)} of that away, no other change more"
-    text = f"a rank is asleep or blocked for {duration_text(idle)} of a step, in the mean over ranks: {what}"
+        remedy = f"{best.changes[0]} takes {duration_text(gone)} of that away, no other change more"
+    text = f"a rank is asleep or blocked for {duration_text(idle)} of a step, in the mean over ranks: {remedy}"
     return ["", *_wrapped(text)]
 
 

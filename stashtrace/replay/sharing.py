@@ -40,9 +40,9 @@ def crowded_hosts(
 
 def replayed(scenario: Scenario) -> Replayed:
     """Replay a scenario: transfers that meet on a link that they share slow each other, everything else is as it is."""
-    found, links = scenario.replay(), scenario.links
-    if links is None or not links.met(found.end_ns - moving_ns(scenario), found.end_ns):
-        return found
+    result, links = scenario.replay(), scenario.links
+    if links is None or not links.met(result.end_ns - moving_ns(scenario), result.end_ns):
+        return result
     return shared(scenario, {})
 
 

@@ -254,8 +254,8 @@ class _JobSteps:
             if len(graph.ends_before):
                 began = np.where(graph.ends_before >= 0, replayed.end_ns[graph.ends_before], began)
             return int64(ended - began.min())
-        found: Int64 = (np.diff(ended, prepend=0) - self.idle_ns)[self.counted]
-        return found
+        lengths_ns: Int64 = (np.diff(ended, prepend=0) - self.idle_ns)[self.counted]
+        return lengths_ns
 
     def counted_nodes(self, graph: Graph) -> Bools:
         """Nodes of the counted steps. Batches and transfers have no step: theirs is that in which they begin."""
@@ -265,9 +265,9 @@ class _JobSteps:
 
 
 def _last_ends(ends: Int64, of_end: Int64, count: int) -> Int64:
-    found = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(found, of_end, ends)
-    return found
+    last = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(last, of_end, ends)
+    return last
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,14 +287,18 @@ def _rows(whole: Ideal, asked: Sequence[Cause]) -> list[tuple[Any, ...]]:
     with_gaps = float(whole.steps_ns(whole.ideal_work_ns, gaps=True).mean())
     only = with_gaps / max(whole.ideal_step_ns, 1.0)
     rows.append(("gap", "", whole.step_ns, whole.ideal_step_ns, with_gaps, whole.step_ns, only, -1.0, whole.gap_ns))
-    found = [_row(whole, cause, whole.only_step_ns(cause.chosen), whole.fixed_step_ns(cause.chosen)) for cause in asked]
-    by_rank = [row for row in found if row[0] == "rank"]
+    of_causes = [
+        _row(whole, cause, whole.only_step_ns(cause.chosen), whole.fixed_step_ns(cause.chosen)) for cause in asked
+    ]
+    by_rank = [row for row in of_causes if row[0] == "rank"]
     if len(by_rank) > 1:
         count = math.ceil(_SLOWEST_RATIO * len(np.unique(graph.rank[graph.rank >= 0])))
         slowest = sorted(by_rank, key=lambda row: -row[_SLOWDOWN])[:count]
         together = ranks_together(graph, sorted(int(row[1]) for row in slowest))
-        found.append(_row(whole, together, whole.only_step_ns(together.chosen), whole.fixed_step_ns(together.chosen)))
-    return rows + sorted(found, key=lambda row: (-row[_RECOVERED], -row[_SLOWDOWN]))
+        of_causes.append(
+            _row(whole, together, whole.only_step_ns(together.chosen), whole.fixed_step_ns(together.chosen))
+        )
+    return rows + sorted(of_causes, key=lambda row: (-row[_RECOVERED], -row[_SLOWDOWN]))
 
 
 def _row(whole: Ideal, cause: Cause, only_ns: float, fixed_ns: float) -> tuple[Any, ...]:
@@ -312,22 +316,22 @@ def causes(whole: Ideal) -> list[Cause]:
     """Ranks, stages, replicas and operations; of each kind those that exceed their peers most."""
     graph = whole.graph
     ranks = _distinct(graph.rank[graph.rank >= 0])
-    found = _largest(whole, (("rank", str(rank), graph.rank == rank) for rank in ranks))
+    all_causes = _largest(whole, (("rank", str(rank), graph.rank == rank) for rank in ranks))
     places = (("stage", graph.stage_of), ("replica", graph.replica_of)) if isinstance(graph, PipelineGraph) else ()
     for kind, number_of in places:
         numbers = sorted(set(number_of.values()))
         members = [[rank for rank, own in number_of.items() if own == number] for number in numbers]
-        found += _largest(
+        all_causes += _largest(
             whole, ((kind, str(n), np.isin(graph.rank, own)) for n, own in zip(numbers, members, strict=True))
         )
-    return found + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
+    return all_causes + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
 
 
 def _largest(whole: Ideal, candidates: Iterable[tuple[str, str, Bools]]) -> list[Cause]:
-    found = [Cause(*candidate) for candidate in candidates]
-    if len(found) > _MOST_CAUSES:
-        found = sorted(found, key=lambda cause: -whole.excess_ns(cause.chosen))[:_MOST_CAUSES]
-    return found
+    all_causes = [Cause(*candidate) for candidate in candidates]
+    if len(all_causes) > _MOST_CAUSES:
+        all_causes = sorted(all_causes, key=lambda cause: -whole.excess_ns(cause.chosen))[:_MOST_CAUSES]
+    return all_causes
 
 
 def _operations(graph: Graph) -> Iterator[tuple[str, Bools]]:
@@ -350,5 +354,5 @@ def _both_sides(name: str) -> str:
 
 
 def _distinct(values: Int64) -> list[int]:
-    found: list[int] = np.unique(values).tolist()
-    return found
+    distinct: list[int] = np.unique(values).tolist()
+    return distinct

@@ -50,7 +50,7 @@ def _woken_ns(graph: Graph) -> Floats:
     at once, and each waits for its turn on a CPU: for half of the longest such wait in the mean. A transfer that took
     so much longer than the quick ones of its size has had such a wait, and has none twice.
     """
-    found = np.zeros(len(graph))
+    longer = np.zeros(len(graph))
     members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     transfers, place = np.unique(graph.target[members].astype(np.int64), return_inverse=True)
     entered = graph.end_ns[graph.source[members]] + graph.lag_ns[members]
@@ -66,8 +66,8 @@ def _woken_ns(graph: Graph) -> Floats:
     for size in np.unique(graph.moved_bytes[late]).tolist():
         alike = late[graph.moved_bytes[late] == size]
         took = graph.work_ns[alike]
-        found[alike] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
-    return found
+        longer[alike] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
+    return longer
 
 
 def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
@@ -86,11 +86,11 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
         chosen = graph.rank[threads] == rank
         mine, kind = threads[chosen], kind_of[chosen]
         entered = np.isin(graph.source[member], mine)
-        called, which = graph.end_ns[graph.source[member[entered]]], place[entered]
+        called, transfer_of = graph.end_ns[graph.source[member[entered]]], place[entered]
         order = np.argsort(called, kind="stable")
         at = np.searchsorted(called[order], graph.end_ns[mine], side="left")
         known = at < len(order)
-        mine, kind, next_one = mine[known], kind[known], which[order[at[known]]]
+        mine, kind, next_one = mine[known], kind[known], transfer_of[order[at[known]]]
         parts.append((row, mine, kind, next_one))
         spent[:, row, np.unique(next_one)] = 0.0
         np.add.at(spent, (kind, row, next_one), work[mine])
@@ -135,8 +135,8 @@ def _of_collectives(graph: Graph, ranks: list[int], transfers: Int64) -> tuple[F
         known = (at < len(own)) & (np.append(graph.ends_step[own], -1)[np.minimum(at, len(own))] == step[number])
         samples[number, known] = facts.samples[own[at[known]]]
         samples[number, ~known] = np.nan
-    told = ~np.isnan(samples).any(axis=0)
-    samples[:, ~told] = 1.0
+    known_samples = ~np.isnan(samples).any(axis=0)
+    samples[:, ~known_samples] = 1.0
     return samples / samples.mean(axis=0), ordinal
 
 
@@ -165,13 +165,13 @@ def _typical(amounts: Floats, kind: Int64, luck: float) -> Floats:
     if luck == 0:
         return at_least
     at_most = np.full(amounts.shape, np.nan)
-    for one in np.unique(kind).tolist():
-        columns = np.flatnonzero((kind == one) & ~np.isnan(amounts).any(axis=0))
+    for number in np.unique(kind).tolist():
+        columns = np.flatnonzero((kind == number) & ~np.isnan(amounts).any(axis=0))
         order = np.argsort(amounts[:, columns], axis=1, kind="stable")
         in_order = _of_others(np.take_along_axis(amounts[:, columns], order, axis=1))
-        found = np.empty_like(in_order)
-        np.put_along_axis(found, order, in_order, axis=1)
-        at_most[:, columns] = found
+        in_place = np.empty_like(in_order)
+        np.put_along_axis(in_place, order, in_order, axis=1)
+        at_most[:, columns] = in_place
     at_most = np.where(np.isnan(at_most), at_least, at_most)
     return (1 - luck) * at_least + luck * at_most
 

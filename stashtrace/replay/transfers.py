@@ -56,11 +56,11 @@ def with_link(scenario: Scenario, change: Change) -> Scenario:
     MissingDataError
         If it is to be set, and the run does not tell how many hops its transfers take, or what the bandwidth is now.
     """
-    link, _, what = change.quantity.partition(".")
+    link, _, quantity = change.quantity.partition(".")
     graph = scenario.graph
     chosen = over_link(graph, link)
     fixed = latency_ns(scenario, chosen)
-    if what == "latency":
+    if quantity == "latency":
         later = change.factor * fixed if change.factor is not None else _set_latency_ns(graph, chosen, change)
         return _retimed(scenario, later + (scenario.work - fixed), later, chosen)
     factor = change.factor_from(
@@ -104,11 +104,11 @@ def _present_bits_per_s(scenario: Scenario, chosen: Bools, fixed: Floats, change
 
 def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """What each chosen transfer takes longer than the quick ones of its size, 0 of other nodes."""
-    graph, found = scenario.graph, np.zeros(len(scenario.work))
+    graph, excess = scenario.graph, np.zeros(len(scenario.work))
     nodes = np.flatnonzero(chosen & (graph.moved_bytes > 0))
     quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], _QUICK_RATIO)
-    found[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
-    return found
+    excess[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
+    return excess
 
 
 def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float) -> Floats:
@@ -119,9 +119,9 @@ def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float
     below = place.astype(np.int64)
     above = np.minimum(below + 1, first + count - 1)
     low, high = times[order][below], times[order][above]
-    found = np.empty(len(times))
-    found[order] = (low + (place - below) * (high - low))[size]
-    return found
+    quantiles = np.empty(len(times))
+    quantiles[order] = (low + (place - below) * (high - low))[size]
+    return quantiles
 
 
 def compressed(scenario: Scenario) -> Scenario:
@@ -153,10 +153,10 @@ def _on_devices(graph: Graph) -> Bools:
     """Transfers that all members, as far as they are known, enter from a device: its memory holds what is moved."""
     member = graph.edge_kind == EdgeKind.MEMBER
     device = np.isin(graph.resource[graph.source], (Resource.STREAM, Resource.DEVICE))
-    found = np.zeros(len(graph), dtype=bool)
-    found[graph.target[member & device]] = True
-    found[graph.target[member & ~device]] = False
-    return found
+    on_devices = np.zeros(len(graph), dtype=bool)
+    on_devices[graph.target[member & device]] = True
+    on_devices[graph.target[member & ~device]] = False
+    return on_devices
 
 
 def ranks_wanted(change: Change, present: int) -> int:
@@ -205,11 +205,11 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             quick, slow = times[order[0]], times[order[-1]]
             work[chosen] = (1 - luck) * quick + luck * slow
     grown_fixed = fixed * np.divide(work, scenario.work, out=np.ones_like(work), where=scenario.work > 0)
-    found = _retimed(scenario, work, grown_fixed, whole)
+    changed = _retimed(scenario, work, grown_fixed, whole)
     later = _later_ns(graph, scenario.work, present, count)
     # With fewer ranks the last one comes earlier, at most by as much.
     part = luck if later > 0 else 1 - luck
-    return _delayed(found, whole, part * later)
+    return _delayed(changed, whole, part * later)
 
 
 def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_only: bool) -> list[tuple[float, float]]:
@@ -220,20 +220,20 @@ def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_onl
     """
     gathers = op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
     share = (count - 1) / (present - 1) if gathers else bytes_factor(count) / bytes_factor(present)
-    found = [((count - 1) / (present - 1), share)]
+    growths = [((count - 1) / (present - 1), share)]
     levels = math.ceil(math.log2(count)) / math.ceil(math.log2(present))
     if op in (CollectiveOp.BROADCAST, CollectiveOp.REDUCE, CollectiveOp.BARRIER):
         return [(levels, 1.0)]
     if ring_only:
-        return found
+        return growths
     if op == CollectiveOp.ALL_REDUCE:
-        found.append((levels, 1.0))
+        growths.append((levels, 1.0))
     per_host = present / hosts
     more_hosts = count / per_host
     if hosts > 1 and per_host > 1 and more_hosts > 1:
         by_hosts = (more_hosts - 1) / (hosts - 1)
-        found.append((by_hosts, by_hosts if gathers else bytes_factor(math.ceil(more_hosts)) / bytes_factor(hosts)))
-    return found
+        growths.append((by_hosts, by_hosts if gathers else bytes_factor(math.ceil(more_hosts)) / bytes_factor(hosts)))
+    return growths
 
 
 def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
@@ -278,20 +278,20 @@ def _retimed(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> 
 
 def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """The fixed part of each chosen transfer, 0 of all other nodes."""
-    graph, run, found = scenario.graph, scenario.run, np.zeros(len(scenario.work))
-    op, of_run = (_ops(one) for one in (graph, run))
+    graph, run, latency = scenario.graph, scenario.run, np.zeros(len(scenario.work))
+    op, of_run = (_ops(number) for number in (graph, run))
     carries = run.is_transfer | (run.resource == Resource.STREAM)
     alike = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
-    for one in np.unique(op[chosen]).tolist():
+    for number in np.unique(op[chosen]).tolist():
         # All messages of the operation over these links tell, not only those that are to change.
-        low, high = latency_bounds_ns(run, alike & (of_run == one), CollectiveOp(max(one, 0)))
-        mine = chosen & (op == one)
-        found[mine] = low + scenario.unknowns.latency * (high - low)
+        low, high = latency_bounds_ns(run, alike & (of_run == number), CollectiveOp(max(number, 0)))
+        mine = chosen & (op == number)
+        latency[mine] = low + scenario.unknowns.latency * (high - low)
     if len(graph.doubtful) and scenario.unknowns.latency > 0:
         # All of it may be a wait for members that left no record.
         held = chosen & graph.doubtful
-        found[held] += scenario.unknowns.latency * (scenario.work[held] - found[held])
-    return np.minimum(found, scenario.work)
+        latency[held] += scenario.unknowns.latency * (scenario.work[held] - latency[held])
+    return np.minimum(latency, scenario.work)
 
 
 def _ops(graph: Graph) -> npt.NDArray[np.int64]:

@@ -158,7 +158,9 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
     run = _Run(graph, buckets)
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
-        Change(f"{link}.{what}", factor) for link in LINKS for what, factor in (("bandwidth", 2.0), ("latency", 0.5))
+        Change(f"{link}.{quantity}", factor)
+        for link in LINKS
+        for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
     answers = [run.answer((change,)) for change in asked if _is_known(graph, change)]
     best = best_buckets(graph, buckets) if buckets is not None else None
@@ -248,19 +250,19 @@ class _Run:
     def answer(self, changes: tuple[Change, ...]) -> Answer:
         graph = self.graph
         scenarios = self._scenarios(changes)
-        runs = [(one.graph, replayed(one)) for one in scenarios]
+        runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
         alone = [self._mean(*run) for run in runs]
-        missed = [self._missed_ns(one) for one in scenarios]
+        missed = [self._missed_ns(scenario) for scenario in scenarios]
         times = [ns + more for ns, more in zip(alone, missed, strict=True)]
-        company = [self._company_doubt_ns(one, ns) for one, ns in zip(scenarios, times, strict=True)]
+        company = [self._company_doubt_ns(scenario, ns) for scenario, ns in zip(scenarios, times, strict=True)]
         low, high = _ends(times, company)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
         if cpus:
             unchanged, contention = self._contention(cpus)
-            runs = [(one.graph, shared(one, cpus)) for one in scenarios]
+            runs = [(scenario.graph, shared(scenario, cpus)) for scenario in scenarios]
             times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
-            free = [self._mean(one.graph, shared(one, _endless(cpus))) for one in scenarios]
+            free = [self._mean(scenario.graph, shared(scenario, _endless(cpus))) for scenario in scenarios]
             free = [ns + more for ns, more in zip(free, missed, strict=True)]
             bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
             low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
@@ -292,24 +294,24 @@ class _Run:
         What these replays miss the step by is time in which ranks wait, not work.
         """
         before, after = (step_budget(*run, self.steps) for run in ((self.graph, unchanged), (graph, replayed)))
-        found = {
+        columns = {
             name: now * after[name] / before[name] if before[name] > 0 else after[name]
             for name, now in self._now_ns.items()
         }
-        waited = sum(found[name] for name in _WAITS)
-        left = step_ns - (sum(found.values()) - waited)
+        waited = sum(columns[name] for name in _WAITS)
+        left = step_ns - (sum(columns.values()) - waited)
         if left < 0:
-            scale = step_ns / max(sum(found.values()), 1.0)
-            return {name: scale * ns for name, ns in found.items()}
+            scale = step_ns / max(sum(columns.values()), 1.0)
+            return {name: scale * ns for name, ns in columns.items()}
         if waited <= 0:
-            return found | {"other": found["other"] + left}
-        return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in found.items()}
+            return columns | {"other": columns["other"] + left}
+        return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in columns.items()}
 
     def _budget(self, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
         """Where a replay's step went. What the replay misses ``step_ns`` by is shared among its columns."""
-        found = step_budget(graph, replayed, self.steps)
-        scale = step_ns / max(sum(found.values()), 1.0)
-        return {name: scale * ns for name, ns in found.items()}
+        columns = step_budget(graph, replayed, self.steps)
+        scale = step_ns / max(sum(columns.values()), 1.0)
+        return {name: scale * ns for name, ns in columns.items()}
 
     def _scenarios(self, changes: tuple[Change, ...]) -> list[Scenario]:
         """One for each corner of what the run does not tell and these changes depend on."""
@@ -319,7 +321,7 @@ class _Run:
         if (self.graph.resource == Resource.DEVICE).any():
             unsure |= {*TIMES}
         lucks = (0.0, 1.0) if asked & unsure else (0.5,)
-        found = []
+        scenarios = []
         # What of a transfer is latency does not suffer from company.
         corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]
         all_corners = [(kinds, latency) for kinds, own in corners for latency in own]
@@ -328,10 +330,10 @@ class _Run:
             run = self._alone_on(kinds, unknowns)
             graph = self._with_buckets(run, changes, latency=latency > 0)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
-            found.append(_changed(scenario, changes))
-            _require_possible(found[-1], changes)
+            scenarios.append(_changed(scenario, changes))
+            _require_possible(scenarios[-1], changes)
             _require_possible(scenario, changes)
-        return found
+        return scenarios
 
     @cached_property
     def _shared_kinds(self) -> tuple[frozenset[StallKind], ...]:
@@ -390,16 +392,16 @@ class _Run:
         """By how much another recording may differ, by the steps that replays give."""
         steps = self.graph.ends_step[self.counted]
         lengths = [graph.step_ns(replayed)[self.counted].astype(np.float64) for graph, replayed in runs]
-        return float(np.mean([noise_ns(steps, one) for one in lengths]))
+        return float(np.mean([noise_ns(steps, step_ns) for step_ns in lengths]))
 
     def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
         """How much longer steps are if storage is slower in another recording."""
-        found = 0.0
-        for one, now_ns in zip(scenarios, step_ns, strict=True):
-            slower = one.with_storage(1 + STORAGE_BETWEEN)
-            if (slower.work != one.work).any():
-                found = max(found, self._mean(one.graph, replayed(slower)) - now_ns)
-        return found
+        longest = 0.0
+        for scenario, now_ns in zip(scenarios, step_ns, strict=True):
+            slower = scenario.with_storage(1 + STORAGE_BETWEEN)
+            if (slower.work != scenario.work).any():
+                longest = max(longest, self._mean(scenario.graph, replayed(slower)) - now_ns)
+        return longest
 
 
 def _endless(cpus: dict[str, float]) -> dict[str, float]:

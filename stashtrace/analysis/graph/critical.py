@@ -108,12 +108,12 @@ class Course:
         """Nodes that lead to the end, each the one that the next waited for last; first one first, without the end."""
         before = np.where(self.binding >= 0, self.source[self.binding], -1)
         parents = int64(before).data
-        found = []
+        nodes = []
         node = parents[len(parents) - 1]
         while node >= 0:
-            found.append(node)
+            nodes.append(node)
             node = parents[node]
-        return np.array(found[::-1], dtype=np.int64)
+        return np.array(nodes[::-1], dtype=np.int64)
 
     @property
     def path_bounds_ns(self) -> Int64:
@@ -132,8 +132,8 @@ class Course:
         0 on the critical path, and on any other one that is as long.
         """
         last = np.array([len(self.graph)], dtype=np.int32)
-        found: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
-        return found[:-1]
+        slack: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
+        return slack[:-1]
 
     @cached_property
     def steps(self) -> tuple[Int64, Int64]:
@@ -183,7 +183,7 @@ class Pieces:
         done = np.clip(course.end_ns[nodes], work, high)
         edge = np.full((len(nodes), len(Part)), -1, dtype=np.int64)
         edge[:, Part.LAG] = course.binding[np.append(nodes[1:], len(course.graph))]
-        begin, end = (np.stack(each, axis=1).ravel() for each in ((low, work, done), (work, done, high)))
+        begin, end = (np.stack(times, axis=1).ravel() for times in ((low, work, done), (work, done, high)))
         kept = end > begin
         part = np.tile(np.arange(len(Part), dtype=np.int64), len(nodes))
         return cls(begin[kept], end[kept], np.repeat(nodes, len(Part))[kept], part[kept], edge.ravel()[kept])
@@ -222,12 +222,12 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     begin, end = course.begin_ns[nodes], course.end_ns[nodes]
     first = np.searchsorted(pieces.end_ns, begin, side="right")
     count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)
-    which = np.repeat(np.arange(len(nodes)), count)
-    piece = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    node = nodes[which]
+    row = np.repeat(np.arange(len(nodes)), count)
+    piece = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    node = nodes[row]
     near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
-    shared_begin = np.maximum(begin[which], pieces.begin_ns[piece])
-    shared_end = np.minimum(end[which], pieces.end_ns[piece])
+    shared_begin = np.maximum(begin[row], pieces.begin_ns[piece])
+    shared_end = np.minimum(end[row], pieces.end_ns[piece])
     return Overlaps(piece[near], node[near], shared_begin[near], shared_end[near])
 
 
@@ -329,14 +329,14 @@ def clocks_of(index: TraceIndex, graph: Graph) -> Clocks:
 
 def _device_errors(trace: Trace, count: int) -> Int64:
     """Largest error of the device clocks of each process."""
-    found = np.full(count, _LEAST_DEVICE_ERROR_NS, dtype=np.int64)
+    errors = np.full(count, _LEAST_DEVICE_ERROR_NS, dtype=np.int64)
     clocks = trace.device_clocks
-    np.maximum.at(found, clocks["process_id"], clocks["error_ns"])
-    return found
+    np.maximum.at(errors, clocks["process_id"], clocks["error_ns"])
+    return errors
 
 
-def _extreme(which: np.ufunc, block: Int64, values: npt.NDArray[np.int64]) -> Int64:
+def _extreme(ufunc: np.ufunc, block: Int64, values: npt.NDArray[np.int64]) -> Int64:
     """Smallest or largest value of each block."""
-    found = np.full(int(block[-1]) + 1, NEVER if which is np.minimum else -NEVER, dtype=np.int64)
-    which.at(found, block, values)
-    return found
+    extremes = np.full(int(block[-1]) + 1, NEVER if ufunc is np.minimum else -NEVER, dtype=np.int64)
+    ufunc.at(extremes, block, values)
+    return extremes

@@ -90,7 +90,7 @@ def _ended_by(done: Int64, moments: Int64) -> Int64:
 def _asked_for(index: TraceIndex, thread: StepThread, done: Int64) -> tuple[Int64, Int64]:
     """Return when the streams were told to wait for collectives, whether or not they had to, and for which one."""
     table, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
-    told = (table["bracket_code"][rows] == Bracket.STREAM_WAIT) & (table["awaited_code"][rows] == Awaited.COLLECTIVE)
-    rows = rows[told & (table["end_ns"][rows] >= 0) & (table["awaited_ns"][rows] >= 0)]
+    waits = (table["bracket_code"][rows] == Bracket.STREAM_WAIT) & (table["awaited_code"][rows] == Awaited.COLLECTIVE)
+    rows = rows[waits & (table["end_ns"][rows] >= 0) & (table["awaited_ns"][rows] >= 0)]
     row = _ended_by(done, table["awaited_ns"][rows])
     return table["end_ns"][rows][row >= 0], row[row >= 0]

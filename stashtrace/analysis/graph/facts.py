@@ -81,9 +81,9 @@ def facts_of(
 
 
 def _spread(count: int, nodes: Int64, values: Int64) -> Int64:
-    found = np.full(count, -1, dtype=np.int64)
-    found[nodes] = values
-    return found
+    column = np.full(count, -1, dtype=np.int64)
+    column[nodes] = values
+    return column
 
 
 def _free_cpus(
@@ -101,8 +101,8 @@ def _free_cpus(
         spent = float(cpu_ns[inside & (graph.rank == thread.rank)].sum())
         known[host] = known.get(host, 0.0) + spent / max(end - begin, 1)
     return {
-        host: max(one.count * (1 - one.busy_ratio) + min(known.get(host, 0.0), one.count * one.busy_ratio), 0.0)
-        for host, one in host_cpus(trace, (begin, end)).items()
+        host: max(cpu.count * (1 - cpu.busy_ratio) + min(known.get(host, 0.0), cpu.count * cpu.busy_ratio), 0.0)
+        for host, cpu in host_cpus(trace, (begin, end)).items()
     }
 
 
@@ -143,18 +143,18 @@ def _groups(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64]:
 
 
 def _samples(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> np.ndarray:
-    told = told_samples(index.trace)
+    loader_samples = told_samples(index.trace)
     waits = index.batches_of_phase(BatchPhase.WAIT)
-    found = np.zeros(len(graph.ends))
+    column = np.zeros(len(graph.ends))
     for thread, steps in ranks:
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
         own = steps.sort_by("begin_ns")
-        samples, _ = step_samples(own, waits.take(mine), told)
+        samples, _ = step_samples(own, waits.take(mine), loader_samples)
         if not len(samples):
             continue
         ends = np.flatnonzero(graph.ends_rank == thread.rank)
         at = np.searchsorted(own["step"], graph.ends_step[ends])
         known = (at < len(own)) & (np.append(own["step"], -1)[np.minimum(at, len(own))] == graph.ends_step[ends])
-        found[ends[known]] = samples[at[known]]
-    return found
+        column[ends[known]] = samples[at[known]]
+    return column

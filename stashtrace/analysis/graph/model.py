@@ -169,19 +169,19 @@ class Graph:
         A replay makes the choice anew: of such edges into one node, the one whose source ends last binds it
         (``Replayed.binding``), whichever did in the recording.
         """
-        found = np.zeros(len(self.source), dtype=bool)
+        decided = np.zeros(len(self.source), dtype=bool)
         for kind in _DECIDED_TOGETHER:
             edges = np.flatnonzero(self.edge_kind == kind)
             pairs = np.unique(self.target[edges].astype(np.int64) * len(self) + self.source[edges])
             several = np.bincount(pairs // max(len(self), 1), minlength=len(self)) > 1
-            found[edges] = several[self.target[edges]]
-        return found
+            decided[edges] = several[self.target[edges]]
+        return decided
 
     def with_work(self, work_ns: Int64) -> Graph:
         """The same graph as if its nodes had been measured to take so long; nothing begins sooner or later."""
-        found = replace(self, end_ns=self.begin_ns + work_ns)
-        found.__dict__["plan"] = self.plan  # begins and edges make the order, and it is costly
-        return found
+        graph = replace(self, end_ns=self.begin_ns + work_ns)
+        graph.__dict__["plan"] = self.plan  # begins and edges make the order, and it is costly
+        return graph
 
     @cached_property
     def plan(self) -> native.Plan:
@@ -219,21 +219,21 @@ class Graph:
 
     def _lengths(self, nodes_end_ns: Int64) -> Int64:
         end = nodes_end_ns[self.ends] + self.ends_lag_ns
-        found = np.full(len(end), -1, dtype=np.int64)
+        lengths = np.full(len(end), -1, dtype=np.int64)
         if not len(end):
-            return found
+            return lengths
         same = self.ends_rank[1:] == self.ends_rank[:-1]
-        found[1:][same] = (end[1:] - end[:-1])[same]
+        lengths[1:][same] = (end[1:] - end[:-1])[same]
         if len(self.ends_begin_ns):
             measured_end = self.end_ns[self.ends] + self.ends_lag_ns
             between = (self.ends_begin_ns[1:] - measured_end[:-1])[same]
-            found[1:][same] -= np.maximum(between, 0)
+            lengths[1:][same] -= np.maximum(between, 0)
             alone = np.append(True, ~same) & np.append(~same, True)
             begin = self.ends_begin_ns
             if len(self.ends_before):
                 begin = np.where(self.ends_before >= 0, nodes_end_ns[self.ends_before], begin)
-            found[alone] = (end - begin)[alone]
-        return found
+            lengths[alone] = (end - begin)[alone]
+        return lengths
 
 
 @dataclass(frozen=True, slots=True)

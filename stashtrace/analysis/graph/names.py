@@ -76,7 +76,11 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     pieces : Pieces
     """
     labels = list(_labels(index, graph, pieces))
-    cuts = [points[_inside(graph, pieces, each, points)] for each in labels for points in (each.begin, each.end)]
+    cuts = [
+        points[_inside(graph, pieces, labels_of, points)]
+        for labels_of in labels
+        for points in (labels_of.begin, labels_of.end)
+    ]
     pieces, _ = pieces.cut(np.concatenate([*cuts, int64([])]))
     pool = _Pool()
     edge_kind = np.append(graph.edge_kind, _TO_THE_END)[np.minimum(pieces.edge, len(graph.edge_kind))]
@@ -91,19 +95,19 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
         name[mine] = pool.code(END if value == _TO_THE_END else EdgeKind(value).name.lower())
         kind[mine] = _DELAYS.get(value, StallKind.OTHER)
     owners = RowsBy(np.where(work, _owner(graph, pieces.node), -1))
-    for each in labels:
-        mine = owners.rows(each.owner)
-        name[mine] = _label(index, each, pieces, mine, kind[mine], pool)
+    for labels_of in labels:
+        mine = owners.rows(labels_of.owner)
+        name[mine] = _label(index, labels_of, pieces, mine, kind[mine], pool)
     transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
     name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
     rows = graph.row[pieces.node]
     kernels = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.STREAM) & (rows >= 0))
-    codes, which = np.unique(index.trace.kernels["name_code"][rows[kernels]], return_inverse=True)
-    name[kernels] = np.array([pool.code(index.trace.text(code)) for code in codes.tolist()], dtype=np.int64)[which]
+    codes, code_of = np.unique(index.trace.kernels["name_code"][rows[kernels]], return_inverse=True)
+    name[kernels] = np.array([pool.code(index.trace.text(code)) for code in codes.tolist()], dtype=np.int64)[code_of]
     saves = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.CHECKPOINT))
-    codes, which = np.unique(index.trace.phases["name_code"][rows[saves]], return_inverse=True)
+    codes, code_of = np.unique(index.trace.phases["name_code"][rows[saves]], return_inverse=True)
     called = [index.trace.text(code) or Phase.CHECKPOINT.name.lower() for code in codes.tolist()]
-    name[saves] = np.array([pool.code(text) for text in called], dtype=np.int64)[which]
+    name[saves] = np.array([pool.code(text) for text in called], dtype=np.int64)[code_of]
     return Named(pieces, work, int64(kind), name, pool.texts)
 
 
@@ -127,12 +131,12 @@ def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind
 
 def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
     """How long the process of each interval was blocked in storage within it; 0 for the process -1."""
-    found = np.zeros(len(process), dtype=np.int64)
-    for each in np.unique(process[process >= 0]).tolist():
-        mine, io, own = process == each, index.io, index.io_by_process.rows(each)
+    blocked_ns = np.zeros(len(process), dtype=np.int64)
+    for number in np.unique(process[process >= 0]).tolist():
+        mine, io, own = process == number, index.io, index.io_by_process.rows(number)
         own = own[io.is_storage[own]]
-        found[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
-    return found
+        blocked_ns[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
+    return blocked_ns
 
 
 class _Pool:
@@ -189,9 +193,9 @@ def _owner(graph: Graph, nodes: Int64) -> Int64:
 def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> npt.NDArray[np.bool_]:
     """Which moments lie in work of these labels' own nodes."""
     at = pieces.at(moments)
-    found: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
-    found &= (at >= 0) & (moments < pieces.end_ns[at])
-    return found
+    inside: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
+    inside &= (at >= 0) & (moments < pieces.end_ns[at])
+    return inside
 
 
 def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels]:
@@ -225,7 +229,7 @@ def _functions(index: TraceIndex, thread: StepThread, resource: Resource) -> _La
     kinds, phase = np.unique(phases, return_inverse=True)
     layers = [_disjoint(begin[depth == d], end[depth == d], word[depth == d]) for d in np.unique(depth)[::-1].tolist()]
     layers.append(_disjoint(trace.phases["begin_ns"][rows], trace.phases["end_ns"][rows], len(codes) + phase))
-    painted_begin, painted_end, layer = intervals.paint([each[:2] for each in layers])
+    painted_begin, painted_end, layer = intervals.paint([painted[:2] for painted in layers])
     shown = []
     for number, (own_begin, own_end, value) in enumerate(layers):  # what is painted joins neighbours
         mine = layer == number
@@ -280,19 +284,19 @@ def _operations(index: TraceIndex, rows: Int64, code: Callable[[str], int]) -> I
     mine = np.where(rows >= 0, of_row[rows], -1)
     groups = np.unique(table["group_hash"])
     group = np.searchsorted(groups, table["group_hash"][first])
-    wanted, which = np.unique(
+    wanted, text_of = np.unique(
         np.stack([np.where(mine >= 0, x[mine], -1) for x in (table["op_code"][first], group, nth)], axis=1),
         axis=0,
         return_inverse=True,
     )
     names = communicator_names(index.trace, groups)
     texts = [_operation(int(op), str(names[at]) if len(groups) > 1 else "", int(n)) for op, at, n in wanted.tolist()]
-    return np.array([code(text) for text in texts], dtype=np.int64)[which.reshape(-1)]
+    return np.array([code(text) for text in texts], dtype=np.int64)[text_of.reshape(-1)]
 
 
 def _operation(op: int, communicator: str, number: int) -> str:
     if op < 0:
         return "transfer"
-    known = {int(each): each.name.lower() for each in CollectiveOp}
+    known = {int(kind): kind.name.lower() for kind in CollectiveOp}
     parts = [known.get(op, "collective"), str(number) if number >= 0 else "", communicator]
     return " ".join(filter(None, parts))

@@ -252,11 +252,11 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     node, shared, at = beside.node[mine], beside.shared_ns[mine], row[beside.piece[mine]]
     if len(at):
         who = np.stack([at, graph.rank[node], graph.kind[node]], axis=1)
-        distinct, which = np.unique(who, axis=0, return_inverse=True)
-        which = which.reshape(-1)
-        together = np.bincount(which, shared)
+        distinct, rival = np.unique(who, axis=0, return_inverse=True)
+        rival = rival.reshape(-1)
+        together = np.bincount(rival, shared)
         least = np.full(len(distinct), np.iinfo(np.int64).max)
-        np.minimum.at(least, which, course.slack_ns[node])
+        np.minimum.at(least, rival, course.slack_ns[node])
         order = np.lexsort((-np.arange(len(distinct)), together, distinct[:, 0]))  # the longest beside it comes last
         chosen = order[np.append(np.diff(distinct[order, 0]) != 0, True)]
         rows = distinct[chosen, 0]

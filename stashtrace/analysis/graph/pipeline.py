@@ -103,12 +103,12 @@ def _told(trace: Trace, key: str) -> dict[int, int]:
     facts, processes = trace.metadata, trace.processes
     rank = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     rows = np.flatnonzero(facts["key_code"] == trace.strings.find(key))
-    found = {}
+    numbers = {}
     for process, code in zip(facts["process_id"][rows].tolist(), facts["value_code"][rows].tolist(), strict=True):
         text = trace.text(code)
         if process in rank and text.isdecimal():
-            found[rank[process]] = int(text)
-    return found
+            numbers[rank[process]] = int(text)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,9 +377,9 @@ def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
     before = np.concatenate([[0], computed[:-1]])
     after = np.append(own_begin[1:], np.iinfo(np.int64).max)
     beside = enters & ((before > own_begin + _SAME_MOMENT_NS) | (after < own_end - _SAME_MOMENT_NS))
-    found = np.zeros(len(begin), dtype=bool)
-    found[rows] = ~beside
-    return found
+    holds = np.zeros(len(begin), dtype=bool)
+    holds[rows] = ~beside
+    return holds
 
 
 def _post(chain: _Chain, steps: _Steps, begin: Int64, step: Int64, node: Int64, parts: Parts) -> None:
@@ -411,7 +411,7 @@ def _exchange(
             np.flatnonzero(operation == (names.index(name) if name in names else -2))
             for name in (f"{direction}-compute", f"{direction}-recv", f"{direction}-send")
         )
-        for messages, what in ((receives, "receives"), (sends, "sends")):
+        for messages, verb in ((receives, "receives"), (sends, "sends")):
             if not len(messages):
                 continue
             count = len(steps.number)
@@ -419,11 +419,11 @@ def _exchange(
             if (moved != made).any():
                 wrong = int(np.flatnonzero(moved != made)[0])
                 raise MissingDataError(
-                    f"in step {steps.number[wrong]} rank {rank} {what} {moved[wrong]} {direction} messages for"
+                    f"in step {steps.number[wrong]} rank {rank} {verb} {moved[wrong]} {direction} messages for"
                     f" {made[wrong]} micro-batches: nobody knows which belongs to which",
                     hint="a pipeline with interleaved stages, or rows that are missing, cannot be replayed",
                 )
-            if what == "receives":
+            if verb == "receives":
                 parts.edge(leg[messages], node[computes], EdgeKind.RELEASE)
                 same = overlapped & (step[computes][1:] == step[computes][:-1])
                 parts.edge(np.where(same, node[computes[:-1]], -1), node[messages[1:]], EdgeKind.PROGRAM)
@@ -464,7 +464,7 @@ def _let_go(
 
 
 def _unrecorded_meetings(
-    work: _Work, steps: _Steps, chains: list[_Chain], told: list[Mapping[int, int]], parts: Parts
+    work: _Work, steps: _Steps, chains: list[_Chain], numbers_of: list[Mapping[int, int]], parts: Parts
 ) -> None:
     """Ranks that never enter an operation before all of them could have waited for one another.
 
@@ -474,12 +474,12 @@ def _unrecorded_meetings(
     """
     ranks = [chain.rank for chain in chains]
     sets = [np.arange(len(ranks))]
-    for number in told:
+    for number in numbers_of:
         of_rank = np.array([number.get(rank, -1) for rank in ranks])
         sets += [np.flatnonzero(of_rank == value) for value in np.unique(of_rank[of_rank >= 0])]
     for operation in range(len(work.names)):
-        found = [np.flatnonzero(chain.operation == operation) for chain in chains]
-        pairs = list(zip(chains, found, strict=True))
+        items = [np.flatnonzero(chain.operation == operation) for chain in chains]
+        pairs = list(zip(chains, items, strict=True))
         if not all(np.array_equal(chain.step[at], np.arange(len(steps.number))) for chain, at in pairs):
             continue
         if not all((at > 0).all() and (chain.step[at - 1] == chain.step[at]).all() for chain, at in pairs):

@@ -123,12 +123,12 @@ def _fuse(item: Advice) -> str:
 
 
 def _overlap(item: Advice) -> str:
-    what = {"backward": "the backward before them", "gemm": "the matrix products before them"}[item.work]
+    producer = {"backward": "the backward before them", "gemm": "the matrix products before them"}[item.work]
     exposed, transfer = duration_text(item.exposed_ns), duration_text(item.transfer_ns)
     part = f"the {transfer}" if exposed == transfer else f"{exposed} of the {transfer}"
     return (
         f"nothing is computed for {part} that {_messages(item)} take{_whose(item)}; in {item.chunks_count} chunks"
-        f" beside {what} they would save"
+        f" beside {producer} they would save"
     )
 
 

@@ -73,5 +73,5 @@ def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tu
     sizes = workload.sizes_bytes
     caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
     tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]
-    found, cap = min(tried, key=lambda one: (one[0].end_ns, len(one[0])))
-    return cap, found
+    merge, cap = min(tried, key=lambda candidate: (candidate[0].end_ns, len(candidate[0])))
+    return cap, merge

@@ -54,8 +54,8 @@ class Replay:
     @property
     def ends_ns(self) -> Int64:
         """When all workers have ended each iteration."""
-        found: Int64 = self.updates_ns[:, :, 1].max(axis=1)
-        return found
+        ends: Int64 = self.updates_ns[:, :, 1].max(axis=1)
+        return ends
 
     @property
     def iteration_ns(self) -> int:
