@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
 
-#: Times, of which ``0`` is none at all.
+#: Times; ``0`` takes one away.
 TIMES = ("compute", "launch", "h2d", "prep", "fetch", "checkpoint", "straggler")
-#: What a link does; bandwidth and latency are multiplied as named.
+#: Quantities of a link.
 LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
-#: How many there are.
 COUNTS = ("workers", "ranks")
 WORDS = {"compression": ("fp16",)}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
@@ -43,9 +42,9 @@ class Change:
     quantity : str
         One of ``QUANTITIES``, or ``BUCKET``.
     factor : float or None
-        The quantity is multiplied by it; 0 takes a time away. Of ``BUCKET`` the size itself.
+        Factor of the quantity; 0 takes a time away. For ``BUCKET`` the size itself.
     amount : float or None
-        Where there is no factor: what the quantity is to be, in ns, in bits a second, or as a number.
+        Without a factor: the new value, in ns, in bits a second, or as a number.
     text : str
         The value as it was typed.
     """
@@ -70,7 +69,7 @@ class Change:
         if not equals or quantity not in QUANTITIES:
             known = f"quantities that can be changed: {', '.join((*QUANTITIES, BUCKET))}"
             if not equals:
-                raise UsageError(f"{text!r} is no QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
+                raise UsageError(f"{text!r} is not QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
             near = difflib.get_close_matches(quantity, (*QUANTITIES, BUCKET), 1)
             raise UsageError(f"cannot change {quantity!r}", hint=f"did you mean {near[0]}?" if near else known)
         if quantity in WORDS:
@@ -90,7 +89,7 @@ class Change:
         return cls(quantity, None, amount, value)
 
     def factor_from(self, present: float) -> float:
-        """By what the present amount, in the unit of ``amount``, is to be multiplied."""
+        """Return the factor of a present amount, which is in the unit of ``amount``."""
         if self.factor is not None:
             return self.factor
         assert self.amount is not None
@@ -120,7 +119,7 @@ def _size_mib(text: str) -> float:
 
 
 def _amount(quantity: str, value: str) -> float | None:
-    """What a value is in ns, in bits a second or as a number; None if it is none."""
+    """Read a value in ns, in bits a second or as a number; None if it is not one."""
     if quantity in COUNTS:
         return float(value) if re.fullmatch(r"[1-9]\d{0,6}", value) else None
     units = _RATE_BITS if quantity.endswith(".bandwidth") else _TIME_NS

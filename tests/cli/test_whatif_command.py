@@ -66,7 +66,7 @@ def test_ranks_without_a_file_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert warnings_of(text) == ["! no file of rank 1 of 2: who was late is only known among the others"]
     assert "shared evenly" not in text
     assert main(["whatif", str(tmp_path), "--set", "straggler=0"]) == 4
-    assert "one rank alone was recorded" in capsys.readouterr().err
+    assert "only one rank was recorded" in capsys.readouterr().err
 
 
 def test_a_file_that_was_cut_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
         ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean network.bandwidth?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
-        ("workers", "'workers' is no QUANTITY=VALUE", "compute, launch, h2d"),
+        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, h2d"),
     ],
 )
 def test_an_unknown_change_is_one_line_with_what_is_known(

@@ -79,7 +79,7 @@ def test_a_time_that_a_run_does_not_have_is_refused_with_those_that_it_has(chang
 
 
 def test_nobody_is_late_for_ranks_that_were_not_recorded() -> None:
-    with pytest.raises(MissingDataError, match="one rank alone") as error:
+    with pytest.raises(MissingDataError, match="only one rank") as error:
         asked(LATE[: LATE.index("rank 1")], "straggler=0")
     assert "all ranks" in error.value.hint
 

@@ -202,7 +202,7 @@ def test_the_quick_ones_of_each_size() -> None:
 
 
 def test_a_link_that_nothing_went_over() -> None:
-    with pytest.raises(MissingDataError, match="gone over the network") as raised:
+    with pytest.raises(MissingDataError, match="used the network") as raised:
         asked(job(), "network.bandwidth=x2")
     assert raised.value.hint == "its transfers count as interconnect"
 
