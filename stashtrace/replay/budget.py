@@ -1,4 +1,4 @@
-"""Where the step time of a replay went, by columns of the summary: work by what it is, waits by what ended them."""
+"""Budget of a replay's step by columns of the summary: work by its kind, waits by what ended them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,17 +17,18 @@ _COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for k
 
 
 def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, float]:
-    """Mean nanoseconds of a step of a rank by column.
+    """Return the mean nanoseconds of a rank's step by column.
 
-    Of a rank that its host attributes they add up to the time that its thread was busy or waited; of a rank with
-    kernels, to its steps: what computes comes first, then what transfers and copies do beside it, then why nothing ran.
+    For a rank that its host attributes they add up to the time that its thread was busy or waited. For a rank with
+    kernels they add up to its steps: computation counts first, then transfers and copies beside it, then what the rank
+    waited for.
 
     Parameters
     ----------
     graph : Graph
     replayed : Replayed
     steps : int array
-        Steps that count.
+        Counted steps.
     """
     budget = dict.fromkeys(GROUPS, 0.0)
     on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE, Resource.COMPUTE_STREAM))
@@ -67,7 +68,7 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, budget: dict[st
 
 
 def _arrived(graph: Graph, replayed: Replayed) -> Int64:
-    """When the last member of each transfer had come; behind others in its queue it may begin later."""
+    """Return when the last member of each transfer arrived; in its queue the transfer may begin later."""
     member = graph.edge_kind == EdgeKind.MEMBER
     arrived = np.full(len(graph), -NEVER, dtype=np.int64)
     came = replayed.end_ns[graph.source[member]] + graph.lag_ns[member]
@@ -77,18 +78,18 @@ def _arrived(graph: Graph, replayed: Replayed) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where each rank's part of a graph is, so that no rank looks through those of the others.
+    """Rows of a graph by rank, so that no rank searches those of the others.
 
     Attributes
     ----------
     nodes, nodes_of : int array, RowsBy
-        Nodes of streams and hosts, and their places by rank.
+        Nodes of streams and hosts, and their rows by rank.
     members, members_of : int array, RowsBy
-        Edges into transfers, by the rank that enters.
+        Edges into transfers, and their rows by the rank that enters.
     releases, releases_of : int array, RowsBy
-        Edges out of transfers, by the rank that goes on.
+        Edges out of transfers, and their rows by the rank that goes on.
     before : int array
-        Of each node the one before it on its thread, -1 if there is none.
+        The node before each node on its thread, -1 if there is none.
     """
 
     nodes: Int64
@@ -115,7 +116,7 @@ class _Places:
 
 
 def _before(graph: Graph) -> Int64:
-    """Of each node the one before it on its thread, -1 if there is none."""
+    """Return the node before each node on its thread, -1 if there is none."""
     before = np.full(len(graph), -1, dtype=np.int64)
     program = graph.edge_kind == EdgeKind.PROGRAM
     before[graph.target[program]] = graph.source[program]
@@ -125,7 +126,7 @@ def _before(graph: Graph) -> Int64:
 def _add_device(
     graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, budget: dict[str, float]
 ) -> None:
-    """Paint the rank's streams, then its host's waits, over its steps."""
+    """Paint a rank's streams, then the waits of its host, over its steps."""
     own = places.nodes[places.nodes_of.rows(rank)]
     own = own[replayed.end_ns[own] > replayed.begin_ns[own] + graph.gap_ns[own]]
     streams, host = (own[graph.resource[own] == resource] for resource in (Resource.STREAM, Resource.HOST))
@@ -166,7 +167,7 @@ def _add_device(
 
 
 def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> tuple[TimeSet, TimeSet]:
-    """When a rank's streams stood in collectives before the last member had come, and after."""
+    """Return when a rank's streams were in collectives before the last member arrived, and after."""
     member = places.members[places.members_of.rows(rank)]
     release = places.releases[places.releases_of.rows(rank)]
     shared, joins, leaves = np.intersect1d(graph.target[member], graph.source[release], return_indices=True)
@@ -177,7 +178,7 @@ def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int
 
 
 def _taken_from_workers(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> TimeSet:
-    """When a rank's host waited for a batch that a worker made."""
+    """Return when a rank's host waited for batches of its workers."""
     waits, edge = places.nodes[places.nodes_of.rows(rank)], replayed.binding
     waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
     waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]

@@ -232,7 +232,7 @@ def test_changes_of_a_pipeline(pipeline: str, change: str, step_ms: float, capsy
         ("prep=x0.5", "nothing of their hosts"),
         ("fetch=0", "nothing of their hosts"),
         ("launch=x0.5", "nothing of their hosts"),
-        ("network.bandwidth=x2", "over the network"),
+        ("network.bandwidth=x2", "used the network"),
     ],
 )
 def test_what_a_pipeline_says_nothing_of(

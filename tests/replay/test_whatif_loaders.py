@@ -114,7 +114,7 @@ def test_without_workers_their_number_is_no_question() -> None:
     with pytest.raises(MissingDataError) as error:
         predicted(made, "workers=2")
     assert "no worker made batches" in str(error.value)
-    assert error.value.hint == "record it with num_workers=1 at least"
+    assert error.value.hint == "record it with at least num_workers=1"
 
 
 def test_the_budget_is_that_of_the_changed_job() -> None:
