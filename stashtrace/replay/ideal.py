@@ -73,7 +73,9 @@ def _threads(graph: Graph, work: Floats, center: Center) -> None:
     rows = np.flatnonzero((graph.rank >= 0) & ~np.isin(graph.resource, passive))
     if not len(rows):
         return
-    before, members = _next_transfer(graph, rows)
+    before, transfers = next_transfers(graph, rows)
+    source_ranks = graph.rank[graph.source[_entries(graph)]]
+    members = GroupBy(GroupBy(transfers.number, source_ranks).keys[0]).sizes
     # After the last collective a rank's peers are all ranks in the same step.
     ranks = len(np.unique(graph.rank[rows]))
     alone = before < 0
@@ -88,11 +90,23 @@ def _threads(graph: Graph, work: Floats, center: Center) -> None:
     work[rows] *= scale[by_rank.number]
 
 
-def _next_transfer(graph: Graph, rows: Int64) -> tuple[Int64, Int64]:
-    """Return the index of the transfer that the rank of each node entered next, -1 if none, and the members of each."""
-    edges = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & (graph.rank[graph.source] >= 0))
+def _entries(graph: Graph) -> Int64:
+    """Return the edges by which ranks enter transfers."""
+    return np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & (graph.rank[graph.source] >= 0))
+
+
+def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
+    """Find the transfer that the rank of each of these nodes entered next.
+
+    Returns
+    -------
+    int array
+        Index of the transfer, -1 if there is none.
+    GroupBy
+        Entries by their transfer.
+    """
+    edges = _entries(graph)
     source, transfers = graph.source[edges], GroupBy(graph.target[edges])
-    members = GroupBy(GroupBy(transfers.number, graph.rank[source]).keys[0]).sizes
     following = np.full(len(rows), -1, dtype=np.int64)
     for rank in np.unique(graph.rank[rows]).tolist():
         mine = np.flatnonzero(graph.rank[rows] == rank)
@@ -102,7 +116,7 @@ def _next_transfer(graph: Graph, rows: Int64) -> tuple[Int64, Int64]:
         at = np.searchsorted(called[order], graph.end_ns[rows[mine]], side="left")
         known = at < len(order)
         following[mine[known]] = transfer_of[order[at[known]]]
-    return following, members
+    return following, transfers
 
 
 def _center(amount: Floats, peers: GroupBy, center: str, members: Int64 | None = None) -> Floats:
