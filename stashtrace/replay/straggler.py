@@ -99,7 +99,7 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
 
 
 def _of_collectives(graph: Graph, ranks: Int64, transfers: Int64) -> tuple[Floats, Int64]:
-    """Return the samples of each rank's step around each collective, relative to the mean, and the place in its step."""
+    """Return for each collective the samples of each rank's step, relative to the mean, and its place in the step."""
     facts, count = graph.facts, len(transfers)
     members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     members = members[np.isin(graph.rank[graph.source[members]], ranks)]  # others have kernels

@@ -271,4 +271,4 @@ def test_what_saves_little_is_not_listed_and_not_denied() -> None:
     listed = [answer for answer in single_changes(graph) if answer.changes[0].quantity == "compute"]
     assert listed == []
     lines = whatif_lines(what_if(graph, []), listed, asked=False)
-    assert lines[-1] == "no single change of what is known would make it shorter by 0.5 % or more"
+    assert lines[-1] == "no single change would make a step shorter by 0.5 % or more"
