@@ -59,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay.ssgd import Ring, write_layers
     from stashtrace.replay.ssgd.report import layers_json, layers_lines
     from stashtrace.replay.ssgd.study import study
+    from stashtrace.summary.words.parts import plural
 
     if (arguments.latency is None) != (arguments.bandwidth is None):
         raise UsageError("--latency and --bandwidth belong together", hint="for example --latency 45 --bandwidth 1.1G")
@@ -72,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
     iterations = [_with_times(one, arguments) for one in untimed]
     if arguments.out:
         write_layers(arguments.out, iterations)
-        sys.stderr.write(f"wrote {arguments.out}: {len(iterations)} iterations of {len(iterations[0])} layers\n")
+        count, layers = len(iterations), len(iterations[0])
+        sys.stderr.write(f"wrote {arguments.out}: {count} iteration{plural(count)} of {layers} layer{plural(layers)}\n")
     found = study(iterations, arguments.ranks, ring=ring, measured_ranks=measured)
     if arguments.format == "json":
         sys.stdout.write(json.dumps(layers_json(found), indent=1) + "\n")
