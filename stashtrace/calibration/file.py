@@ -311,7 +311,7 @@ def _points(name: str, where: str, entry: Mapping[str, Any]) -> Points:
     columns: list[list[Any]] = []
     for key in names:
         values = entry.get(key)
-        if not isinstance(values, list) or not all(_is_number(v) for v in values):
+        if not isinstance(values, list) or not all(is_number(v) for v in values):
             raise _damaged(name, f"{where}: {key} is no list of numbers")
         columns.append(values)
     if len({len(c) for c in columns}) != 1 or not columns[0]:
@@ -339,14 +339,15 @@ def _number(
     value = entry.get(key)
     if value is None:
         raise _damaged(name, f"{where}: {key} is missing")
-    if not _is_number(value):
+    if not is_number(value):
         raise _damaged(name, f"{where}: {key} is {value!r}, not a number")
     if (low is not None and value < low) or (high is not None and value > high):
         raise _damaged(name, f"{where}: {key} is {value!r}, out of range")
     return float(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether what was read is a finite number, and not true or false."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

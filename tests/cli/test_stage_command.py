@@ -62,7 +62,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, *, plain_ms: float = 100, staged_ms
         copies = bool(task.options)
         return Figures((staged_ms if copies else plain_ms) * MS, STEPS, 0, 1, 1, 0), opens if copies else 0
 
-    monkeypatch.setattr(staging, "_measured", measured)
+    monkeypatch.setattr(staging, "_measure", measured)
 
 
 def stage(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from stashtrace.lab.recommend.profile import Interval, Profile
+from stashtrace.lab.intervals import Interval
+from stashtrace.lab.recommend.profile import Profile
 
 #: What a step is made of.
 KINDS = ("compute", "interconnect", "network", "prep", "fetch")
@@ -118,8 +119,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``2x p3.8xlarge``."""
-        return self.instance if self.count == 1 else f"{self.count}x {self.instance}"
+        """Instance and count."""
+        return several_text(self.instance, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ class Budget:
 
     def met_by(self, one: Candidate) -> bool:
         """Whether all of it is kept; an unknown cost keeps no cost budget."""
-        return self._time_met(one) and self._cost_met(one)
+        in_time = self.hours is None or one.hours.value <= self.hours
+        return in_time and (self.cost is None or (one.cost is not None and one.cost.value <= self.cost))
 
     def overshoot(self, one: Candidate) -> float:
         """Factor by which the worse of the two is missed; 1 and less is kept."""
@@ -142,11 +144,10 @@ class Budget:
             over.append(math.inf if one.cost is None else _ratio(one.cost.value, self.cost))
         return max(over)
 
-    def _time_met(self, one: Candidate) -> bool:
-        return self.hours is None or one.hours.value <= self.hours
 
-    def _cost_met(self, one: Candidate) -> bool:
-        return self.cost is None or (one.cost is not None and one.cost.value <= self.cost)
+def several_text(instance: str, count: int) -> str:
+    """So many instances, as in ``2x p3.8xlarge``."""
+    return instance if count == 1 else f"{count}x {instance}"
 
 
 def cheaper(one: Candidate) -> tuple[float, float]:

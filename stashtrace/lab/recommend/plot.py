@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from stashtrace.errors import UsageError
-from stashtrace.lab.plot import Name, check_plot_file, new_figure, place_names, plain_axes, save_figure
+from stashtrace.lab.intervals import Interval
+from stashtrace.lab.plot import (
+    FAINT,
+    KIND_COLOURS,
+    Name,
+    check_plot_file,
+    new_figure,
+    place_names,
+    plain_axes,
+    save_figure,
+)
 from stashtrace.lab.recommend.candidates import UNKNOWN, Candidate, faster
-from stashtrace.lab.recommend.profile import Interval
 from stashtrace.lab.recommend.recommend import Recommendation
 
-#: Okabe and Ito's palette, which the colour-blind can tell apart.
-_COLOURS = {
-    "compute": "#009E73",
-    "interconnect": "#CC79A7",
-    "network": "#D55E00",
-    "prep": "#E69F00",
-    "fetch": "#0072B2",
-    UNKNOWN: "#777777",
-}
+_COLOURS = {**KIND_COLOURS, UNKNOWN: "#777777"}
 
 
 def plot_recommendation(answer: Recommendation, path: str) -> None:
@@ -38,14 +39,8 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     front = sorted((one for one in some if one.pareto), key=faster)
-    axes.plot(
-        [one.hours.value for one in front],
-        [_cost(one) for one in front],
-        color="#999999",
-        lw=1.2,
-        zorder=1,
-        label="Pareto front",
-    )
+    hours, costs = [one.hours.value for one in front], [_cost(one) for one in front]
+    axes.plot(hours, costs, color="#999999", lw=1.2, zorder=1, label="Pareto front")
     for one in some:
         _draw(axes, one)
     _scales(axes, some)
@@ -63,19 +58,19 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
 def _draw(axes: Any, one: Candidate) -> None:
     colour = _COLOURS[one.limited_by]
     x, y = one.hours.value, _cost(one)
-    if one.hours.known and one.cost is not None and one.cost.known:
-        # Cost is time times price: one error, drawn along the line through the origin.
-        axes.plot(
-            [one.hours.low, one.hours.high],
-            [one.cost.low, one.cost.high],
-            color=colour,
-            lw=1.0,
-            alpha=0.45,
-            solid_capstyle="butt",
-            zorder=2,
-        )
+    for ends in _error_lines([one]):
+        axes.plot(*ends, color=colour, lw=1.0, alpha=0.45, solid_capstyle="butt", zorder=2)
     fill = colour if one.measured else "#FFFFFF"
     axes.plot(x, y, "o", ms=8 if one.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
+
+
+def _error_lines(some: Sequence[Candidate]) -> list[tuple[Any, Any]]:
+    """Ends of each interval. Cost is time times price: one error, drawn along the line through the origin."""
+    return [
+        ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
+        for one in some
+        if one.hours.known and one.cost is not None and one.cost.known
+    ]
 
 
 def _budgets(axes: Any, answer: Recommendation) -> None:
@@ -110,18 +105,14 @@ def _names(figure: Any, axes: Any, answer: Recommendation, some: Sequence[Candid
     """The front chooses its places first."""
     front = sorted((one for one in some if one.pareto), key=faster)
     lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [_cost(one) for one in front])]
-    lines += [
-        ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
-        for one in some
-        if one.hours.known and one.cost is not None and one.cost.known
-    ]
+    lines += _error_lines(some)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if answer.budget.hours is not None:
         lines.append(([answer.budget.hours] * 2, [low, high]))
     if answer.budget.cost is not None:
         lines.append(([left, right], [answer.budget.cost] * 2))
     names = [
-        Name(one.hours.value, _cost(one), one.name, 8 if one.pareto else 7, "#000000" if one.pareto else "#555555")
+        Name(one.hours.value, _cost(one), one.name, 8 if one.pareto else 7, "#000000" if one.pareto else FAINT)
         for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, _cost(c)))
     ]
     place_names(figure, axes, names, lines)

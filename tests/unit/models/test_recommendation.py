@@ -16,10 +16,11 @@ from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.characterize.differential import scaling_efficiency
+from stashtrace.lab.intervals import Interval, exactly
 from stashtrace.lab.recommend.candidates import Budget, Candidate, Work, pareto_marked, same_price
 from stashtrace.lab.recommend.catalog import Catalog, Instance, load_catalog
 from stashtrace.lab.recommend.elasticity import elasticity, throughput
-from stashtrace.lab.recommend.profile import Interval, Profile, exactly
+from stashtrace.lab.recommend.profile import Profile
 from stashtrace.lab.recommend.recommend import Recommendation, recommend
 from stashtrace.lab.recommend.report import choices
 
@@ -154,7 +155,7 @@ class TestWork:
             recommend([ran("p3.8xlarge", 4, {2: 1.0}, 0)], AWS, Work(samples=1e5))
 
 
-#: Seconds of the five steps of a job with 8 devices, the fifth on two hosts of 4.
+#: Seconds of the five configurations of a job with 8 devices, the fifth on two hosts of 4.
 FIVE = {1: 0.10, 2: 0.13, 3: 0.20, 4: 0.15, 5: 0.25}
 
 
@@ -268,11 +269,11 @@ class TestCandidates:
     def test_counts_of_which_nothing_is_said(self) -> None:
         answer = recommend([ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2})], AWS, Work(iterations=1))
         assert {one.count for one in answer.candidates} == {1}
-        said = "nothing is said of 2 and more p3.8xlarge, p3.2xlarge, p3.16xlarge: step 5 (several hosts) of c.json"
+        said = "nothing is said of 2 and more p3.8xlarge, p3.2xlarge, p3.16xlarge: configuration 5 (several hosts) of c.json"
         assert any(note.startswith(said) for note in answer.notes)
 
     def test_nothing_at_all(self) -> None:
-        with pytest.raises(MissingDataError, match="nothing can be said of any instance: neither step 2"):
+        with pytest.raises(MissingDataError, match="nothing can be said of any instance: neither configuration 2"):
             recommend([ran("p3.8xlarge", 4, {5: 0.1})], Catalog(), Work(iterations=1))
 
     def test_other_batches_of_one_machine_are_not_called_a_price(self) -> None:
@@ -298,7 +299,7 @@ class TestCandidates:
     def test_steps_that_failed_leave_the_rest(self) -> None:
         answer = recommend([ran("p3.8xlarge", 4, {4: 0.2})], AWS, Work(iterations=1))
         assert [(one.name, one.measured) for one in answer.candidates] == [("p3.8xlarge", True)]
-        assert "step 1" in answer.not_measured["p3.16xlarge"]
+        assert "configuration 1" in answer.not_measured["p3.16xlarge"]
 
     @pytest.mark.parametrize(("steps", "count"), [({2: 0.2}, 1), ({4: 0.2}, 1), ({2: 0.2, 5: 0.3}, 2)])
     def test_without_step_one_nobody_knows_what_is_lost(self, steps: dict[int, float], count: int) -> None:
@@ -344,7 +345,7 @@ class TestElasticity:
         assert elasticity(recommend([one], AWS, Work(iterations=1)).candidates, [one], AWS) == []
 
     def test_a_count_that_ran_with_another_batch_is_predicted(self) -> None:
-        """One device was run with 32 samples; with 64 it is step 1 of the machine with four."""
+        """One device was run with 32 samples; with 64 it is configuration 1 of the machine with four."""
         ones = [ran("p3.2xlarge", 1, {1: 0.08}, 32), ran("p3.8xlarge", 4, {1: 0.16, 2: 0.2}, 64)]
         rows = elasticity(recommend(ones, AWS, Work(samples=1e5)).candidates, ones, AWS)
         found = {r.batch_samples: r.measured for r in rows if (r.instance, r.count) == ("p3.2xlarge", 1)}
