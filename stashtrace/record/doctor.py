@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stashtrace.errors import StashtraceError
 from stashtrace.record.doctor_gpu import Check, gpu_checks
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 from stashtrace.record.program import loader_takes_library, why_not_preloaded
 
 _RECORDS_TRIED = 20_000
@@ -57,7 +57,7 @@ def record_cost_ns() -> float | None:
 
     None if the recorder cannot be loaded or recorded nothing.
     """
-    from stashtrace.record.options import traced_environment
+    from stashtrace.record.environment import traced_environment
 
     script = (
         "import os, time\nfd = os.open(os.sys.executable, os.O_RDONLY)\nread = os.pread\n"
@@ -174,7 +174,7 @@ def _shared_memory() -> Check:
 
 
 def _preload() -> Check:
-    from stashtrace.record.options import traced_environment
+    from stashtrace.record.environment import traced_environment
 
     try:
         with tempfile.TemporaryDirectory() as folder:

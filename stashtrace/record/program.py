@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.record.options import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY
 
 
 def find_program(command: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
 import time
@@ -21,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stashtrace import __version__
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import claim_run_file, file_rights, make_scratch, prepare_directory, write_run_file
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
 from stashtrace.record.launchers import announce, own_place
-from stashtrace.record.options import LIBRARY_PATH, traced_environment
+from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import find_program, spawn, why_not_preloaded, without_library
 from stashtrace.record.remote import is_url
 from stashtrace.record.staged import list_for_run
@@ -109,25 +110,12 @@ class _Watch:
 
 def run_command(
     command: Sequence[str],
+    options: RecordOptions = DEFAULT_OPTIONS,
     *,
     out: str | None = None,
     run_id: str | None = None,
     scratch: str | None = None,
-    collectors: Sequence[str] | None = None,
-    steps: str | None = None,
-    until_step: int | None = None,
-    synthetic_batches: int = 0,
-    staged: str | None = None,
-    nvml_hz: int | None = None,
-    nvml_links: bool = False,
-    kernels: bool | str = False,
-    kernels_steps: str | None = None,
-    event_budget: int | None = None,
-    lookup_hook: bool = False,
-    nccl_source: str | None = None,
-    share: bool = False,
     grace_s: float = 10.0,
-    version: str = "",
     library: str | None = None,
     on_wait: Callable[[Sequence[int]], None] | None = None,
     on_changed: Callable[[int, Sequence[str]], None] | None = None,
@@ -138,6 +126,8 @@ def run_command(
     ----------
     command : sequence of str
         Program and its arguments.
+    options : RecordOptions
+        What is recorded.
     out : str, optional
         Run directory, or URL.
     run_id : str, optional
@@ -145,20 +135,8 @@ def run_command(
     scratch : str, optional
         Local directory under which processes write until the command has ended. Bringing the records to ``out`` is
         the caller's business, as are the words in ``launch_file`` that say so.
-    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook, nccl_source : optional
-        As in :func:`traced_environment`.
-    until_step : int, optional
-        End the command when all its ranks on this host have made so many steps.
-    synthetic_batches : int
-        Let DataLoaders return their first batches again and again in place of new ones.
-    staged : str, optional
-        List of files of which copies are opened in their place.
-    share : bool
-        Let the group read the run; without it the user alone can.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
-    version : str
-        Of stashtrace, noted in ``run.json``.
     library : str, optional
         Runtime library, the package's own by default.
     on_wait : callable, optional
@@ -176,39 +154,13 @@ def run_command(
     program = find_program(command)
     job = job_of(command, os.environ, run_id)
     # Refuses unknown collectors and a missing library before a directory is made.
-    traced = functools.partial(
-        traced_environment,
-        run_id=job.run_id,
-        collectors=collectors,
-        steps=steps,
-        until_step=until_step,
-        synthetic_batches=synthetic_batches,
-        staged=staged,
-        nvml_hz=nvml_hz,
-        nvml_links=nvml_links,
-        kernels=kernels,
-        kernels_steps=kernels_steps,
-        event_budget=event_budget,
-        lookup_hook=lookup_hook,
-        nccl_source=nccl_source,
-        share=share,
-        library=library,
-    )
-    environment = traced(os.environ, run_dir=".")
-    content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
+    environment = traced_environment(os.environ, options, run_dir=".", run_id=job.run_id, library=library)
+    content = run_facts(command, job, options.recorded_collectors()) | options.to_run_facts()
     if why := why_not_preloaded(program):
         environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
         content["not_recorded"] = f"{Path(program).name} ({why})"
-    if steps:
-        content["steps"] = steps
-    if synthetic_batches:
-        content["synthetic_batches"] = synthetic_batches
-    if staged:
-        content["staged"] = str(Path(staged).absolute())
-    if "STASHTRACE_KERNELS_STEPS" in environment:
-        content["kernels_steps"] = environment["STASHTRACE_KERNELS_STEPS"]
     url = out if out is not None and is_url(out) else ""
-    with file_rights(share):
+    with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job) if records is None or not url else records
         launch_file = open_run_directory(directory, content, job)
@@ -218,9 +170,9 @@ def run_command(
             write_run_file(records, content)  # so that it can be merged where it is, should it never come home
     environment["STASHTRACE_DIR"] = str(records)
     own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
-    if staged:
-        with file_rights(share):
-            usable = list_for_run(Path(staged), own_list)
+    if options.staged is not None:
+        with file_rights(options.share):
+            usable = list_for_run(Path(options.staged), own_list)
         environment["STASHTRACE_STAGED"] = str(own_list)
         if usable[1] and on_changed is not None:
             on_changed(*usable)
@@ -234,7 +186,7 @@ def run_command(
     try:
         _adopt_orphans()
         watch = _Watch(spawn(program, command, environment, old_mask), witness)
-        goal = StepGoal(records) if until_step is not None else None
+        goal = StepGoal(records) if options.until_step is not None else None
         _wait_for_command(watch, taken, goal)
         ended = time.time_ns(), time.monotonic_ns()
         if goal is not None and goal.reached:
@@ -253,13 +205,13 @@ def run_command(
         goal.clear()
     if reached:  # however the command took it: we ended it, as we were told to
         number = code = 0
-        content["until_step"] = until_step
+        content["until_step"] = options.until_step
     content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
     if survivors:
         content["outlived_by"] = ", ".join(map(str, survivors))
     complaint = ""
     try:
-        with file_rights(share):
+        with file_rights(options.share):
             if launch_file is None:
                 write_run_file(directory, content)
             if records != directory:
@@ -453,7 +405,7 @@ def _is_below_us(pid: int) -> bool:
     return pid == own
 
 
-def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], version: str) -> dict[str, Any]:
+def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str]) -> dict[str, Any]:
     """Content of ``run.json`` at the start."""
     return {
         "format": 1,
@@ -466,7 +418,7 @@ def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], versi
         "host": os.uname().nodename,
         "boot_id": _boot_id(),
         "collectors": list(collectors),
-        "stashtrace_version": version,
+        "stashtrace_version": __version__,
         "launcher_pid": os.getpid(),
         "place": own_place(),
         "gpu_driver": "present" if any(map(os.path.exists, _GPU_DEVICES)) else "none",

@@ -12,7 +12,7 @@ import pytest
 from collectors.recorded import compiled, plain_environment, record
 
 import stashtrace
-from stashtrace.record.options import traced_environment
+from stashtrace.record.environment import traced_environment
 from stashtrace.record.staged import Copy, write_staged_list
 from stashtrace.schema.kinds import IoFlag, IoOp
 

@@ -15,7 +15,7 @@ from collectors.recorded import compiled, plain_environment, record
 
 from stashtrace.analysis.findings.trust import trust
 from stashtrace.record.doctor import checks
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 from stashtrace.record.program import why_not_preloaded, without_library
 from stashtrace.schema.kinds import IoOp
 

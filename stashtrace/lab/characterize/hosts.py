@@ -14,18 +14,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import file_rights
+from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.own_program import own_program
 from stashtrace.record.run import living_processes
 
 #: Ranks are told to go on a little, so that the last step that counts is whole on each of them.
-MARGIN_STEPS = 2
+_MARGIN_STEPS = 2
 #: From asking a host to end to making it.
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
@@ -62,8 +63,8 @@ class HostTask:
         Command line that runs words on that host, made of the words and the variables.
     name : str
         For messages.
-    options : tuple of str
-        Of `stashtrace run`, beside those that every run has.
+    options : RecordOptions
+        What is recorded; the step at which the command is ended is set for every run.
     bring_home : callable, optional
         Copies what was recorded there into the directory of the same name here.
     connected : bool
@@ -74,7 +75,7 @@ class HostTask:
     environment: Mapping[str, str]
     wrap: Callable[[list[str], Mapping[str, str]], list[str]]
     name: str = ""
-    options: tuple[str, ...] = ()
+    options: RecordOptions = DEFAULT_OPTIONS
     bring_home: Callable[[Path], None] | None = None
     connected: bool = False
 
@@ -151,11 +152,11 @@ def run_tasks(
         directory.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)  # of an attempt before, which may have had other rights
         out = open(log, "wb")  # noqa: SIM115
-    until_step = str(steps_count + MARGIN_STEPS)
     with out, _interruptible():
         try:
             for task in tasks:
-                options = ["--out", str(directory), "--no-merge", "--until-step", until_step, *task.options]
+                recorded = replace(task.options, until_step=steps_count + _MARGIN_STEPS).to_arguments()
+                options = ["--out", str(directory), "--no-merge", *recorded]
                 if len(tasks) > 1:
                     options += ["--run-id", name]
                 words = own_program("stashtrace", "run", *options, "--", *task.words)

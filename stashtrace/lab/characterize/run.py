@@ -41,6 +41,7 @@ from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
 from stashtrace.lab.wording import counted
 from stashtrace.loading.load import load_trace
+from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace
 
 _SYNTHETIC = (1, 2, 5)
@@ -339,7 +340,9 @@ def _on_synthetic_data(task: HostTask, steps: int) -> HostTask:
     """Let a task replay batches; streams of unknown length end too, or a job that validates first would never train."""
     name = "STASHTRACE_SYNTHETIC_EPOCH"
     epoch = {name: os.environ.get(name, str(_EPOCHS_STEPS * steps))}
-    return replace(task, options=("--synthetic",), environment={**task.environment, **epoch})
+    return replace(
+        task, options=RecordOptions(synthetic_batches=SYNTHETIC_BATCHES), environment={**task.environment, **epoch}
+    )
 
 
 def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list[str]]:

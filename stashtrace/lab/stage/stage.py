@@ -32,6 +32,7 @@ from stashtrace.lab.progress import ProgressCallback, no_progress
 from stashtrace.lab.wording import counted, refusal
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
+from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged import Copy, read_staged_list, write_staged_list
 from stashtrace.units import bytes_text
 
@@ -343,7 +344,7 @@ def check_gain(
             state = make_cold(cooled) if cooled.paths else None
             if state is not None and not state.verified:
                 notes = [f"not from a cold cache: {state.sentence}"]
-        options = ("--staged", str(staged.list_path.absolute())) if kind == _STAGED else ()
+        options = RecordOptions(staged=str(staged.list_path) if kind == _STAGED else None)
         task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
         run = (out / _run_name(kind, repeat)).absolute()
         try:
