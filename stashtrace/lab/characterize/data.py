@@ -15,13 +15,12 @@ from typing import Any
 
 from stashtrace.lab.characterize.answer import RunInvalidError
 from stashtrace.lab.job_files import FileSet, file_set, files_read, reading
-from stashtrace.lab.page_cache import CacheState, check, make_cold, make_warm, memory_room
+from stashtrace.lab.page_cache import COLD, WARM, CacheState, check, make_cold, make_warm, memory_room
 from stashtrace.lab.wording import and_more
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text, percent_text
 
-COLD, WARM = "cold", "warm"
 #: Of a data set in memory, what must still be there after a run: the rest is what fetch may be too small by. Of what a
 #: run reads, what must be in files that were brought into the state.
 KEPT_RATIO = 0.95
@@ -71,7 +70,7 @@ class DataStates:
     @classmethod
     def of(cls, run: Path, data: Sequence[Path], *, drop_caches: bool) -> DataStates:
         """Take the files that are named, or those that a run was seen to read and their neighbours."""
-        seen = files_read(load_trace(str(run)))
+        seen = files_read(load_trace(run))
         whole = file_set(data) if data else with_neighbours(seen)
         return cls(whole, seen, drop_caches=drop_caches)
 
@@ -85,7 +84,7 @@ class DataStates:
             return _without_files(state)
         if state == COLD:
             return make_cold(self._whole, drop_caches=self._drop_caches)
-        return make_warm(self._warm, subset=False)
+        return make_warm(self._warm)
 
     def require_still_warm(self, state: CacheState) -> None:
         """Check after a run that a warm data set stayed in memory; a cold one is read into it by the run.
@@ -148,7 +147,7 @@ def _without_files(state: str) -> CacheState:
     """State of a job that reads no file in its steps: nothing could be cold, and everything is in memory."""
     why = "the job was seen to read no file in its steps; what it read before them, or over a network, is as it is"
     sentence = f"not cold: {why}" if state == COLD else f"warm: {why}"
-    return CacheState(state, "none", FileSet((), 0), 0, 0, float("nan"), state == WARM, "", (), sentence)
+    return CacheState(state, "none", FileSet((), 0), float("nan"), state == WARM, "", (), sentence)
 
 
 def with_neighbours(seen: FileSet) -> FileSet:

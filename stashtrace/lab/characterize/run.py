@@ -29,14 +29,14 @@ from stashtrace.lab.characterize.answer import (
     ConfigurationRun,
     RunInvalidError,
 )
-from stashtrace.lab.characterize.data import COLD, WARM, DataStates
+from stashtrace.lab.characterize.data import DataStates
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.figures import Figures, job_samples, step_figures, synthetic_data
 from stashtrace.lab.characterize.hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
 from stashtrace.lab.characterize.plan import Request, open_characterization
 from stashtrace.lab.characterize.ranks import SINGLE, TORCHRUN, Rendezvous, rank_command
-from stashtrace.lab.page_cache import CacheState
+from stashtrace.lab.page_cache import COLD, WARM, CacheState
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
 from stashtrace.lab.wording import counted

@@ -9,9 +9,9 @@ import pytest
 
 from stashtrace.lab.characterize import data
 from stashtrace.lab.characterize.answer import RunInvalidError
-from stashtrace.lab.characterize.data import COLD, KEPT_RATIO, WARM, DataStates
+from stashtrace.lab.characterize.data import KEPT_RATIO, DataStates
 from stashtrace.lab.job_files import file_set
-from stashtrace.lab.page_cache import CacheState
+from stashtrace.lab.page_cache import COLD, WARM, CacheState
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def states(tmp_path: Path) -> DataStates:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, state: CacheState, share: float) -> None:
-    now = CacheState(state.state, state.method, state.files, 0, 0, share, False, "cachestat", (), "")
+    now = CacheState(state.state, state.method, state.files, share, False, "cachestat", (), "")
     monkeypatch.setattr(data, "check", lambda _: now)
 
 
