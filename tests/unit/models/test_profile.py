@@ -73,7 +73,7 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
     ("whole", "message"),
     [
         ("{", "no JSON"),
-        ("[]", "no `steps`"),
+        ("[]", "no object"),
         ({"format": 1}, "no `steps`"),
         (content(format=None), "format is None"),
         (content(format=True), "format is True"),
@@ -81,14 +81,14 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
         (content(batch_samples="many"), "batch_samples is 'many'"),
         ('{"format": 1, "devices_count": Infinity, "steps": {"t1_ns": {"value_ns": 1}}}', "devices_count is inf"),
         (content(instance=4), "instance is 4"),
-        (content(steps={"t1_ns": 4}), "t1_ns is no object"),
+        (content(steps={"t1_ns": 4}), "t1_ns is no table"),
         (content(steps={"t1_ns": {"value_ns": "4"}}), "t1_ns holds '4'"),
         (content(steps={"t1_ns": {"value_ns": 0}}), "t1_ns is 0"),
         (content(steps={"t1_ns": {"value_ns": 5, "low_ns": 6, "high_ns": 7}}), "outside its own interval"),
     ],
 )
 def test_what_is_no_characterization(tmp_path: Path, whole: Any, message: str) -> None:
-    with pytest.raises(FormatError, match="no characterization: ") as caught:
+    with pytest.raises(FormatError, match="no usable characterization: ") as caught:
         loaded(tmp_path, whole)
     assert message in str(caught.value)
     assert caught.value.hint

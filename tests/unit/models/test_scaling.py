@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from published_runs import COUNTS, MODELS, RUNS, characterization
 
+from stashtrace.calibration.checked import CheckedFile
 from stashtrace.calibration.fit import bytes_factor
 from stashtrace.lab.intervals import Interval, exactly
 from stashtrace.lab.recommend import profile as profiles
@@ -28,6 +29,7 @@ from stashtrace.lab.recommend.scaling import (
     predict,
 )
 
+PUBLISHED = CheckedFile("published", "characterization", "characterization", "")
 SMALL = Instance("small", "X", 1, interconnect="none", vcpus_count=8, network_bits_per_s=10**10)
 HALF = Instance("half", "X", 4, interconnect="nvlink", vcpus_count=32, network_bits_per_s=10**10)
 WHOLE = Instance("whole", "X", 8, interconnect="nvlink", vcpus_count=64, network_bits_per_s=25 * 10**9)
@@ -232,7 +234,7 @@ class TestPublishedRuns:
         model, own, method = case
         home = self.SLOW if own == "10GbE" else replace(self.FAST, name="node4")
         target = self.FAST if network == "100GbIB" else home
-        one = profiles._profile("published", characterization(*case), "")
+        one = profiles._profile(PUBLISHED, characterization(*case), "")
         found = predict(one, Target(target, hosts, 4), Catalog({home.name: home, target.name: target}))
         assert isinstance(found, Prediction)
         rate = RUNS[model, network or own, method][COUNTS.index(4 * hosts)][0]
