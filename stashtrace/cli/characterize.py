@@ -1,4 +1,4 @@
-"""``stashtrace characterize -- CMD``: Stash's five configurations of an unedited command, and the stalls between them."""
+"""``stashtrace characterize -- CMD``: Stash's five configurations of an unedited command, and their stalls."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -34,20 +34,28 @@ def parser() -> Parser:
     )
     parser.usage = "stashtrace characterize [options] -- COMMAND [ARGUMENT ...]"
     parser.add_out("DIR", "where runs and answer go (default ./characterization)", default="characterization")
-    parser.add_argument("--steps", metavar="LIST", default="1,2,3,4,5", help="some of the five configurations (default 1,2,3,4,5)")
+    parser.add_argument(
+        "--steps", metavar="LIST", default="1,2,3,4,5", help="some of the five configurations (default 1,2,3,4,5)"
+    )
     parser.add_argument("--repeat", type=int, metavar="N", help="runs of each configuration (default 5)")
     parser.add_argument("--iterations", type=int, metavar="K", help="training steps measured in a run (default 60)")
     parser.add_argument("--warmup", type=int, metavar="W", help="training steps before them (default 10)")
-    parser.add_argument("--quick", action="store_true", help="three short runs of each configuration; the answer says so")
+    parser.add_argument(
+        "--quick", action="store_true", help="three short runs of each configuration; the answer says so"
+    )
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a host, if the command does not say")
     network = parser.add_mutually_exclusive_group()
-    network.add_argument("--hosts", metavar="A,B", help="hosts of configuration 5, reached by ssh; localhost is this one")
+    network.add_argument(
+        "--hosts", metavar="A,B", help="hosts of configuration 5, reached by ssh; localhost is this one"
+    )
     network.add_argument(
         "--emulate-network",
         metavar="RATE[,DELAY]",
         help="configuration 5 between two network namespaces of this host: 10gbit, or 1gbit,50us",
     )
-    network.add_argument("--network-command", metavar="CMD", help="configuration 5: a command that spreads its ranks itself")
+    network.add_argument(
+        "--network-command", metavar="CMD", help="configuration 5: a command that spreads its ranks itself"
+    )
     parser.add_argument(
         "--data",
         metavar="PATH",
@@ -56,7 +64,9 @@ def parser() -> Parser:
         help="the data set, if not what the job is seen to read; may be given again",
     )
     parser.add_argument(
-        "--drop-caches", action="store_true", help="empty the page cache of the whole machine for configuration 3 (root)"
+        "--drop-caches",
+        action="store_true",
+        help="empty the page cache of the whole machine for configuration 3 (root)",
     )
     parser.add_argument("--no-pin", action="store_true", help="let ranks use all processors in every configuration")
     parser.add_argument("--timeout", type=float, metavar="S", default=600.0, help="of one run (default 600)")

@@ -106,7 +106,7 @@ def test_env_makes_a_private_run_too(run: Run, tmp_path: Path) -> None:
 def test_stores_and_gathered_runs_follow_their_run(tmp_path: Path, file: int, directory: int) -> None:
     """Whatever the umask; ``merge --out`` makes a directory that nobody else may enter."""
     pytest.importorskip("pyarrow")
-    synth.write(tmp_path / "run", synth.Job(ranks=2, steps=6, calls_per_batch=6))
+    synth.write(tmp_path / "run", synth.SyntheticJob(ranks=2, steps=6, calls_per_batch=6))
     for path in (tmp_path / "run").iterdir():
         path.chmod(file)
     before = os.umask(0)

@@ -15,8 +15,10 @@ import numpy as np
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps.loop import UPDATE_KINDS
 from stashtrace.analysis.steps.samples import LoaderSamples, step_samples, told_samples
+from stashtrace.analysis.steps.steps import step_at
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity, StallKind
+from stashtrace.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
@@ -105,7 +107,8 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
 def _workers(trace: Trace) -> int:
     """Workers that made batches of one rank, those of each epoch counted once."""
     made = trace.batches.take(trace.batches["worker_id"] >= 0)
-    return max((len(np.unique(made["worker_id"][made["rank"] == rank])) for rank in np.unique(made["rank"])), default=0)
+    ranks, _ = GroupBy(made["rank"], made["worker_id"]).keys
+    return int(GroupBy(ranks).sizes.max(initial=0))
 
 
 def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
@@ -126,32 +129,20 @@ def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
 
 
 def _stalls(trace: Trace, counted: np.ndarray, rows_count: int) -> dict[str, tuple[float, float, float]]:
+    """Kind -> mean time in the counted steps, and its bounds."""
     table = analyze(trace, "stalls")
     table = table.take(np.isin(table["step"], counted))
-    out = {}
-    for kind in StallKind:
-        own = table["kind"] == kind.name.lower()
-        if own.any():
-            low, high = (float(table[name][own].sum()) / rows_count for name in ("low_ns", "high_ns"))
-            out[kind.name.lower()] = (float(table["stall_ns"][own].sum()) / rows_count, low, high)
-    return out
+    by_kind = GroupBy(table["kind"])
+    means = (by_kind.sum(table[name]) / rows_count for name in ("stall_ns", "low_ns", "high_ns"))
+    rows = zip(*(column.tolist() for column in means), strict=True)
+    return dict(zip(by_kind.values.tolist(), rows, strict=True))
 
 
 def _messages(trace: Trace, steps: Table) -> tuple[int, int]:
     """Collectives that were called in these steps, and their bytes."""
-    rows = trace.collectives
-    count = payload = 0
-    for rank in np.unique(steps["rank"]).tolist():
-        own = steps.take(steps["rank"] == rank)
-        order = np.argsort(own["begin_ns"])
-        begin, end = own["begin_ns"][order], own["end_ns"][order]
-        mine = rows["rank"] == rank
-        called = rows["call_ns"][mine]
-        at = np.searchsorted(begin, called, side="right") - 1
-        inside = (at >= 0) & (called < end[np.maximum(at, 0)])
-        count += int(inside.sum())
-        payload += int(rows["message_bytes"][mine][inside].sum())
-    return count, payload
+    called = trace.collectives
+    inside = step_at(steps, called["rank"], called["call_ns"]) >= 0
+    return int(inside.sum()), int(called["message_bytes"][inside].sum())
 
 
 @dataclass(frozen=True, slots=True)

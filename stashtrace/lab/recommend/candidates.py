@@ -60,8 +60,8 @@ class Candidate:
     synthetic : Interval
         The step without loading; NaN if nobody measured one.
     hours : Interval
-    cost : Interval or None
-        None without a price.
+    cost : Interval
+        NaN without a price.
     price_per_hour : float or None
         Of all its instances.
     currency, priced_on, source : str
@@ -88,7 +88,7 @@ class Candidate:
     step: Interval
     synthetic: Interval
     hours: Interval
-    cost: Interval | None
+    cost: Interval
     price_per_hour: float | None
     currency: str
     priced_on: str
@@ -100,6 +100,11 @@ class Candidate:
     pareto: bool = False
     told_apart: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def priced(self) -> bool:
+        """Whether its cost is known."""
+        return not math.isnan(self.cost.value)
 
     @property
     def limited_by(self) -> str:
@@ -133,7 +138,7 @@ class Budget:
     def met_by(self, one: Candidate) -> bool:
         """Whether all of it is kept; an unknown cost keeps no cost budget."""
         in_time = self.hours is None or one.hours.value <= self.hours
-        return in_time and (self.cost is None or (one.cost is not None and one.cost.value <= self.cost))
+        return in_time and (self.cost is None or one.cost.value <= self.cost)
 
     def overshoot(self, one: Candidate) -> float:
         """Factor by which the worse of the two is missed; 1 and less is kept."""
@@ -141,7 +146,7 @@ class Budget:
         if self.hours is not None:
             over.append(one.hours.value / self.hours)
         if self.cost is not None:
-            over.append(math.inf if one.cost is None else _ratio(one.cost.value, self.cost))
+            over.append(_ratio(one.cost.value, self.cost) if one.priced else math.inf)
         return max(over)
 
 
@@ -152,12 +157,12 @@ def several_text(instance: str, count: int) -> str:
 
 def cheaper(one: Candidate) -> tuple[float, float]:
     """Sorts by cost, then by time."""
-    return (math.inf if one.cost is None else one.cost.value, one.hours.value)
+    return (one.cost.value if one.priced else math.inf, one.hours.value)
 
 
 def faster(one: Candidate) -> tuple[float, float]:
     """Sorts by time, then by cost."""
-    return (one.hours.value, math.inf if one.cost is None else one.cost.value)
+    return (one.hours.value, one.cost.value if one.priced else math.inf)
 
 
 def same_price(one: Candidate, other: Candidate) -> bool:
@@ -169,18 +174,12 @@ def same_price(one: Candidate, other: Candidate) -> bool:
 def pareto_marked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The same candidates; those with a price that no other beats in time and cost together are marked."""
     every = list(candidates)
-    out = []
-    for one in every:
-        cost = one.cost
-        beaten = cost is None or any(
-            other.cost is not None
-            and other.hours.value <= one.hours.value
-            and other.cost.value <= cost.value
-            and (other.hours.value < one.hours.value or other.cost.value < cost.value)
-            for other in every
-        )
-        out.append(replace(one, pareto=not beaten))
-    return out
+
+    def beats(one: Candidate, other: Candidate) -> bool:
+        a, b = (one.hours.value, one.cost.value), (other.hours.value, other.cost.value)
+        return a[0] <= b[0] and a[1] <= b[1] and a != b
+
+    return [replace(one, pareto=one.priced and not any(beats(other, one) for other in every)) for one in every]
 
 
 def _ratio(value: float, limit: float) -> float:

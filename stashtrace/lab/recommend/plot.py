@@ -33,13 +33,13 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
         If no candidate has a price, so that there is no second axis.
     """
     check_plot_file(path)
-    some = [one for one in answer.candidates if one.cost is not None]
+    some = [one for one in answer.candidates if one.priced]
     if not some:
         raise UsageError("no candidate has a price, so there is nothing to plot", hint="give one: --price NAME=VALUE")
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     front = sorted((one for one in some if one.pareto), key=faster)
-    hours, costs = [one.hours.value for one in front], [_cost(one) for one in front]
+    hours, costs = [one.hours.value for one in front], [one.cost.value for one in front]
     axes.plot(hours, costs, color="#999999", lw=1.2, zorder=1, label="Pareto front")
     for one in some:
         _draw(axes, one)
@@ -57,7 +57,7 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
 
 def _draw(axes: Any, one: Candidate) -> None:
     colour = _COLOURS[one.limited_by]
-    x, y = one.hours.value, _cost(one)
+    x, y = one.hours.value, one.cost.value
     for ends in _error_lines([one]):
         axes.plot(*ends, color=colour, lw=1.0, alpha=0.45, solid_capstyle="butt", zorder=2)
     fill = colour if one.measured else "#FFFFFF"
@@ -69,7 +69,7 @@ def _error_lines(some: Sequence[Candidate]) -> list[tuple[Any, Any]]:
     return [
         ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
         for one in some
-        if one.hours.known and one.cost is not None and one.cost.known
+        if one.hours.known and one.cost.known
     ]
 
 
@@ -86,7 +86,7 @@ def _scales(axes: Any, some: Sequence[Candidate]) -> None:
 
     every = [
         [bound for one in some for bound in _bounds(one.hours)],
-        [bound for one in some if one.cost is not None for bound in _bounds(one.cost)],
+        [bound for one in some for bound in _bounds(one.cost)],
     ]
     if min(min(values) for values in every) <= 0 or all(max(values) <= 4 * min(values) for values in every):
         axes.margins(0.12)
@@ -104,7 +104,7 @@ def _scales(axes: Any, some: Sequence[Candidate]) -> None:
 def _names(figure: Any, axes: Any, answer: Recommendation, some: Sequence[Candidate]) -> None:
     """The front chooses its places first."""
     front = sorted((one for one in some if one.pareto), key=faster)
-    lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [_cost(one) for one in front])]
+    lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [one.cost.value for one in front])]
     lines += _error_lines(some)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if answer.budget.hours is not None:
@@ -112,8 +112,8 @@ def _names(figure: Any, axes: Any, answer: Recommendation, some: Sequence[Candid
     if answer.budget.cost is not None:
         lines.append(([left, right], [answer.budget.cost] * 2))
     names = [
-        Name(one.hours.value, _cost(one), one.name, 8 if one.pareto else 7, "#000000" if one.pareto else FAINT)
-        for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, _cost(c)))
+        Name(one.hours.value, one.cost.value, one.name, 8 if one.pareto else 7, "#000000" if one.pareto else FAINT)
+        for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, c.cost.value))
     ]
     place_names(figure, axes, names, lines)
 
@@ -131,7 +131,3 @@ def _legend(axes: Any, some: Sequence[Candidate]) -> list[Any]:
 def _bounds(span: Interval) -> tuple[float, ...]:
     """Value and ends; an interval that begins at nothing has no place on a logarithmic axis, and runs out of it."""
     return (span.value, *(end for end in (span.low, span.high) if span.known and end > 0))
-
-
-def _cost(one: Candidate) -> float:
-    return one.cost.value if one.cost is not None else 0.0

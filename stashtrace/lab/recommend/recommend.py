@@ -106,7 +106,7 @@ def recommend(
             f"nothing can be said of any instance: {next(iter(unknown.values()))}",
             hint="run `stashtrace characterize` again, with --steps 1,2 at least",
         )
-    currencies = sorted({one.currency for one in found if one.cost is not None})
+    currencies = sorted({one.currency for one in found if one.priced})
     if len(currencies) > 1:
         what = " and ".join(currencies)
         raise UsageError(f"prices in {what} cannot be compared", hint="give some with --catalog FILE")
@@ -249,7 +249,7 @@ def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, 
         step=step,
         hours=hours,
         synthetic=Interval(math.nan) if found.loaded else found.synthetic,
-        cost=None if price is None else hours.times(price),
+        cost=hours.times(math.nan if price is None else price),
         price_per_hour=price,
         currency=target.instance.currency,
         priced_on=target.instance.priced_on,
@@ -308,7 +308,7 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
         elif known.device and one.machine_devices and not _named_alike(known.device, one.machine_devices):
             ran = one.machine_devices[0]
             notes.append(f"{one.path} names {one.instance}, which has {known.device}, but ran on {ran}")
-    unpriced = sorted({one.instance for one in candidates if one.cost is None and catalog.get(one.instance)})
+    unpriced = sorted({one.instance for one in candidates if not one.priced and catalog.get(one.instance)})
     if unpriced:
         notes.append(f"no price for {', '.join(unpriced)}: give one with --price NAME=VALUE")
     return tuple(dict.fromkeys(notes))

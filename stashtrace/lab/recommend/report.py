@@ -63,9 +63,9 @@ def choices(answer: Recommendation) -> list[list[str]]:
     if budget.hours is None and budget.cost is None:
         best = min(answer.candidates, key=cheaper)
         quick = min(answer.candidates, key=faster)
-        if best.cost is not None:
+        if best.priced:
             out.append([f"cheapest: {_facts(best)}", *_reasons(answer, best)])
-        if best.cost is None or quick is not best:
+        if not best.priced or quick is not best:
             out.append([f"fastest: {_facts(quick)}", *_reasons(answer, quick)])
     said = {sentence for one in out for sentence in one}
     out += [[sentence] for sentence in _pairs(answer.candidates) if sentence not in said]
@@ -105,11 +105,11 @@ def _chosen(answer: Recommendation, one: Candidate | None, what: str, limit: str
         key = faster if budget.hours is not None else cheaper
         nearest = min(answer.candidates, key=key)
         return [f"nothing is done {limit}: {_missed(nearest, budget)}"]
-    what = what if one.cost is not None else "fastest, of those without a price,"
+    what = what if one.priced else "fastest, of those without a price,"
     out = [f"{what} {limit}: {_facts(one)}"]
     if budget.hours is not None and one.hours.high > budget.hours:
         out.append(f"its interval reaches to {hours_text(one.hours.high)}, beyond the budget")
-    if budget.cost is not None and one.cost is not None and one.cost.high > budget.cost:
+    if budget.cost is not None and one.cost.high > budget.cost:
         out.append(f"its interval reaches to {cost_text(one.cost.high, one.currency)}, beyond the budget")
     return [*out, *_reasons(answer, one)]
 
@@ -127,9 +127,9 @@ def _missed(one: Candidate, budget: Budget) -> str:
         over = one.hours.value - budget.hours
         part = percent_text(over / budget.hours)
         out.append(f"{hours_text(one.hours.value)} is {hours_text(over)} ({part}) too long")
-    if budget.cost is not None and one.cost is None:
+    if budget.cost is not None and not one.priced:
         out.append("its price is not known")
-    elif budget.cost is not None and one.cost is not None and one.cost.value > budget.cost:
+    elif budget.cost is not None and one.cost.value > budget.cost:
         over = one.cost.value - budget.cost
         part = f" ({percent_text(over / budget.cost)})" if budget.cost else ""
         out.append(f"{cost_text(one.cost.value, one.currency)} is {cost_text(over, one.currency)}{part} too dear")
@@ -138,7 +138,7 @@ def _missed(one: Candidate, budget: Budget) -> str:
 
 
 def _facts(one: Candidate) -> str:
-    cost = "price unknown" if one.cost is None else cost_text(one.cost.value, one.currency)
+    cost = cost_text(one.cost.value, one.currency) if one.priced else "price unknown"
     out = f"{one.name}, {hours_text(one.hours.value)}, {cost} ({'measured' if one.measured else 'predicted'})"
     stall = one.worst_stall
     if not stall or one.share(stall) < _SMALL:
@@ -162,22 +162,21 @@ def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
     # The same instances with another batch are no other thing to rent.
     unlike = [one for one in others if one.name != best.name and abs(one.step.value / best.step.value - 1) > _SMALL]
     out += [_pair(best, one) for one in unlike if same_price(one, best)]
-    alike = [one.name for one in others if one.cost is not None and best.cost and one.cost.overlaps(best.cost)]
-    same = [one for one in others if one.name in alike and one.hours.overlaps(best.hours)]
+    alike = [one.name for one in others if one.cost.overlaps(best.cost)]
+    same = [one.name for one in others if one.name in alike and one.hours.overlaps(best.hours)]
     if same and best.measured:
-        names = _listed([one.name for one in same])
+        names = _listed(same)
         out.append(f"the intervals of {names} overlap with its own: measure before renting many")
-    quicker = [one for one in others if one.hours.value < best.hours.value * (1 - _SMALL) and one.cost is not None]
-    if quicker and best.cost is not None and best.cost.value > 0:
+    quicker = [one for one in others if one.hours.value < best.hours.value * (1 - _SMALL) and one.priced]
+    if quicker and best.cost.value > 0:
         next_one = min(quicker, key=cheaper)
-        cost = next_one.cost or Interval(math.nan)
         out.append(
             f"the next faster way, {next_one.name}, takes {hours_text(next_one.hours.value)} and costs"
-            f" {_more(cost.value / best.cost.value - 1)}"
+            f" {_more(next_one.cost.value / best.cost.value - 1)}"
         )
     if not best.measured:
         measured = [one for one in answer.candidates if one.measured and answer.budget.met_by(one)]
-        what = "cheapest" if best.cost is not None else "fastest"
+        what = "cheapest" if best.priced else "fastest"
         word = f"; the {what} that was measured is {min(measured, key=cheaper).name}" if measured else ""
         span = ""
         if best.hours.known:
@@ -230,7 +229,6 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
     head = ["", "instances", "devices", "step", "time", "at least", "at most", "cost", "limited by", "lost", ""]
     lines = [head + (["batch"] if batches else [])]
     for one in candidates:
-        cost = one.cost or Interval(math.nan)
         lost = one.worst_stall
         lines.append(
             [
@@ -239,7 +237,7 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
                 str(one.devices_count),
                 duration_text(one.step.value),
                 *(_known(bound, _padded) for bound in (one.hours.value, one.hours.low, one.hours.high)),
-                _known(cost.value, lambda x: cost_text(x, "")),
+                _known(one.cost.value, lambda x: cost_text(x, "")),
                 one.limited_by,
                 f"{percent_text(one.share(lost))} {lost}" if lost else "-",
                 "measured" if one.measured else "emulated" if one.emulated else "predicted",
@@ -252,7 +250,7 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
-    seen = dict.fromkeys((one.priced_on, one.source) for one in candidates if one.cost is not None)
+    seen = dict.fromkeys((one.priced_on, one.source) for one in candidates if one.priced)
     told = [" of ".join(filter(None, ["prices", day])) + (f": {source}" if source else "") for day, source in seen]
     return [f"{one}; check them (--price NAME=VALUE)" for one in told]
 
@@ -271,7 +269,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _currency(candidates: Sequence[Candidate]) -> str:
-    return next((one.currency for one in candidates if one.cost is not None), "")
+    return next((one.currency for one in candidates if one.priced), "")
 
 
 def _row_or_none(one: Candidate | None) -> dict[str, Any] | None:
@@ -301,7 +299,7 @@ def candidate_row(one: Candidate) -> dict[str, Any]:
         "step_low_ns": None if low is None else round(low),
         "step_high_ns": None if high is None else round(high),
         **_numbers("hours", one.hours),
-        **_numbers("cost", one.cost or Interval(math.nan)),
+        **_numbers("cost", one.cost),
         "currency": one.currency,
         "price_per_hour": one.price_per_hour,
         "priced_on": one.priced_on,
