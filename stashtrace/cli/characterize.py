@@ -18,9 +18,9 @@ _EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchr
              --nproc-per-node 2 train.py
 
 The command is run once per configuration and repetition, for --iterations
-training steps each. Interrupted, the same command goes on where it was. Put {ranks}
-into the command where a launcher other than torchrun, accelerate, deepspeed or
-mpiexec wants their number."""
+training steps each. Interrupted, the same command goes on where it was. Put
+{ranks} into the command where a launcher other than torchrun, accelerate,
+deepspeed or mpiexec wants their number."""
 _QUICK = {"repeat": 3, "iterations": 30, "warmup": 5}
 _FULL = {"repeat": 5, "iterations": 60, "warmup": 10}
 
