@@ -29,7 +29,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("scrub", "stashtrace.cli.scrub:main", "Take secrets out of a run, and names of files and hosts"),
     ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
     ("diff", "stashtrace.cli.diff:main", "Compare two runs, by stalls or by kernels"),
-    ("characterize", "stashtrace.cli.characterize:main", "Measure what devices, data and network cost, by five steps"),
+    ("characterize", "stashtrace.cli.characterize:main", "Measure what devices, data and network cost"),
     ("whatif-cache", "stashtrace.cli.whatif_cache:main", "Forecast step time against the cached share of the data"),
     ("stage", "stashtrace.cli.stage:main", "Copy files to a faster disk and measure what that brings"),
     ("recommend", "stashtrace.cli.recommend:main", "Say which instances to rent for a job, by time and by money"),

@@ -1,4 +1,4 @@
-"""``stashtrace characterize -- CMD``: Stash's five steps of an unedited command, and the stalls between them."""
+"""``stashtrace characterize -- CMD``: Stash's five configurations of an unedited command, and their stalls."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stashtrace.output_files import complete_file
 _EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun \\
              --nproc-per-node 2 train.py
 
-The command is run once per step and repetition, for --iterations steps of
-training each. Interrupted, the same command goes on where it was. Put {ranks}
-into the command where a launcher other than torchrun, accelerate, deepspeed or
-mpiexec wants their number."""
+The command is run once per configuration and repetition, for --iterations
+training steps each. Interrupted, the same command goes on where it was. Put
+{ranks} into the command where a launcher other than torchrun, accelerate,
+deepspeed or mpiexec wants their number."""
 _QUICK = {"repeat": 3, "iterations": 30, "warmup": 5}
 _FULL = {"repeat": 5, "iterations": 60, "warmup": 10}
 
@@ -34,20 +34,28 @@ def parser() -> Parser:
     )
     parser.usage = "stashtrace characterize [options] -- COMMAND [ARGUMENT ...]"
     parser.add_out("DIR", "where runs and answer go (default ./characterization)", default="characterization")
-    parser.add_argument("--steps", metavar="LIST", default="1,2,3,4,5", help="some of the five (default 1,2,3,4,5)")
-    parser.add_argument("--repeat", type=int, metavar="N", help="runs of each step (default 5)")
+    parser.add_argument(
+        "--steps", metavar="LIST", default="1,2,3,4,5", help="some of the five configurations (default 1,2,3,4,5)"
+    )
+    parser.add_argument("--repeat", type=int, metavar="N", help="runs of each configuration (default 5)")
     parser.add_argument("--iterations", type=int, metavar="K", help="training steps measured in a run (default 60)")
     parser.add_argument("--warmup", type=int, metavar="W", help="training steps before them (default 10)")
-    parser.add_argument("--quick", action="store_true", help="three short runs of each step; the answer says so")
+    parser.add_argument(
+        "--quick", action="store_true", help="three short runs of each configuration; the answer says so"
+    )
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a host, if the command does not say")
     network = parser.add_mutually_exclusive_group()
-    network.add_argument("--hosts", metavar="A,B", help="hosts of step 5, reached by ssh; localhost is this one")
+    network.add_argument(
+        "--hosts", metavar="A,B", help="hosts of configuration 5, reached by ssh; localhost is this one"
+    )
     network.add_argument(
         "--emulate-network",
         metavar="RATE[,DELAY]",
-        help="step 5 between two network namespaces of this host: 10gbit, or 1gbit,50us",
+        help="configuration 5 between two network namespaces of this host: 10gbit, or 1gbit,50us",
     )
-    network.add_argument("--network-command", metavar="CMD", help="step 5: a command that spreads its ranks itself")
+    network.add_argument(
+        "--network-command", metavar="CMD", help="configuration 5: a command that spreads its ranks itself"
+    )
     parser.add_argument(
         "--data",
         metavar="PATH",
@@ -56,9 +64,11 @@ def parser() -> Parser:
         help="the data set, if not what the job is seen to read; may be given again",
     )
     parser.add_argument(
-        "--drop-caches", action="store_true", help="empty the page cache of the whole machine for step 3 (root)"
+        "--drop-caches",
+        action="store_true",
+        help="empty the page cache of the whole machine for configuration 3 (root)",
     )
-    parser.add_argument("--no-pin", action="store_true", help="let ranks use all processors in every step")
+    parser.add_argument("--no-pin", action="store_true", help="let ranks use all processors in every configuration")
     parser.add_argument("--timeout", type=float, metavar="S", default=600.0, help="of one run (default 600)")
     parser.add_argument("--instance", default="", help="name of this machine in the catalog of `recommend`")
     parser.add_argument(
@@ -98,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     request = Request(
         command=tuple(command),
         out=out,
-        steps=parsed_steps(arguments.steps),
+        configurations=parsed_configurations(arguments.steps),
         repeats=chosen["repeat"] if arguments.repeat is None else arguments.repeat,
         iterations=chosen["iterations"] if arguments.iterations is None else arguments.iterations,
         warmup=chosen["warmup"] if arguments.warmup is None else arguments.warmup,
@@ -118,37 +128,37 @@ def main(argv: Sequence[str]) -> int:
     screen = Screen()
     try:
         with screen.progress("characterizing") as bar:
-            found = characterize(request, on_progress=bar.step)
+            answer = characterize(request, on_progress=bar.step)
     except KeyboardInterrupt:
         if arguments.debug or not (out / FILE_NAME).exists():
             raise
         screen.say(f"stashtrace: interrupted; the same command goes on where this stopped (runs are in {out})")
         return INTERRUPTED
     if arguments.format == "json":
-        sys.stdout.write(json.dumps(found.to_json(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(answer.to_json(), indent=1) + "\n")
     else:
-        sys.stdout.write("\n".join(characterization_lines(found, as_published=arguments.as_published)) + "\n")
+        sys.stdout.write("\n".join(characterization_lines(answer, as_published=arguments.as_published)) + "\n")
         screen.say(f"\n  all of it    {out / FILE_NAME}")
     if arguments.plot:
         from stashtrace.lab.characterize.page import plot_characterization
 
-        plot_characterization(found, arguments.plot)
+        plot_characterization(answer, arguments.plot)
         screen.say(f"  picture      {arguments.plot}")
     if arguments.html:
         from stashtrace.lab.characterize.page import characterization_page
 
         with complete_file(Path(arguments.html), hint="choose another file with --html") as partial:
-            partial.write_text(characterization_page(found), encoding="utf-8")
+            partial.write_text(characterization_page(answer), encoding="utf-8")
         screen.say(f"  page         {arguments.html}")
-    failed = [step for step in request.steps if found.status(step)[0] == "failed"]
+    failed = [str(number) for number in request.configurations if answer.status(number)[0] == "failed"]
     if failed:
-        which = ", ".join(map(str, failed))
-        screen.say(f"\n  step {which} failed; what it printed is in {out / 'runs'}/*.log; the same command tries again")
+        which = "configuration" + "s" * (len(failed) > 1) + " " + ", ".join(failed)
+        screen.say(f"\n  {which} failed; what it printed is in {out / 'runs'}/*.log; the same command tries again")
     return 0
 
 
-def parsed_steps(text: str) -> tuple[int, ...]:
-    """Steps of ``1,2,5``.
+def parsed_configurations(text: str) -> tuple[int, ...]:
+    """Configurations of ``1,2,5``.
 
     Raises
     ------
@@ -157,12 +167,12 @@ def parsed_steps(text: str) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> parsed_steps("2,1")
+    >>> parsed_configurations("2,1")
     (1, 2)
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or any(word not in ("1", "2", "3", "4", "5") for word in words):
-        raise UsageError(f"--steps {text} names no steps of the five", hint="for example --steps 1,2,3,4")
+        raise UsageError(f"--steps {text} names no configuration of the five", hint="for example --steps 1,2,3,4")
     return tuple(sorted({int(word) for word in words}))
 
 

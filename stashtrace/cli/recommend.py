@@ -68,8 +68,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Read, compare, print."""
     arguments = parser().read(argv)
-    from stashtrace.lab.recommend import report as tables
-    from stashtrace.lab.recommend import report as words
+    from stashtrace.lab.recommend import report
     from stashtrace.lab.recommend.candidates import Budget
     from stashtrace.lab.recommend.elasticity import elasticity
     from stashtrace.lab.recommend.recommend import recommend
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     catalog = _catalog(arguments)
     if arguments.list:
         if arguments.format == "table":
-            sys.stdout.write("\n".join(tables.catalog_lines(catalog)) + "\n")
+            sys.stdout.write("\n".join(report.catalog_lines(catalog)) + "\n")
         else:
             from stashtrace.lab.recommend.catalog import Instance
 
@@ -98,13 +97,13 @@ def main(argv: Sequence[str]) -> int:
     elastic = elasticity(answer.candidates, profiles, catalog) if arguments.elasticity else None
     if arguments.format == "json":
         told = {"samples": work.samples, "epochs": work.epochs, "iterations": work.iterations, "data": arguments.data}
-        sys.stdout.write(json.dumps(words.answer_object(answer, told, elastic), indent=1) + "\n")
+        sys.stdout.write(json.dumps(report.answer_object(answer, told, elastic), indent=1) + "\n")
     elif arguments.format == "csv":
-        rows = [tables.candidate_row(one) for one in answer.candidates]
+        rows = [report.candidate_row(one) for one in answer.candidates]
         write_rows(rows, list(rows[0]) if rows else [], "csv", sys.stdout)
     else:
-        lines = words.recommendation_lines(answer, said)
-        lines += ["", *tables.elasticity_lines(elastic)] if elastic is not None else []
+        lines = report.recommendation_lines(answer, said)
+        lines += ["", *report.elasticity_lines(elastic)] if elastic is not None else []
         sys.stdout.write("\n".join(lines) + "\n")
     if arguments.plot:
         from stashtrace.lab.recommend.plot import plot_recommendation
@@ -192,7 +191,8 @@ def _catalog(arguments: argparse.Namespace) -> Catalog:
 
 
 def _profiles(arguments: argparse.Namespace) -> list[Profile]:
-    from stashtrace.lab.recommend.profile import FILE_NAME, load_profile
+    from stashtrace.lab.characterize.answer import FILE_NAME
+    from stashtrace.lab.recommend.profile import load_profile
 
     is_here = os.path.isfile(os.path.join(_DIRECTORY, FILE_NAME))
     files = arguments.files or ([_DIRECTORY] if is_here else [])
@@ -215,7 +215,7 @@ def _profiles(arguments: argparse.Namespace) -> list[Profile]:
 
 
 def _work(arguments: argparse.Namespace, profiles: Sequence[Profile]) -> tuple[Work, str]:
-    """The work, and in words."""
+    """The work, and in report."""
     from stashtrace.lab.recommend.candidates import Work
 
     if arguments.samples and arguments.iterations:

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.calibration.file import find_calibration, load_calibration
     from stashtrace.cli.loading import load_watched
     from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-    from stashtrace.lab.cache.report import answers, forecast_lines, rate_rows
+    from stashtrace.lab.cache.report import answers, forecast_lines
 
     shares = parsed_shares(arguments.cached)
     dataset = parsed_size(arguments.dataset_size, "--dataset-size")
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.format == "json":
         whole: dict[str, Any] = {
             "policy": arguments.policy,
-            "rates": rate_rows(rates),
+            "rates": list(rates.rows()),
             "not_measured": list(inputs.notes),
             "answers": answers(inputs),
             "forecast": list(named_rows(table, trace.strings)),
