@@ -109,8 +109,8 @@ def test_how_a_job_ended_is_said(run: Path, tmp_path: Path, capsys: pytest.Captu
     facts = json.loads((ended / "run.json").read_text())
     (ended / "run.json").write_text(json.dumps(facts | {"signal": 9, "steps": "3:20"}))
     assert warnings_of(answered(capsys, str(ended))) == [
-        "! recorded were only steps 3:20 of the job, counted in updates",
-        "! the job was ended by signal 9: a step that was not finished is not counted",
+        "! only steps 3:20 of the job were recorded, counted in optimizer updates",
+        "! the job was ended by signal 9; a step that it did not finish is not counted",
     ]
 
 
