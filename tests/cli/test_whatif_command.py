@@ -100,7 +100,7 @@ def test_nothing_is_predicted_where_the_causes_are_not_known(
     assert told["answers"] == []
     assert told["run"]["gap_ratio"] == pytest.approx(0.4, abs=0.1)
     assert main(["whatif", kineto, "--set", "compute=x0.5"]) == 4
-    assert "nothing is predicted from this run" in capsys.readouterr().err
+    assert "this run allows no prediction" in capsys.readouterr().err
 
 
 def test_how_a_job_ended_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -257,7 +257,7 @@ def _clocks(f: Finding) -> str:
     text = "not aligned"
     if f.row["items_count"] > 0:
         if methods == {"assumed"}:
-            return "clocks assumed to agree between files"
+            return "clocks assumed to agree"
         named = sorted(methods - {"same_clock", "assumed"})
         by = f" by {', '.join(named)}" if named else ""
         if "assumed" in methods:
@@ -374,7 +374,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     ),
     "thinned": lambda f: (
         f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
-        " the shares are those of these steps"
+        " the shares are of these"
     ),
     "steps_wanted": lambda f: f"only steps {f.row['name']} of the job were recorded, counted in optimizer updates",
     "other_trainers": _other_trainers,
