@@ -1,4 +1,4 @@
-"""The command line: the table of commands, and the one place where errors are printed.
+"""The command line: one file per command, and the only place that prints.
 
 ``python -m stashtrace`` and the ``stashtrace`` script call :func:`main`. Nothing heavy is imported here, so that
 ``stashtrace --help`` is fast (a test looks at ``sys.modules``). Data goes to stdout, messages to stderr; each command

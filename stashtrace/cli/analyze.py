@@ -28,7 +28,7 @@ _HELP_WIDTH = 80
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace analyze``, for the analyses of stashtrace itself."""
+    """Return the parser of ``stashtrace analyze`` for the analyses of stashtrace itself."""
     parser = _common("Print one analysis of a run.", analyses_text())
     parser.add_argument(
         "--by", choices=BY, help="a row for each step and rank, each rank, each rank and kind of step, or the run"

@@ -23,7 +23,7 @@ should run on the machine meanwhile."""
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace calibrate``."""
+    """Return the parser of ``stashtrace calibrate``."""
     from stashtrace.lab.calibrate.measure import BACKENDS, LAUNCHES
 
     parser = Parser("calibrate", "Measure what the links of this machine can do.", _EPILOG)

@@ -28,7 +28,7 @@ _FULL = {"repeat": 5, "iterations": 60, "warmup": 10}
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace characterize``."""
+    """Return the parser of ``stashtrace characterize``."""
     parser = Parser(
         "characterize",
         "Run a job on one device, on all, with its data cold and warm, and over a\nnetwork, and say what each costs.",

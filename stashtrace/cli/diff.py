@@ -16,7 +16,7 @@ _SHOWN_ROWS = 20
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace diff``."""
+    """Return the parser of ``stashtrace diff``."""
     parser = Parser("diff", "Compare two runs, by stalls or by kernels: what became faster or slower.")
     parser.add_argument("before", metavar="A", help=f"before the change: {RUN_OR_FILES}")
     parser.add_argument("after", metavar="B", help="after the change")

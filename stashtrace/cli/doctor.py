@@ -13,7 +13,7 @@ from stashtrace.record.doctor import checks
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace doctor``."""
+    """Return the parser of ``stashtrace doctor``."""
     parser = Parser(
         "doctor",
         "Say what is measured, inferred or invisible on this machine, and why.\n"

@@ -15,7 +15,7 @@ from stashtrace.units import bytes_text
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace export``."""
+    """Return the parser of ``stashtrace export``."""
     from stashtrace.exporters.registry import EXPORTERS
 
     listed = "\n".join(f"  {name:<14}{text}" for name, _, text in EXPORTERS)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.cli.loading import load_watched
     from stashtrace.exporters.registry import export
-    from stashtrace.loading.foreign import is_foreign
+    from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
     given = {

@@ -31,7 +31,7 @@ _ALIKE_AT_MOST = 3
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace info``."""
+    """Return the parser of ``stashtrace info``."""
     parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, losses.")
     parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
     parser.add_format(TEXT_FORMATS)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
 
-    from stashtrace.loading.foreign import is_foreign
+    from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
     if is_foreign(path) or is_store(path):

@@ -26,7 +26,7 @@ _RANKS = (1, 2, 4, 8, 16, 32)
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace layers``."""
+    """Return the parser of ``stashtrace layers``."""
     parser = Parser("layers", "Replay training iterations layer by layer, for any number of ranks.", _EPILOG)
     parser.add_argument("path", metavar="PATH", help="file of layers, or run directory")
     parser.add_argument(

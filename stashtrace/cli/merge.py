@@ -20,7 +20,7 @@ from stashtrace.record.remote import fetch, is_url
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace merge``."""
+    """Return the parser of ``stashtrace merge``."""
     parser = Parser(
         "merge",
         "Merge the files that the processes of a run wrote, and print the summary.\n"

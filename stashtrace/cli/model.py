@@ -38,7 +38,7 @@ _SWEEP_ONLY = {
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace model``."""
+    """Return the parser of ``stashtrace model``."""
     from stashtrace.lab.sweep.shapes import FAMILIES
 
     parser = Parser(

@@ -33,7 +33,7 @@ _DIRECTORY = "characterization"
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace recommend``."""
+    """Return the parser of ``stashtrace recommend``."""
     from stashtrace.lab.recommend.recommend import DATA
 
     parser = Parser("recommend", "Say which instances to rent for a job, by time and by cost.", _EPILOG)

@@ -14,7 +14,7 @@ _NAMED = 5
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace scrub``."""
+    """Return the parser of ``stashtrace scrub``."""
     parser = Parser(
         "scrub",
         "Take secrets out of a run: values of secret arguments, variables that\n"

@@ -31,7 +31,7 @@ With --check the command of RUN is run so, in pairs with and without copies."""
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace stage``."""
+    """Return the parser of ``stashtrace stage``."""
     parser = Parser("stage", "Copy the files that gain most to a faster disk, and measure the gain.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help="run directory")
     parser.add_argument("--to", metavar="DIR", required=True, help="folder on the faster disk")

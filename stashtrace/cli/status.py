@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace status``."""
+    """Return the parser of ``stashtrace status``."""
     parser = Parser(
         "status",
         "Show where a run is that is still going, or hanging: steps so far, the budget\n"

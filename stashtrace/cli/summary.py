@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace summary``."""
+    """Return the parser of ``stashtrace summary``."""
     parser = Parser("summary", "Say what slows a run down, in words.")
     parser.add_argument("paths", metavar="PATH", nargs="+", help=f"{RUN_OR_FILES}; several are parts of one job")
     parser.add_format(tuple(FORMATS))

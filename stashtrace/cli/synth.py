@@ -26,7 +26,7 @@ _TIMES = {
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace synth``."""
+    """Return the parser of ``stashtrace synth``."""
     parser = Parser("synth", "Make up a run of many ranks whose stalls are known.", _EPILOG)
     parser.add_argument("out", metavar="OUT", help="directory to make")
     parser.add_argument("--ranks", type=int, metavar="N", default=8, help="number of ranks (default 8)")

@@ -21,7 +21,7 @@ _PERFETTO = b"\x0a"
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace view``."""
+    """Return the parser of ``stashtrace view``."""
     parser = Parser(
         "view", "Open the timeline of a run in the Perfetto UI. It is served on the loopback\ninterface only."
     )
@@ -59,8 +59,8 @@ def _holds_foreign_files(path: Path) -> bool:
     """
     from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
-    from stashtrace.loading.foreign import is_foreign
     from stashtrace.loading.foreign_files import RefusedFileError, trouble_of, unrecognised
+    from stashtrace.loading.load import is_foreign
 
     if path.is_dir():
         return is_foreign(str(path)) and not (path / TIMELINE_FILE).exists()

@@ -37,7 +37,7 @@ _BUCKET_VARIABLE = "STASHTRACE_BUCKET_MB"
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace whatif``."""
+    """Return the parser of ``stashtrace whatif``."""
     parser = Parser(
         "whatif",
         "Predict the step time of a recorded run with something changed.",

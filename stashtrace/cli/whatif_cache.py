@@ -22,7 +22,7 @@ _SHARES = "0:100"
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace whatif-cache``."""
+    """Return the parser of ``stashtrace whatif-cache``."""
     from stashtrace.lab.cache.model import LRU, POLICIES
 
     parser = Parser("whatif-cache", "Forecast step time against the cached share of the data set.", _EPILOG)

@@ -16,13 +16,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import file_rights
+from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.own_program import own_program
 from stashtrace.record.run import living_processes
 
@@ -58,8 +59,8 @@ class HostTask:
         Command line that runs words on that host, made of the words and the variables.
     name : str
         For messages.
-    options : tuple of str
-        Of `stashtrace run`, beside those that every run has.
+    options : RecordOptions
+        What is recorded; the step at which the command is ended is set for every run.
     bring_home : callable, optional
         Copies what was recorded there into the directory of the same name here.
     connected : bool
@@ -70,7 +71,7 @@ class HostTask:
     environment: Mapping[str, str]
     wrap: Callable[[list[str], Mapping[str, str]], list[str]]
     name: str = ""
-    options: tuple[str, ...] = ()
+    options: RecordOptions = DEFAULT_OPTIONS
     bring_home: Callable[[Path], None] | None = None
     connected: bool = False
 
@@ -141,7 +142,8 @@ def run_tasks(
     with out, _interruptible():
         try:
             for task in tasks:
-                options = ["--out", str(directory), "--no-merge", "--until-step", str(until_step), *task.options]
+                recorded = replace(task.options, until_step=until_step).to_arguments()
+                options = ["--out", str(directory), "--no-merge", *recorded]
                 if len(tasks) > 1:
                     options += ["--run-id", name]
                 words = own_program("stashtrace", "run", *options, "--", *task.words)

@@ -31,6 +31,7 @@ from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
 from stashtrace.lab.characterize.plan import Request, opened
 from stashtrace.lab.characterize.ranks import SINGLE, TORCHRUN, Meeting, RankCommand, rank_command
 from stashtrace.lab.page_cache import CacheState
+from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace
 
 #: Of these steps the data is synthetic.
@@ -342,7 +343,9 @@ def _on_synthetic_data(task: HostTask, steps: int) -> HostTask:
     """A stream that does not know its length ends too, or a job that validates first would never train."""
     name = "STASHTRACE_SYNTHETIC_EPOCH"
     epoch = {name: os.environ.get(name, str(_EPOCHS_STEPS * steps))}
-    return replace(task, options=("--synthetic",), environment={**task.environment, **epoch})
+    return replace(
+        task, options=RecordOptions(synthetic_batches=SYNTHETIC_BATCHES), environment={**task.environment, **epoch}
+    )
 
 
 def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list[str]]:

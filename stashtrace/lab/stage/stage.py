@@ -30,6 +30,7 @@ from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.page_cache import IN_MEMORY, file_system_of, make_cold
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
+from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged import Copy, read_staged_list, write_staged_list
 from stashtrace.units import bytes_text
 
@@ -336,7 +337,7 @@ def check_gain(
                 state = make_cold(cooled)
                 if not state.verified:
                     notes = [f"not from a cold cache: {state.sentence}"]
-            options = ("--staged", str(staged.list_path.absolute())) if kind == _STAGED else ()
+            options = RecordOptions(staged=str(staged.list_path) if kind == _STAGED else None)
             run = (out / _run_name(kind, repeat)).absolute()
             shutil.rmtree(run, ignore_errors=True)
             task = HostTask(tuple(command), {}, _in_directory(directory), options=options)

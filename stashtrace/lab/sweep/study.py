@@ -32,6 +32,7 @@ from stashtrace.lab.sweep.ranks import cores_of_ranks, last_words
 from stashtrace.lab.sweep.shapes import DEPTHS, MIDDLE, WIDTH_FACTORS, Network, network
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import file_rights
+from stashtrace.record.options import RecordOptions
 from stashtrace.record.own_program import own_program
 from stashtrace.record.run import run_command
 from stashtrace.replay.communication.messages import gradient_messages
@@ -237,8 +238,8 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         path.write_text(json.dumps({**task, **meeting}, indent=1) + "\n", encoding="utf-8")
     outcome = run_command(
         own_program(_COMMAND, str(path.absolute())),
+        RecordOptions(collectors=_COLLECTORS),
         out=str(folder / "run"),
-        collectors=_COLLECTORS,
         grace_s=_GRACE_S,
     )
     if outcome.interrupts_count:

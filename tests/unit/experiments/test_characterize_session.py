@@ -93,7 +93,7 @@ def test_synthetic_streams_end(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> N
     """Else a job that validates before it trains, on a stream of unknown length, never trains."""
     measured((2, 4), repeats=1)
     (synthetic,), (real,) = runs.tasks["step2-0"], runs.tasks["step4-0"]
-    assert synthetic.options == ("--synthetic",)
+    assert synthetic.options.to_arguments() == ["--synthetic"]
     assert synthetic.environment["STASHTRACE_SYNTHETIC_EPOCH"] == "300"
     assert "STASHTRACE_SYNTHETIC_EPOCH" not in real.environment
     monkeypatch.setenv("STASHTRACE_SYNTHETIC_EPOCH", "7")

@@ -207,8 +207,8 @@ def checked(
     asked: list[Any] = []
 
     def measured(task: Any, directory: Path, *rest: Any) -> tuple[Figures, int]:
-        asked.append((directory.name, task.options))
-        with_copies = bool(task.options)
+        asked.append((directory.name, task.options.staged))
+        with_copies = bool(task.options.staged)
         figures = Figures(1e8 - gain * with_copies + len(asked), 20, 0, 1, 1, 0)
         return figures, served if with_copies else 0
 
@@ -220,8 +220,8 @@ def checked(
 
 def test_pairs_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = checked(tmp_path, monkeypatch, served=80, gain=1e7)
-    option = ("--staged", str(tmp_path / LIST_NAME))
-    assert asked[:4] == [("plain-0", ()), ("staged-0", option), ("staged-1", option), ("plain-1", ())]
+    option = str(tmp_path / LIST_NAME)
+    assert asked[:4] == [("plain-0", None), ("staged-0", option), ("staged-1", option), ("plain-1", None)]
     assert found.why == ""
     assert found.opens == (80,) * 4
     assert found.gain is not None
