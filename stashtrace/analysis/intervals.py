@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
+from stashtrace.groupby import RowsBy as RowsBy
 
 Int64 = npt.NDArray[np.int64]
 
@@ -85,36 +86,6 @@ class TimeSet:
 
 
 _EMPTY = TimeSet(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
-
-class RowsBy:
-    """Rows of a table grouped by an integer column: one sort, then a slice per value.
-
-    Rows of one value keep their order.
-    """
-
-    __slots__ = ("_bounds", "_order", "values")
-
-    def __init__(self, keys: Any) -> None:
-        keys = np.asarray(keys)
-        if len(keys) > 1 and not (keys[1:] >= keys[:-1]).all():
-            self._order: Int64 | None = np.argsort(keys, kind="stable")
-            keys = keys[self._order]
-        else:
-            self._order = None  # that of the rows
-        first = np.ones(len(keys), dtype=bool)
-        first[1:] = keys[1:] != keys[:-1]
-        starts = np.flatnonzero(first)
-        self.values = keys[starts]
-        self._bounds = np.append(starts, len(keys))
-
-    def rows(self, value: int) -> Int64:
-        """Row numbers of one value; empty if it is not there."""
-        at = int(np.searchsorted(self.values, value))
-        if at == len(self.values) or self.values[at] != value:
-            return np.empty(0, dtype=np.int64)
-        begin, end = self._bounds[at], self._bounds[at + 1]
-        return np.arange(begin, end) if self._order is None else self._order[begin:end]
 
 
 def rows_of(column: npt.NDArray[np.integer], value: int) -> slice:

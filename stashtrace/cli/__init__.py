@@ -1,4 +1,4 @@
-"""The command line: a table of commands, resolved on use, and the one place where errors become words.
+"""The command line: one file per command, and the only place that prints.
 
 ``python -m stashtrace`` and the ``stashtrace`` script call :func:`main`. Nothing heavy is imported here:
 ``stashtrace --help`` costs a bare interpreter and little more (a test looks at ``sys.modules``). Data goes

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.cli.loading import load_watched
     from stashtrace.exporters.registry import export
-    from stashtrace.loading.foreign import is_foreign
+    from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
     given = {

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     path = str(existing_run(arguments.path))
 
     from stashtrace.cli import foreign
-    from stashtrace.loading.foreign import is_foreign
+    from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
     outside = is_foreign(path) or is_store(path)

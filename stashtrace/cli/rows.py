@@ -80,11 +80,11 @@ _FIRST_TO_GO = (
 
 def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """Rows as dicts with texts in place of string codes; ``extra`` columns come first."""
-    texts = {c.name for c in table.schema.columns if c.name.endswith("_code") and c.doc.startswith("string")}
+    texts = {c.name: c.shown_name for c in table.schema.columns if c.is_text}
     for row in table.rows():
         yield {
             **(extra or {}),
-            **{(n[:-5] if n in texts else n): (strings.text(v) if n in texts else v) for n, v in row.items()},
+            **{texts.get(n, n): (strings.text(v) if n in texts else v) for n, v in row.items()},
         }
 
 
@@ -235,13 +235,7 @@ def _is_moment(name: str) -> bool:
 
 def column_names(table: Table, extra: Sequence[str] = ()) -> list[str]:
     """Names under which :func:`named_rows` gives the columns."""
-    return [
-        *extra,
-        *(
-            c.name[:-5] if c.name.endswith("_code") and c.doc.startswith("string") else c.name
-            for c in table.schema.columns
-        ),
-    ]
+    return [*extra, *(column.shown_name for column in table.schema.columns)]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -52,8 +52,8 @@ def _holds_foreign_files(path: Path) -> bool:
     """Whether something has to be made of the path first: it is neither a run of ours nor a time line."""
     from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
-    from stashtrace.loading.foreign import is_foreign
     from stashtrace.loading.foreign_files import RefusedFileError, trouble_of, unrecognised
+    from stashtrace.loading.load import is_foreign
 
     if path.is_dir():
         return is_foreign(str(path)) and not (path / TIMELINE_FILE).exists()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import HIGHEST
-from stashtrace.schema.columns import STAMPS, Column
+from stashtrace.schema.columns import Column
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import IoFlag, ProcessRole, Severity
 from stashtrace.schema.possible import MOST_RANKS
@@ -181,8 +181,8 @@ class ImportContext:
             Name in ``events.TABLES``, but ``processes``, ``tracks``, ``losses``, ``metadata``, ``alignment``.
         **columns
             Arrays of equal length, or scalars that are repeated. ``rank`` is the process's if it is left out; keys that
-            number rows (``span_id``, ``collective_key``) go on counting; of other columns left out the value is
-            -1 where the schema says what -1 stands for, else 0.
+            number rows (``span_id``, ``collective_key``) go on counting; other columns that are left out get their
+            missing value.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class ImportContext:
     def _without_impossible(self, table: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Rows that begin within reach of 62 bits; an end without end was clipped by who read it."""
         fits = np.ones(1, dtype=bool)
-        for name in (STAMPS - _ENDS) & columns.keys():
+        for name in set(TABLES[table].moments) - _ENDS:
             fits = fits & (np.abs(columns[name].astype(np.float64)) < HIGHEST)
         if fits.all():
             return columns
@@ -279,10 +279,10 @@ class ImportContext:
     def _filled(self, table: str, column: Column, given: Any, rows: int) -> npt.NDArray[Any]:
         if given is not None:
             return np.asarray(given) if np.ndim(given) else np.full(rows, given, dtype=column.dtype)
-        if column.name in ("span_id", "collective_key") and table in ("spans", "collectives"):
+        if column.role == "key":
             first = sum(len(t) for t in self._pieces.get(table, ()))
             return np.arange(first, first + rows, dtype=np.int64)
-        return np.full(rows, column.unknown, dtype=column.dtype)
+        return np.full(rows, column.missing, dtype=column.dtype)
 
 
 # What importers of I/O calls share: which calls waited, where nothing but their duration tells.

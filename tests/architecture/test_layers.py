@@ -32,6 +32,7 @@ FLOORS = {
     "probes": 2,
     "record": 2,
     "schema": 1,
+    "groupby": 1,
     "pseudonyms": 1,
     "entry_points": 1,
     "output_files": 1,

@@ -278,7 +278,7 @@ def listing(trace):
 def raising(trace):
     raise ValueError("first line\\nsecond line")
 def coded(trace):
-    schema = Schema("coded", (Column("name_code", "i8", unit="", doc="string"),), "")
+    schema = Schema("coded", (Column("name_code", "i8", unit="", doc="", role="text"),), "")
     return Table(schema, {"name_code": [10**6]})
 def format_taken(trace, *, format: str = "a"): ...
 def needs_callback(trace, *, callback: "Callable"): ...
