@@ -7,7 +7,7 @@ import numpy as np
 
 from stashtrace.errors import MissingDataError
 from stashtrace.groupby import GroupBy, order_by
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -15,14 +15,14 @@ from stashtrace.schema.trace import Trace
 OPERATORS = schema(
     "operators",
     "What execution traces say of each operator, and of each kind of collective of a group",
-    ("rank", "i8", "", "global rank, -1 if unknown"),
+    Column("rank", "i8", "", "global rank, -1 if unknown", role="rank", missing=-1),
     ("name", "U16", "", "operator; of a collective, CollectiveOp in lower case"),
     ("group", "U16", "", "process group of the collective, empty otherwise"),
-    ("group_size", "i8", "", "ranks of that group, -1 if unknown"),
+    Column("group_size", "i8", "", "ranks of that group, -1 if unknown", missing=-1),
     ("calls_count", "i8", "", "nodes"),
     ("input_bytes", "i8", "bytes", "tensors given, all calls added"),
     ("output_bytes", "i8", "bytes", "tensors returned, all calls added"),
-    ("first_node_id", "i8", "", "execution_nodes.node_id of the first"),
+    Column("first_node_id", "i8", "", "execution_nodes.node_id of the first", role="id"),
 )
 
 

@@ -11,25 +11,24 @@ from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
 from stashtrace.groupby import GroupBy
-from stashtrace.schema.columns import INTERVAL as _INTERVAL
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-COLLECTIVE_TIMES = _schema(
+COLLECTIVE_TIMES = schema(
     "collective_times",
     "One row per rank and collective: waiting for the last rank, then moving bytes",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal of the step it was called in, -1 outside"),
+    RANK,
+    Column("step", "i8", "", "ordinal of the step it was called in, -1 outside", missing=-1),
     ("communicator", "U16", "", "name of the group"),
     ("sequence", "i8", "", "number within the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("bytes", "i8", "bytes", "payload of this rank's input"),
-    *_INTERVAL,
+    *INTERVAL,
     ("wait_ns", "i8", "ns", "from the own call to the call of the last rank"),
     ("transfer_ns", "i8", "ns", "from there to the end, queueing included"),
-    ("last_rank", "i8", "", "the rank that was waited for, -1 if none"),
+    Column("last_rank", "i8", "", "the rank that was waited for, -1 if none", role="rank", missing=-1),
     ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer"),
 )
 

@@ -1,4 +1,4 @@
-"""findings, finding_evidence, budgets: what a summary says, as rows before it is words.
+"""What a summary claims, as rows before it is words.
 
     trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 

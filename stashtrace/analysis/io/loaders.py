@@ -23,15 +23,15 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
 from stashtrace.groupby import GroupBy, order_by
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LOADER_RATES = _schema(
+LOADER_RATES = schema(
     "loader_rates",
     "What the speed of loading depends on, over the steps without warm-up; a quantity not seen has no row",
-    ("rank", "i8", "", "global rank, -1 for what all ranks share"),
+    Column("rank", "i8", "", "global rank, -1 for what all ranks share", role="rank", missing=-1),
     ("quantity", "U16", "", "its name; the unit ends it"),
     ("mean", "f8", "", "mean, in that unit; of a rate: all bytes by all time"),
     ("median", "f8", "", "median of the samples"),

@@ -20,15 +20,15 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.groupby import GroupBy, RowsBy
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-TRANSFER_CERTAINTY = _schema(
+TRANSFER_CERTAINTY = schema(
     "transfer_certainty",
     "Link time of the counted steps of a rank, by whether every rank of the operation is known to have entered by then",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     (
         "reason",
         "U24",

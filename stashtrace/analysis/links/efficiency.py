@@ -20,16 +20,16 @@ from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.groupby import GroupBy
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LINK_EFFICIENCY = _schema(
+LINK_EFFICIENCY = schema(
     "link_efficiency",
     "Transfers of collectives by size, beside what a calibration says the link can do",
-    ("rank", "i8", "", "global rank, -1 for all"),
-    ("step", "i8", "", "ordinal of the step, -1 for all and outside steps"),
+    RANK_OR_ALL,
+    Column("step", "i8", "", "ordinal of the step, -1 for all and outside steps", missing=-1),
     ("communicator", "U16", "", "name of the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("group_size", "i8", "", "ranks that took part"),
@@ -37,9 +37,11 @@ LINK_EFFICIENCY = _schema(
     ("calls_count", "i8", "", "rows of collectives summed up"),
     ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
     ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
-    ("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say"),
-    ("error_ns", "i8", "ns", "standard error of that, -1 if it does not say"),
-    ("efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown"),
+    Column("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say", missing=-1),
+    Column("error_ns", "i8", "ns", "standard error of that, -1 if it does not say", missing=-1),
+    Column(
+        "efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown", missing=-1
+    ),
     ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
 )
 

@@ -28,61 +28,76 @@ from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
 from stashtrace.groupby import GroupBy, order_by
-from stashtrace.schema.columns import INTERVAL as _INTERVAL
-from stashtrace.schema.columns import Column, Schema
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Column, Schema, schema
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import GrowingTable, Table
 from stashtrace.schema.trace import Trace, kept_with_trace
 
-STALLS = _schema(
+_CAUSE = (
+    Column(
+        "cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise", role="rank", missing=-1
+    ),
+    Column(
+        "cause_share_ratio",
+        "f8",
+        "",
+        "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1",
+        missing=-1,
+    ),
+)
+STALLS = schema(
     "stalls",
     "Where the time of each step of each rank went; step -1 is outside_steps",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    RANK,
+    Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
     ("kind", "U16", "", "StallKind in lower case"),
     ("stall_ns", "i8", "ns", "time of this kind; the kinds of a step sum to its wall time"),
     ("method", "U16", "", "kernels, brackets or host"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
-    ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
+    *_CAUSE,
 )
-STRAGGLER_CAUSES = _schema(
+STRAGGLER_CAUSES = schema(
     "straggler_causes",
     "Whom each step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
-    ("rank", "i8", "", "global rank that waited"),
-    ("step", "i8", "", "ordinal; -1 for time outside steps"),
-    ("cause_rank", "i8", "", "rank that was waited for, -1 if unknown"),
+    Column("rank", "i8", "", "global rank that waited", role="rank"),
+    Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
+    Column("cause_rank", "i8", "", "rank that was waited for, -1 if unknown", role="rank", missing=-1),
     ("stall_ns", "i8", "ns", "straggler time that waited for it"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this; of -1 with what other kinds have and may be a wait"),
 )
-STALLS_COUNTED = _schema(
+STALLS_COUNTED = schema(
     "stalls_counted",
     "Sums of stalls over the counted steps of a rank, apart by kind of step, method and the rank waited for",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("step_kind", "U16", "", "steps.kind"),
     ("kind", "U16", "", "StallKind in lower case"),
     ("stall_ns", "i8", "ns", "time of this kind"),
     ("method", "U16", "", "kernels, brackets or host"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that this part waited for, -1 otherwise or if unknown"),
+    Column(
+        "cause_rank",
+        "i8",
+        "",
+        "straggler: the rank that this part waited for, -1 otherwise or if unknown",
+        role="rank",
+        missing=-1,
+    ),
     ("steps_count", "i8", "", "counted steps of the rank and kind of step"),
 )
-STALL_TOTALS = _schema(
+STALL_TOTALS = schema(
     "stall_totals",
     "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
-    ("rank", "i8", "", "global rank, -1 for all"),
+    RANK_OR_ALL,
     ("kind", "U16", "", "StallKind in lower case"),
     ("stall_ns", "i8", "ns", "time of this kind in all counted steps"),
     ("share_ratio", "f8", "", "of the wall time of these steps"),
     ("method", "U16", "", "kernels, brackets or host; mixed if not the same in all steps"),
     ("low_ns", "i8", "ns", "not less than this"),
     ("high_ns", "i8", "ns", "not more than this"),
-    ("cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise"),
-    ("cause_share_ratio", "f8", "", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1"),
+    *_CAUSE,
     ("steps_count", "i8", "", "steps summed"),
 )
 STALL_TOTALS_BY_STEP_KIND = Schema(
@@ -90,15 +105,22 @@ STALL_TOTALS_BY_STEP_KIND = Schema(
     (STALL_TOTALS.columns[0], Column("step_kind", "U16", "", "steps.kind"), *STALL_TOTALS.columns[1:]),
     "Sums of stalls over the steps of one kind (train, validation, ...) of a rank; shares are of these steps",
 )
-STALL_INTERVALS = _schema(
+STALL_INTERVALS = schema(
     "stall_intervals",
     "The attribution as intervals on the time line; those of a rank neither overlap nor leave gaps",
-    ("rank", "i8", "", "global rank"),
-    ("step", "i8", "", "ordinal; -1 for time outside steps"),
+    RANK,
+    Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
     ("kind", "U16", "", "StallKind in lower case"),
-    *_INTERVAL,
-    ("track_id", "i8", "", "tracks.track_id of the step thread"),
-    ("cause_rank", "i8", "", "straggler: the rank that was late as the interval began, -1 otherwise"),
+    *INTERVAL,
+    Column("track_id", "i8", "", "the step thread", of="tracks.track_id"),
+    Column(
+        "cause_rank",
+        "i8",
+        "",
+        "straggler: the rank that was late as the interval began, -1 otherwise",
+        role="rank",
+        missing=-1,
+    ),
 )
 
 #: Step number of the time outside steps.

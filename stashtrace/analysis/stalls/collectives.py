@@ -148,8 +148,6 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 
     begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     presumed = np.zeros(len(begin), dtype=bool)
-    begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
-    presumed = np.zeros(len(begin), dtype=bool)
     hang = _hang(index, thread, rows[hanging], call[hanging])
     if hang is not None and hang[1] > hang[0]:
         left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits

@@ -20,7 +20,7 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     BatchPhase,
@@ -34,10 +34,10 @@ from stashtrace.schema.kinds import (
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-EVIDENCE = _schema(
+EVIDENCE = schema(
     "evidence",
     "What speaks for the largest stalls, over the steps without warm-up",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, other, network or interconnect"),
     (
         "detail",
@@ -52,7 +52,7 @@ EVIDENCE = _schema(
         "",
         "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called; stream",
     ),
-    ("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise"),
+    Column("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise", role="rank", missing=-1),
     ("amount_ns", "i8", "ns", "how long"),
     ("share_ratio", "f8", "", "of the rank's rows with the same detail"),
     ("rate_bytes_per_s", "f8", "", "file: bytes by blocked time; copy; collective: bus bandwidth; 0 otherwise"),

@@ -20,7 +20,7 @@ from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.groupby import GroupBy, RowsBy
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import (
     Bracket,
     CopyDirection,
@@ -34,17 +34,17 @@ from stashtrace.schema.kinds import (
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-HIDDEN = _schema(
+HIDDEN = schema(
     "hidden",
     "What each step did beside its stalls; nothing of it is part of the budget",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("step", "i8", "", "ordinal"),
     ("wall_ns", "i8", "ns", "length of the step"),
     ("hidden_communication_ns", "i8", "ns", "a collective in flight while the rank was not blocked on it"),
     ("hidden_loading_ns", "i8", "ns", "a worker made a batch while the rank waited for none"),
     ("hidden_checkpoint_ns", "i8", "ns", "another thread wrote a checkpoint while the step thread did something else"),
-    ("cpu_contention_ns", "i8", "ns", "the step thread was runnable but not running, -1 if unknown"),
-    ("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown"),
+    Column("cpu_contention_ns", "i8", "ns", "the step thread was runnable but not running, -1 if unknown", missing=-1),
+    Column("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown", missing=-1),
     ("gc_ns", "i8", "ns", "Python garbage collection on the step thread, inside compute"),
     ("queued_ns", "i8", "ns", "waited for a collective that stood behind an earlier one, inside the link's time"),
     ("hidden_copy_ns", "i8", "ns", "a copy between host and device while the device did something else"),

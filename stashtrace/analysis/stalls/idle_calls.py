@@ -18,7 +18,7 @@ from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.groupby import GroupBy, order_by
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import DeviceCall, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -26,10 +26,10 @@ from stashtrace.schema.trace import Trace
 IDLE_CALLS = schema(
     "idle_calls",
     "Calls of the driver or runtime during which a device stood idle, over the counted steps; longest first",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("call", "U48", "", "name of the function, as hipFree; DeviceCall in lower case where only that is known"),
-    ("call_code", "i8", "", "DeviceCall"),
-    ("track_id", "i8", "", "tracks.track_id of the thread that called, -1 if unknown"),
+    Column("call_code", "i8", "", "", of=DeviceCall),
+    Column("track_id", "i8", "", "the thread that called, -1 if unknown", missing=-1, of="tracks.track_id"),
     ("calls_count", "i8", "", "calls that touch the counted steps"),
     ("inside_ns", "i8", "ns", "time that the thread stood in them, inside the counted steps"),
     ("idle_ns", "i8", "ns", "of it, time that stalls gives to sync or launch"),

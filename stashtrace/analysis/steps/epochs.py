@@ -14,15 +14,15 @@ import numpy as np
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.groupby import GroupBy
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-EPOCH_BEGINS = _schema(
+EPOCH_BEGINS = schema(
     "epoch_begins",
     "Loaders of a rank by what their batches serve: how often one was begun, and what that cost",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("serves", "U16", "", "training, validation or inference"),
     ("begins_count", "i8", "", "iterators that gave their first batch within the counted steps"),
     ("wait_ns", "i8", "ns", "waits between epochs: iterators that ended and were made, and first batches"),
