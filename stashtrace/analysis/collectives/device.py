@@ -112,10 +112,10 @@ def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
 def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Times of untimed rows from the kernels that their calls launched; which rows got them."""
     table, kernels = trace.collectives, trace.kernels
-    found = np.zeros(len(table), dtype=bool)
+    timed = np.zeros(len(table), dtype=bool)
     rows = np.flatnonzero((kernels["work_code"] == DeviceWork.COMMUNICATION) & (kernels["launch_ns"] >= 0))
     if not len(rows) or not wanted.any():
-        return found
+        return timed
     by_process, own = RowsBy(kernels["process_id"][rows]), RowsBy(table["process_id"])
     for process in by_process.values.tolist():
         launches = rows[by_process.rows(process)]
@@ -126,8 +126,8 @@ def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np
         hit = launches[np.minimum(at, len(launches) - 1)]
         inside = (at < len(launches)) & (kernels["launch_ns"][hit] <= table["return_ns"][mine])
         mine, hit = mine[inside], hit[inside]
-        begin[mine], end[mine], found[mine] = kernels["begin_ns"][hit], kernels["end_ns"][hit], True
-    return found
+        begin[mine], end[mine], timed[mine] = kernels["begin_ns"][hit], kernels["end_ns"][hit], True
+    return timed
 
 
 def _clock_errors(trace: Trace, clock: Int64, timed: npt.NDArray[np.bool_]) -> Int64:

@@ -136,10 +136,10 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
 def _calibration(trace: Trace) -> Calibration | None:
     """The calibration beside the run, unless it is another machine's or damaged."""
     try:
-        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+        calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:
         return None
-    return None if found is None or machine_difference(trace, found) else found
+    return None if calibration is None or machine_difference(trace, calibration) else calibration
 
 
 def machine_difference(trace: Trace, calibration: Calibration) -> str:

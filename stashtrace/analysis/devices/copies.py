@@ -62,14 +62,14 @@ def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") ->
     MissingDataError
         If neither kernels nor brackets were recorded.
     """
-    found = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
+    of_kernels = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
     known = np.unique(trace.kernels["process_id"])
     bracketed = _from_brackets(trace, known)
     if not len(trace.kernels) and not bracketed:
         raise MissingDataError(
             "no copy was recorded", hint="the collector cuda records copies, as do torch.profiler and nsys"
         )
-    rows = [row for each in found for row in _rows(each, "kernels")]
+    rows = [row for each in of_kernels for row in _rows(each, "kernels")]
     rows += [row for each in bracketed for row in _rows(each, "brackets")]
     return Table.from_rows(COPY_TIMES, sorted(rows, key=lambda row: (row[0], row[1], -row[6])))
 

@@ -280,9 +280,9 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
         np.concatenate([getattr(b, name) for b in batches])
         for name in ("read_path", "read_offset", "read_bytes", "stream_path", "stream_bytes", "stream_opens")
     )
-    found = DistinctBytes()
-    found.add(path, offset, size)
-    located, distinct = found.totals()
+    ranges = DistinctBytes()
+    ranges.add(path, offset, size)
+    located, distinct = ranges.totals()
     other = ~np.isin(stream, located)
     stream, streamed, opens = stream[other], streamed[other], opens[other]
     lost = np.unique(stream[opens == 0])

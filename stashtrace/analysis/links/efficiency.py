@@ -134,15 +134,15 @@ def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[st
     Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
     """
     if calibration is None:
-        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+        measured = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     elif isinstance(calibration, Calibration):
-        found = calibration
+        measured = calibration
     else:
-        found = load_calibration(calibration)
-    foreign = machine_difference(trace, found) if found is not None else ""
+        measured = load_calibration(calibration)
+    foreign = machine_difference(trace, measured) if measured is not None else ""
     if foreign:
         warnings.warn(foreign, ForeignCalibrationWarning, stacklevel=3)
-    return found
+    return measured
 
 
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:

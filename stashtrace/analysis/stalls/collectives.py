@@ -140,8 +140,8 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
     of_host, of_device = (_heads_of(np.flatnonzero(chosen), call, end) for chosen in (~timed, timed))
     for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
-        found = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
-        parts.append(tuple(c[found[2] >= 0] for c in found))
+        pieces = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
+        parts.append(tuple(c[pieces[2] >= 0] for c in pieces))
     launches, device = (
         np.concatenate([np.full(len(p[0]), i == len(parts) - back) for i, p in enumerate(parts)]) for back in (1, 2)
     )

@@ -189,10 +189,10 @@ class TraceIndex:
     @cached_property
     def network_cuts(self) -> NetworkCuts:
         """Where the network's part of transfers over hosts and inside them ends."""
-        found, timed = self.in_flight, self.timed_on_device
+        matched, timed = self.in_flight, self.timed_on_device
         network = self.on_devices.network_ns if timed.any() else np.full(len(timed), -1, dtype=np.int64)
-        enter = np.maximum(found.last_enter_ns, self.entered_ns)
-        return network_cuts(self.trace, found.link, enter, found.end_ns, network)
+        enter = np.maximum(matched.last_enter_ns, self.entered_ns)
+        return network_cuts(self.trace, matched.link, enter, matched.end_ns, network)
 
     @property
     def steps(self) -> Table:

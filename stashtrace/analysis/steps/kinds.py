@@ -56,14 +56,14 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     MissingDataError
         If no rank has steps.
     """
-    found = find_steps(trace)
-    if not len(found):
+    steps = find_steps(trace)
+    if not len(steps):
         raise MissingDataError("no rank has a step")
-    rollout = _rollouts(trace, found)
+    rollout = _rollouts(trace, steps)
     rows = []
     for kind in KINDS:
-        of_kind = np.flatnonzero(found["kind"] == kind)
-        table = found.take(of_kind)
+        of_kind = np.flatnonzero(steps["kind"] == kind)
+        table = steps.take(of_kind)
         counted = _counted(table, warmup)
         by_rank = RowsBy(table["rank"])
         for rank in by_rank.values.tolist():
@@ -108,10 +108,10 @@ def _row(
     )
 
 
-def _rollouts(trace: Trace, found: Table) -> Int64:
+def _rollouts(trace: Trace, steps: Table) -> Int64:
     """Of each step that is an iteration: its time before the first phase that trains, on the host; 0 of the others."""
-    out = np.zeros(len(found), dtype=np.int64)
-    if not (found["kind"] == "iteration").any():
+    out = np.zeros(len(steps), dtype=np.int64)
+    if not (steps["kind"] == "iteration").any():
         return out
     host = host_steps(trace)
     phases = trace.phases
@@ -119,7 +119,7 @@ def _rollouts(trace: Trace, found: Table) -> Int64:
     trains = np.isin(code, _TRAINS) | ((code == Phase.FORWARD) & ((flags & PhaseFlag.NO_GRAD) == 0))
     serious = phases.take(trains & ((flags & PhaseFlag.BACKGROUND) == 0)).sort_by("begin_ns")
     by_track = RowsBy(serious["track_id"])
-    for at in np.flatnonzero(found["kind"] == "iteration").tolist():
+    for at in np.flatnonzero(steps["kind"] == "iteration").tolist():
         begin = serious["begin_ns"][by_track.rows(int(host["track_id"][at]))]
         first = int(np.searchsorted(begin, host["begin_ns"][at]))
         if first < len(begin) and begin[first] < host["end_ns"][at]:

@@ -30,13 +30,13 @@ class LoaderSamples:
 
 def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
     """What the iterators of a run said of their samples, by ``loader_id``; what cannot be read counts as not said."""
-    found = {}
+    samples = {}
     for row in trace.metadata.rows():
         key = _KEY.fullmatch(trace.text(row["key_code"]))
         value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
         if key and value:
-            found[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
-    return found
+            samples[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
+    return samples
 
 
 def step_samples(
