@@ -1,4 +1,4 @@
-"""Numbers as a person reads them. Floor 0: used by reports, exporters and the CLI; never parsed back."""
+"""Numbers as people read and write them: in reports and tables, and in options of analyses."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -42,7 +42,7 @@ def bytes_text(count: float) -> str:
 
 
 def percent_text(ratio: float) -> str:
-    """Share of one: whole percents, one decimal below 1 %.
+    """A ratio in percent: whole numbers, one decimal below 1 %.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def bytes_per_s_of(stated: str | float, what: str) -> float:
 
 
 def ns_of(stated: str | float, what: str) -> float:
-    """Nanoseconds; a number without unit is some already.
+    """Nanoseconds of a time with a unit; a number is taken as nanoseconds.
 
     Examples
     --------
