@@ -1,6 +1,6 @@
 """Leave out rows with impossible numbers: a file may be damaged, or made to harm, and have valid checksums.
 
-Called for each table that is read: by ``loading.session`` for a run, by ``store.files`` for a store. Analyses subtract
+Called for each table that is read: by ``loading.decode`` for a run, by ``store.files`` for a store. Analyses subtract
 and add these numbers in 64 bits, and use codes as indices. After this check the difference of any two numbers fits, and
 no code is negative. Importers have the same bound (``importers.bounds``).
 """

@@ -113,6 +113,16 @@ class EventTables(_Tables):
             if table is not None and len(table):
                 yield name, table
 
+    def put(self, table: Table) -> None:
+        """Hold a table in place of the one of its name."""
+        self._tables[table.schema.name] = table
+
+    def pop(self, name: str) -> Table:
+        """Table by name, which is empty here from now on: its memory is the caller's."""
+        table = self.table(name)
+        del self._tables[name]
+        return table
+
 
 class IoOutline(Protocol):
     """Facts about the I/O calls from their first reading, and access to the calls that stay on disk.
