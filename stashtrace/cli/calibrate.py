@@ -12,8 +12,8 @@ from stashtrace.cli.answers import check_plot, print_lines
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_message_sizes
-from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file, why_not_writable
+from stashtrace.errors import UsageError
+from stashtrace.output_files import complete_file, require_writable
 
 #: Options whose values are paths: the file that is written keeps their last parts alone.
 _PATH_OPTIONS = ("-o", *OUT_OPTIONS, "--disk", "--plot")
