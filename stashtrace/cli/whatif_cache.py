@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     rows = list(named_rows(table, trace.strings))
     whole: dict[str, Any] = {
         "policy": arguments.policy,
-        "rates": rate_rows(rates),
+        "rates": list(rates.rows()),
         "not_measured": list(inputs.notes),
         "answers": answers(inputs),
         "forecast": rows,
