@@ -68,13 +68,8 @@ def offset_keys(parts: Sequence[EventTables]) -> None:
     for part in parts:
         # Rows may have been left out since they were numbered.
         count = int(part.collectives["collective_key"].max(initial=-1)) + 1
-        if count and first:
-            part.put(part.collectives.replace(collective_key=part.collectives["collective_key"] + first))
-        details = part.collective_details
-        if len(details) and first:
-            part.put(details.replace(collective_key=details["collective_key"] + first))
-        waits = part.collective_waits
-        if len(waits) and first:
-            keys = waits["collective_key"]
-            part.put(waits.replace(collective_key=np.where(keys >= 0, keys + first, keys)))
+        for name in ("collectives", "collective_details", "collective_waits") if first else ():
+            table, keys = part.table(name), part.table(name)["collective_key"]
+            if len(table):
+                part._tables[name] = table.replace(collective_key=np.where(keys >= 0, keys + first, keys))
         first += count

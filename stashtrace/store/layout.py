@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
+from stashtrace.groupby import GroupBy
 from stashtrace.run_facts import json_object
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.events import TABLES
@@ -90,10 +91,9 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
     for column in _kept(table.schema):
         values = table[column.name]
         if column.is_text:
-            codes, indices = np.unique(values, return_inverse=True)
-            texts = [strings.text(code) for code in codes.tolist()]
-            known = pyarrow.array(texts, pyarrow.string())
-            array = pyarrow.DictionaryArray.from_arrays(indices.astype(np.int32), known)
+            codes = GroupBy(values)
+            texts = pyarrow.array(map(strings.text, codes.values.tolist()), pyarrow.string())
+            array = pyarrow.DictionaryArray.from_arrays(codes.number.astype(np.int32), texts)
         elif values.dtype.kind == "U":
             array = pyarrow.array(values.tolist(), pyarrow.string())
         else:
