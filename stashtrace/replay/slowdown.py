@@ -25,7 +25,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.groupby import GroupBy
 from stashtrace.replay.ideal import Center, ideal_work_ns
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -41,11 +41,12 @@ SLOWDOWN = schema(
     ("only_step_ns", "i8", "ns", "if all were alike but for this cause"),
     ("fixed_step_ns", "i8", "ns", "if this cause alone were like its peers"),
     ("slowdown_ratio", "f8", "", "only_step_ns by ideal_step_ns: how much slower this cause alone makes the job"),
-    (
+    Column(
         "recovered_ratio",
         "f8",
         "",
         "(step_ns - fixed_step_ns) by (step_ns - ideal_step_ns); -1 if nothing is lost, and for gap",
+        missing=-1,
     ),
     ("excess_ns", "i8", "ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all"),
 )

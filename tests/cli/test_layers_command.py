@@ -133,12 +133,12 @@ def test_one_layer_and_one_iteration_are_no_plurals(tmp_path: Path, capsys: pyte
     ("words", "code", "text"),
     [
         ((), 4, "on an unknown number of ranks"),
-        (("--latency", "4"), 2, "belong together"),
-        (("--latency", "4", "--bandwidth", "0"), 2, "moves nothing"),
-        (("--latency", "-4", "--bandwidth", "1G"), 2, "is no time"),
-        (("--bandwidth", "fast", "--latency", "4"), 2, "is no size"),
-        (("--ranks", "0,2"), 2, "no numbers of ranks"),
-        (("--measured-ranks", "1"), 2, "no number of ranks that send"),
+        (("--latency", "4"), 2, "need each other"),
+        (("--latency", "4", "--bandwidth", "0"), 2, "must be more than 0"),
+        (("--latency", "-4", "--bandwidth", "1G"), 2, "is not a length of time"),
+        (("--bandwidth", "fast", "--latency", "4"), 2, "is not a size"),
+        (("--ranks", "0,2"), 2, "is not a list of positive whole numbers"),
+        (("--measured-ranks", "1"), 2, "is not a whole number of at least 2"),
         (("--ranks", "1", "--latency", "4", "--bandwidth", "1G"), 2, "nothing to merge"),
     ],
 )
@@ -161,5 +161,5 @@ def test_files_that_hold_no_layers(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["layers", str(bare), "--measured-ranks", "2"]) == 4
     assert "no communication was measured" in capsys.readouterr().err
     assert main(["layers", str(run), "--measured-ranks", "2"]) == 2
-    assert "belongs to a file of layers" in capsys.readouterr().err
+    assert "is for files of layers" in capsys.readouterr().err
     assert main(["layers", str(tmp_path / "none")]) == 4

@@ -100,7 +100,7 @@ def test_nothing_is_predicted_where_the_causes_are_not_known(
     assert told["answers"] == []
     assert told["run"]["gap_ratio"] == pytest.approx(0.4, abs=0.1)
     assert main(["whatif", kineto, "--set", "compute=x0.5"]) == 4
-    assert "nothing is predicted from this run" in capsys.readouterr().err
+    assert "this run allows no prediction" in capsys.readouterr().err
 
 
 def test_how_a_job_ended_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,8 +109,8 @@ def test_how_a_job_ended_is_said(run: Path, tmp_path: Path, capsys: pytest.Captu
     facts = json.loads((ended / "run.json").read_text())
     (ended / "run.json").write_text(json.dumps(facts | {"signal": 9, "steps": "3:20"}))
     assert warnings_of(answered(capsys, str(ended))) == [
-        "! recorded were only steps 3:20 of the job, counted in updates",
-        "! the job was ended by signal 9: a step that was not finished is not counted",
+        "! only steps 3:20 of the job were recorded, counted in optimizer updates",
+        "! the job was ended by signal 9; a step that it did not finish is not counted",
     ]
 
 

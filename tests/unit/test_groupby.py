@@ -75,8 +75,8 @@ def test_keys_are_found(case: tuple[list[np.ndarray], list[tuple[Any, ...]]], da
         "U": st.text("abc", max_size=2),
         "b": st.booleans(),
     }
-    # int32 columns are asked with int64 values, as they are in practice
-    types = [np.int64 if column.dtype.kind == "i" else column.dtype for column in columns]
+    # int32 columns are asked with int64 values, as they are in practice; texts may be longer than any in the column.
+    types = [{"i": np.int64, "U": np.str_}.get(column.dtype.kind, column.dtype) for column in columns]
     strange = data.draw(st.lists(st.tuples(*(others[column.dtype.kind] for column in columns)), max_size=5))
     asked = [*keys, *strange]
     wanted = [np.array([key[at] for key in asked], dtype=dtype) for at, dtype in enumerate(types)]

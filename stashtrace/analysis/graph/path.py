@@ -23,13 +23,12 @@ from stashtrace.analysis.graph.names import named, storage_ns
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.groupby import GroupBy
-from stashtrace.schema.columns import INTERVAL as _INTERVAL
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import INTERVAL, Column, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-_RANK = ("rank", "i8", "", "global rank; -1 for transfers, which are all members'")
+_RANK = Column("rank", "i8", "", "global rank; -1 for transfers, which are all members'", role="rank", missing=-1)
 _RESOURCE = ("resource", "U16", "", "what it occupied: step_thread, worker, transfer, ...; empty: nothing, as in gaps")
 _KIND = ("kind", "U16", "", "StallKind in lower case; of gaps and delays other, launch or sync")
 _NAME = (
@@ -38,7 +37,7 @@ _NAME = (
     "",
     "function or phase, blocking call, worker, operation and its number in the step; gap; else the edge",
 )
-CRITICAL_PATH = _schema(
+CRITICAL_PATH = schema(
     "critical_path",
     "The critical path over all ranks, first stretch first; each begins where the one before ends",
     ("order", "i8", "", "number of the stretch, from 0"),
@@ -47,15 +46,28 @@ CRITICAL_PATH = _schema(
     _RESOURCE,
     _KIND,
     _NAME,
-    *_INTERVAL,
+    *INTERVAL,
     ("held_ns", "i8", "ns", "time for which it holds the path; those of a step sum to the length of the step"),
     ("fetch_ns", "i8", "ns", "of a batch: its maker was blocked in storage; above half of it the kind is fetch"),
     ("ambiguous", "i8", "", "1 if another path is as long within the error of the clocks"),
-    ("rival_rank", "i8", "", "then: rank of that work, -1 if it is a transfer or there is none"),
+    Column(
+        "rival_rank",
+        "i8",
+        "",
+        "then: rank of that work, -1 if it is a transfer or there is none",
+        role="rank",
+        missing=-1,
+    ),
     ("rival_kind", "U16", "", "then: its kind; empty if there is none"),
-    ("rival_slack_ns", "i8", "ns", "then: by how much that path is shorter as measured, -1 if there is none"),
+    Column(
+        "rival_slack_ns",
+        "i8",
+        "ns",
+        "then: by how much that path is shorter as measured, -1 if there is none",
+        missing=-1,
+    ),
 )
-CRITICAL_SHARE = _schema(
+CRITICAL_SHARE = schema(
     "critical_share",
     "Share of the critical path over the counted steps, the largest first",
     _RANK,
@@ -69,16 +81,22 @@ CRITICAL_SHARE = _schema(
     ("path_steps_count", "i8", "", "counted steps in which it is on the path"),
     ("steps_count", "i8", "", "counted steps"),
 )
-SLACK = _schema(
+SLACK = schema(
     "slack",
     "By how much each piece of work could end later and the run end no later",
     _RANK,
     ("step", "i8", "", "ordinal; of batches and transfers, the job's step in which they begin"),
     _RESOURCE,
     _KIND,
-    ("process_id", "i8", "", "processes.process_id, -1 for transfers"),
-    *_INTERVAL,
-    ("slack_ns", "i8", "ns", "0 on the critical path, -1 if nothing that the end of the run waits for waits for it"),
+    Column("process_id", "i8", "", "-1 for transfers", missing=-1, of="processes.process_id"),
+    *INTERVAL,
+    Column(
+        "slack_ns",
+        "i8",
+        "ns",
+        "0 on the critical path, -1 if nothing that the end of the run waits for waits for it",
+        missing=-1,
+    ),
     ("critical", "i8", "", "1 if it is on the critical path"),
 )
 

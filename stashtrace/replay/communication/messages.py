@@ -58,8 +58,10 @@ class Messages:
         When that pass began on the host, -1 outside of any.
     within : bool array
         The message was called before that pass returned, as the buckets of DistributedDataParallel are.
-    group_hash, sequence : int64 array
-        Communicator and number, as in ``collectives``.
+    group_hash : uint64 array
+        Communicator, as in ``collectives``.
+    sequence : int64 array
+        Number within it, as in ``collectives``.
     blocking : bool array
         The caller waited for it before it went on to the next.
     on_device : bool array
@@ -84,7 +86,7 @@ class Messages:
     backward: Int64
     backward_begin_ns: Int64
     within: npt.NDArray[np.bool_]
-    group_hash: Int64
+    group_hash: npt.NDArray[np.uint64]
     sequence: Int64
     blocking: npt.NDArray[np.bool_]
     on_device: npt.NDArray[np.bool_]
