@@ -17,9 +17,10 @@ from stashtrace.analysis.graph import PipelineGraph, Resource, build
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
-from stashtrace.exporters.chakra.messages import Messages, Value, sized
+from stashtrace.exporters.chakra.messages import Messages, Value
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
+from stashtrace.importers.protobuf import sized
 from stashtrace.schema.chakra import (
     COLLECTIVE_OPS,
     FILE_STEM,
