@@ -95,13 +95,13 @@ def as_other_boot(
 
 def true_miss_ns(path: Path | list[Path], boot_id: str = OTHER_BOOT) -> Found:
     """How far the two hosts' times of the same ticks are apart in a loaded run."""
-    from stashtrace.loading.session import Session
+    from stashtrace.loading.load import open_processes
 
-    session = Session.open(path)
-    by_boot = {clock.boot_id: clock for clock in session.clocks.values()}
-    here, there = by_boot[session.reference], by_boot[boot_id]
+    run = open_processes(path)
+    by_boot = run.clocks.of_boots()
+    here, there = by_boot[run.clocks.reference], by_boot[boot_id]
     ticks = np.concatenate([c.map.ticks[1:-1] for c in (here, there)]).astype(np.uint64)
-    calls = [file.load(("collective_call", "nccl_call")).records.values() for file in session.files]
+    calls = [p.file.load(("collective_call", "nccl_call")).records.values() for p in run.processes]
     joint = np.concatenate([records.rows["call_ticks"] for each in calls for records in each])
     misses = []
     for some in (ticks, joint):

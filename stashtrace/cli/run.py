@@ -1,4 +1,4 @@
-"""``stashtrace run -- CMD``: launch, wait, merge, sum up. The job's stdin, stdout and exit code stay its own."""
+"""``stashtrace run -- CMD``: launch, wait, merge, sum up. The job keeps its own stdin, stdout and exit code."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stashtrace.record.run import Outcome, run_command
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace run``."""
+    """Return the parser of ``stashtrace run``."""
     parser = Parser(
         "run",
         "Run a command (python, torchrun, mpirun, a shell script) and record where its\n"
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Part our options from the command: at ``--``, or at the first word that is no option."""
+    """Split the words into our options and the command: at ``--``, or at the first word that is not an option."""
     if "--" in argv:
         at = argv.index("--")
         return argv[:at], argv[at + 1 :]
@@ -85,10 +85,10 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _changed_text(count: int, names: Sequence[str]) -> str:
-    """Of staged files that changed since they were copied."""
-    which = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    """Tell that staged files changed since they were copied."""
+    files = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
     return (
-        f"stashtrace: {which} changed since the copying, or the copy is gone: read where it is; {count} copies are used"
+        f"stashtrace: {files} changed since the copying, or the copy is gone: read where it is; {count} copies are used"
         " (`stashtrace stage` copies again)"
     )
 
@@ -109,5 +109,5 @@ def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
             f"stashtrace: {processes_text(outcome.survivors)} of the job still run; "
             f"what they record from now on needs `stashtrace merge {shown_directory(outcome)}`"
         )
-    if outcome.complaint:
-        screen.say(f"stashtrace: {outcome.complaint}")
+    if outcome.write_error is not None:
+        screen.say(f"stashtrace: {outcome.write_error}")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stashtrace.errors import ImporterError
 from stashtrace.groupby import GroupBy
 from stashtrace.importers.bounds import HIGHEST, integer_or
-from stashtrace.schema.columns import STAMPS, Column
+from stashtrace.schema.columns import Column
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity
 from stashtrace.schema.possible import MOST_RANKS
@@ -196,8 +196,7 @@ class ImportContext:
             Name in ``events.TABLES``, except ``processes``, ``tracks``, ``losses``, ``metadata`` and ``alignment``.
         **columns
             Arrays of equal length, or scalars that are repeated. An absent ``rank`` is that of the process; absent keys
-            (``span_id``, ``collective_key``) continue to count rows; other absent columns get -1 if the schema gives
-            -1 a meaning, else 0.
+            (``span_id``, ``collective_key``) continue to count rows; other absent columns get their missing value.
 
         Raises
         ------
@@ -295,7 +294,7 @@ class ImportContext:
     def _without_impossible(self, table: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return the rows whose begins fit 62 bits. Importers clip ends themselves."""
         fits = np.ones(1, dtype=bool)
-        for name in (STAMPS - _ENDS) & columns.keys():
+        for name in set(TABLES[table].moments) - _ENDS:
             fits = fits & (np.abs(columns[name].astype(np.float64)) < HIGHEST)
         if fits.all():
             return columns
@@ -375,10 +374,10 @@ class ImportContext:
     def _filled(self, table: str, column: Column, given: Any, rows: int) -> npt.NDArray[Any]:
         if given is not None:
             return np.asarray(given) if np.ndim(given) else np.full(rows, given, dtype=column.dtype)
-        if column.name in ("span_id", "collective_key") and table in ("spans", "collectives"):
+        if column.role == "key":
             first = sum(len(t) for t in self._pieces.get(table, ()))
             return np.arange(first, first + rows, dtype=np.int64)
-        return np.full(rows, column.unknown, dtype=column.dtype)
+        return np.full(rows, column.missing, dtype=column.dtype)
 
 
 # Columns that several importers derive alike.

@@ -1,6 +1,6 @@
 """One row per collective: torch's calls and NCCL's calls of one process, joined.
 
-Called by ``loading.session`` when the rooms of a process have decoded. An NCCL call that was made inside a torch call,
+An NCCL call that was made inside a torch call,
 on the same thread, is that collective: the NCCL row stays, because it knows stream, device times and a number that
 all ranks count alike, and takes what torch knows: the operator's name, its flags, who called. A torch call that NCCL
 carries out by several other operations (an all-to-all of sends and receives) stays one row, in torch's group.
@@ -10,6 +10,7 @@ carries out by several other operations (an all-to-all of sends and receives) st
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 @dataclass(slots=True)
 class GroupNotes:
-    """What the rows of all processes tell of communicators, for ``loading.join``.
+    """What rows tell of communicators, for ``loading.join``.
 
     Attributes
     ----------
@@ -40,19 +41,45 @@ class GroupNotes:
     votes: Counter[tuple[int, int]] = field(default_factory=Counter)
     lanes: dict[int, Lane] = field(default_factory=dict)
 
+    @classmethod
+    def of_all(cls, parts: Iterable[GroupNotes]) -> GroupNotes:
+        """Notes of several processes together."""
+        whole = cls()
+        for part in parts:
+            whole.votes.update(part.votes)
+            whole.lanes.update(part.lanes)
+        return whole
 
-def merge_collectives(found: dict[str, list[Table]], context: DecodeContext, notes: GroupNotes) -> None:
-    """Replace the tables ``collectives``, ``collective_waits`` and ``collective_details`` in ``found``."""
+
+def merge_collectives(
+    tables: Mapping[str, list[Table]], context: DecodeContext, notes: GroupNotes
+) -> dict[str, list[Table]]:
+    """``collectives``, ``collective_waits`` and ``collective_details`` with one row per collective.
+
+    Parameters
+    ----------
+    tables : mapping
+        Name -> the tables that decoders of one process gave.
+    context : DecodeContext
+        Of the process; what cannot be told is counted there as lost.
+    notes : GroupNotes
+        Takes what the rows tell of communicators.
+
+    Returns
+    -------
+    dict
+        Those of the three that changed, by name.
+    """
     notes.lanes.update(context.lanes)
-    parts = found.get("collectives", [])
+    parts = tables.get("collectives", [])
     host = _only([t for t in parts if t["source_code"][0] == CollectiveSource.HOST])
     device = _only([t for t in parts if t["source_code"][0] != CollectiveSource.HOST])
     on_nccl = np.array(sorted(context.nccl_groups), dtype=np.uint64)
     if not len(device):
-        if len(host):
-            found["collectives"] = [host]
-            _count_untimed(host, _only([], "collective_details"), on_nccl, context)
-        return
+        if not len(host):
+            return {}
+        _count_untimed(host, _only([], "collective_details"), on_nccl, context)
+        return {"collectives": [host]}
     inside = _nesting(host, device)
     collapsed = _collapsed(host, device, inside)
     _vote(host, device, inside, notes)
@@ -73,13 +100,14 @@ def merge_collectives(found: dict[str, list[Table]], context: DecodeContext, not
     of_host[inside[kept_device][inside[kept_device] >= 0]] = of_device[kept_device[inside[kept_device] >= 0]]
     of_device[collapsed] = of_host[inside[collapsed]]
     merged = joined.take(order).replace(collective_key=np.arange(len(order), dtype=np.int64))
-    found["collectives"] = [merged]
-    if "collective_waits" in found:
-        found["collective_waits"] = [_renumbered(t, of_host) for t in found["collective_waits"]]
-    details = _details(_only(found.get("collective_details", []), "collective_details"), of_device, merged)
+    changed = {"collectives": [merged]}
+    if "collective_waits" in tables:
+        changed["collective_waits"] = [_renumbered(t, of_host) for t in tables["collective_waits"]]
+    details = _details(_only(tables.get("collective_details", []), "collective_details"), of_device, merged)
     if len(details):
-        found["collective_details"] = [details]
+        changed["collective_details"] = [details]
     _count_untimed(merged, details, on_nccl, context)
+    return changed
 
 
 def _only(parts: list[Table], name: str = "collectives") -> Table:

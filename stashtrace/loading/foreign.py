@@ -33,13 +33,11 @@ from stashtrace.loading.foreign_files import (
     unrecognised,
 )
 from stashtrace.loading.join import join_table, join_tables
-from stashtrace.schema.columns import STAMPS
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables, Trace
-from stashtrace.store.layout import STORE_FILE
 from stashtrace.units import ranks_text
 
 #: Called with (bytes read, bytes in all, name of the file).
@@ -52,13 +50,12 @@ _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".p
 
 
 class Imported:
-    """Everything of one load; gives ``join_tables`` what a ``Session`` gives it."""
+    """Everything of one load."""
 
     def __init__(self, paths: Sequence[str], strict: bool) -> None:
         self.strings = StringPool()
         self.context = ImportContext(self.strings)
         self.tracks = self.context.tracks
-        self.group_notes = GroupNotes()
         self.paths = paths
         self.strict = strict
         self.origin_ns = 0
@@ -202,9 +199,9 @@ class Imported:
             for name in TABLES:
                 table = part.table(name)
                 if len(table):
-                    if self.clocks.offsets and any(c in STAMPS for c in table.columns):
+                    if self.clocks.offsets and table.schema.moments:
                         table = self.clocks.moved(table, _processes_of(table, owner))
-                    part._tables[name] = table.replace(**_moved(table, -self.origin_ns))
+                    part.put(table.replace(**_moved(table, -self.origin_ns)))
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
 
     # Small tables -----------------------------------------------------------------------------------
@@ -281,27 +278,25 @@ def load_imported(
     if ranks is not None:
         _choose(imported.context.processes, imported.tracks.table(), parts, ranks)
     imported.settle(parts)
-    joined = join_tables(imported, parts, tables)
+    joined = join_tables(parts, tables, GroupNotes(), imported.tracks)
+    joined |= {
+        "processes": imported.process_table(),
+        "losses": imported.loss_table([part.losses for part in parts]),
+        "metadata": imported.metadata_table([part.metadata for part in parts]),
+        "alignment": imported.alignment_table(),
+        "tracks": imported.tracks.table(),
+    }
     if tables is None or "io" in tables:
         joined["io"] = join_table("io", parts)
     return Trace(imported.strings, joined, path=os.pathsep.join(paths))
 
 
-def is_foreign(path: str) -> bool:
-    """Whether a path holds no run of ours, but files: somebody else's, or nothing that is known."""
-    if not os.path.isdir(path):
-        return os.path.exists(path) and not path.endswith((".stash", ".ring"))
-    own = any(name.endswith((".stash", ".ring")) or name in ("run.json", STORE_FILE) for name in os.listdir(path))
-    return not own and any(True for _ in files_of([path]))
-
-
-def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, list[str]]]:
+def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, tuple[str, ...]]]:
     for part in parts:
         for name in TABLES:
             table = part.table(name)
-            stamps = [c for c in table.columns if c in STAMPS]
-            if len(table) and stamps:
-                yield table, stamps
+            if len(table) and table.schema.moments:
+                yield table, table.schema.moments
 
 
 def _processes_of(table: Table, owner: Array) -> Array:
@@ -314,8 +309,7 @@ def _processes_of(table: Table, owner: Array) -> Array:
 
 def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
     """Stamps of a table moved; what was not seen stays so."""
-    stamps = (c for c in table.columns if c in STAMPS)
-    return {name: np.where(table[name] >= 0, table[name] + by_ns, table[name]) for name in stamps}
+    return {c: np.where(table[c] >= 0, table[c] + by_ns, table[c]) for c in table.schema.moments}
 
 
 def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None], owner: Array) -> None:
@@ -328,11 +322,11 @@ def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None],
     for part in parts:
         for name in TABLES:
             table = part.table(name)
-            stamps = [c for c in table.columns if c in STAMPS]
+            stamps = table.schema.moments
             if len(table) and stamps:
                 chosen = np.isin(_processes_of(table, owner), unknown)
                 moved = {c: np.where(chosen & (table[c] >= 0), table[c] + base, table[c]) for c in stamps}
-                part._tables[name] = table.replace(**moved)
+                part.put(table.replace(**moved))
 
 
 def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
@@ -345,7 +339,7 @@ def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
             if rows.any():
                 sequence = part.collectives["sequence"].copy()
                 sequence[rows] = np.searchsorted(numbers, sequence[rows])
-                part._tables["collectives"] = part.collectives.replace(sequence=sequence)
+                part.put(part.collectives.replace(sequence=sequence))
 
 
 def _choose(
@@ -363,7 +357,7 @@ def _choose(
         for name in TABLES:
             table = part.table(name)
             if len(table) and ("process_id" in table or "track_id" in table or "source_track_id" in table):
-                part._tables[name] = table.take(kept[_processes_of(table, owner)])
+                part.put(table.take(kept[_processes_of(table, owner)]))
 
 
 # Do the files of one load belong together? Ranks that are missing or doubled, of other jobs, of another time.
@@ -506,7 +500,7 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
                 chosen = np.isin(table["process_id"], members)
                 if chosen.any():
                     other = table["group_hash"] ^ np.uint64(place)
-                    part._tables[name] = table.replace(group_hash=np.where(chosen, other, table["group_hash"]))
+                    part.put(table.replace(group_hash=np.where(chosen, other, table["group_hash"])))
 
 
 def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names: Sequence[str], owner: Array) -> None:

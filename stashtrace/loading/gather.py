@@ -82,7 +82,7 @@ def _holds_foreign(path: Path) -> bool:
 
 def is_one_job(paths: Sequence[Path]) -> bool:
     """Whether directories hold parts of one job, and no process twice. Of foreign files only that all are foreign."""
-    from stashtrace.loading.foreign import is_foreign
+    from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
     if any(is_store(path) for path in paths):

@@ -1,8 +1,7 @@
 """Who is who: parents, ranks, workers and launcher among the processes of a run.
 
-Works on the facts in file headers and on core rows, before any decoder runs. Called by ``loading.load``;
-pure. What the job said about itself (``metadata`` rows) goes before its environment, because a launcher's
-environment is inherited by everything it starts.
+Works on the facts in file headers and on core rows, before any decoder runs. What the job said about itself
+(``metadata`` rows) goes before its environment, because a launcher's environment is inherited by everything it starts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,11 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from stashtrace.schema.kinds import ProcessRole
+import numpy as np
+
+from stashtrace.collectors.context import DecodeContext, DeviceTime, ProcessIdentity
+from stashtrace.errors import UsageError
+from stashtrace.format.stash_file import StashFile
+from stashtrace.loading.clocks.host import HostClock, RunClocks
+from stashtrace.schema.kinds import ProcessRole, ThreadRole
 from stashtrace.schema.possible import rank_number
+from stashtrace.schema.trace import RawProcess
+from stashtrace.schema.tracks import TrackRegistry
 
 #: Records that only a process that trains writes.
 TRAINING_RECORDS = ("phase_span", "collective_call", "group")
@@ -83,6 +90,164 @@ class Identity:
     generation: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a run: its file, its clocks, and who it is.
+
+    Attributes
+    ----------
+    file : StashFile
+    core : RawProcess
+        What was read of it before anything is decoded.
+    clock : HostClock
+    facts : ProcessFacts
+    identity : Identity
+        Of a chosen process, ``parent`` is the number of another chosen process.
+    number : int
+        Its ``process_id`` once it is chosen, -1 before.
+    device_times : mapping
+        (device index, clock) -> its mapping to the common clock.
+    """
+
+    file: StashFile
+    core: RawProcess
+    clock: HostClock
+    facts: ProcessFacts
+    identity: Identity
+    number: int = -1
+    device_times: Mapping[tuple[int, int], DeviceTime] = field(default_factory=dict)
+
+    @property
+    def begin_ns(self) -> int:
+        """Its start on the common clock."""
+        return self.clock.start_ns(self.file.metadata)
+
+    def context(self, raw: RawProcess, tracks: TrackRegistry, tables: frozenset[str] | None) -> DecodeContext:
+        """What the decoders of its rows are given."""
+        who = self.identity
+        identity = ProcessIdentity(
+            self.number,
+            self.facts.pid,
+            who.rank,
+            who.local_rank,
+            who.world_size,
+            who.role,
+            who.worker_id,
+            who.parent,
+        )
+        return DecodeContext(
+            identity,
+            tracks=tracks,
+            texts=raw.strings,
+            clock=self.clock,
+            wanted=tables,
+            device_times=self.device_times,
+        )
+
+
+def identify_processes(
+    files: Sequence[StashFile], core: Sequence[RawProcess], clocks: RunClocks, generation: int | None, run_id: str
+) -> list[Process]:
+    """All processes of a run, in the order of the files, with who they are.
+
+    Parameters
+    ----------
+    files, core : sequence
+        Each file, and what was read of it.
+    clocks : RunClocks
+    generation : int, optional
+        As in :func:`identify`.
+    run_id : str
+        For the message.
+
+    Raises
+    ------
+    UsageError
+        If the job has no start of that number.
+    """
+    own = [clocks.of(raw) for raw in core]
+    facts = [_facts(raw, file, clock) for raw, file, clock in zip(core, files, own, strict=True)]
+    identities = identify(facts, generation)
+    _, known = generations(identities)
+    if generation is not None and generation not in known:
+        count = f"{len(known)} start{'s' if len(known) > 1 else ''}" if known else "no second start"
+        raise UsageError(f"run {run_id[:8]} has no start {generation}", hint=f"it has {count}, counted from 0")
+    return [Process(*one) for one in zip(files, core, own, facts, identities, strict=True)]
+
+
+def leader(processes: Sequence[Process]) -> Process:
+    """The process of the lowest rank; the first of all if nobody has a rank."""
+    ranked = [p for p in processes if p.identity.role is ProcessRole.RANK]
+    return min(ranked, key=lambda p: p.identity.rank) if ranked else processes[0]
+
+
+_ROLE_ORDER = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2, ProcessRole.LAUNCHER: 3}
+
+
+def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None, path: str) -> list[Process]:
+    """The processes to load, in the order of the ``processes`` table, numbered.
+
+    Parameters
+    ----------
+    processes : sequence of Process
+        All of the run, with their clocks on the common time.
+    ranks : collection of int, optional
+        Ranks to load, with their workers; all if None. Processes that serve no rank are always loaded.
+    path : str
+        Of the run, for the message.
+
+    Raises
+    ------
+    UsageError
+        If a rank is not there.
+    """
+    there = {p.identity.rank for p in processes if p.identity.role is ProcessRole.RANK}
+    if ranks is not None and not set(ranks) <= there:
+        raise UsageError(
+            f"{path} has no rank {', '.join(map(str, sorted(set(ranks) - there)))}",
+            hint=f"it has {', '.join(map(str, sorted(there)))}",
+        )
+    shown, _ = generations([p.identity for p in processes])
+    chosen = [
+        index
+        for index, who in enumerate(p.identity for p in processes)
+        if who.generation in (-1, shown) and (ranks is None or who.rank < 0 or who.rank in ranks)
+    ]
+
+    def place(index: int) -> tuple[bool, int, int, int, int, str]:
+        who, facts = processes[index].identity, processes[index].facts
+        name = processes[index].file.name
+        return who.rank < 0, who.rank, _ROLE_ORDER[who.role], who.worker_id, facts.begin_ns, name
+
+    chosen.sort(key=place)
+    number = {old: new for new, old in enumerate(chosen)}
+    return [
+        replace(
+            processes[old],
+            number=new,
+            identity=replace(processes[old].identity, parent=number.get(processes[old].identity.parent, -1)),
+        )
+        for new, old in enumerate(chosen)
+    ]
+
+
+def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
+    """Facts of one process from its header and its core records."""
+    learned: dict[str, str] = {}
+    rows = raw.records.get("metadata")
+    if rows is not None:
+        for row in np.sort(rows.rows, order="ticks", kind="stable"):
+            learned[raw.strings.get(int(row["key_id"]), "")] = raw.strings.get(int(row["value_id"]), "")
+    threads = raw.records.get("thread_info")
+    worker = threads is not None and bool((threads.rows["role_code"] == int(ThreadRole.WORKER)).any())
+    counts = file.row_counts()
+    if "worker_id" not in learned and counts.get("batch") and not counts.get("phase_span"):
+        batches = file.load(("batch",)).records.get("batch")
+        if batches is not None and (number := int(batches.rows["worker_id"].max())) >= 0:
+            learned["worker_id"] = str(number)
+    return ProcessFacts(raw.metadata, clock.own_start_ns(raw.metadata), learned, counts, worker)
+
+
 def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -> list[Identity]:
     """Parents, ranks and roles of all processes of a run.
 
@@ -126,13 +291,6 @@ def generations(identities: Sequence[Identity]) -> tuple[int, list[int]]:
     known = sorted({i.generation for i in identities if i.generation >= 0})
     shown = next((i.generation for i in identities if i.role is ProcessRole.RANK and i.generation >= 0), -1)
     return shown, known
-
-
-def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
-    """(ranks there, ranks missing, world size) of a run."""
-    present = {i.rank for i in identities if i.role is ProcessRole.RANK}
-    world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
-    return sorted(present), [r for r in range(world) if r not in present], world
 
 
 def _parents(processes: Sequence[ProcessFacts]) -> list[int]:

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.loading.session import Session
+from stashtrace.loading.decode import IoRows
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import IoFlag, IoOp
-from stashtrace.schema.order import SORT_KEYS
-from stashtrace.schema.table import Array, Table
+from stashtrace.schema.order import SORT_KEYS, in_order_of
+from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import EventTables
 
 #: Runs with at most so many calls have them in memory: 44 bytes each.
@@ -28,97 +28,91 @@ _RECEIVES[[IoOp.RECV, IoOp.CONNECT]] = True
 _WRITES[[IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE]] = True
 #: A thread that may drive a training loop has rows in one of these tables; the column that names it.
 _LOOP_TABLES = {"phases": "track_id", "batches": "track_id", "spans": "track_id", "device_brackets": "thread_track_id"}
-#: Columns that grow get room for at least so many more rows.
-_ROOM_ROWS = 1 << 16
 
 
 class Outline:
     """See :class:`stashtrace.schema.trace.IoOutline`; made by :func:`read_io`."""
 
-    def __init__(self, session: Session) -> None:
-        self._session: Session | None = session
+    def __init__(self, sources: Sequence[IoRows], tracks_count: int) -> None:
+        self._sources: Sequence[IoRows] | None = sources
         self.rows_count = 0
-        self.counts = np.zeros(len(session.tracks), dtype=np.int64)
+        self.counts = np.zeros(tracks_count, dtype=np.int64)
         self.begin_ns = 0
         self.end_ns = 0
         self.notable = Table.empty(TABLES["io"])
 
     def whole(self) -> Table:
         """All rows, by track, then begin; for calls left on disk, as :meth:`pieces`."""
-        assert self._session is not None
-        return _load(self._session, Outline(self._session))
+        assert self._sources is not None
+        return _load(Outline(self._sources, len(self.counts)), sum(source.rows_count for source in self._sources))
 
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
         """The rows of these processes, all if None, in pieces of bounded size and in the order of ``io``."""
-        assert self._session is not None
-        for index in range(len(self._session)) if process_ids is None else sorted(process_ids):
-            yield from self._session.io_pieces(index)
+        assert self._sources is not None
+        for index in range(len(self._sources)) if process_ids is None else sorted(process_ids):
+            yield from self._sources[index].pieces()
 
     def forget_files(self) -> None:
         """Let go of the opened run: the calls are in memory."""
-        self._session = None
+        self._sources = None
 
 
-def read_io(session: Session, parts: Sequence[EventTables]) -> tuple[Outline, Table | None]:
+def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_count: int) -> tuple[Outline, Table | None]:
     """Outline of all calls, and their table unless they had better stay on disk.
 
-    ``parts`` are the other tables of each process: they tell which threads may drive a training loop.
+    Parameters
+    ----------
+    sources : sequence of IoRows
+        Of each process.
+    parts : sequence of EventTables
+        The other tables of each process: they tell which threads may drive a training loop.
+    tracks_count : int
+        Tracks of the trace so far.
     """
-    outline, notable = Outline(session), _Notable(_loop_tracks(session, parts))
-    if session.io_rows_count() > KEPT_ROWS and all(file.head.merged for file in session.files):
+    rows_count = sum(source.rows_count for source in sources)
+    outline, notable = Outline(sources, tracks_count), _Notable(_loop_tracks(parts, tracks_count))
+    if rows_count > KEPT_ROWS and all(source.file.head.merged for source in sources):
         if _read(outline, notable=notable):
             outline.notable = notable.table()
             return outline, None
-        outline, notable = Outline(session), _Notable(notable.loop_tracks)
-    table = _load(session, outline, notable)
+        outline, notable = Outline(sources, tracks_count), _Notable(notable.loop_tracks)
+    table = _load(outline, rows_count, notable)
     outline.forget_files()
     return outline, table
 
 
-def _loop_tracks(session: Session, parts: Sequence[EventTables]) -> npt.NDArray[np.bool_]:
+def _loop_tracks(parts: Sequence[EventTables], tracks_count: int) -> npt.NDArray[np.bool_]:
     """Whether each track is a thread that may drive a training loop."""
-    found = np.zeros(len(session.tracks), dtype=bool)
+    drives = np.zeros(tracks_count, dtype=bool)
     for part in parts:
         for name, column in _LOOP_TABLES.items():
             tracks = part.table(name)[column]
-            found[tracks[tracks >= 0]] = True
-    return found
+            drives[tracks[tracks >= 0]] = True
+    return drives
 
 
-class _Notable:
-    """The notable rows of pieces. Their columns grow in place, so that no row is ever held twice."""
+class _Notable(GrowingTable):
+    """The notable rows of pieces."""
 
     def __init__(self, loop_tracks: npt.NDArray[np.bool_]) -> None:
+        super().__init__(TABLES["io"])
         self.loop_tracks = loop_tracks
-        self._columns = {c.name: np.empty(0, dtype=c.dtype) for c in TABLES["io"].columns}
-        self._count = 0
 
-    def add(self, piece: Table) -> None:
+    def look(self, piece: Table) -> None:
         """Keep those rows of a piece that are notable."""
         rows = np.flatnonzero(_is_notable(piece, self.loop_tracks))
-        count = self._count + len(rows)
-        for name, column in self._columns.items():
-            if count > len(column):
-                column.resize(count + max(count // 8, _ROOM_ROWS), refcheck=False)
-            column[self._count : count] = piece[name][rows]
-        self._count = count
-
-    def table(self) -> Table:
-        """The table; nothing can be added any more."""
-        for column in self._columns.values():
-            column.resize(self._count, refcheck=False)
-        return Table(TABLES["io"], self._columns)
+        if len(rows):
+            self.add(piece.take(rows), len(rows))
 
 
-def _load(session: Session, outline: Outline, notable: _Notable | None = None) -> Table:
-    """The io table, filled piece by piece: beside it there is never more than one piece."""
+def _load(outline: Outline, rows_count: int, notable: _Notable | None = None) -> Table:
+    """The io table of at most so many rows, filled piece by piece: beside it there is never more than one piece."""
     schema = TABLES["io"]
-    rows_count = session.io_rows_count()
     columns = {c.name: np.empty(rows_count, dtype=c.dtype) for c in schema.columns}
     in_order = _read(outline, notable=notable, columns=columns)
     table = Table(schema, {n: c[: outline.rows_count] for n, c in columns.items()})
     if notable is not None:
-        outline.notable = notable.table() if in_order else notable.table().sort_by(*SORT_KEYS["io"])
+        outline.notable = in_order_of(notable.table(), SORT_KEYS["io"])
     return table if in_order else table.sort_by(*SORT_KEYS["io"])
 
 
@@ -142,7 +136,7 @@ def _read(outline: Outline, *, notable: _Notable | None, columns: dict[str, Arra
         counts = np.bincount(track - track[0])
         outline.counts[track[0] : track[0] + len(counts)] += counts
         if notable is not None:
-            notable.add(piece)
+            notable.look(piece)
         filled += len(piece)
     outline.rows_count = filled
     return in_order

@@ -7,7 +7,6 @@ Column by column, so that no table exists twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -22,34 +21,30 @@ from stashtrace.schema.tracks import TrackRegistry
 _SMALL = ("processes", "tracks", "losses", "alignment", "metadata")
 
 
-class Parts(Protocol):
-    """What is known of the parts beside their rows; ``session.Session`` and ``foreign.Imported`` are such."""
+def join_tables(
+    parts: Sequence[EventTables], wanted: frozenset[str] | None, notes: GroupNotes, tracks: TrackRegistry
+) -> dict[str, Table]:
+    """The wanted tables whose rows stand for what happened, all if None, but ``io``.
 
-    tracks: TrackRegistry
-    group_notes: GroupNotes
-
-    def process_table(self) -> Table: ...
-    def loss_table(self, parts: Sequence[Table]) -> Table: ...
-    def metadata_table(self, parts: Sequence[Table]) -> Table: ...
-    def alignment_table(self) -> Table: ...
-
-
-def join_tables(session: Parts, parts: Sequence[EventTables], wanted: frozenset[str] | None) -> dict[str, Table]:
-    """All tables of the trace but ``io``. ``parts`` is one EventTables per process, in order; they are used up."""
+    Parameters
+    ----------
+    parts : sequence of EventTables
+        One per process, in order; these tables are taken out of them.
+    wanted : set of str, optional
+    notes : GroupNotes
+        Of all processes.
+    tracks : TrackRegistry
+        Its communicator tracks get their names.
+    """
     joined = join_rows(parts, wanted)
     if "groups" in joined:
         collectives = joined.get("collectives", Table.empty(TABLES["collectives"]))
-        joined["groups"] = name_communicators(joined["groups"], collectives, session.group_notes, session.tracks)
-    joined["processes"] = session.process_table()
-    joined["losses"] = session.loss_table([p.losses for p in parts])
-    joined["metadata"] = session.metadata_table([p.metadata for p in parts])
-    joined["alignment"] = session.alignment_table()
-    joined["tracks"] = session.tracks.table()
+        joined["groups"] = name_communicators(joined["groups"], collectives, notes, tracks)
     return joined
 
 
 def join_rows(parts: Sequence[EventTables], wanted: frozenset[str] | None = None) -> dict[str, Table]:
-    """The tables whose rows stand for what happened, but ``io``: numbered and sorted, of some or all processes."""
+    """As :func:`join_tables` of some or all processes, with communicators as each process knows them."""
     joined: dict[str, Table] = {}
     offset_keys(parts)
     for name in TABLES:
@@ -66,17 +61,16 @@ def join_rows(parts: Sequence[EventTables], wanted: frozenset[str] | None = None
 
 
 def join_table(name: str, parts: Sequence[EventTables]) -> Table:
-    """One table of all processes. The parts are used up: each column is let go once it is joined."""
+    """One table of all processes, taken out of the parts: each column is let go once it is joined."""
     schema = TABLES[name]
     keys = SORT_KEYS.get(name, ())
     pieces: list[dict[str, Array]] = []
     for part in parts:
-        table = part.table(name)
+        table = part.pop(name)
         if len(table):
             # Tracks rise with the processes, so what begins with track_id is sorted piece by piece.
             table = in_order_of(table, keys) if keys[:1] == ("track_id",) else table
             pieces.append({column: table[column] for column in schema.names})
-        part._tables[name] = Table.empty(schema)
     if not pieces:
         return Table.empty(schema)
     if len(pieces) == 1:
@@ -88,9 +82,8 @@ def join_table(name: str, parts: Sequence[EventTables]) -> Table:
 
 # Communicators of NCCL under the names and members that torch gave them, the same on every rank.
 #
-# Called by ``loading.join`` once all processes are decoded. NCCL knows the size of a communicator and this process's
-# place in it; which global ranks are its members is known from all processes together, or from torch's group that it
-# served.
+# NCCL knows the size of a communicator and this process's place in it; which global ranks are its members is known from
+# all processes together, or from torch's group that it served.
 
 
 def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tracks: TrackRegistry) -> Table:

@@ -1,9 +1,24 @@
-"""All processes of a run on one time line: ``load_trace`` and ``iter_io``.
+"""A run, a store, or the files of another tool as one :class:`Trace`.
 
-Opens the run, builds one clock per host, finds out who is who, then lets each room decode one process at
-a time and joins the tables. Called by the CLI, the exporters' tests and users (as ``stashtrace.load``).
-Rows of a process are dropped as soon as they are decoded, and I/O calls, which can be many, are decoded in
-pieces, so memory is that of the tables asked for.
+A run directory passes these files, each stage once and never back:
+
+    load                      which kind of input it is; calls each stage below and hands on what it gave
+    format.reader             the run's files, opened without their rows
+      format.stash_file       clock readings, and what processes said of themselves
+    loading.clocks.host       one clock for each host
+    loading.identity          who is who; which processes are loaded
+    loading.clocks.device     one clock for each GPU
+    loading.decode            process by process: rows -> tables on the common clock; rows are let go here
+      collectors.registry     which collector's decoder
+      collectors.context      what a decoder is given
+      collectors.*            the decoders, one for each collector with rows
+      loading.collectives     what torch and NCCL recorded of one collective becomes one row
+    loading.io                I/O calls, in pieces: into memory, or left on disk if they are many
+    loading.join              tables of all processes -> tables of the trace
+    loading.presence          processes, losses, metadata, alignment
+
+Runs of several hosts take one turn more before ``clocks.device``: collectives are decoded on a first guess of the
+clocks, and ``loading.clocks.align`` corrects these by what the hosts did together.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,19 +26,33 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from stashtrace.errors import DataLossWarning, UsageError
-from stashtrace.loading.foreign import Progress, is_foreign, load_imported
+from stashtrace.format.reader import RUN_FILE, RawRun, open_run
+from stashtrace.loading.clocks import device
+from stashtrace.loading.clocks.align import MEETING_TABLES, align_run
+from stashtrace.loading.clocks.host import RunClocks, host_clocks
+from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.decode import decode_processes
+from stashtrace.loading.foreign import Progress, load_imported
+from stashtrace.loading.foreign_files import files_of
+from stashtrace.loading.identity import Process, choose_processes, generations, identify_processes, leader
 from stashtrace.loading.io import read_io
 from stashtrace.loading.join import join_tables
-from stashtrace.loading.session import Session
+from stashtrace.loading.presence import OpenedRun, describe
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
-from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.trace import LossRow, Trace
+from stashtrace.schema.tracks import TrackRegistry
 from stashtrace.store.files import read_store
-from stashtrace.store.layout import is_store
+from stashtrace.store.layout import STORE_FILE
+
+_OWN_FILES = (".stash", ".ring")
+#: Records that are read before anything is decoded.
+_CORE_RECORDS = ("clock_sync", "clock_ping", "metadata", "thread_info", *device.RECORDS)
 
 Path = str | os.PathLike[str]
 
@@ -71,56 +100,146 @@ def load_trace(
             f"no such table: {', '.join(sorted(set(tables) - set(TABLES)))}", hint=f"there are {', '.join(TABLES)}"
         )
     wanted = None if tables is None else frozenset(tables)
-    paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(p) for p in path]
-    if paths and all(is_foreign(p) for p in paths):
+    paths = _listed(path)
+    kinds = [_kind_of(one) for one in paths]
+    if kinds and set(kinds) == {_FOREIGN}:
         trace = load_imported(paths, tables=wanted, ranks=ranks, strict=strict, progress=progress)
-        _warn(trace)
-        return trace
-    if len(paths) == 1 and is_store(paths[0]):
+    elif kinds == [_STORE]:
         trace = read_store(paths[0], tables=wanted, ranks=ranks)
-        _warn(trace)
-        return trace
-    odd = [p for p in paths if is_store(p) or is_foreign(p)] if len(paths) > 1 else []
-    if odd:
-        kind = "a store" if is_store(odd[0]) else "of another tool"
-        raise UsageError(f"{odd[0]} is {kind}, and goes together with its like only", hint="ask for each apart")
-    session = Session.open(paths, run_id=run_id, strict=strict, ranks=ranks)
-    parts = [session.decode(index, wanted) for index in range(len(session))]
-    # Before the other tables are joined: what is found in the rows goes into processes and losses.
-    outline, io = read_io(session, parts) if wanted is None or "io" in wanted else (None, None)
-    joined = join_tables(session, parts, wanted)
-    if io is not None:
-        joined["io"] = io
-    trace = Trace(session.strings, joined, path=session.path, io_outline=outline)
+    elif set(kinds) - {_RUN}:
+        other, kind = next(pair for pair in zip(paths, kinds, strict=True) if pair[1] != _RUN)
+        raise UsageError(f"cannot load {other} ({kind}) together with other inputs", hint="load each apart")
+    else:
+        trace = _load_run(open_processes(paths, run_id=run_id, strict=strict, ranks=ranks), wanted)
     _warn(trace)
     return trace
 
 
-def iter_io(source: Trace | Path | Sequence[Path], *, ranks: Collection[int] | None = None) -> Iterator[Table]:
-    """The ``io`` table in pieces of about a million rows, for runs whose calls do not fit into memory.
+#: Kinds of input, as messages call them.
+_RUN, _STORE, _FOREIGN = "a run", "a store", "of another tool"
 
-    Pieces come by process, thread and time.
 
-    Codes and track ids are those of a trace loaded from the same path with the same ``ranks``, but only for
-    a :class:`Trace` as source are its strings extended so that path codes can be looked up in it.
+def _kind_of(path: str) -> str:
+    if not os.path.isdir(path):
+        return _FOREIGN if os.path.exists(path) and not path.endswith(_OWN_FILES) else _RUN
+    names = os.listdir(path)
+    if STORE_FILE in names:
+        return _STORE
+    if any(name.endswith(_OWN_FILES) or name == RUN_FILE for name in names):
+        return _RUN
+    return _FOREIGN if any(True for _ in files_of([path])) else _RUN
 
-    Parameters
-    ----------
-    source : Trace, path or sequence of paths
-        A trace that holds its ``io`` table in memory gives it whole; one that was loaded without it is read
-        again from its path.
-    ranks : collection of int, optional
-        As in :func:`load_trace`.
+
+def is_foreign(path: str) -> bool:
+    """Return True for files, and folders of files, that are neither a run nor a store."""
+    return _kind_of(path) == _FOREIGN
+
+
+def _load_run(run: OpenedRun, wanted: frozenset[str] | None) -> Trace:
+    """Decode the rows of a run and join them: the second half of the way."""
+    decoded = decode_processes(run.processes, run.tracks, wanted)
+    parts = [one.tables for one in decoded]
+    outline, io = None, None
+    if wanted is None or "io" in wanted:
+        outline, io = read_io([one.io for one in decoded], parts, len(run.tracks))
+    notes = GroupNotes.of_all(one.notes for one in decoded)
+    tables = join_tables(parts, wanted, notes, run.tracks) | describe(run, decoded)
+    if io is not None:
+        tables["io"] = io
+    return Trace(run.strings, tables, path=run.path, io_outline=outline)
+
+
+def open_processes(
+    path: Path | Sequence[Path],
+    *,
+    run_id: str | None = None,
+    strict: bool = False,
+    ranks: Collection[int] | None = None,
+) -> OpenedRun:
+    """Open a run and find out everything but its rows: who is who, and on which clocks. See :func:`load_trace`."""
+    paths = _listed(path)
+    if not paths:
+        raise UsageError("no path given")
+    runs = [open_run(one, strict=strict, run_id=run_id) for one in paths]
+    files = [file for run in runs for file in run.processes]
+    core = [file.load(_CORE_RECORDS) for file in files]
+    clocks = host_clocks(runs[0].path, core)
+    everyone = identify_processes(files, core, clocks, _start_of(run_id), runs[0].run_id)
+    clocks.refer_to(leader(everyone).clock)
+    clock_losses = _align(runs, everyone, clocks) if len(clocks.of_boots()) > 1 else []
+    clocks.count_from(_first_ns(runs, everyone, clocks))
+    joined_path = os.pathsep.join(paths)
+    processes = choose_processes(everyone, ranks, joined_path)
+    start, starts = generations([process.identity for process in everyone])
+    tracks = _thread_tracks(processes)
+    processes, device_losses = _with_device_clocks(processes)
+    return OpenedRun(
+        joined_path,
+        runs,
+        everyone,
+        processes,
+        start,
+        starts,
+        ranks is None,
+        clocks,
+        tracks.strings,
+        tracks,
+        clock_losses,
+        device_losses,
+    )
+
+
+def _listed(path: Path | Sequence[Path]) -> list[str]:
+    return [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(one) for one in path]
+
+
+def _start_of(run_id: str | None) -> int | None:
+    """The start of an elastic job in ``--run ID.N``, None if none is named.
+
+    Raises
+    ------
+    UsageError
+        If what follows the point is no number.
     """
-    if isinstance(source, Trace):
-        if source.io_rows_count:
-            yield from source.io_pieces()
-            return
-        session = Session.open(source.path.split(os.pathsep), ranks=ranks, strings=source.strings)
-    else:
-        session = Session.open(source, ranks=ranks)
-    for index in range(len(session)):
-        yield from session.io_pieces(index)
+    _, point, number = (run_id or "").partition(".")
+    if not point:
+        return None
+    if not number.isdecimal():
+        raise UsageError(f"{run_id} names no start of a run", hint="`--run ID.1` is the second start of run ID")
+    return int(number)
+
+
+def _align(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClocks) -> list[LossRow]:
+    """Correct the clocks of several hosts by what these did together, decoded on the first guess."""
+    clocks.count_from(_first_ns(runs, everyone, clocks))
+    processes = choose_processes(everyone, None, "")
+    tracks = _thread_tracks(processes)
+    processes, _ = _with_device_clocks(processes)
+    decoded = decode_processes(processes, tracks, MEETING_TABLES)
+    return align_run(clocks, processes, [one.tables for one in decoded], [one.end_ns for one in decoded])
+
+
+def _first_ns(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClocks) -> int:
+    """When the run began, on the reference's monotonic clock."""
+    clocks.count_from(0)
+    begins = [process.begin_ns for process in everyone]
+    told = [run.run.get("begin_monotonic_ns") for run in runs if run.run.get("boot_id") == clocks.reference]
+    return min(begins + [begin for begin in told if isinstance(begin, int)])
+
+
+def _thread_tracks(processes: Sequence[Process]) -> TrackRegistry:
+    """Tracks of all threads first, so that ids do not depend on which tables are loaded."""
+    tracks = TrackRegistry(StringPool())
+    for process in processes:
+        for tid in process.file.thread_ids():
+            tracks.thread(process.number, tid)
+    return tracks
+
+
+def _with_device_clocks(processes: Sequence[Process]) -> tuple[list[Process], list[tuple[int, LossRow]]]:
+    """The processes with the clocks of their devices: those of a host read a device that they share for each other."""
+    times, losses = device.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
+    return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
 
 
 def _warn(trace: Trace) -> None:

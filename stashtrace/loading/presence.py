@@ -1,86 +1,234 @@
-"""Which part of a job a trace holds: the ranks and hosts that are missing, the start of an elastic job that is shown.
+"""What a trace holds of its run: the tables of processes, losses, metadata and alignment.
 
-Made for ``loading.session``: each function gives a row of ``losses`` or None.
+Among the losses are the ranks and hosts that left no file here, and the other starts of an elastic job.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from stashtrace.errors import UsageError
+import numpy as np
+
+from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import RawRun
-from stashtrace.format.stash_file import StashFile
-from stashtrace.loading.identity import Identity, generations, missing_ranks
+from stashtrace.loading.clocks.host import RunClocks
+from stashtrace.loading.decode import Decoded
+from stashtrace.loading.identity import Identity, Process
+from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity
-from stashtrace.schema.trace import LossRow
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import LossRow, losses_columns
+from stashtrace.schema.tracks import TrackRegistry
 from stashtrace.units import ranks_text
 
 _HOSTS_NAMED = 4
 
 
-def choose_start(run_id: str | None) -> int | None:
-    """The start of an elastic job in ``--run ID.N``, None if none is named.
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run of which everything is known but its rows.
 
-    Raises
-    ------
-    UsageError
-        If what follows the point is no number.
+    Attributes
+    ----------
+    path : str
+        Its directories, joined by ``os.pathsep``.
+    runs : list of RawRun
+        One for each directory.
+    everyone : list of Process
+        All processes that left a file.
+    processes : list of Process
+        Those to load, numbered.
+    start, starts : int, list of int
+        Of an elastic job, which start has the ranks, and all starts; -1 and none if it is no elastic job.
+    all_ranks : bool
+        Whether no choice of ranks was made.
+    clocks : RunClocks
+    strings : StringPool
+    tracks : TrackRegistry
+    clock_losses : list of LossRow
+        What did not fit when the clocks of several hosts were aligned.
+    device_losses : list of (process number, LossRow)
+        What is wrong with readings of the clocks of devices.
     """
-    _, point, number = (run_id or "").partition(".")
-    if not point:
-        return None
-    if not number.isdecimal():
-        raise UsageError(f"{run_id} names no start of a run", hint="`--run ID.1` is the second start of run ID")
-    return int(number)
+
+    path: str
+    runs: list[RawRun]
+    everyone: list[Process]
+    processes: list[Process]
+    start: int
+    starts: list[int]
+    all_ranks: bool
+    clocks: RunClocks
+    strings: StringPool
+    tracks: TrackRegistry
+    clock_losses: list[LossRow]
+    device_losses: list[tuple[int, LossRow]]
 
 
-def starts_loss(identities: Sequence[Identity], wanted: int | None, run_id: str) -> LossRow | None:
-    """That a job was started several times, and which start this is.
+def describe(run: OpenedRun, decoded: Sequence[Decoded]) -> dict[str, Table]:
+    """The tables that say how far the others can be trusted: processes, losses, metadata, alignment and tracks.
 
-    Raises
-    ------
-    UsageError
-        If it has no start of the wanted number.
+    Parameters
+    ----------
+    run : OpenedRun
+    decoded : sequence of Decoded
+        Of each process, in the order in which they were decoded; their I/O calls have been read if they are wanted.
     """
-    shown, known = generations(identities)
-    if wanted is not None and wanted not in known:
-        count = f"{len(known)} start{'s' if len(known) > 1 else ''}" if known else "no second start"
-        raise UsageError(f"run {run_id[:8]} has no start {wanted}", hint=f"it has {count}, counted from 0")
+    return {
+        "processes": _process_table(run, decoded),
+        "losses": _loss_table(run, decoded),
+        "metadata": _metadata_table(run, decoded),
+        "alignment": _alignment_table(run),
+        "tracks": run.tracks.table(),
+    }
+
+
+def _process_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
+    code = run.strings.code
+    ends_ns = {d.number: max(d.end_ns, d.io.end_ns) for d in decoded}
+    rows = []
+    for process in run.processes:
+        told, who, begin = process.file.metadata, process.identity, process.begin_ns
+        rows.append(
+            (
+                process.number,
+                code(str(told.get("host", ""))),
+                code(str(told.get("boot_id", ""))),
+                code(str(told.get("netns", ""))),
+                process.facts.pid,
+                who.parent,
+                who.rank,
+                who.local_rank,
+                who.world_size,
+                int(who.role),
+                who.worker_id,
+                code(who.name),
+                begin,
+                max(begin, ends_ns[process.number]),
+            )
+        )
+    return Table.from_rows(TABLES["processes"], rows)
+
+
+def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
+    """Facts of the run, then those of its processes."""
+    origin = run.clocks.origin_monotonic_ns
+    reference = next(clock for clock in run.clocks if clock.boot_id == run.clocks.reference)
+    facts = {
+        "origin_monotonic_ns": str(origin),
+        "origin_realtime_ns": str(origin + reference.realtime_offset_ns),
+        "run_id": run.runs[0].run_id,
+    }
+    for raw in run.runs:
+        for key, value in raw.run.items():
+            if key == "parts":  # a launcher of each host, told apart by `stashtrace info`
+                continue
+            facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
+    own = {
+        "process_id": np.full(len(facts), -1, dtype=np.int64),
+        "key_code": run.strings.codes(facts),
+        "value_code": run.strings.codes(facts.values()),
+    }
+    schema = TABLES["metadata"]
+    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded)])
+
+
+def _alignment_table(run: OpenedRun) -> Table:
+    code, reference = run.strings.code, run.clocks.reference
+    rows = [
+        (code(clock.boot_id), code(reference), *clock.worth(), code(clock.method))
+        for clock in run.clocks.of_boots().values()
+    ]
+    return Table.from_rows(TABLES["alignment"], rows)
+
+
+# Losses -----------------------------------------------------------------------------------------
+
+
+def _loss_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
+    """What decoders gave, then the other losses: equal ones of a process are one row."""
+    merged: dict[int, dict[tuple[str, str, int, str], int]] = {}
+    for process_id, (collector, reason, severity, count, advice) in _losses(run, decoded):
+        of_process, key = merged.setdefault(process_id, {}), (collector, reason, severity, advice)
+        of_process[key] = of_process.get(key, 0) + count
+    tables = [d.tables.losses for d in decoded]
+    for process_id in sorted(merged):
+        own = [(c, r, s, n, a) for (c, r, s, a), n in merged[process_id].items()]
+        tables.append(Table(TABLES["losses"], losses_columns(process_id, own, run.strings)))
+    return Table.concat(TABLES["losses"], tables)
+
+
+def _losses(run: OpenedRun, decoded: Sequence[Decoded]) -> Iterator[tuple[int, LossRow]]:
+    """All losses with the number of their process, -1 for the run."""
+    of_run = [*run.clock_losses, *_other_starts(run), *(_missing_ranks(run) if run.all_ranks else ())]
+    for name in (name for d in decoded for name in d.unknown_collectors):
+        text = f"records of {name} cannot be read by this stashtrace"
+        of_run.append(("format", "no_decoder", int(Severity.ERROR), 1, text))
+    of_run += (row for raw in run.runs for row in raw.losses)
+    rejected = sum(clock.map.rejected_count for clock in run.clocks)
+    if rejected:
+        text = "some clock readings contradict the others; the host may have been suspended"
+        of_run.append(("core", "clock_readings_rejected", int(Severity.ERROR), rejected, text))
+    of_run += _still_recording(run)
+    yield from ((-1, row) for row in of_run)
+    yield from run.device_losses
+    yield from ((d.number, row) for d in decoded for row in (*d.losses, *d.io.losses))
+    yield from ((p.number, row) for p in run.processes for row in p.file.losses)
+
+
+def _other_starts(run: OpenedRun) -> Iterator[LossRow]:
+    """That a job was started several times, and which start this is."""
+    shown, known = run.start, run.starts
     if len(known) < 2:
-        return None
-    others = " or ".join(f"--run {run_id[:8]}.{number}" for number in known if number != shown)
+        return
+    run_id = run.runs[0].run_id[:8]
+    others = " or ".join(f"--run {run_id}.{number}" for number in known if number != shown)
     advice = (
         f"torchrun started the ranks {len(known)} times; shown is start {shown} of 0 to {known[-1]}, {others} has "
         "the others"
     )
-    return ("format", "other_starts", int(Severity.INFO), len(known) - 1, advice)
+    yield ("format", "other_starts", int(Severity.INFO), len(known) - 1, advice)
 
 
-def missing_loss(
-    identities: Sequence[Identity], files: Sequence[StashFile], runs: Sequence[RawRun], path: str
-) -> LossRow | None:
+def _missing_ranks(run: OpenedRun) -> Iterator[LossRow]:
     """That ranks of the job left no file here, and the hosts that may have them."""
-    there, missing, world = missing_ranks(identities)
+    there, missing, world = missing_ranks([p.identity for p in run.everyone])
     if not missing or not there:
-        return None
-    seen = {
-        str(f.metadata.get("host", ""))
-        for f, who in zip(files, identities, strict=True)
-        if who.role is ProcessRole.RANK
-    }
-    absent = [host for host in _launched_on(runs) if host not in seen]
+        return
+    seen = {str(p.file.metadata.get("host", "")) for p in run.everyone if p.identity.role is ProcessRole.RANK}
+    absent = [host for host in _launched_on(run.runs) if host not in seen]
     more = ", ..." if len(absent) > _HOSTS_NAMED else ""
     where = f" (its part{'s' if len(absent) > 1 else ''} on {', '.join(absent[:_HOSTS_NAMED])}{more})" if absent else ""
     advice = (
-        f"rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)} of {world}: no file{where}; {path} holds "
+        f"rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)} of {world}: no file{where}; {run.path} holds "
         f"rank{'s' if len(there) > 1 else ''} {ranks_text(there)}; merge the directories of the other hosts: "
         f"`stashtrace merge DIR OTHER...`"
     )
-    return ("format", "ranks_missing", int(Severity.DATA_LOSS), len(missing), advice)
+    yield ("format", "ranks_missing", int(Severity.DATA_LOSS), len(missing), advice)
+
+
+def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
+    """(ranks there, ranks missing, world size) of a run."""
+    present = {i.rank for i in identities if i.role is ProcessRole.RANK}
+    world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
+    return sorted(present), [r for r in range(world) if r not in present], world
 
 
 def _launched_on(runs: Sequence[RawRun]) -> list[str]:
     """Hosts on which a launcher said that it began."""
     parts = [part for run in runs for part in run.run.get("parts") or [] if isinstance(part, dict)]
     return list(dict.fromkeys(str(part["host"]) for part in parts if part.get("host")))
+
+
+def _still_recording(run: OpenedRun) -> Iterator[LossRow]:
+    files = [process.file for process in run.processes]
+    if not any(file.has_ring for file in files):
+        return
+    live = LiveRings.look()
+    count = sum(live.holds(file) for file in files)
+    if count:
+        text = f"{count} processes are still recording; load again for the rest"
+        yield ("format", "still_recording", int(Severity.INFO), count, text)

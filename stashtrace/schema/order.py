@@ -69,14 +69,12 @@ def offset_keys(parts: Sequence[EventTables]) -> None:
         # Rows may have been left out since they were numbered.
         count = int(part.collectives["collective_key"].max(initial=-1)) + 1
         if count and first:
-            part._tables["collectives"] = part.collectives.replace(
-                collective_key=part.collectives["collective_key"] + first
-            )
+            part.put(part.collectives.replace(collective_key=part.collectives["collective_key"] + first))
         details = part.collective_details
         if len(details) and first:
-            part._tables["collective_details"] = details.replace(collective_key=details["collective_key"] + first)
+            part.put(details.replace(collective_key=details["collective_key"] + first))
         waits = part.collective_waits
         if len(waits) and first:
             keys = waits["collective_key"]
-            part._tables["collective_waits"] = waits.replace(collective_key=np.where(keys >= 0, keys + first, keys))
+            part.put(waits.replace(collective_key=np.where(keys >= 0, keys + first, keys)))
         first += count

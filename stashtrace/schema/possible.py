@@ -1,6 +1,6 @@
 """Rows whose numbers cannot be: a file that is damaged, or made to harm, under right checksums.
 
-Called for each table that is read: by ``loading.session`` for a run, by ``store.files`` for a store. What follows
+Called for each table that is read: by ``loading.decode`` for a run, by ``store.files`` for a store. What follows
 subtracts moments and counts with these numbers in 64 bits, and looks things up by their codes; from here on the
 difference of any two numbers fits, and no code is negative. Importers have the same bound (``importers.bounds``).
 """
@@ -17,9 +17,8 @@ from stashtrace.schema.table import Table
 HIGHEST = (1 << 62) - 1
 #: Ranks of a job, and workers of a rank; a number from here on is damage, and would ask for as much memory.
 MOST_RANKS = 1 << 24
-_RANKS = ("rank", "world_size")
-#: Nobody computes with identities, which may be hashes of 64 bits, and a program may pass any position to a call.
-_ANY_NUMBER = ("_id", "_key", "_hash", "offset_bytes")
+#: Roles of columns that may hold any number.
+_ANY_NUMBER = ("key", "id", "position")
 
 
 def rank_number(text: str) -> int:
@@ -48,11 +47,11 @@ def without_impossible(table: Table) -> tuple[Table, int]:
     """
     bad: npt.NDArray[np.bool_] | None = None
     for column in table.schema.columns:
-        narrow = column.dtype in ("i2", "i4") and column.name.endswith("_code")
-        if not len(table) or not (narrow or column.dtype == "i8") or column.name.endswith(_ANY_NUMBER):
+        narrow = column.dtype in ("i2", "i4") and (column.is_text or column.role == "code")
+        if not len(table) or not (narrow or column.dtype == "i8") or column.role in _ANY_NUMBER:
             continue
         values, lowest = table[column.name], 0 if narrow else -HIGHEST
-        highest = MOST_RANKS if column.name in _RANKS else HIGHEST
+        highest = MOST_RANKS if column.role == "rank" else HIGHEST
         # The extremes are read without a temporary array: nearly every column passes here.
         if int(values.min()) >= lowest and int(values.max()) <= highest:
             continue

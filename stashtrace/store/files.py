@@ -55,8 +55,11 @@ _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
 _DERIVED = ("numbered_steps", "matched_collectives")
 #: What was lost is told whatever its number says; an end that nothing speaks for is beyond all moments.
 _ANY_NUMBERS = ("losses", "matched_collectives")
-#: Keys counted from 0 in each partition -> the tables that refer to them.
-_KEYED = {"collective_key": ("collectives", "collective_waits", "collective_details", "matched_collectives")}
+#: Key that each partition counts from 0, and the tables that refer to it.
+_COUNTED = "collectives.collective_key"
+_COUNTED_IN = tuple(
+    name for name, schema in TABLES.items() if _COUNTED in schema.keys.values() and name != "collectives"
+)
 
 
 def store_ranks(path: str | Path) -> list[int]:
@@ -126,8 +129,7 @@ def load_store(
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
-        users = (joined.get(name) for name in _KEYED["collective_key"][1:])
-        joined.update(number_collectives(joined["collectives"], *users))
+        joined.update(number_collectives(joined["collectives"], *(joined.get(name) for name in _COUNTED_IN)))
     return Trace(strings, joined, path=str(path)), numbers
 
 
@@ -266,14 +268,14 @@ def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterato
 
     ``counts`` are the keys of each part; of ``collectives`` they come with the parts.
     """
-    keyed = [key for key, users in _KEYED.items() if name in users]
+    keyed = [column for column, key in TABLES[name].keys.items() if key == _COUNTED]
     first = 0
     for at, part in enumerate(parts):
         changed = {}
         if len(part) and counts:
-            for key in keyed:
-                known = (part[key] >= 0) & (part[key] < counts[at])
-                changed[key] = np.where(known, part[key], -first - 1) + first
+            for column in keyed:
+                known = (part[column] >= 0) & (part[column] < counts[at])
+                changed[column] = np.where(known, part[column], -first - 1) + first
         yield part.replace(**changed) if changed else part
         first += counts[at] if counts else 0
 
@@ -283,7 +285,7 @@ def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
     numbers = {}
     for owner, key in (("processes", PROCESS), ("tracks", TRACK)):
         rows = tables[owner].sort_by(key)
-        tables[owner], numbers[key] = rows, rows[key]
+        tables[owner], numbers[f"{owner}.{key}"] = rows, rows[key]
     for name, table in tables.items():
         changed = dict(_renumbered(table, numbers))
         if changed:
@@ -292,16 +294,15 @@ def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
 
 
 def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
-    for column in table.columns:
-        for key, known in numbers.items():
-            if not column.endswith(key):
-                continue
-            values = table[column]
-            if not len(known):
-                yield column, np.full(len(values), -1, dtype=np.int64)
-                continue
-            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-            yield column, np.where(known[at] == values, at, -1)
+    for column, key in table.schema.keys.items():
+        known, values = numbers.get(key), table[column]
+        if known is None:
+            continue
+        if not len(known):
+            yield column, np.full(len(values), -1, dtype=np.int64)
+            continue
+        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        yield column, np.where(known[at] == values, at, -1)
 
 
 # StoreWriter: partitions of a store, one rank at a time, so that memory is that of a rank.

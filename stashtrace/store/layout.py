@@ -81,11 +81,6 @@ def require_pyarrow() -> None:
         raise StashtraceError("a store of Parquet files needs pyarrow", hint="pip install 'stashtrace[arrow]'")
 
 
-def arrow_name(column: Column) -> str:
-    """Name of a column in Arrow: texts stand there as texts."""
-    return column.name.removesuffix("_code") if column.is_text else column.name
-
-
 def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
     """Arrow form of a table, without its column ``rank``."""
     import pyarrow
@@ -102,8 +97,8 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
             array = pyarrow.array(values.tolist(), pyarrow.string())
         else:
             array = pyarrow.array(values)
-        note = {"doc": column.doc} | ({"unit": column.unit} if column.unit else {})
-        fields.append(pyarrow.field(arrow_name(column), array.type, metadata=note))
+        note = {"doc": column.meaning} | ({"unit": column.unit} if column.unit else {})
+        fields.append(pyarrow.field(column.shown_name, array.type, metadata=note))
         arrays.append(array)
     return pyarrow.Table.from_arrays(
         arrays, schema=pyarrow.schema(fields, metadata={"stashtrace.table": table.schema.name})
@@ -152,14 +147,14 @@ def _arrow_columns(table: str) -> tuple[tuple[str, str, np.dtype[Any], int | str
         return pyarrow.string() if dtype.kind == "U" else pyarrow.from_numpy_dtype(dtype)
 
     return tuple(
-        (c.name, arrow_name(c), np.dtype(c.dtype), "" if c.dtype.startswith("U") else c.unknown, kind(c))
+        (c.name, c.shown_name, np.dtype(c.dtype), "" if c.dtype.startswith("U") else c.missing, kind(c))
         for c in TABLES[table].columns
     )
 
 
 def parquet_options(schema: Schema) -> dict[str, Any]:
     """How ``pyarrow.parquet.write_table`` should encode: rising times as differences, texts as dictionaries."""
-    texts = [arrow_name(c) for c in _kept(schema) if c.is_text or c.dtype.startswith("U")]
+    texts = [c.shown_name for c in _kept(schema) if c.is_text or c.dtype.startswith("U")]
     whole = [c.name for c in _kept(schema) if not c.is_text and c.dtype in ("i8", "i4")]
     return {
         "compression": "zstd",

@@ -135,7 +135,7 @@ class Reinstated:
 
     def _filled(self, schema: Schema, given: dict[str, int]) -> list[int]:
         unknown = self._strings.code("unknown")
-        row = {column.name: column.unknown for column in schema.columns} | {"name_code": unknown} | given
+        row = {column.name: column.missing for column in schema.columns} | {"name_code": unknown} | given
         if "end_ns" in row:
             row["end_ns"] = max(row["begin_ns"], row["end_ns"])
         return [row[column] for column in schema.names]

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.analysis.intervals import place_of
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
@@ -115,7 +114,7 @@ def _step_piece(mine: Table, parts: _Parts) -> Piece:
     kinds = GroupBy(mine["kind"])
     piece.texts["kind"] = (kinds.number, Texts(kinds.values.tolist()))
     piece.ints["warmup"] = value_where(mine["warmup"] == 1, 1)
-    cells = GroupBy.cells((parts.kind, place_of(parts.step, mine["step"])), (len(KINDS), len(mine)))
+    cells = GroupBy.cells((parts.kind, GroupBy(mine["step"]).row_of(parts.step)), (len(KINDS), len(mine)))
     for name, total_ns in zip(KINDS, cells.sum(parts.end_ns - parts.begin_ns), strict=True):
         if total_ns.any():
             piece.ints[f"{name}_ns"] = value_where(total_ns > 0, total_ns)

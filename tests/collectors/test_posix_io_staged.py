@@ -238,7 +238,7 @@ def test_a_broken_list_is_a_loss_row(folder: Path, damage: str) -> None:
     ("name", "content", "code", "said"),
     [
         ("nothere", None, 2, "no list of staged files"),
-        ("bad", b"nonsense", 4, "no list of staged files"),
+        ("bad", b"nonsense", 4, "not a list of staged files"),
         ("list", b"SHSTAG02" + b"\0" * 30, 4, "cut off"),
     ],
 )

@@ -59,7 +59,7 @@ def refusal(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "fault of stashtrace" not in errors[0]
+    assert "bug in stashtrace" not in errors[0]
     assert any(line.startswith("hint: ") for line in lines)
     return errors[0]
 

@@ -15,20 +15,23 @@ from collections.abc import Mapping
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.stalls.index import Tagged
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.groupby import RowsBy
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-STRAGGLER_ROOTS = _schema(
+STRAGGLER_ROOTS = schema(
     "straggler_roots",
     "Straggler time by the rank at which the chain of waits ends; those of a rank and step sum to its straggler time",
-    ("rank", "i8", "", "global rank that waited"),
-    ("step", "i8", "", "ordinal, -1 outside the steps"),
-    ("root_rank", "i8", "", "rank that waited for nobody at those instants, -1 if unknown"),
+    Column("rank", "i8", "", "global rank that waited", role="rank"),
+    Column("step", "i8", "", "ordinal, -1 outside the steps", missing=-1),
+    Column(
+        "root_rank", "i8", "", "rank that waited for nobody at those instants, -1 if unknown", role="rank", missing=-1
+    ),
     ("stall_ns", "i8", "ns", "straggler time whose chain ends at root_rank"),
     ("direct_ns", "i8", "ns", "straggler time that root_rank was waited for directly"),
 )

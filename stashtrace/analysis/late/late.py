@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.late.causes import CAUSES, Causes, causes
 from stashtrace.analysis.late.instances import (
     CLOCK,
@@ -36,7 +36,8 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.schema.columns import schema
+from stashtrace.groupby import RowsBy, order_by
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -45,20 +46,28 @@ from stashtrace.units import ranks_text
 LATE = schema(
     "late",
     "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
-    ("step", "i8", "", "ordinal of the step of the late rank, -1 outside"),
+    Column("step", "i8", "", "ordinal of the step of the late rank, -1 outside", missing=-1),
     ("communicator", "U16", "", "name of the group"),
     ("group_kind", "U16", "", "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members"),
     ("sequence", "i8", "", "number within the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("bytes", "i8", "bytes", "payload of one rank's input"),
-    ("begin_ns", "i8", "ns", "the first rank entered"),
-    ("late_rank", "i8", "", "the rank that was waited for, -1 if unknown"),
+    Column("begin_ns", "i8", "ns", "the first rank entered", role="moment"),
+    Column("late_rank", "i8", "", "the rank that was waited for, -1 if unknown", role="rank", missing=-1),
     ("waiting_ranks", "U16", "", "ranks that waited for it, runs folded"),
     ("wait_ns", "i8", "ns", "longest wait for the last arrival, without launch_skew_ns"),
     ("total_wait_ns", "i8", "ns", "waits of all ranks added up; where one waits in several at once, the oldest counts"),
-    ("launch_skew_ns", "i8", "ns", "then: the late rank had called, its idle device had not begun; -1 if unknown"),
-    ("expected_ns", "i8", "ns", "then: the transfer at the rate this link is capable of, -1 if unknown"),
-    ("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown"),
+    Column(
+        "launch_skew_ns",
+        "i8",
+        "ns",
+        "then: the late rank had called, its idle device had not begun; -1 if unknown",
+        missing=-1,
+    ),
+    Column(
+        "expected_ns", "i8", "ns", "then: the transfer at the rate this link is capable of, -1 if unknown", missing=-1
+    ),
+    Column("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown", missing=-1),
     ("expected_by", "U16", "", "calibration, run (its best tenth of the same operation and size) or none"),
     ("link", "U16", "", "host of the group, or the hosts that it joins"),
     (
@@ -67,12 +76,16 @@ LATE = schema(
         "",
         "what the late rank did longer than the median of the others; before: it began later; or unknown",
     ),
-    ("cause_ns", "i8", "ns", "by how much longer, -1 if unknown"),
-    ("late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown"),
-    ("cause_process_id", "i8", "", "processes.process_id of the process that did it, -1 if unknown"),
-    ("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none"),
+    Column("cause_ns", "i8", "ns", "by how much longer, -1 if unknown", missing=-1),
+    Column(
+        "late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown", missing=-1
+    ),
+    Column(
+        "cause_process_id", "i8", "", "the process that did it, -1 if unknown", missing=-1, of="processes.process_id"
+    ),
+    Column("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none", role="id", missing=-1),
     ("cause_name", "U16", "", "file, kernel, phase, call or rank behind the cause; empty if unknown"),
-    ("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown"),
+    Column("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown", missing=-1),
     ("method", "U16", "", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung"),
 )
 LATE_RANKS = schema(
@@ -80,7 +93,7 @@ LATE_RANKS = schema(
     "Who is late again and again, per rank and process group",
     ("communicator", "U16", "", "name of the group"),
     ("group_kind", "U16", "", "as in late"),
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("last_count", "i8", "", "collectives of the group that it entered last"),
     ("collectives_count", "i8", "", "collectives of the group that somebody waited in and whose last rank is known"),
     ("steps_last_count", "i8", "", "steps in which it cost the others of the group most"),
@@ -90,8 +103,8 @@ LATE_RANKS = schema(
     ("behind_second_ns", "i8", "ns", "it alone was missing: its entry after the second latest one, time counted once"),
     ("cause_kind", "U16", "", "the cause behind most of that, as in late"),
     ("cause_share_ratio", "f8", "", "its share of total_wait_ns"),
-    ("first_step_index", "i8", "", "first step in which it was last, -1 outside"),
-    ("last_step_index", "i8", "", "last such step, -1 outside"),
+    Column("first_step_index", "i8", "", "first step in which it was last, -1 outside", missing=-1),
+    Column("last_step_index", "i8", "", "last such step, -1 outside", missing=-1),
     ("chance_ratio", "f8", "", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
     (
         "verdict",
@@ -151,7 +164,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     step = _steps(index, found)
     # Starting up is not training: what lies outside the steps comes last.
     outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
-    rows = waited[np.lexsort((waited, -found.total_wait_ns[waited], outside, ~hung))[:top]]
+    rows = waited[order_by(~hung, outside, -found.total_wait_ns[waited], waited)[:top]]
     why = causes(index, found, rows)
     named = _names(index, why)
     transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
@@ -332,7 +345,7 @@ def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
     np.add.at(total, inverse, cost)
     np.add.at(per_trial, trial, cost)
     out = np.full(len(per_trial), -1, dtype=np.int64)
-    order = np.lexsort((-key, total))  # the costliest comes last
+    order = order_by(total, -key)  # the costliest comes last
     out[key[order] // width] = key[order] % width
     # Somebody is always last by a few microseconds; that says nothing.
     return int64(out[per_trial * _MATTERS_DIVISOR * len(per_trial) >= per_trial.sum()])
@@ -383,7 +396,7 @@ def transfers(index: TraceIndex, found: Instances, calibration: Calibration | No
 def _best(transfer: Int64, *keys: Int64) -> Int64:
     """The instance at the best tenth of all with the same keys, -1 where there are too few of them."""
     out = np.full(len(transfer), -1, dtype=np.int64)
-    order = np.lexsort((transfer, *keys[::-1]))
+    order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
     if len(order):
         changed = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])

@@ -10,13 +10,14 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import schema
+from stashtrace.groupby import RowsBy
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -24,18 +25,18 @@ from stashtrace.schema.trace import Trace
 PIPELINE = schema(
     "pipeline",
     "What each pipeline stage waited for its neighbours, per step",
-    ("step", "i8", "", "ordinal, -1 outside"),
+    Column("step", "i8", "", "ordinal, -1 outside", missing=-1),
     ("communicator", "U16", "", "name of the group"),
     ("stage_index", "i8", "", "place of the rank within the group"),
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("receives_count", "i8", "", "receives that were called"),
     ("sends_count", "i8", "", "sends that were called"),
     ("wait_ns", "i8", "ns", "receives were pending and their data had not been sent, overlaps counted once"),
-    ("bubble_ns", "i8", "ns", "of this, the rank did nothing else; -1 if unknown"),
+    Column("bubble_ns", "i8", "ns", "of this, the rank did nothing else; -1 if unknown", missing=-1),
     ("transfer_ns", "i8", "ns", "receives from the call of their send, or the own one, to the end"),
-    ("step_ns", "i8", "ns", "length of the step, -1 if unknown"),
-    ("bubble_ratio", "f8", "", "bubble_ns by step_ns, -1 if unknown"),
-    ("from_rank", "i8", "", "the rank whose data was waited for longest, -1 if none"),
+    Column("step_ns", "i8", "ns", "length of the step, -1 if unknown", missing=-1),
+    Column("bubble_ratio", "f8", "", "bubble_ns by step_ns, -1 if unknown", missing=-1),
+    Column("from_rank", "i8", "", "the rank whose data was waited for longest, -1 if none", role="rank", missing=-1),
 )
 
 

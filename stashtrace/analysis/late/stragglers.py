@@ -7,35 +7,36 @@ import numpy as np
 
 from stashtrace.analysis.collectives.device import on_devices
 from stashtrace.analysis.collectives.matching import match
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import straggler_causes
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.groupby import RowsBy, order_by
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-STRAGGLERS = _schema(
+STRAGGLERS = schema(
     "stragglers",
     "Who is late, and what it costs the others",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("last_count", "i8", "", "collectives that this rank entered last"),
     ("caused_wait_ns", "i8", "ns", "straggler time of the other ranks while they waited for this one"),
     ("wait_ns", "i8", "ns", "straggler time of this rank"),
     ("behind_second_ns", "i8", "ns", "this rank alone was missing: entry after the second latest, in steps, time once"),
 )
-LAST_RANKS = _schema(
+LAST_RANKS = schema(
     "last_ranks",
     "Who entered a collective last, one row per rank that took part",
-    ("rank", "i8", "", "global rank"),
-    ("group_hash", "u8", "", "same on every rank of the group"),
+    RANK,
+    Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
     ("sequence", "i8", "", "number within the group"),
-    ("last_rank", "i8", "", "the rank that was waited for"),
-    ("step", "i8", "", "step in which this rank entered, -1 outside"),
-    ("last_enter_ns", "i8", "ns", "entry of the last rank, -1 if it never entered"),
-    ("wait_ns", "i8", "ns", "from the own entry to that, -1 if it never entered"),
+    Column("last_rank", "i8", "", "the rank that was waited for", role="rank"),
+    Column("step", "i8", "", "step in which this rank entered, -1 outside", missing=-1),
+    Column("last_enter_ns", "i8", "ns", "entry of the last rank, -1 if it never entered", role="moment", missing=-1),
+    Column("wait_ns", "i8", "ns", "from the own entry to that, -1 if it never entered", missing=-1),
     ("partial", "i8", "", "1 if a member's row is missing"),
 )
 
@@ -112,7 +113,7 @@ def last_ranks(trace: Trace) -> Table:
     ordered = np.where(timed, there.ordered, matched.ordered)
     partial = np.where(timed, there.partial, matched.partial)
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered)
-    rows = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
+    rows = rows[order_by(table["group_hash"][rows], table["sequence"][rows])]
     never = last_enter[rows] >= NEVER
     return Table(
         LAST_RANKS,

@@ -14,18 +14,24 @@ from stashtrace.analysis.devices.kernels import grouped, one_key
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 BANDWIDTH = schema(
     "bandwidth",
     "Bandwidth of collectives by size, as NCCL's own tests define it; needs collectives with begin and end",
-    ("rank", "i8", "", "global rank, -1 for all"),
+    RANK_OR_ALL,
     ("communicator", "U16", "", "name of the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("group_size", "i8", "", "ranks of the group"),
-    ("size_class_bytes", "i8", "bytes", "sizes from this power of two to the next, -1 if sizes are unknown"),
+    Column(
+        "size_class_bytes",
+        "i8",
+        "bytes",
+        "sizes from this power of two to the next, -1 if sizes are unknown",
+        missing=-1,
+    ),
     ("calls_count", "i8", "", "rows of collectives summed up, one per rank and operation"),
     ("total_bytes", "i8", "bytes", "what NCCL calls the size, all calls added"),
     ("duration_ns", "i8", "ns", "from the begin on a rank to its end, median; waiting for late ranks included"),

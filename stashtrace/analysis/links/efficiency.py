@@ -19,16 +19,17 @@ from stashtrace.calibration.file import Calibration, find_calibration, load_cali
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import ForeignCalibrationWarning
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.groupby import order_by
+from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LINK_EFFICIENCY = _schema(
+LINK_EFFICIENCY = schema(
     "link_efficiency",
     "Transfers of collectives by size, beside what a calibration says the link can do",
-    ("rank", "i8", "", "global rank, -1 for all"),
-    ("step", "i8", "", "ordinal of the step, -1 for all and outside steps"),
+    RANK_OR_ALL,
+    Column("step", "i8", "", "ordinal of the step, -1 for all and outside steps", missing=-1),
     ("communicator", "U16", "", "name of the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("group_size", "i8", "", "ranks that took part"),
@@ -36,9 +37,11 @@ LINK_EFFICIENCY = _schema(
     ("calls_count", "i8", "", "rows of collectives summed up"),
     ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
     ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
-    ("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say"),
-    ("error_ns", "i8", "ns", "standard error of that, -1 if it does not say"),
-    ("efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown"),
+    Column("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say", missing=-1),
+    Column("error_ns", "i8", "ns", "standard error of that, -1 if it does not say", missing=-1),
+    Column(
+        "efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown", missing=-1
+    ),
     ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
 )
 
@@ -193,7 +196,7 @@ def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, erro
     if len(transfer) == 0:
         return Table.empty(LINK_EFFICIENCY)
     codes = [np.unique(values, return_inverse=True)[1] for values in keys.values()]
-    order = np.lexsort((transfer, *reversed(codes)))
+    order = order_by(*codes, transfer)
     stacked = np.stack(codes)[:, order]
     starts = np.flatnonzero(np.concatenate(([True], (stacked[:, 1:] != stacked[:, :-1]).any(axis=0))))
     counts = np.diff(np.append(starts, len(order)))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import group_table, match
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -33,8 +33,8 @@ LINKS = schema(
     ("collectives_count", "i8", "", "rows of collectives while samples were taken, all places added"),
     ("expected_bytes", "i8", "bytes", "what they had to move while samples were taken, all places added"),
     ("seen_bytes", "i8", "bytes", "what the path moved while they ran, from whatever cause"),
-    ("share_ratio", "f8", "", "bytes on the path for each expected byte, -1 if it cannot be said"),
-    ("error_ratio", "f8", "", "standard error of share_ratio, -1 if there is none"),
+    Column("share_ratio", "f8", "", "bytes on the path for each expected byte, -1 if it cannot be said", missing=-1),
+    Column("error_ratio", "f8", "", "standard error of share_ratio, -1 if there is none", missing=-1),
     ("windows_count", "i8", "", "windows between samples that held some of the bytes"),
     ("confidence", "U16", "", "good, fair, weak, upper bound, not enough samples or not separable"),
 )

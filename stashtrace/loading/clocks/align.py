@@ -1,28 +1,76 @@
 """The clocks of several hosts brought together by what the hosts did together.
 
-Called by ``loading.session`` for runs of more than one boot, after the wall clocks have given a first guess. Reads the
-collectives and pings of all processes in that guess, fits, and corrects the clocks; ``align_tables`` does the same for
-tables that come from elsewhere.
+For runs of more than one boot, after the wall clocks have given a first guess: ``align_run`` takes the collectives and
+pings of all processes in that guess, fits, and corrects the clocks. ``align_tables`` is the fit alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stashtrace.collectors.context import Int64
 from stashtrace.loading.clocks.graph import Alignment, align_hosts
-from stashtrace.loading.clocks.meetings import Meetings, meetings_of
-from stashtrace.loading.clocks.offset import Bend
-from stashtrace.schema.kinds import Severity
+from stashtrace.loading.clocks.host import RunClocks
+from stashtrace.loading.clocks.meetings import Meetings, meetings_of, pings_of
+from stashtrace.loading.clocks.offset import STRAIGHT, Bend
+from stashtrace.loading.identity import Process
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import CollectiveSource, DeviceClock, Severity
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import LossRow
+from stashtrace.schema.trace import EventTables, LossRow
 
-if TYPE_CHECKING:
-    pass
+#: Tables in which hosts meet.
+MEETING_TABLES = frozenset({"collectives", "groups"})
+_DEVICE_CLOCK = {CollectiveSource.EVENTS: DeviceClock.EVENT, CollectiveSource.PLUGIN: DeviceClock.GLOBALTIMER}
+
+
+def align_run(
+    clocks: RunClocks, processes: Sequence[Process], parts: Sequence[EventTables], ends_ns: Sequence[int]
+) -> list[LossRow]:
+    """Correct the clocks of a run of several hosts; what did not fit comes back as rows of ``losses``.
+
+    Parameters
+    ----------
+    clocks : RunClocks
+        On a first guess; they are corrected.
+    processes : sequence of Process
+        All of the run, numbered.
+    parts : sequence of EventTables
+        :data:`MEETING_TABLES` of each process, on the first guess.
+    ends_ns : sequence of int
+        Last sign of life of each process, on the first guess.
+    """
+    boots = [clocks.reference, *sorted(clocks.of_boots().keys() - {clocks.reference})]
+    number = {boot: i for i, boot in enumerate(boots)}
+    host_of = np.array([number[p.clock.boot_id] for p in processes], dtype=np.int64)
+    own_error = np.zeros(len(boots), dtype=np.int64)
+    bends = [STRAIGHT] * len(boots)
+    for clock in clocks:
+        host = number[clock.boot_id]
+        own_error[host] = max(own_error[host], clock.map.error_ns)
+        bends[host] = max(bends[host], clock.bend(), key=lambda bend: bend.bow_ns)
+    collectives, groups = (
+        Table.concat(TABLES[name], [part.table(name) for part in parts]) for name in ("collectives", "groups")
+    )
+    error_of = {
+        (p.number, int(source)): max((t.error_ns for (_, c), t in p.device_times.items() if c == clock), default=0)
+        for p in processes
+        for source, clock in _DEVICE_CLOCK.items()
+    }
+    pings = pings_of([p.core for p in processes], [p.clock for p in processes], host_of, own_error)
+    lifes = lifes_of(host_of, [p.begin_ns for p in processes], ends_ns)
+    fit = align_tables(collectives, groups, host_of, own_error, lifes, error_of, pings, bends)
+    for clock in clocks:
+        offset = fit.offsets.get(number[clock.boot_id])
+        if offset is not None:
+            at = offset.at_ns + clocks.origin_monotonic_ns
+            error = int(offset.error_ns.max())
+            clock.correct(at, offset.offset_ns, error, offset.touch_error_ns, offset.method)
+    names = {p.clock.boot_id: str(p.core.metadata.get("host", "")) for p in processes}
+    return alignment_losses(fit, [names.get(boot, boot) for boot in boots])
 
 
 def align_tables(

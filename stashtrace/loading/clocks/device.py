@@ -2,8 +2,7 @@
 
 The event and CUPTI clocks belong to one process; ``%globaltimer`` is one counter per physical device, so the readings
 of all processes of a host are one mapping. Between readings time is linear, outside them the rate of the nearest ones
-goes on. All in integers but for distances within a piece, as for the host. Called by
-``loading.session``; pure.
+goes on. All in integers but for distances within a piece, as for the host.
 """
 
 # SPDX-License-Identifier: Apache-2.0

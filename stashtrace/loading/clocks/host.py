@@ -2,21 +2,21 @@
 
 The TSC runs host-wide, so all ``clock_sync`` rows of all processes of one boot make one mapping, piecewise
 linear between the best readings. A moment is an integer anchor plus a rounded product of a small distance;
-floating point holds distances inside one piece, never a time stamp. Called by ``loading.load``; pure.
+floating point holds distances inside one piece, never a time stamp.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.errors import FormatError
-from stashtrace.format.reader import RawRun
 from stashtrace.loading.clocks.offset import STRAIGHT, Bend
 from stashtrace.schema.possible import HIGHEST, is_possible
 from stashtrace.schema.trace import RawProcess
@@ -189,8 +189,7 @@ def realtime_offset(readings: Readings) -> tuple[int, int]:
 
 # The clock domain of each boot: from the ticks of its processes to its monotonic clock, and on to the common one.
 #
-# Made and used by ``loading.session``. All processes of a boot give their readings to one map, since the TSC is the
-# host's.
+# All processes of a boot give their readings to one map, since the TSC is the host's.
 
 #: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
 REALTIME_ERROR_NS = 10_000_000
@@ -257,6 +256,14 @@ class HostClock:
         out -= self.origin_ns
         return out
 
+    def start_ns(self, metadata: Mapping[str, Any]) -> int:
+        """When the process of a file's header began, on the common clock."""
+        return int(self(_start_ticks(metadata))[0])
+
+    def own_start_ns(self, metadata: Mapping[str, Any]) -> int:
+        """When it began, on the monotonic clock of its boot."""
+        return int(self.map(_start_ticks(metadata))[0])
+
     def worth(self) -> tuple[int, int, int, int]:
         """(offset at the origin of the common clock, drift, error, error in touch) for the table ``alignment``."""
         if self._course is None:
@@ -270,36 +277,89 @@ class HostClock:
         return self.origin_ns - int(back(origin.view(np.uint64))[0])
 
 
-def domain_of(raw: RawProcess) -> tuple[str, str]:
+class RunClocks:
+    """The clocks of a run, one for each boot and tick source, and the common time that all of them map to.
+
+    Attributes
+    ----------
+    reference : str
+        Boot id of the host whose monotonic clock the common time follows.
+    origin_monotonic_ns : int
+        Zero of the common time on that clock.
+    """
+
+    def __init__(self, clocks: Mapping[tuple[str, str], HostClock]) -> None:
+        self._clocks = dict(clocks)
+        self.reference = ""
+        self.origin_monotonic_ns = 0
+
+    def __iter__(self) -> Iterator[HostClock]:
+        return iter(self._clocks.values())
+
+    def of(self, raw: RawProcess) -> HostClock:
+        """Clock of a process."""
+        return self._clocks[_domain_of(raw)]
+
+    def of_boots(self) -> dict[str, HostClock]:
+        """Boot id -> a clock of it; two tick sources of a host follow the same monotonic clock."""
+        return {clock.boot_id: clock for clock in self}
+
+    def refer_to(self, reference: HostClock) -> None:
+        """Map all clocks to the host of one of them, by the wall clock where it is another host."""
+        self.reference = reference.boot_id
+        for clock in self:
+            clock.refer_to(reference)
+
+    def count_from(self, origin_monotonic_ns: int) -> None:
+        """Set the zero of the common time."""
+        self.origin_monotonic_ns = origin_monotonic_ns
+        for clock in self:
+            clock.origin_ns = origin_monotonic_ns
+
+
+def _domain_of(raw: RawProcess) -> tuple[str, str]:
     """Boot and tick source: processes with the same share a clock."""
     return str(raw.metadata.get("boot_id", "")), str(raw.metadata.get("clock", "tsc"))
 
 
-def start_ticks(metadata: object) -> npt.NDArray[np.uint64]:
+def _start_ticks(metadata: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
     """When the process began, as an array of one; 0 if its header does not say."""
-    value = metadata.get("start_ticks", 0) if isinstance(metadata, dict) else 0
+    value = metadata.get("start_ticks", 0)
     return np.array([value if isinstance(value, int) and 0 <= value < 1 << 63 else 0], dtype=np.uint64)
 
 
-def host_clocks(runs: Sequence[RawRun], core: Sequence[RawProcess]) -> dict[tuple[str, str], HostClock]:
-    """One clock per boot from the readings of all its processes."""
+def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
+    """One clock per boot and tick source, from the readings of all their processes.
+
+    Parameters
+    ----------
+    path : str
+        Of the run, for the message.
+    core : sequence of RawProcess
+        With the records ``clock_sync``.
+
+    Raises
+    ------
+    FormatError
+        If a host has no reading.
+    """
     readings: dict[tuple[str, str], list[Readings]] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:
         hz = _rate_of(raw)
-        rates.setdefault(domain_of(raw), []).append(hz)
-        readings.setdefault(domain_of(raw), []).extend(_readings_of(raw, hz))
+        rates.setdefault(_domain_of(raw), []).append(hz)
+        readings.setdefault(_domain_of(raw), []).extend(_readings_of(raw, hz))
     clocks = {}
     for domain, parts in readings.items():
         if not parts:
             raise FormatError(
-                f"no clock reading of host {domain[0] or '(unknown)'} in {runs[0].path}",
+                f"no clock reading of host {domain[0] or '(unknown)'} in {path}",
                 hint="the file header names no start time; it is damaged or not from stashtrace",
             )
         joined = Readings.concat(parts)
         rate = float(np.median(rates[domain]))
         clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
-    return clocks
+    return RunClocks(clocks)
 
 
 def _rate_of(raw: RawProcess) -> float:

@@ -16,8 +16,10 @@ from stashtrace.errors import DataLossWarning, FormatError, UsageError
 from stashtrace.format.compact import compact_run
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
-from stashtrace.loading.load import iter_io, load_trace
+from stashtrace.loading.decode import decode_processes
+from stashtrace.loading.load import load_trace, open_processes
 from stashtrace.schema.kinds import ProcessRole, SpanKind, ThreadRole
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 
@@ -193,16 +195,22 @@ def test_chosen_tables_and_ranks(job: Path) -> None:
         load_trace(job, ranks=[7])
 
 
-def test_iter_io_gives_the_same_rows(job: Path) -> None:
+def io_pieces(path: Path) -> list[Table]:
+    """The I/O calls of a run as each process gives them."""
+    run = open_processes(path)
+    decoded = decode_processes(run.processes, run.tracks, frozenset({"io"}))
+    return [piece for one in decoded for piece in one.io.pieces()]
+
+
+def test_pieces_of_all_processes_are_the_io_table(job: Path) -> None:
     whole = load_trace(job)
-    parts = list(iter_io(job))
+    parts = io_pieces(job)
     assert len(parts) == 4
     assert np.concatenate([t["begin_ns"] for t in parts]).tolist() == whole.io["begin_ns"].tolist()
     assert np.concatenate([t["track_id"] for t in parts]).tolist() == whole.io["track_id"].tolist()
-    light = load_trace(job, tables=["spans"])
-    paths = [light.text(c) for t in iter_io(light) for c in t["path_code"]]
-    assert paths == texts(whole, "io", "path_code")
-    assert sum(len(t) for t in iter_io(whole)) == len(whole.io)
+    alone = load_trace(job, tables=["io"])
+    assert texts(alone, "io", "path_code") == texts(whole, "io", "path_code")
+    assert len(load_trace(job, tables=["spans"]).io) == 0
 
 
 def test_second_host_is_mapped_by_the_wall_clock_and_says_how_well(job: Path) -> None:
@@ -243,7 +251,6 @@ def test_hosts_in_two_directories(tmp_path: Path) -> None:
     trace = load_trace([tmp_path / "a", tmp_path / "b"])
     assert trace.ranks.tolist() == [0, 1]
     assert trace.io["begin_ns"].tolist() == [10_000_000, 11_000_000]
-    assert sum(len(t) for t in iter_io(load_trace([tmp_path / "a", tmp_path / "b"], tables=[]))) == 2
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
@@ -332,7 +339,7 @@ def test_large_threads_are_cut_where_nothing_runs(tmp_path: Path, monkeypatch: p
     )
     same_track = cut.io["track_id"][1:] == cut.io["track_id"][:-1]
     assert (np.diff(cut.io["begin_ns"])[same_track] >= 0).all()
-    assert len(list(iter_io(tmp_path))) > 20
+    assert len(io_pieces(tmp_path)) > 20
 
 
 def test_io_is_not_held_twice(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.loading.identity import Identity, ProcessFacts, generations, identify, missing_ranks
+from stashtrace.loading.identity import Identity, ProcessFacts, generations, identify
+from stashtrace.loading.presence import missing_ranks
 from stashtrace.schema.kinds import ProcessRole
 
 

@@ -165,7 +165,7 @@ def test_staged_files_need_a_list_and_a_collector(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no list of staged files"):
         options.to_environment({})
     path.write_bytes(b"nonsense")
-    with pytest.raises(FormatError, match="no list of staged files"):
+    with pytest.raises(FormatError, match="not a list of staged files"):
         options.to_environment({})
     write_staged_list(path, {})
     assert options.to_environment({})["STASHTRACE_STAGED"] == str(path)

@@ -1,0 +1,187 @@
+"""Rows of one process -> its tables on the common clock; its I/O calls, which can be many, in pieces.
+
+A process's rows are read here and let go as soon as they are decoded, so memory is that of the tables. What torch and
+NCCL recorded of one collective becomes one row before the process is done.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.registry import Room, resolve
+from stashtrace.format.project import current_layouts
+from stashtrace.format.stash_file import StashFile, pieces
+from stashtrace.loading.collectives import GroupNotes, merge_collectives
+from stashtrace.loading.identity import Process
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.possible import without_impossible
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import EventTables, LossRow
+from stashtrace.schema.tracks import TrackRegistry
+
+#: Tables that are decoded whatever was asked for.
+_ALWAYS = ("losses", "metadata")
+#: Records that are read before anything is decoded, or with every load of a file.
+_READ_BEFORE = frozenset({"clock_sync", "clock_ping", "string_part"})
+_resolved = cache(resolve)
+
+
+class IoRows:
+    """The I/O calls of one process, decoded whenever they are asked for.
+
+    Attributes
+    ----------
+    file : StashFile
+    rows_count : int
+        At most so many calls are there.
+    losses : list of LossRow
+        What decoders missed when the calls were last read to the end.
+    end_ns : int
+        Latest end of a call that was read; 0 before.
+    """
+
+    def __init__(self, process: Process, rooms: Sequence[Room], tracks: TrackRegistry) -> None:
+        self.file = process.file
+        self._process, self._rooms, self._tracks = process, rooms, tracks
+        counts = process.file.row_counts() if rooms else {}
+        self.rows_count = sum(counts.get(record, 0) for room in rooms for record in room.records)
+        self.losses: list[LossRow] = []
+        self.end_ns = 0
+
+    def pieces(self) -> Iterator[Table]:
+        """The ``io`` table in pieces of bounded size, by thread and time."""
+        for room in self._rooms:
+            context: DecodeContext | None = None
+            for raw in pieces(self.file, room.records):
+                if context is None:  # one for all pieces: it keeps what it has looked up
+                    context = self._process.context(raw, self._tracks, frozenset({"io"}))
+                table = _without_impossible(room.decode(raw, context).io, context)
+                if len(table):
+                    self.end_ns = max(self.end_ns, int(table["end_ns"].max()))
+                    yield table
+            if context is not None:
+                self.losses = context.losses
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What was decoded of one process.
+
+    Attributes
+    ----------
+    number : int
+        Of the process.
+    tables : EventTables
+        All but ``io``. Joining takes the large ones out.
+    io : IoRows
+        No calls if ``io`` is not wanted.
+    end_ns : int
+        Last sign of life in ``tables`` and in what was read before.
+    losses : list of LossRow
+        What decoders missed.
+    unknown_collectors : list of str
+        Collectors with rows in the file that have no decoder.
+    notes : GroupNotes
+    """
+
+    number: int
+    tables: EventTables
+    io: IoRows
+    end_ns: int
+    losses: list[LossRow]
+    unknown_collectors: list[str]
+    notes: GroupNotes
+
+
+def decode_processes(
+    processes: Sequence[Process], tracks: TrackRegistry, wanted: frozenset[str] | None
+) -> list[Decoded]:
+    """Decode processes one after the other, in their order.
+
+    Parameters
+    ----------
+    processes : sequence of Process
+        Chosen and numbered.
+    tracks : TrackRegistry
+        Of the trace.
+    wanted : set of str, optional
+        Tables to fill; all if None.
+    """
+    return [_decode(process, tracks, wanted) for process in processes]
+
+
+def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | None) -> Decoded:
+    names = _collectors(process.file)
+    known = {name: room for name in names if (room := _resolved(name)) is not None}
+    filling = [
+        room
+        for room in known.values()
+        if wanted is None or room.name == "core" or not room.tables or wanted.intersection(room.tables)
+    ]
+    # Only ``io`` grows with what the job does rather than with its steps, so only it is never held twice.
+    streamed = [room for room in filling if room.tables == ("io",)]
+    rooms = [room for room in filling if room not in streamed]
+    raw = process.file.load({record for room in rooms for record in room.records} - _READ_BEFORE)
+    context = process.context(raw, tracks, wanted)
+    parts: dict[str, list[Table]] = {}
+    for room in rooms:
+        for name, table in room.decode(raw, context).filled():
+            if wanted is None or name in wanted or name in _ALWAYS:
+                parts.setdefault(name, []).append(table)
+    notes = GroupNotes()
+    parts |= merge_collectives(parts, context, notes)
+    tables = {name: _placed(Table.concat(TABLES[name], listed), context) for name, listed in parts.items()}
+    return Decoded(
+        process.number,
+        EventTables(tracks.strings, tables),
+        IoRows(process, streamed, tracks),
+        _end_of(process, tables),
+        context.losses,
+        [name for name in names if name not in known],
+        notes,
+    )
+
+
+def _collectors(file: StashFile) -> list[str]:
+    """Collectors that have rows in a file, the core first."""
+    current, counts = current_layouts(), file.row_counts()
+    filled = (x.collector for x in file.layouts.values() if counts.get(x.name) and x.name in current)
+    return list(dict.fromkeys(("core", *filled)))
+
+
+def _placed(table: Table, context: DecodeContext) -> Table:
+    """The table with a track for each row; a row whose track was not recorded is still shown."""
+    # What was lost is told whatever its number says.
+    table = table if table.schema.name == "losses" else _without_impossible(table, context)
+    table, count = context.registry.placed(table)
+    if count:
+        text = f"{count} rows of {table.schema.name} do not say on what they ran; they are shown on an unknown track"
+        context.add_loss("format", "track_unknown", count, text, Severity.ERROR)
+    return table
+
+
+def _without_impossible(table: Table, context: DecodeContext) -> Table:
+    """The rows whose numbers can be; the others are counted as lost."""
+    table, count = without_impossible(table)
+    if count:
+        text = f"rows of {table.schema.name} hold numbers that no run has; they are left out"
+        context.add_loss("format", "impossible_values", count, text, Severity.DATA_LOSS)
+    return table
+
+
+def _end_of(process: Process, tables: dict[str, Table]) -> int:
+    """Last sign of life: the latest moment in any row."""
+    latest = [process.begin_ns]
+    latest += [
+        int(process.clock(records.rows["ticks"]).max())
+        for name, records in process.core.records.items()
+        if name in ("clock_sync", "metadata", "thread_info") and len(records.rows)
+    ]
+    for table in tables.values():
+        latest += [int(table[n].max()) for n in ("end_ns", "ts_ns", "return_ns") if n in table and len(table)]
+    return max(latest)
