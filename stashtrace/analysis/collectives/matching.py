@@ -133,9 +133,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     last_rank = np.full(count, -1, dtype=np.int64)
     partial = np.zeros(count, dtype=bool)
     link = np.zeros(count, dtype=np.int64)
-    by_group = RowsBy(table["group_hash"])
-    for value in by_group.values.tolist():
-        rows = by_group.rows(value)
+    for value, rows in GroupBy(table["group_hash"]).items():
         link[rows] = groups[value].link
         op = table["op_code"][rows]
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))

@@ -120,7 +120,7 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
     calibration = _calibration(trace)
     out, error = np.full(len(rows), -1.0), np.zeros(len(rows))
     kinds = GroupBy(table["op_code"][rows], by_group.map(most_on_a_host)[rows], backends[rows])
-    for op, ranks, backend, chosen in zip(*(column.tolist() for column in kinds.keys), kinds, strict=True):
+    for op, ranks, backend, chosen in kinds.items():
         if ranks < 2 or op not in CollectiveOp.__members__.values():
             continue
         wanted = table["message_bytes"][rows[chosen]]

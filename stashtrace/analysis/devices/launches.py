@@ -66,8 +66,7 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
     pieces = []
     for device, windows in zip(devices, windows_of(devices, by, last_step), strict=True):
-        streams = GroupBy(device["track_id"])
-        for stream, rows in zip(streams.values.tolist(), streams, strict=True):
+        for stream, rows in GroupBy(device["track_id"]).items():
             own = replace(device, rows=device.rows[rows])
             pieces.append(_columns(own, windows, names.get(stream, 0)))
     return joined_columns(LAUNCHES, pieces)

@@ -83,8 +83,7 @@ def process_pieces(trace: Trace) -> Iterator[tuple[int, Pieces]]:
     table = trace.io
     if not len(table):
         return
-    by_process = GroupBy(process_of_track(trace)[table["track_id"]])
-    for process, rows in zip(by_process.values.tolist(), by_process, strict=True):
+    for process, rows in GroupBy(process_of_track(trace)[table["track_id"]]).items():
         yield process, functools.partial(_only, table if len(rows) == len(table) else table.take(rows))
 
 

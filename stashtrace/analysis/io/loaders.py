@@ -207,8 +207,7 @@ def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
     rows = rows[np.isin(io["op_code"][rows], READS) & (io["result_bytes"][rows] > 0) & (io["offset_bytes"][rows] >= 0)]
     rows = rows[~np.isin(io["track_id"][rows], made["track_id"])]
     owner, meanwhile = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
-    by_process = GroupBy(made["process_id"])
-    for process, batches in zip(by_process.values.tolist(), by_process, strict=True):
+    for process, batches in GroupBy(made["process_id"]).items():
         own, time = rows[owner == process], TimeSet.of_rows(made, batches)
         meanwhile.append(own[window_at(io["begin_ns"][own], time.begin, time.end) >= 0])
     return np.concatenate(meanwhile)

@@ -55,8 +55,7 @@ def memory_bounds_ns(
 def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
     """Rows of ``index.io`` that read and waited for storage inside of a batch, and that batch."""
     rows, batches = [], []
-    by_process = GroupBy(process)
-    for number, mine in zip(by_process.values.tolist(), by_process, strict=True):
+    for number, mine in GroupBy(process).items():
         mine = mine[np.argsort(begin[mine], kind="stable")]
         own = index.io_by_process.rows(number)
         own = own[index.io.is_storage[own] & index.io.is_read[own] & (index.io.result[own] > 0)]

@@ -79,8 +79,7 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     valid = (begin >= 0) & (end >= begin)
     at, rank, is_late, begin, end = (x[valid] for x in (at, rank, is_late, begin, end))
     amounts = np.zeros((len(at), len(CAUSES)), dtype=np.int64)
-    by_rank = GroupBy(rank)
-    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
+    for value, own in GroupBy(rank).items():
         out.times[value] = rank_times(index, threads[value])
         amounts[own] = out.times[value].within(begin[own], end[own])
 
@@ -110,8 +109,7 @@ def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[
     groups, late = group_table(index.trace), operations.late_rank[chosen]
     sure = (late >= 0) & (operations.method[chosen] != UNORDERED)
     parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
-    by_group = GroupBy(operations.group_hash[chosen])
-    for value, own in zip(by_group.values.tolist(), by_group, strict=True):
+    for value, own in GroupBy(operations.group_hash[chosen]).items():
         own = own[sure[own]]
         members = groups[value].members
         # One more than is needed: the late rank itself may be among them.
@@ -141,8 +139,7 @@ def _windows(
     before = np.where(shared[instance], before, -1)
     begin = np.where(before >= 0, operations.level_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
-    by_rank = GroupBy(rank[bare])
-    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
+    for value, own in GroupBy(rank[bare]).items():
         starts = index.steps["begin_ns"][index.steps_by_rank.rows(value)]
         begin[bare[own]] = np.append(starts, -1)[np.searchsorted(starts, end[bare[own]], side="right") - 1]
     return int64(begin), int64(end)

@@ -167,8 +167,7 @@ def launch_skews(index: TraceIndex, operations: Instances) -> Int64:
     timed = np.flatnonzero(operations.late_row >= 0)
     rows = operations.row[operations.late_row[timed]]
     timed, rows = timed[index.timed_on_device[rows]], rows[index.timed_on_device[rows]]
-    by_process = GroupBy(table["process_id"][rows])
-    for process, own in zip(by_process.values.tolist(), by_process, strict=True):
+    for process, own in GroupBy(table["process_id"][rows]).items():
         work = index.kernels.rows(process)
         work = work[kernels["work_code"][work] != DeviceWork.SYNCHRONIZATION]
         if not len(work):

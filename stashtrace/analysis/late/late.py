@@ -252,13 +252,11 @@ def late_ranks(trace: Trace) -> Table:
     alone_end, alone = operations.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
-    by_group = GroupBy(operations.group_hash[rows])
-    for value, own in zip(by_group.values.tolist(), by_group, strict=True):
+    for value, own in GroupBy(operations.group_hash[rows]).items():
         late_rank, cost = operations.late_rank[rows[own]], operations.total_wait_ns[rows[own]]
         guilty = _guilty(step[own], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
-        per_rank = GroupBy(late_rank)
-        for rank, mine in zip(per_rank.values.tolist(), per_rank, strict=True):
+        for rank, mine in GroupBy(late_rank).items():
             times = int((guilty == rank).sum())
             share = times / max(len(guilty), 1)
             members = len(groups[value].members)

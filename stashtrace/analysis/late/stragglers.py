@@ -136,5 +136,5 @@ def alone_missing(entries: Table) -> dict[int, int]:
     second = second[entries["step"][second] >= 0]
     gap, until = entries["wait_ns"][second], entries["last_enter_ns"][second]
     by_rank = GroupBy(entries["last_rank"][second])
-    rows = zip(by_rank.values.tolist(), by_rank, strict=True)
+    rows = by_rank.items()
     return {rank: TimeSet.of(until[own] - gap[own], until[own]).total_ns for rank, own in rows}

@@ -162,8 +162,7 @@ def expected_transfers(trace: Trace, calibration: Calibration | None) -> Expecte
         return ExpectedTransfers(expected, error, method)
     method[:] = _UNCALIBRATED
     sizes, links = _sizes_and_links(trace)
-    kinds = GroupBy(table["op_code"], sizes, backends_of_rows(trace))
-    for op, ranks, backend, rows in zip(*(column.tolist() for column in kinds.keys), kinds, strict=True):
+    for op, ranks, backend, rows in GroupBy(table["op_code"], sizes, backends_of_rows(trace)).items():
         if op not in CollectiveOp.__members__.values() or ranks < 2:
             continue
         answer = calibration.expected(

@@ -9,7 +9,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
@@ -65,9 +65,7 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
         of_kind = np.flatnonzero(steps["kind"] == kind)
         table = steps.take(of_kind)
         counted = _counted(table, warmup)
-        by_rank = RowsBy(table["rank"])
-        for rank in by_rank.values.tolist():
-            mine = by_rank.rows(rank)
+        for rank, mine in GroupBy(table["rank"]).items():
             part, own = table.take(mine), counted[mine]
             wall = (part["end_ns"] - part["begin_ns"])[own]
             rows.append(_row(rank, kind, part, own, int(wall.sum()), rollout[of_kind[mine[own]]]))
@@ -81,9 +79,7 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
 def _counted(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Rows of one kind that count, per rank at least one."""
     counted = np.zeros(len(table), dtype=bool)
-    by_rank = RowsBy(table["rank"])
-    for rank in by_rank.values.tolist():
-        own = by_rank.rows(rank)
+    for own in GroupBy(table["rank"]):
         numbers = counted_steps(table.take(own), warmup=warmup)["step"]
         counted[own[np.isin(table["step"][own], numbers)] if len(numbers) else own] = True
     return counted
