@@ -95,7 +95,7 @@ def on_devices(trace: Trace) -> DeviceCollectives:
 
 
 def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Rows of operations of which some rank's device times are missing: it entered later than its host called."""
+    """Mask of rows whose operation lacks the device times of a rank: that rank entered later than its host called."""
     if not untimed.any():
         return untimed
     each = operations(trace.collectives)
@@ -103,7 +103,7 @@ def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np
 
 
 def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Rows of ``groups`` whose backend is NCCL alone."""
+    """Mask of the rows of ``groups`` whose only backend is NCCL."""
     codes = trace.groups["backend_code"]
     nccl = [code for code in np.unique(codes).tolist() if trace.text(code) == "nccl"]
     return np.isin(codes, nccl)

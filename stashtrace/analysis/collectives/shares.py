@@ -108,7 +108,7 @@ def backends_of_rows(trace: Trace) -> npt.NDArray[np.str_]:
 
 
 def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, Floats]:
-    """What each row would take between the ranks that share a host, and its standard error; -1 if unknown."""
+    """Return the time of each row between the ranks that share a host, and its standard error; -1 if unknown."""
     table, backends = trace.collectives, backends_of_rows(trace)
     groups, of_ranks, by_group = group_table(trace), places(trace), GroupBy(table["group_hash"])
 
@@ -143,7 +143,7 @@ def _calibration(trace: Trace) -> Calibration | None:
 
 
 def machine_difference(trace: Trace, calibration: Calibration) -> str:
-    """How the hosts of the run differ from the machine that was calibrated, in a sentence; empty if they do not."""
+    """Return a warning if the calibration was measured on none of the run's hosts; empty if it fits."""
     processes = trace.processes
     hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
     return calibration.foreign_to(trace.text(code) for code in hosts.tolist())

@@ -89,7 +89,7 @@ def _from_kernels(trace: Trace, orphans: Keep, last_step: Keep) -> list[_Copies]
 
 
 def _memory_by_name(trace: Trace) -> Int64:
-    """Of each string code: what ``Memcpy HtoD (Pageable -> Device)`` and the like say about the host's side."""
+    """Return the host memory that names such as ``Memcpy HtoD (Pageable -> Device)`` tell, by string code."""
     kernels = trace.kernels
     codes = np.unique(kernels["name_code"][kernels["work_code"] == DeviceWork.COPY])
     out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)

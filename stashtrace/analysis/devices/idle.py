@@ -100,7 +100,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
 
 
 def _drained(host: TimeSet, calls: TimeSet) -> TimeSet:
-    """What blocking calls cost after they had drained the device: no more than the host stood in each."""
+    """Return the time lost after blocking calls drained the device: at most as long as the host stood in each."""
     if not len(calls):
         return calls
     at = np.searchsorted(calls.begin, host.begin, side="right") - 1

@@ -73,7 +73,7 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
 
 
 def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
-    """How many pieces of work are launched and not begun: moments in order, and the number from each to the next."""
+    """Return moments in order, and how many launched pieces of work had not begun from each moment to the next."""
     at = np.concatenate([launch, np.maximum(begin, launch)])
     change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
     order = order_by(at, -change)

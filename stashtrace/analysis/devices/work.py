@@ -54,13 +54,13 @@ class DeviceRows:
         return len(self.rows)
 
     def time(self, *works: DeviceWork) -> TimeSet:
-        """When any work of these kinds ran."""
+        """Return when work of any of these kinds ran."""
         rows = self.rows[np.isin(self["work_code"], works)]
         kernels = self.trace.kernels
         return TimeSet.of_rows(kernels, rows)
 
     def busy(self) -> TimeSet:
-        """When anything ran."""
+        """Return when any work ran."""
         return TimeSet.of(self["begin_ns"], self["end_ns"])
 
 

@@ -62,7 +62,7 @@ def is_data_file(path: str, under: str | None = None) -> bool:
 
 
 def data_files(trace: Trace, files: Files = "data", under: str | None = None) -> npt.NDArray[np.bool_]:
-    """Which files count, by path code.
+    """Return a mask of the files that count, by path code.
 
     Raises
     ------

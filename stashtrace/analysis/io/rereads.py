@@ -53,7 +53,7 @@ def memory_bounds_ns(
 
 
 def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Rows of ``index.io`` that read and waited for storage inside of a batch, and that batch."""
+    """Return rows of ``index.io`` that read and waited for storage inside a batch, and the batch of each."""
     rows, batches = [], []
     for number, mine in GroupBy(process).items():
         mine = mine[np.argsort(begin[mine], kind="stable")]

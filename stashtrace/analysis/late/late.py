@@ -315,7 +315,7 @@ def _steps(index: TraceIndex, operations: Instances) -> Int64:
 
 
 def _behind_second(trace: Trace, operations: Instances) -> Int64:
-    """How long the late rank of each instance alone was missing; 0 where a member's wait is not known."""
+    """Return how long each instance waited for the late rank alone; 0 where the wait of a member is unknown."""
     groups = group_table(trace)
     size = GroupBy(operations.group_hash).map(lambda group: len(groups[group].members))
     of_late = operations.rank == operations.late_rank[operations.each.number]

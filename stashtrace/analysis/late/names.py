@@ -64,7 +64,7 @@ class Namer:
         }
 
     def name(self, cause: int, late: Window, other: Window | None) -> Named:
-        """What the late rank did in the time of one cause."""
+        """Return what the late rank did in the time of one cause."""
         process = late.times.thread.process_id
         way = self._ways.get(CAUSES[cause])
         if way is None:

@@ -91,7 +91,7 @@ def stragglers(trace: Trace) -> Table:
 
 
 def last_ranks(trace: Trace) -> Table:
-    """Who entered last, of each operation that needs all of its group; a row for each rank that took part.
+    """Return the rank that entered last in each operation that needs its whole group; one row per participating rank.
 
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
     operations have no rows.

@@ -146,7 +146,7 @@ def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[st
 
 
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:
-    """What every collective's transfer should take; for whoever explains a stall on a link.
+    """Return how long the transfer of every collective should take.
 
     Parameters
     ----------

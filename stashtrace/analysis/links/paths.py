@@ -354,14 +354,14 @@ class Expected:
     hosts: list[str]
 
     def at(self, place: Place) -> npt.NDArray[np.bool_]:
-        """Which of them a place took part in."""
+        """Return a mask of the collectives that a place took part in."""
         names, column = (self.devices, self.device) if place.kind == "gpu" else (self.hosts, self.host)
         chosen: npt.NDArray[np.bool_] = column == (names.index(place.name) if place.name in names else -2)
         return chosen
 
 
 def expected_traffic(trace: Trace) -> Expected:
-    """What each collective had to move, when and where."""
+    """Return the bytes that each collective had to move, when and where."""
     table, matched = trace.collectives, match(trace)
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= 0)
     begin = np.where(

@@ -65,7 +65,7 @@ class Blocked:
 
 
 def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
-    """Rows, by begin, without those that start inside an earlier one (waits inside waits of the same thread).
+    """Return rows by begin, without those that start inside an earlier one (waits inside waits of the same thread).
 
     Of equal intervals the one with the smallest ``ties`` stays, so that the order of rows does not matter.
     """
@@ -89,7 +89,7 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
 
 
 def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
-    """Rows of a rank's collectives with call and end; what never ended lasts as long as the rank.
+    """Return rows, calls and ends of a rank's collectives; one that never ended lasts as long as the rank.
 
     An end that nobody saw, of an operation that all had entered, must not block the queue for ever: it counts as ended
     when the last one entered.

@@ -190,7 +190,7 @@ class DeviceView:
         return TimeSet.of(recorded[behind], reached[behind])
 
     def busy_on(self, stream: int) -> TimeSet:
-        """Where a stream surely worked: an event stood in it behind something that was no wait for another.
+        """Return when a stream surely worked: an event stood in it behind something other than a wait.
 
         ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
         """
@@ -206,13 +206,13 @@ class DeviceView:
 
     @property
     def working(self) -> TimeSet:
-        """Where some compute stream surely worked, on something that no bracket stands around."""
+        """When any compute stream surely worked on something that no bracket surrounds."""
         return TimeSet.united(
             *(self.busy_on(stream) - exposed.waiting - exposed.of(GRAPH) for stream, exposed in self.exposed.items())
         )
 
     def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
-        """Where untimed brackets of the compute streams may lie: between the timed events around them."""
+        """Return when untimed brackets of the compute streams may lie: between the timed events around them."""
         gone = ((self._all["bracket_flags"] & _USELESS) == BracketFlag.UNTIMED) | (
             (self._all["begin_ns"] < 0) & ((self._all["bracket_flags"] & _USELESS) == 0)
         )

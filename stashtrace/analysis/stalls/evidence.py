@@ -136,7 +136,7 @@ def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list
 def _workers_end(
     index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy
 ) -> Iterator[Row]:
-    """What the thread waited for workers of a loader to end: all together, then the longest of these waits."""
+    """Yield the waits of the thread for loader workers to end: all together, then the longest one."""
     ending = index.workers_end(thread.track_id) & window
     if not len(ending):
         return
@@ -186,7 +186,7 @@ def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
 
 
 def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy) -> Iterator[Row]:
-    """What each rank that this one waited for did in that time."""
+    """Yield what each rank that this one waited for did in that time."""
     late = rank_layers(index, thread).late
     for cause in np.unique(late.tag[late.tag >= 0]).tolist():
         chosen = late.tag == cause

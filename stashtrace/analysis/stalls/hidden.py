@@ -132,7 +132,7 @@ class _Saves:
         self._by_process = RowsBy(self._table["process_id"])
 
     def hidden(self, thread: StepThread) -> TimeSet:
-        """When the rank saved beside its step thread alone."""
+        """Return when the rank saved only in threads beside its step thread."""
         own = self._table.take(self._by_process.rows(thread.process_id))
         aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
         begin, end = own["begin_ns"], own["end_ns"]

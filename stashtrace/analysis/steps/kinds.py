@@ -77,7 +77,7 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
 
 
 def _counted(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Rows of one kind that count, per rank at least one."""
+    """Return a mask of the rows of one kind that count; at least one per rank."""
     counted = np.zeros(len(table), dtype=bool)
     for own in GroupBy(table["rank"]):
         numbers = counted_steps(table.take(own), warmup=warmup)["step"]
@@ -105,7 +105,7 @@ def _row(
 
 
 def _rollouts(trace: Trace, steps: Table) -> Int64:
-    """Of each step that is an iteration: its time before the first phase that trains, on the host; 0 of the others."""
+    """Return the host time of each iteration before its first phase that trains; 0 for other steps."""
     out = np.zeros(len(steps), dtype=np.int64)
     if not (steps["kind"] == "iteration").any():
         return out

@@ -21,7 +21,7 @@ _KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (
 
 @dataclass(frozen=True, slots=True)
 class LoaderSamples:
-    """What one iterator said: samples of a batch, of an epoch of its process, of the data set; 0 if it did not."""
+    """Samples that an iterator reported: of a batch, of an epoch of its process, of the data set; 0 if unknown."""
 
     batch: int = 0
     epoch: int = 0
@@ -29,7 +29,7 @@ class LoaderSamples:
 
 
 def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
-    """What the iterators of a run said of their samples, by ``loader_id``; what cannot be read counts as not said."""
+    """Return the samples that the iterators of a run reported, by ``loader_id``; unreadable reports are left out."""
     samples = {}
     for row in trace.metadata.rows():
         key = _KEY.fullmatch(trace.text(row["key_code"]))

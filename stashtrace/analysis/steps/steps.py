@@ -235,7 +235,7 @@ def ranks_and_steps(trace: Trace, steps: Table) -> Iterator[tuple[StepThread, Ta
 
 
 class _Rows:
-    """What tokens are made of, grouped by thread once for all ranks."""
+    """Rows that tokens are made of, grouped by thread once for all ranks."""
 
     def __init__(self, trace: Trace) -> None:
         phases, batches, spans = trace.phases, trace.batches, trace.spans
