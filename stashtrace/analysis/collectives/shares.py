@@ -139,10 +139,10 @@ def _calibration(trace: Trace) -> Calibration | None:
         calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:
         return None
-    return None if calibration is None or machine_difference(trace, calibration) else calibration
+    return None if calibration is None or foreign_warning(trace, calibration) else calibration
 
 
-def machine_difference(trace: Trace, calibration: Calibration) -> str:
+def foreign_warning(trace: Trace, calibration: Calibration) -> str:
     """Return a warning if the calibration was measured on none of the run's hosts; empty if it fits."""
     processes = trace.processes
     hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
