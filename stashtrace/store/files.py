@@ -1,4 +1,4 @@
-"""A store, or some ranks of it, as a Trace. Called by ``align.load_trace`` and by ``fleet``, one rank at a time.
+"""A store, or some ranks of it, as a Trace. Called by ``loading`` and by ``fleet``, one rank at a time.
 
 Numbers of tracks and processes are made dense again, and keys that each partition counts from 0 become unique, so a
 trace of a few ranks costs what these ranks cost.
@@ -64,10 +64,12 @@ def store_ranks(path: str | Path) -> list[int]:
     return [int(rank) for rank in read_facts(Path(path)).get("ranks", [])]
 
 
-def read_store(
+def load_store(
     path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
-) -> Trace:
-    """Load a store; parameters as in ``load_trace``.
+) -> tuple[Trace, dict[str, Array]]:
+    """Load a store with the parameters of ``load_trace``; and the numbers of tracks and processes in the whole store.
+
+    These stand by the numbers of the trace.
 
     Raises
     ------
@@ -76,13 +78,6 @@ def read_store(
     UsageError
         If a rank is not there.
     """
-    return load_store(path, tables=tables, ranks=ranks)[0]
-
-
-def load_store(
-    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
-) -> tuple[Trace, dict[str, Array]]:
-    """As :func:`read_store`; and the numbers that tracks and processes have in the whole store, by the trace's."""
     require_pyarrow()
     folder = Path(path)
     facts = read_facts(folder)
@@ -100,12 +95,12 @@ def load_store(
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = _read_all(folder, name, wanted, strings)
+        parts = read_partitions(folder, name, wanted, strings)
         if name == "collectives":
             parts = _counted(parts, counts)  # keys are places among all rows of a partition
         joined[name] = _joined(schema, _unique(name, parts, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
-            again = zip(wanted, _read_all(folder, name, wanted, strings), strict=True)  # few stores are damaged
+            again = zip(wanted, read_partitions(folder, name, wanted, strings), strict=True)  # few stores are damaged
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
             joined[name] = _joined(schema, _unique(name, sound, counts))
         reinstated.note(name, joined[name])
@@ -157,7 +152,7 @@ def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
 def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
     """One rank's rows alone, with the numbers of tracks and processes of the whole store.
 
-    Unlike :func:`read_store` it needs no finished store, and what belongs to no rank is not there.
+    Unlike :func:`load_store` it needs no finished store, and what belongs to no rank is not there.
     """
     strings = StringPool()
     names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
@@ -165,16 +160,19 @@ def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
 
 
 def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
-    return next(_read_all(folder, name, [rank], strings))
+    return next(read_partitions(folder, name, [rank], strings))
 
 
-def _read_all(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
+def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
     """A table of each of these ranks, in their order; texts get their codes in this order.
 
     Threads read files ahead: Parquet is decoded without the GIL.
     """
     import pyarrow
 
+    if not (folder / name).is_dir():
+        yield from (Table.empty(TABLES[name]) for _ in ranks)
+        return
     files = [str(partition(folder, name, rank)) for rank in ranks]
     with ThreadPoolExecutor(_READERS) as pool:
         ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
@@ -351,7 +349,9 @@ class StoreWriter:
             file = partition(self.path, name, rank)
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                pyarrow.parquet.write_table(to_arrow(table, self._strings), file, **parquet_options(table.schema))
+                pyarrow.parquet.write_table(
+                    to_arrow(table, self._strings), file, **parquet_options(table.schema, len(table))
+                )
             except OSError as error:
                 raise self._refused(error) from error
             self.file_bytes += file.stat().st_size
