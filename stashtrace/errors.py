@@ -46,10 +46,6 @@ class ImporterError(StashtraceError):
     """A foreign file could not be read."""
 
 
-class AlignmentError(StashtraceError):
-    """Clocks could not be brought together."""
-
-
 class MissingDataError(StashtraceError):
     """The trace holds nothing that would answer the question."""
 
