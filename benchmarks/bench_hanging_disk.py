@@ -47,7 +47,7 @@ LEASE_LASTS_S = 40  # the kernel takes it back after 45 s
 
 def standstills(folder: Path, drainer: str, hang_s: float, rest_s: float) -> list[float]:
     """Seconds of each standstill of a job whose run directory hangs for ``hang_s`` and is well for ``rest_s`` more."""
-    from stashtrace.record.options import traced_environment
+    from stashtrace.record.environment import traced_environment
 
     environment = traced_environment({}, run_dir=folder, run_id="0123456789abcdef")
     environment |= {"STASHTRACE_DRAINER": drainer, "STASHTRACE_LANE_BYTES": "65536"}

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import harness
 
-from stashtrace.record.options import LIBRARY_PATH, traced_environment
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.options import RecordOptions
 
 NATIVE = Path(__file__).resolve().parent / "native"
 FILE_BYTES = 4 << 20
@@ -41,7 +42,9 @@ def one_process(
     loop: Path, libraries: list[Path], data: Path, run_dir: Path, calls: int, rounds: int
 ) -> list[list[float]]:
     """ns per call and round: traced, forwarding, minimal."""
-    environment = traced_environment(os.environ, run_dir=run_dir, run_id="be9c", collectors=("posix_io",))
+    environment = traced_environment(
+        os.environ, RecordOptions(collectors=("posix_io",)), run_dir=run_dir, run_id="be9c"
+    )
     done = subprocess.run(
         [loop, data, str(calls), str(rounds), *libraries], env=environment, capture_output=True, text=True, check=True
     )

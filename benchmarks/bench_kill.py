@@ -41,7 +41,7 @@ def lost_records(folder: Path, calls: int, number: signal.Signals) -> tuple[int,
     import numpy as np
 
     import stashtrace
-    from stashtrace.record.options import traced_environment
+    from stashtrace.record.environment import traced_environment
     from stashtrace.schema.kinds import IoOp
 
     run, counter, data = folder / "run", folder / "counter", folder / "data"

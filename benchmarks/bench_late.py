@@ -111,7 +111,7 @@ def made(ranks: int, steps: int) -> tuple[Trace, dict[str, Table], Any]:
 def table(name: str, **columns: Any) -> Table:
     """A table whose other columns hold what its schema says for unknown."""
     rows = len(next(iter(columns.values())))
-    return Table(TABLES[name], {c.name: columns.get(c.name, np.full(rows, c.unknown)) for c in TABLES[name].columns})
+    return Table(TABLES[name], {c.name: columns.get(c.name, np.full(rows, c.missing)) for c in TABLES[name].columns})
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def doubles(folder: Path) -> None:
 def share_of_a_core(folder: Path, run: Path, hz: int, devices: int, seconds: float) -> tuple[float, float]:
     """CPU time of the sampler by wall time, and the samples a second that it reached."""
     from stashtrace.loading.load import load_trace
-    from stashtrace.record.options import traced_environment
+    from stashtrace.record.environment import traced_environment
+    from stashtrace.record.options import RecordOptions
 
     run.mkdir()
     (folder / "script").write_text(SCRIPT, encoding="utf-8")
@@ -76,7 +77,7 @@ def share_of_a_core(folder: Path, run: Path, hz: int, devices: int, seconds: flo
         "FAKE_SCRIPT": str(folder / "script"),
         "SMALL_CUDA_DEVICES": str(devices),
     }
-    environment = traced_environment(base, run_dir=run, run_id="be9c", collectors=("nvml",), nvml_hz=hz)
+    environment = traced_environment(base, RecordOptions(collectors=("nvml",), nvml_hz=hz), run_dir=run, run_id="be9c")
     subprocess.run([sys.executable, "-c", PROGRAM, str(devices), str(seconds)], env=environment, check=True)
     trace = load_trace(run)
     names = {t["track_id"]: trace.text(t["name_code"]) for t in trace.tracks.rows()}

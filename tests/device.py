@@ -27,7 +27,8 @@ import pytest
 from native import native_build
 from traced import ROOT, TracedRun, _collect
 
-from stashtrace.record.options import LIBRARY_PATH, traced_environment
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.options import RecordOptions
 
 #: Name of a double -> the files that it brings.
 DOUBLES = {
@@ -155,7 +156,7 @@ def run_ranks(
     check : bool
         Fail the test if a rank does not end with 0.
     **options
-        Of :func:`stashtrace.record.options.traced_environment`.
+        Of :class:`stashtrace.record.options.RecordOptions`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     run_dir = directory / "run"
@@ -175,7 +176,8 @@ def run_ranks(
     if traced:
         if plugin:
             base["NCCL_PROFILER_PLUGIN"] = str(LIBRARY_PATH)
-        base = traced_environment(base, run_dir=run_dir, run_id=run_id, collectors=collectors, **options)  # type: ignore[arg-type]
+        recorded = RecordOptions(collectors=collectors, **options)  # type: ignore[arg-type]
+        base = traced_environment(base, recorded, run_dir=run_dir, run_id=run_id)
     base |= env or {}
     facts = {
         "format": 1,

@@ -28,7 +28,8 @@ import numpy as np
 from ports import free_port
 
 from stashtrace.errors import DataLossWarning
-from stashtrace.record.options import default_collectors, traced_environment
+from stashtrace.record.environment import traced_environment
+from stashtrace.record.options import RecordOptions, default_collectors
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -157,12 +158,14 @@ def run_traced(
     if traced:
         base = traced_environment(
             base,
+            RecordOptions(
+                collectors=collectors,
+                steps=steps,
+                kernels_steps=kernels_steps,
+                synthetic_batches=synthetic_batches,
+            ),
             run_dir=run_dir,
             run_id=run_id,
-            collectors=collectors,
-            steps=steps,
-            kernels_steps=kernels_steps,
-            synthetic_batches=synthetic_batches,
         )
         (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     port = free_port()

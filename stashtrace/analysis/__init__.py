@@ -1,3 +1,3 @@
-"""Analyses: pure functions, Trace in, Table out. Each is one file and one line in ``registry.ANALYSES``."""
+"""A Trace in, a Table out: one folder per question, one line of ``registry.ANALYSES`` per analysis."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from stashtrace.cli.parsing import Parser
-from stashtrace.cli.run import recording_arguments, recording_options
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights, prepare_directory
+from stashtrace.record.environment import traced_environment
 from stashtrace.record.job import job_of
-from stashtrace.record.options import traced_environment
+from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import open_run_directory, run_facts
 
@@ -23,7 +23,7 @@ FORMATS = ("sh", "dotenv", "json", "kubernetes", "openmpi", "mpich")
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace env``."""
+    """Return the parser of ``stashtrace env``."""
     parser = Parser(
         "env",
         "Print the variables that make a job record itself, for a container or a\n"
@@ -42,7 +42,7 @@ def parser() -> Parser:
         help="sh: export lines (default); dotenv: a file for `docker run --env-file`; json;"
         " kubernetes: a list of env entries; openmpi: -x options; mpich: -genv options",
     )
-    recording_options(parser)
+    RecordOptions.add_arguments(parser, launched=False)
     return parser
 
 
@@ -58,21 +58,19 @@ def main(argv: Sequence[str]) -> int:
     ours = arguments.format == "sh"
     if not ours and arguments.out is None:
         raise UsageError(f"--format {arguments.format} needs the directory", hint="for example --out /shared/run-7")
-    options = recording_arguments(arguments)
+    options = RecordOptions.from_arguments(arguments)
     if ours:
-        traced_environment({}, run_dir=".", run_id=job.run_id, **options)  # complains before anything is made
+        traced_environment({}, options, run_dir=".", run_id=job.run_id)  # complains before anything is made
         with file_rights(arguments.share):
             directory = prepare_directory(arguments.out, job=job)
     else:
         directory = arguments.out
     # Of the formats for elsewhere, nothing of this machine's own variables may be a part.
     base = os.environ if ours else {}
-    environment = traced_environment(base, run_dir=directory, run_id=job.run_id, **options)
+    environment = traced_environment(base, options, run_dir=directory, run_id=job.run_id)
     changed = {name: value for name, value in environment.items() if base.get(name) != value}
     if ours:
-        from stashtrace import __version__
-
-        facts = run_facts((), job, environment["STASHTRACE_COLLECTORS"].split(","), str(__version__))
+        facts = run_facts((), job, options.recorded_collectors())
         # What prints the variables is gone at once and can tell nothing of the job's end.
         facts |= {"launcher_pid": os.getppid(), "launcher": "env"}
         with file_rights(arguments.share):

@@ -26,7 +26,6 @@ _NAME_WIDTH = 60
 _ZERO = re.compile(r"-?[0.]+( (ns|B|B/s))?|")
 #: Where room is short they are cut further, but no further than this.
 _SHORTEST = 24
-FORMATS = ("table", "json", "csv")
 #: Columns whose name alone would mislead -> title of the aligned form.
 _TITLES = {"caused_wait_ns": "wait caused"}
 #: Columns that a narrow screen does best without, the first to go first: how a row was computed, then details.
@@ -80,11 +79,11 @@ _FIRST_TO_GO = (
 
 def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """Rows as dicts with texts in place of string codes; ``extra`` columns come first."""
-    texts = {c.name for c in table.schema.columns if c.name.endswith("_code") and c.doc.startswith("string")}
+    texts = {c.name: c.shown_name for c in table.schema.columns if c.is_text}
     for row in table.rows():
         yield {
             **(extra or {}),
-            **{(n[:-5] if n in texts else n): (strings.text(v) if n in texts else v) for n, v in row.items()},
+            **{texts.get(n, n): (strings.text(v) if n in texts else v) for n, v in row.items()},
         }
 
 
@@ -102,7 +101,7 @@ def write_rows(
     width: int | None = None,
     notes: TextIO | None = None,
 ) -> None:
-    """Write rows in one of :data:`FORMATS`.
+    """Write rows as ``table``, ``json`` or ``csv``.
 
     An aligned table leaves out columns to fit into ``width`` characters, if that is given; which ones is said in one
     line on ``notes`` (stderr).
@@ -235,13 +234,7 @@ def _is_moment(name: str) -> bool:
 
 def column_names(table: Table, extra: Sequence[str] = ()) -> list[str]:
     """Names under which :func:`named_rows` gives the columns."""
-    return [
-        *extra,
-        *(
-            c.name[:-5] if c.name.endswith("_code") and c.doc.startswith("string") else c.name
-            for c in table.schema.columns
-        ),
-    ]
+    return [*extra, *(column.shown_name for column in table.schema.columns)]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -212,9 +212,9 @@ def _packed(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> 
             codes, values = np.unique(values, return_inverse=True)
             values = values.astype(np.int64) + len(texts)
             texts += [strings.text(code) for code in codes.tolist()]
-        for key, known in numbers.items():
-            if column.name.endswith(key) and len(known):
-                values = np.where(values >= 0, known[np.maximum(values, 0)], values)
+        known = numbers.get(table.schema.keys.get(column.name, ""))
+        if known is not None and len(known):
+            values = np.where(values >= 0, known[np.maximum(values, 0)], values)
         columns[column.name] = values
     return table.schema, columns, texts
 

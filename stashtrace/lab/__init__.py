@@ -1,3 +1,3 @@
-"""Experiments: programs of our own that are run to measure a machine. Heavy imports stand in their workers only."""
+"""Programs of our own that run jobs to measure a machine. Heavy imports stand in their workers only."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -32,7 +32,6 @@ from stashtrace.loading.foreign_files import (
     size_of,
 )
 from stashtrace.loading.join import join_table, join_tables
-from stashtrace.schema.columns import STAMPS
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
 from stashtrace.schema.strings import StringPool
@@ -180,7 +179,7 @@ class Imported:
             for name in TABLES:
                 table = part.table(name)
                 if len(table):
-                    if self.clocks.offsets and any(c in STAMPS for c in table.columns):
+                    if self.clocks.offsets and table.schema.moments:
                         table = self.clocks.moved(table, _processes_of(table, owner))
                     part.put(table.replace(**_moved(table, -self.origin_ns)))
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
@@ -294,13 +293,12 @@ def load_imported(
     return Trace(imported.strings, joined, path=os.pathsep.join(paths))
 
 
-def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, list[str]]]:
+def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, tuple[str, ...]]]:
     for part in parts:
         for name in TABLES:
             table = part.table(name)
-            stamps = [c for c in table.columns if c in STAMPS]
-            if len(table) and stamps:
-                yield table, stamps
+            if len(table) and table.schema.moments:
+                yield table, table.schema.moments
 
 
 def _processes_of(table: Table, owner: Array) -> Array:
@@ -313,8 +311,7 @@ def _processes_of(table: Table, owner: Array) -> Array:
 
 def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
     """Stamps of a table moved; what was not seen stays so."""
-    stamps = (c for c in table.columns if c in STAMPS)
-    return {name: np.where(table[name] >= 0, table[name] + by_ns, table[name]) for name in stamps}
+    return {c: np.where(table[c] >= 0, table[c] + by_ns, table[c]) for c in table.schema.moments}
 
 
 def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None], owner: Array) -> None:
@@ -327,7 +324,7 @@ def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None],
     for part in parts:
         for name in TABLES:
             table = part.table(name)
-            stamps = [c for c in table.columns if c in STAMPS]
+            stamps = table.schema.moments
             if len(table) and stamps:
                 chosen = np.isin(_processes_of(table, owner), unknown)
                 moved = {c: np.where(chosen & (table[c] >= 0), table[c] + base, table[c]) for c in stamps}

@@ -15,7 +15,7 @@ from stashtrace.schema.possible import without_impossible
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import Trace
 from stashtrace.store.files import load_store, read_partitions
-from stashtrace.store.layout import NO_RANK, TRACK, read_facts
+from stashtrace.store.layout import NO_RANK, read_facts
 
 #: Rows of a piece: about as many as of a run.
 _PIECE_ROWS = 1 << 16
@@ -96,7 +96,7 @@ def load_stored(path: str, tables: frozenset[str] | None = None, ranks: Collecti
     if calls_count > io.KEPT_ROWS and ranks is None and (tables is None or "io" in tables):
         others = frozenset(TABLES if tables is None else tables) - {"io"}
         trace, numbers = load_store(folder, tables=others)
-        calls = CallsOfStore(folder, trace, numbers[TRACK], calls_count)
+        calls = CallsOfStore(folder, trace, numbers["tracks.track_id"], calls_count)
         try:
             outline = io.outline_io(calls, [trace], len(trace.tracks))
         except _DamagedCallsError:

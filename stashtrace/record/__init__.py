@@ -1,2 +1,2 @@
-"""Starting traced commands and looking at the machine they run on."""
+"""Start a job with the recorder in it and watch it; look at the machine."""
 # SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,11 @@
-"""The run directory: where it may be, that it can hold a run, and its ``run.json``.
+"""The run directory: making it, its ``run.json``, its access rights, and local scratch in its place.
 
-Called by ``record.run`` before anything is started, so that a full disk or a directory in use costs
-the user nothing. Files of processes are made by the recorder itself, never here.
+``record.run`` prepares the directory before it starts anything, so that a full disk or a directory in use costs the
+user nothing. The files of processes are made by the recorder, never here.
+
+Processes may write to local scratch, since a shared file system may be slow, and mapped files on it slower; but a local
+disk is lost with its host. When they have ended, their files are copied to the run directory, each under a temporary
+name first, so that a reader never sees half of one.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -27,17 +31,18 @@ from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.whole_files import claim_file, remove_left_in, whole_file, write_whole
 
 RUN_FILE = "run.json"
+#: Of files of processes; a process may have both.
+TRACE_SUFFIXES = (".stash", ".ring")
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20
-_TRACE_SUFFIXES = (".stash", ".ring")
 
 
 @contextlib.contextmanager
 def file_rights(share: bool) -> Iterator[None]:
-    """Let what is made meanwhile belong to the user alone, or with ``share`` be read by the group; whatever the umask.
+    """Give new files to the user alone, or with ``share`` let the group read them, whatever the umask.
 
-    Nothing of the user's may be started meanwhile: it would inherit this.
+    Start nothing of the user's inside: it would inherit the umask.
     """
     before = os.umask(_GROUP_UMASK if share else _OWN_UMASK)
     try:
@@ -48,9 +53,9 @@ def file_rights(share: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rights_of_run(directory: Path) -> Iterator[None]:
-    """As :func:`file_rights`, after the example of the ``run.json`` of a directory; without one nothing changes.
+    """Give new files the rights of the ``run.json`` of a directory; without one nothing changes.
 
-    A folder that is made meanwhile may be entered by those who may read.
+    Those who may read may also enter new folders.
     """
     try:
         mode = (directory / RUN_FILE).stat().st_mode
@@ -65,21 +70,26 @@ def rights_of_run(directory: Path) -> Iterator[None]:
 
 
 def prepare_directory(out: str | None, *, job: Job | None = None, now: time.struct_time | None = None) -> Path:
-    """Make or accept the directory of a new run, or join the one that another launcher of the same job has made.
+    """Make or accept the directory of a new run, or join the one that another launcher of the job has made.
 
     Parameters
     ----------
     out : str, optional
-        What the user asked for; ``./stash-MMDD-HHMMSS`` if nothing, or ``./stash-JOB`` for a part of a job.
+        The user's choice; by default ``./stash-MMDD-HHMMSS``, or ``./stash-JOB`` if the job has a name.
     job : Job, optional
-        Which job this launcher is a part of.
+        The job that this launcher is a part of.
     now : struct_time, optional
-        For the default name.
+        Time for the default name.
+
+    Returns
+    -------
+    Path
+        Absolute.
 
     Raises
     ------
     CaptureError
-        If it cannot be written, is full, or holds another run.
+        If the directory cannot be written, is full, or holds another run.
     """
     if out is None:
         path = _make_default(job, now or time.localtime())
@@ -88,7 +98,7 @@ def prepare_directory(out: str | None, *, job: Job | None = None, now: time.stru
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _write_error(path, error) from error
         if holds_other_run(path, job):
             named = "" if job is None or job.name else ", or give --run-id JOB on every host if this is a part of it"
             raise CaptureError(
@@ -100,21 +110,27 @@ def prepare_directory(out: str | None, *, job: Job | None = None, now: time.stru
 
 
 def holds_other_run(path: Path, job: Job | None) -> bool:
-    """Whether a directory holds records that a run of ``job`` must not be mixed with."""
+    """Return True for a directory with records that must not be mixed with a run of ``job``.
+
+    Raises
+    ------
+    CaptureError
+        If the directory cannot be listed.
+    """
     try:
         names = os.listdir(path)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _write_error(path, error) from error
     if RUN_FILE not in names:
-        return any(name.endswith(_TRACE_SUFFIXES) for name in names)
+        return any(name.endswith(TRACE_SUFFIXES) for name in names)
     if job is None or not job.name or read_run_file(path).get("run_id") != job.run_id:
         return True
-    # The name of a rendezvous is used again, so a finished run under it is another one.
+    # The name of a rendezvous may be used again, so a finished run with that name is another one.
     return not job.unique and all_ended(path, job.launchers_count)
 
 
 def read_run_file(directory: Path) -> dict[str, Any]:
-    """Content of ``run.json``, empty if there is none or it is damaged."""
+    """Return the content of ``run.json``, empty if it is missing or damaged."""
     try:
         return sound_facts(json_object((directory / RUN_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -122,18 +138,18 @@ def read_run_file(directory: Path) -> dict[str, Any]:
 
 
 def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
-    """Write ``run.json`` unless another launcher of the job has, whole and in one step; whether it was us.
+    """Write ``run.json`` in one step unless another launcher of the job has; return True if this launcher wrote it.
 
     Raises
     ------
     CaptureError
-        If it cannot be written, or another run was begun here a moment ago.
+        If it cannot be written, or another run has just begun here.
     """
     try:
         if claim_file(directory / RUN_FILE, json.dumps(content, indent=1) + "\n"):
             return True
     except OSError as error:
-        raise _refused(directory, error) from error
+        raise _write_error(directory, error) from error
     if read_run_file(directory).get("run_id") != content["run_id"]:
         raise CaptureError(
             f"run directory {directory} already holds a run{_age(directory)}",
@@ -153,7 +169,7 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
     try:
         write_whole(directory / RUN_FILE, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        raise _refused(directory, error) from error
+        raise _write_error(directory, error) from error
 
 
 def _make_default(job: Job | None, now: time.struct_time) -> Path:
@@ -167,7 +183,7 @@ def _make_default(job: Job | None, now: time.struct_time) -> Path:
             if not named or not path.is_dir() or holds_other_run(path, job):
                 continue
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _write_error(path, error) from error
         break
     return path
 
@@ -179,7 +195,7 @@ def _try_to_write(path: Path) -> None:
             file.write(b"\0" * 65536)
         room = os.statvfs(path)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _write_error(path, error) from error
     finally:
         probe.unlink(missing_ok=True)
     free_bytes = room.f_bavail * room.f_frsize
@@ -190,7 +206,7 @@ def _try_to_write(path: Path) -> None:
         )
 
 
-def _refused(path: Path, error: OSError) -> CaptureError:
+def _write_error(path: Path, error: OSError) -> CaptureError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CaptureError(f"run directory {path} is full", hint="choose another place with `--out DIR`")
     reason = (error.strerror or str(error)).lower()
@@ -204,16 +220,8 @@ def _age(path: Path) -> str:
     return "" if begin_ns is None else time.strftime(", begun %Y-%m-%d %H:%M:%S", time.localtime(begin_ns // 10**9))
 
 
-# Local scratch: processes write there, and what they wrote is brought to the run directory when they have ended.
-#
-# A shared file system may be slow, and a mapped file on it slower; a local one is lost with its host. The files are
-# copied under a name of their own first, so that a reader of the run directory never sees half of one.
-
-TRACE_SUFFIXES = (".stash", ".ring")
-
-
 def make_scratch(root: str | None, job: Job) -> Path:
-    """Make a directory of this launcher's own below ``root``, by default below the one for temporary files.
+    """Make a directory for this launcher alone below ``root``, by default below the one for temporary files.
 
     Raises
     ------
@@ -232,18 +240,18 @@ def make_scratch(root: str | None, job: Job) -> Path:
 
 
 def trace_files(directory: Path) -> list[Path]:
-    """Files of processes in a directory, which need not exist; a ``.stash`` before its ``.ring``."""
+    """Return the files of processes in a directory, each ``.stash`` before its ``.ring``; none if it does not exist."""
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if path.suffix in TRACE_SUFFIXES]
-    return sorted(found, key=lambda path: (path.stem, path.suffix != TRACE_SUFFIXES[0]))
+    files = [path for path in directory.iterdir() if path.suffix in TRACE_SUFFIXES]
+    return sorted(files, key=lambda path: (path.stem, path.suffix != TRACE_SUFFIXES[0]))
 
 
 def copy_process(source: Path, target: Path) -> None:
-    """Copy a ``.stash``, and its ``.ring`` if it has one, to a stem (a path without suffix) in another directory.
+    """Copy a ``.stash``, and its ``.ring`` if it has one; ``source`` and ``target`` are paths without suffix.
 
-    The ring goes first: a file without its ring reads as complete. What a killed copy left there is removed by
-    ``whole_files.remove_left_in``, which is called once for all processes.
+    The ring is copied first, since a ``.stash`` without one reads as complete. The caller removes what a killed copy
+    left behind, with ``whole_files.remove_left_in``, once for all processes.
 
     Raises
     ------
@@ -257,7 +265,7 @@ def copy_process(source: Path, target: Path) -> None:
 
 
 def free_stem(directory: Path, stem: str) -> str:
-    """Name for a process file that is not taken; ``HOST.PID.N`` becomes the next N."""
+    """Return a name for a process's files that is free in ``directory``; ``HOST.PID.N`` gets the next free N."""
     host_and_pid, _, number = stem.rpartition(".")
     count = int(number) if number.isdecimal() else 0
     while any((directory / (stem + suffix)).exists() for suffix in TRACE_SUFFIXES):
@@ -267,19 +275,19 @@ def free_stem(directory: Path, stem: str) -> str:
 
 
 def bring_home(records: Path, directory: Path) -> None:
-    """Copy all process files from scratch into the run directory, then remove the scratch directory.
+    """Copy the files of all processes from scratch into the run directory, then remove the scratch directory.
 
     Raises
     ------
     CaptureError
-        If the copy fails; the scratch directory is then left as it is.
+        If a copy fails; the scratch directory stays.
     """
     try:
         remove_left_in(directory)
         for stem in sorted({path.name.rpartition(".")[0] for path in trace_files(records)}):
-            same = directory / f"{stem}.stash"
-            if same.exists() and filecmp.cmp(records / same.name, same, shallow=False):
-                continue  # brought by an attempt before
+            copied = directory / f"{stem}.stash"
+            if copied.exists() and filecmp.cmp(records / copied.name, copied, shallow=False):
+                continue  # by an earlier attempt
             copy_process(records / stem, directory / free_stem(directory, stem))
     except OSError as error:
         raise CaptureError(

@@ -1,7 +1,6 @@
-"""What will be measured, inferred or invisible on this machine, and what that means for the answer.
+"""The checks of ``stashtrace doctor``: what is measured, inferred or invisible on this machine, and what that means.
 
-``checks`` is called by ``stashtrace doctor``; the lines about GPUs are ``doctor_gpu``'s. It looks, it never changes
-a setting, and it imports neither torch nor a GPU library.
+The checks of GPUs are in ``doctor_gpu``. Nothing here changes a setting or imports torch or a GPU library.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,218 +20,181 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from stashtrace.errors import StashtraceError
-from stashtrace.record.doctor_gpu import Check, gpu_checks
-from stashtrace.record.options import LIBRARY_PATH
-from stashtrace.record.program import loader_takes_library, why_not_preloaded
+from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.program import loader_takes_library, preload_obstacle
 
-_RECORDS_TRIED = 20_000
+_READS_COUNT = 20_000
 _PT_INTERP = 3
 
 
 def checks(command: Sequence[str] = ()) -> list[Check]:
-    """Examine this machine, and ``command`` if one is given."""
-    found = [probe() for probe in _PROBES]
-    # The GPU belongs behind what is measured of the job, before what is said of the machine.
-    found[_GPU_PLACE:_GPU_PLACE] = gpu_checks()
-    return [*found, *([_target(command)] if command else [])]
+    """Check this machine, and ``command`` if one is given."""
+    job = [Check(name, *check()) for name, check in _JOB_CHECKS.items()]
+    machine = [Check(name, *check()) for name, check in _MACHINE_CHECKS.items()]
+    return [*job, *gpu_checks(), *machine, *([Check("this command", *_command(command))] if command else [])]
 
 
-def _record_path() -> Check:
+def _record_path() -> Answer:
     try:
         from stashtrace import _native
     except ImportError as error:
-        return Check("record path", "broken", str(error), "nothing can be recorded; `make native` or install again")
+        return "broken", str(error), "nothing can be recorded; `make native` or install again"
     steady = {"constant_tsc", "nonstop_tsc"} <= _cpu_flags()
-    lane = next((r["lane_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
+    lane_bytes = next((r["lane_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
     clock = "TSC invariant" if steady else "CLOCK_MONOTONIC (TSC not invariant)"
     added_ns = record_cost_ns()
     cost = f"{added_ns:.0f} ns added to a read here" if added_ns is not None else "cost could not be measured"
     state = "ok" if added_ns is not None else "broken"
     meaning = "what a killed process recorded is kept" if steady else "the same, at twice the cost"
-    return Check("record path", state, f"{clock}, ring {lane >> 20} MiB per thread, {cost}", meaning)
+    return state, f"{clock}, ring {lane_bytes >> 20} MiB per thread, {cost}", meaning
 
 
 def record_cost_ns() -> float | None:
-    """What recording adds to one cached read: the same loop in a process with and one without it, median of three.
+    """Return what recording adds to one cached read: median of three pairs of processes, with and without it.
 
     None if the recorder cannot be loaded or recorded nothing.
     """
-    from stashtrace.record.options import traced_environment
-
     script = (
         "import os, time\nfd = os.open(os.sys.executable, os.O_RDONLY)\nread = os.pread\n"
         "for turn in range(2):\n    begin = time.perf_counter_ns()\n"
-        f"    for _ in range({_RECORDS_TRIED}): read(fd, 1, 0)\n"
+        f"    for _ in range({_READS_COUNT}): read(fd, 1, 0)\n"
         "    spent = time.perf_counter_ns() - begin\nprint(spent)"
     )
 
-    def spent_ns(environment: Mapping[str, str]) -> float:
+    def read_ns(environment: Mapping[str, str]) -> float:
         command = [sys.executable, "-S", "-I", "-c", script]
-        return (
-            int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-            / _RECORDS_TRIED
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return int(done.stdout) / _READS_COUNT
 
     bare = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_") and k != "LD_PRELOAD"}
-    added = []
+    added_ns = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             traced = traced_environment(bare, run_dir=folder, run_id="0")
             for _ in range(3):
-                plain = spent_ns(bare)
-                added.append(spent_ns(traced) - plain)
+                plain_ns = read_ns(bare)
+                added_ns.append(read_ns(traced) - plain_ns)
             if not any(name.endswith(".stash") for name in os.listdir(folder)):
                 return None
     except (OSError, ValueError, subprocess.SubprocessError, StashtraceError):
         return None
-    return max(statistics.median(added), 0.0)
+    return max(statistics.median(added_ns), 0.0)
 
 
-def _posix_io() -> Check:
-    accounting = _read("/proc/sys/kernel/task_delayacct")
-    delay = "on" if accounting == "1" else "off"
-    return Check(
-        "POSIX I/O",
-        "measured",
-        f"by blocking: rusage of the thread (delay accounting {delay})",
-        "storage is told from page cache by evidence, not by duration",
-    )
+def _preload() -> Answer:
+    try:
+        traced_environment({}, run_dir=".", run_id="0")
+    except StashtraceError as error:
+        return "broken", str(error), error.hint or "nothing native can be recorded"
+    return "ok", LIBRARY_PATH.name, "dynamically linked programs are traced without an edit"
 
 
-def _dataloader() -> Check:
+def _posix_io() -> Answer:
+    delay = "on" if _read("/proc/sys/kernel/task_delayacct") == "1" else "off"
+    detail = f"by blocking: rusage of the thread (delay accounting {delay})"
+    return "measured", detail, "storage is told from page cache by evidence, not by duration"
+
+
+def _dataloader() -> Answer:
     version = _torch_version()
-    if not version:
-        return Check(
-            "DataLoader", "invisible", "torch is not installed here", "no steps and no batches; I/O and waits alone"
-        )
-    return Check("DataLoader", "measured", f"torch {version}", "wait, fetch, collate and hand-off of each batch")
+    if version is None:
+        return "invisible", "torch is not installed here", "no steps and no batches; I/O and waits alone"
+    return "measured", f"torch {version}", "wait, fetch, collate and hand-off of each batch"
 
 
-def _collectives() -> Check:
-    if not _torch_version():
-        return Check("collectives", "invisible", "torch is not installed here", "ranks are not compared")
-    return Check(
-        "collectives",
-        "measured",
-        "call, return and end; gloo: backend begin is estimated",
-        "late ranks and the link are told apart",
-    )
+def _collectives() -> Answer:
+    if _torch_version() is None:
+        return "invisible", "torch is not installed here", "ranks are not compared"
+    detail = "call, return and end; gloo: backend begin is estimated"
+    return "measured", detail, "late ranks and the link are told apart"
 
 
-def _cold_cache() -> Check:
+def _cold_cache() -> Answer:
     if os.access("/proc/sys/vm/drop_caches", os.W_OK) and os.geteuid() == 0:
-        return Check("cold cache", "ok", "drop_caches may be written", "cold and warm runs can be compared")
-    return Check(
-        "cold cache",
-        "partly",
-        "no permission for drop_caches; posix_fadvise works on files you own",
-        "a cold run is as cold as its file system allows",
-    )
+        return "ok", "drop_caches may be written", "cold and warm runs can be compared"
+    detail = "no permission for drop_caches; posix_fadvise works on files you own"
+    return "partly", detail, "a cold run is as cold as its file system allows"
 
 
-def _clock() -> Check:
+def _clock() -> Answer:
     source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
-    return Check("clock sync", "ok", f"one host, kernel clock {source}", "ranks of this host share one clock, exactly")
+    return "ok", f"one host, kernel clock {source}", "ranks of this host share one clock, exactly"
 
 
-def _pressure() -> Check:
-    missing = [n for n in ("cpu", "io", "memory") if not _readable(f"/proc/pressure/{n}")]
-    if missing:
-        return Check(
-            "pressure",
-            "invisible",
-            "no /proc/pressure (kernel without PSI)",
-            "crowding is seen by run-queue time alone",
-        )
-    return Check("pressure", "measured", "/proc/pressure: cpu, io, memory", "crowding of the host is named")
+def _pressure() -> Answer:
+    if any(_read(f"/proc/pressure/{name}") is None for name in ("cpu", "io", "memory")):
+        return "invisible", "no /proc/pressure (kernel without PSI)", "crowding is seen by run-queue time alone"
+    return "measured", "/proc/pressure: cpu, io, memory", "crowding of the host is named"
 
 
-def _run_queue() -> Check:
-    if not _readable("/proc/self/schedstat"):
-        return Check("run queue", "invisible", "no /proc/self/schedstat", "CPU contention cannot be told from compute")
-    return Check("run queue", "measured", "/proc/self/task/*/schedstat", "CPU contention is shown beside compute")
+def _run_queue() -> Answer:
+    if _read("/proc/self/schedstat") is None:
+        return "invisible", "no /proc/self/schedstat", "CPU contention cannot be told from compute"
+    return "measured", "/proc/self/task/*/schedstat", "CPU contention is shown beside compute"
 
 
-def _perf() -> Check:
+def _perf() -> Answer:
     level = _read("/proc/sys/kernel/perf_event_paranoid")
     if level is None:
-        return Check("perf events", "invisible", "no perf_event_paranoid", "not needed by any answer of this version")
-    return Check("perf events", "ok", f"perf_event_paranoid {level}", "not needed by any answer of this version")
+        return "invisible", "no perf_event_paranoid", "not needed by any answer of this version"
+    return "ok", f"perf_event_paranoid {level}", "not needed by any answer of this version"
 
 
-def _shared_memory() -> Check:
+def _shared_memory() -> Answer:
     try:
         room = os.statvfs("/dev/shm")
     except OSError:
-        return Check(
-            "/dev/shm", "partly", "missing", "torch's own worker queues may fail; rings lie in the run directory"
-        )
-    free = room.f_bavail * room.f_frsize
-    state = "ok" if free >= 1 << 30 else "partly"
-    meaning = "room for DataLoader batches" if state == "ok" else "DataLoader workers may die with a bus error"
-    return Check("/dev/shm", state, f"{free / 2**30:.1f} GiB free", meaning)
+        return "partly", "missing", "torch's own worker queues may fail; rings lie in the run directory"
+    free_bytes = room.f_bavail * room.f_frsize
+    detail = f"{free_bytes / 2**30:.1f} GiB free"
+    if free_bytes < 1 << 30:
+        return "partly", detail, "DataLoader workers may die with a bus error"
+    return "ok", detail, "room for DataLoader batches"
 
 
-def _preload() -> Check:
-    from stashtrace.record.options import traced_environment
-
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            traced_environment({}, run_dir=folder, run_id="0")
-    except StashtraceError as error:
-        return Check("preload", "broken", str(error), error.hint or "nothing native can be recorded")
-    return Check("preload", "ok", LIBRARY_PATH.name, "dynamically linked programs are traced without an edit")
-
-
-def _target(command: Sequence[str]) -> Check:
-    """Whether the loader will take our library into the program that ``command`` starts."""
+def _command(command: Sequence[str]) -> Answer:
+    """Check whether the loader takes our library into the program that ``command`` starts."""
     path = command[0] if "/" in command[0] else shutil.which(command[0])
     if path is None or not Path(path).is_file():
-        return Check("this command", "broken", f"{command[0]} not found", "it cannot be run")
-    mode = Path(path).stat().st_mode
-    if mode & (stat.S_ISUID | stat.S_ISGID) and Path(path).stat().st_uid != os.geteuid():
-        return Check(
-            "this command", "invisible", f"{path} is setuid", "the loader ignores LD_PRELOAD: nothing of it is recorded"
-        )
+        return "broken", f"{command[0]} not found", "it cannot be run"
+    status = Path(path).stat()
+    if status.st_mode & (stat.S_ISUID | stat.S_ISGID) and status.st_uid != os.geteuid():
+        return "invisible", f"{path} is setuid", "the loader ignores LD_PRELOAD: nothing of it is recorded"
     by_options = _hidden_by_options(Path(path).name, command[1:])
     if by_options is not None:
         return by_options
-    if behind := _behind(Path(path).name, command[1:]):
-        return _target(behind)
-    if why := why_not_preloaded(path):
-        return Check("this command", "invisible", f"{path} is {why}", "it is started without the library: not recorded")
+    if started := _command_behind(Path(path).name, command[1:]):
+        return _command(started)
+    obstacle = preload_obstacle(path)
+    if obstacle is not None:
+        return "invisible", f"{path} is {obstacle}", "it is started without the library: not recorded"
     kind = program_kind(Path(path))
     if kind == "static":
-        return Check(
-            "this command", "invisible", f"{path} is statically linked", "it has no loader: nothing of it is recorded"
-        )
+        return "invisible", f"{path} is statically linked", "it has no loader: nothing of it is recorded"
     if kind == "script":
         words = _interpreter(Path(path))
         if words and Path(words[0]).is_file() and program_kind(Path(words[0])) != "script":
-            told = _target([*words, str(path)])
-            if told.state != "ok":
-                return told
-        return Check("this command", "ok", f"{path} is a script", "its interpreter and what it starts are traced")
+            answer = _command([*words, str(path)])
+            if answer[0] != "ok":
+                return answer
+        return "ok", f"{path} is a script", "its interpreter and what it starts are traced"
     if kind == "foreign":
-        return Check(
-            "this command", "invisible", f"{path} is not an ELF program of this machine", "it is started, not recorded"
-        )
+        return "invisible", f"{path} is not an ELF program of this machine", "it is started, not recorded"
     if not loader_takes_library(path):
-        return Check(
-            "this command", "invisible", f"its loader does not take {LIBRARY_PATH.name}", "it is started, not recorded"
-        )
-    return Check("this command", "ok", f"{path} is dynamically linked", "it and what it starts are traced")
+        return "invisible", f"its loader does not take {LIBRARY_PATH.name}", "it is started, not recorded"
+    return "ok", f"{path} is dynamically linked", "it and what it starts are traced"
 
 
 def _interpreter(script: Path) -> list[str]:
-    """The words of a script's first line behind ``#!``."""
+    """Return the words of a script's first line after ``#!``."""
     with open(script, "rb") as file:
         line = file.read(256).split(b"\n", 1)[0]
     return os.fsdecode(line[2:]).split()
 
 
-def _behind(name: str, arguments: Sequence[str]) -> Sequence[str]:
-    """The command that ``env``, ``nice`` or ``timeout`` starts; empty for other programs and for further options."""
+def _command_behind(name: str, arguments: Sequence[str]) -> Sequence[str]:
+    """Return the command that ``env``, ``nice`` or ``timeout`` starts; empty for other programs and other options."""
     if name not in ("env", "nice", "timeout"):
         return ()
     rest = list(arguments)
@@ -245,36 +207,26 @@ def _behind(name: str, arguments: Sequence[str]) -> Sequence[str]:
     return rest[1:] if name == "timeout" else rest
 
 
-def _hidden_by_options(name: str, arguments: Sequence[str]) -> Check | None:
-    """What options of ``env`` and of Python take away from us, None if nothing."""
+def _hidden_by_options(name: str, arguments: Sequence[str]) -> Answer | None:
+    """Say what options of ``env`` or of Python keep from being recorded; None if they keep nothing."""
     options = list(takewhile(lambda word: word.startswith("-"), arguments))
     if name == "env" and any(word in ("-", "-i", "--ignore-environment") for word in options):
-        return Check(
-            "this command",
-            "invisible",
-            f"{name} {options[0]} clears the variables that tracing is made of",
-            "what it starts is not recorded",
-        )
+        detail = f"{name} {options[0]} clears the variables that tracing is made of"
+        return "invisible", detail, "what it starts is not recorded"
     variables = takewhile(lambda word: "=" in word, arguments[len(options) :])
     if name == "env" and any(word.startswith("LD_PRELOAD=") for word in variables):
-        return Check(
-            "this command", "invisible", f"{name} LD_PRELOAD= takes the library out", "what it starts is not recorded"
-        )
+        return "invisible", f"{name} LD_PRELOAD= takes the library out", "what it starts is not recorded"
     if not name.startswith("python"):
         return None
-    hiding = next((letter for letter in _letters(arguments) if letter in "IES"), None)
+    hiding = next((letter for letter in _python_flags(arguments) if letter in "IES"), None)
     if hiding is None:
         return None
-    return Check(
-        "this command",
-        "partly",
-        f"python -{hiding} loads no probes",
-        "files and waits are recorded; steps, batches and collectives are not",
-    )
+    meaning = "files and waits are recorded; steps, batches and collectives are not"
+    return "partly", f"python -{hiding} loads no probes", meaning
 
 
-def _letters(arguments: Sequence[str]) -> Iterator[str]:
-    """Options of Python without a value, each a letter, up to what it runs."""
+def _python_flags(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the one-letter options of Python that take no value, up to the program that it runs."""
     words = iter(arguments)
     for word in words:
         if not word.startswith("-") or word == "-":
@@ -290,7 +242,7 @@ def _letters(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def program_kind(path: Path) -> str:
-    """What a file is to the loader: dynamic, static, script or foreign."""
+    """Return what a file is to the loader: dynamic, static, script or foreign."""
     with open(path, "rb") as file:
         head = file.read(64)
         if head[:2] == b"#!":
@@ -304,42 +256,39 @@ def program_kind(path: Path) -> str:
     return "dynamic" if _PT_INTERP in kinds else "static"
 
 
-def _torch_version() -> str:
+def _torch_version() -> str | None:
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return None
 
 
 def _cpu_flags() -> set[str]:
-    for line in (_read("/proc/cpuinfo") or "").splitlines():
-        if line.startswith("flags"):
-            return set(line.split())
-    return set()
+    lines = (_read("/proc/cpuinfo") or "").splitlines()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def _read(path: str) -> str | None:
+    """Return the content of a small file, None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
 
 
-def _readable(path: str) -> bool:
-    return _read(path) is not None
-
-
-_PROBES: tuple[Callable[[], Check], ...] = (
-    _record_path,
-    _preload,
-    _posix_io,
-    _dataloader,
-    _collectives,
-    _cold_cache,
-    _clock,
-    _pressure,
-    _run_queue,
-    _perf,
-    _shared_memory,
-)
-_GPU_PLACE = _PROBES.index(_cold_cache)
+#: What is seen of a job on any machine; the checks of GPUs follow.
+_JOB_CHECKS: dict[str, Callable[[], Answer]] = {
+    "record path": _record_path,
+    "preload": _preload,
+    "POSIX I/O": _posix_io,
+    "DataLoader": _dataloader,
+    "collectives": _collectives,
+}
+_MACHINE_CHECKS: dict[str, Callable[[], Answer]] = {
+    "cold cache": _cold_cache,
+    "clock sync": _clock,
+    "pressure": _pressure,
+    "run queue": _run_queue,
+    "perf events": _perf,
+    "/dev/shm": _shared_memory,
+}

@@ -1,7 +1,7 @@
-"""The lines of ``stashtrace doctor`` about GPUs: what is there, what will be seen of it, and what is known to go wrong.
+"""The checks of ``stashtrace doctor`` of GPUs: what is there, what is seen of it, and which hazards are known.
 
-The libraries are asked by ``gpu_probe`` in a process of its own; what is installed is read from package metadata, so
-neither torch nor CuPy is imported. Each hazard here was somebody's crash or wrong number.
+``gpu_probe`` asks the libraries, in a process of its own. What is installed is read from package metadata, so that
+neither torch nor CuPy is imported. Each hazard here has caused a crash or a wrong number.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 _PROBE_S = 15.0
 _DRIVER = "libcuda.so.1"
-#: First NCCL version (as ncclGetVersion) -> profiler plugin interface that it speaks.
+#: First version of NCCL (as ncclGetVersion gives it) and the plugin interface that it speaks.
 _PLUGIN_VERSIONS = ((23100, 7), (22902, 6), (22803, 5), (22700, 4))
 _BROADCAST_HAZARD = (22900, 23199)
 #: Below this NCCL's profiler may not get the connection it needs, and then crashes (nccl#2326).
@@ -30,23 +30,58 @@ _SMALL_SHM_BYTES = 256 << 20
 _CUPTI_KNOWN = ((18, 28), (130000, 130599))
 _NSIGHT_PROCESSES = {"nsys", "nsys-launcher", "ncu", "cuda-gdb"}
 
+#: State, detail and meaning of a :class:`Check`.
+Answer = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of ``stashtrace doctor``.
+
+    Attributes
+    ----------
+    name : str
+        What is checked.
+    state : str
+        ``ok``, ``measured``, ``inferred``, ``partly``, ``invisible`` or ``broken``.
+    detail : str
+        What was found here.
+    meaning : str
+        What that means for a run.
+    """
+
+    name: str
+    state: str
+    detail: str
+    meaning: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the fields for ``--format json``."""
+        return asdict(self)
+
 
 def gpu_checks(environment: Mapping[str, str] | None = None) -> list[Check]:
-    """Examine the GPUs of this machine as a job with ``environment`` would find them."""
+    """Check the GPUs of this machine as a job with ``environment`` finds them; by default with our own."""
     environment = os.environ if environment is None else environment
-    found = probe(environment)
-    lines = [_driver(found)]
-    if found.get("driver", {}).get("devices"):
-        lines += [_runtime(found), _nvml(found), _clocks()]
-    lines += _nccl(found, environment)
-    lines += _hazards(found, environment)
-    lines += _deep_mode(found, environment)
-    return lines
+    libraries = probe(environment)
+    answers: list[tuple[str, Answer | None]] = [("GPU", _driver(libraries))]
+    if _devices(libraries):
+        answers += [("CUDA runtime", _runtime(libraries)), ("GPU counters", _nvml(libraries)), ("GPU clocks", _CLOCKS)]
+    answers += [
+        ("NCCL", _nccl(libraries)),
+        ("NCCL plugin", _nccl_plugin(libraries, environment)),
+        ("broadcasts", _nccl_broadcasts(libraries, environment)),
+        ("NCCL and shm", _nccl_shared_memory(libraries)),
+        ("timing events", _timing_events(environment)),
+        ("driver calls", _driver_calls(libraries)),
+        ("kernels", _deep_mode(libraries, environment)),
+    ]
+    return [Check(name, *answer) for name, answer in answers if answer is not None]
 
 
 def probe(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the libraries answered; a part is missing if its library is, or if it never answered."""
-    # Neither our hooks nor another profiler belong into this look.
+    """Return the answers of the libraries by name; one that is not installed, or does not answer, is missing."""
+    # Neither our hooks nor another profiler may see this.
     kept = {k: v for k, v in environment.items() if not k.startswith("STASHTRACE_")}
     for name in ("LD_PRELOAD", *PROFILER_VARIABLES):
         kept.pop(name, None)
@@ -59,17 +94,17 @@ def probe(environment: Mapping[str, str]) -> dict[str, Any]:
         output, hung = (late.stdout or b"").decode(errors="replace"), True
     except OSError:
         return {}
-    found: dict[str, Any] = {"stopped": True} if hung else {}
+    libraries: dict[str, Any] = {"stopped": True} if hung else {}
     for line in output.splitlines():
         try:
-            found.update(json.loads(line))
+            libraries.update(json.loads(line))
         except ValueError:
             continue
-    return found
+    return libraries
 
 
 def nccl_candidates() -> list[str]:
-    """libnccl as torch and CuPy find it: the wheel beside them first, then the loader's path."""
+    """Return the places of libnccl in the order of torch and CuPy: the wheel beside them, then the loader's path."""
     paths = []
     for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
         try:
@@ -81,213 +116,188 @@ def nccl_candidates() -> list[str]:
 
 
 def version_text(version: int) -> str:
-    """``22809`` of NCCL is 2.28.9, ``13010`` of CUDA 13.1."""
+    """Return a version as text: ``22809`` of NCCL is 2.28.9, ``13010`` of CUDA is 13.1."""
     if version >= 20000 and version < 100000:
         return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     return f"{version // 1000}.{version // 10 % 100}"
 
 
-def _driver(found: Mapping[str, Any]) -> Check:
-    driver = found.get("driver")
-    host = "the step thread of the CPU is taken as the critical resource"
-    if driver is None and found.get("stopped"):
-        return Check(
-            "GPU", "invisible", f"{_DRIVER} gave no answer within {_PROBE_S:.0f} s", "`nvidia-smi` may say why"
-        )
+def _devices(libraries: Mapping[str, Any]) -> list[dict[str, Any]]:
+    devices: list[dict[str, Any]] = (libraries.get("driver") or {}).get("devices") or []
+    return devices
+
+
+def _driver(libraries: Mapping[str, Any]) -> Answer:
+    driver = libraries.get("driver")
+    host_only = "the step thread of the CPU is taken as the critical resource"
+    if driver is None and libraries.get("stopped"):
+        return "invisible", f"{_DRIVER} gave no answer within {_PROBE_S:.0f} s", "`nvidia-smi` may say why"
     if not driver:
-        return Check("GPU", "invisible", f"no {_DRIVER}", host)
+        return "invisible", f"no {_DRIVER}", host_only
     if "error" in driver:
-        return Check("GPU", "invisible", f"{_DRIVER} is no CUDA driver ({driver['error']})", host)
-    version = (
-        f"driver for CUDA {version_text(driver['version'])}" if driver["version"] > 0 else "driver of no known version"
-    )
+        return "invisible", f"{_DRIVER} is no CUDA driver ({driver['error']})", host_only
+    known = driver["version"] > 0
+    version = f"driver for CUDA {version_text(driver['version'])}" if known else "driver of no known version"
     if driver["init"] != 0:
-        detail = f"{version}, cuInit answers {driver['init']}" + {100: " (no device)", 803: " (driver too old)"}.get(
-            driver["init"], ""
-        )
-        return Check("GPU", "invisible", detail, "look at CUDA_VISIBLE_DEVICES, the container's devices, `nvidia-smi`")
+        reason = {100: " (no device)", 803: " (driver too old)"}.get(driver["init"], "")
+        detail = f"{version}, cuInit answers {driver['init']}{reason}"
+        return "invisible", detail, "look at CUDA_VISIBLE_DEVICES, the container's devices, `nvidia-smi`"
     devices = driver["devices"]
     if not devices:
-        return Check("GPU", "invisible", f"{version}, no device", "look at CUDA_VISIBLE_DEVICES; " + host)
+        return "invisible", f"{version}, no device", "look at CUDA_VISIBLE_DEVICES; " + host_only
     names = sorted({f"{d['name']} ({d['memory_bytes'] / 2**30:.0f} GiB, {d['capability']})" for d in devices})
     meaning = "waits, copies, steps and collectives get times of the device"
-    return Check("GPU", "measured", f"{len(devices)} x {', '.join(names)}, {version}", meaning)
+    return "measured", f"{len(devices)} x {', '.join(names)}, {version}", meaning
 
 
-def _runtime(found: Mapping[str, Any]) -> Check:
-    parts = [f"libcudart {version_text(v)} on the library path" for v in found.get("runtime", [])]
+def _runtime(libraries: Mapping[str, Any]) -> Answer:
+    parts = [f"libcudart {version_text(v)} on the library path" for v in libraries.get("runtime", [])]
     torch = _package("torch")
     if torch:
         parts.append(f"torch {torch}")
     cupy = next((name for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if _package(name)), "")
     if cupy:
         detail = ", ".join([*parts, f"{cupy} {_package(cupy)} has its own, statically linked"])
-        return Check(
-            "CUDA runtime",
-            "partly",
-            detail,
-            "of CuPy, collectives and steps are seen; its copies, waits and syncs with `run --lookup-hook`",
-        )
+        meaning = "of CuPy, collectives and steps are seen; its copies, waits and syncs with `run --lookup-hook`"
+        return "partly", detail, meaning
     if "+cpu" in torch:
-        return Check("CUDA runtime", "partly", ", ".join(parts), "this torch cannot use the GPU; install a CUDA build")
+        return "partly", ", ".join(parts), "this torch cannot use the GPU; install a CUDA build"
     if not parts:
-        return Check("CUDA runtime", "invisible", "no libcudart and no torch here", "nothing here calls the GPU")
-    return Check("CUDA runtime", "measured", ", ".join(parts), "programs that load it dynamically are seen")
+        return "invisible", "no libcudart and no torch here", "nothing here calls the GPU"
+    return "measured", ", ".join(parts), "programs that load it dynamically are seen"
 
 
-def _nvml(found: Mapping[str, Any]) -> Check:
-    nvml = found.get("nvml") or {}
+def _nvml(libraries: Mapping[str, Any]) -> Answer:
+    nvml = libraries.get("nvml") or {}
     if "devices_count" not in nvml:
-        why = f"nvmlInit answers {nvml['init']}" if "init" in nvml else "no libnvidia-ml.so.1"
-        return Check("GPU counters", "invisible", why, "no bytes of links, no power, clocks and throttle reasons")
+        reason = f"nvmlInit answers {nvml['init']}" if "init" in nvml else "no libnvidia-ml.so.1"
+        return "invisible", reason, "no bytes of links, no power, clocks and throttle reasons"
     detail = f"driver {nvml.get('driver', 'unknown')}, {nvml['devices_count']} devices"
-    return Check("GPU counters", "measured", detail, "which path the bytes took; a field a device lacks is said once")
+    return "measured", detail, "which path the bytes took; a field a device lacks is said once"
 
 
-def _clocks() -> Check:
-    return Check(
-        "GPU clocks",
-        "inferred",
-        "read against the host's every 2 to 4 s while the job runs",
-        "the error of each clock is in the run's alignment; events count in 0.5 us",
-    )
+_CLOCKS: Answer = (
+    "inferred",
+    "read against the host's every 2 to 4 s while the job runs",
+    "the error of each clock is in the run's alignment; events count in 0.5 us",
+)
 
 
-def _nccl(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
-    nccl = found.get("nccl") or {}
-    version = nccl.get("version", 0)
+def _nccl_version(libraries: Mapping[str, Any]) -> int:
+    """Return the version of NCCL; not above 0 if there is none, or it does not tell."""
+    return int((libraries.get("nccl") or {}).get("version", 0))
+
+
+def _plugin_version(version: int) -> int:
+    """Return the newest interface for profiler plugins that an NCCL speaks; 0 for none with times of the device."""
+    return next((interface for first, interface in _PLUGIN_VERSIONS if version >= first), 0)
+
+
+def _nccl(libraries: Mapping[str, Any]) -> Answer | None:
+    version = _nccl_version(libraries)
+    on_gpu = bool(_devices(libraries))
     if version <= 0:
-        if (found.get("driver") or {}).get("devices"):
-            yield Check(
-                "NCCL",
-                "invisible",
-                "no libnccl.so.2 beside torch or CuPy, nor on the library path",
-                "a statically linked NCCL is seen by its profiler plugin alone",
-            )
-        return
-    where = "of the wheel" if "/" in nccl["path"] else "of the library path"
-    speaks = next((api for first, api in _PLUGIN_VERSIONS if version >= first), 0)
-    if speaks:
-        detail = f"{version_text(version)} {where}, profiler interface v{speaks}"
-        here = bool((found.get("driver") or {}).get("devices"))
-        meaning = ("" if here else "on a GPU, ") + "collectives get the device's own times, per channel"
-        yield Check("NCCL", "measured" if here else "ok", detail, meaning)
-    else:
-        yield Check(
-            "NCCL",
-            "measured",
-            f"{version_text(version)} {where}, no profiler interface with device times before 2.27",
-            "collectives are timed by events around the calls",
-        )
+        detail = "no libnccl.so.2 beside torch or CuPy, nor on the library path"
+        meaning = "a statically linked NCCL is seen by its profiler plugin alone"
+        return ("invisible", detail, meaning) if on_gpu else None
+    source = "of the wheel" if "/" in libraries["nccl"]["path"] else "of the library path"
+    interface = _plugin_version(version)
+    if not interface:
+        detail = f"{version_text(version)} {source}, no profiler interface with device times before 2.27"
+        return "measured", detail, "collectives are timed by events around the calls"
+    detail = f"{version_text(version)} {source}, profiler interface v{interface}"
+    meaning = "collectives get the device's own times, per channel"
+    return ("measured", detail, meaning) if on_gpu else ("ok", detail, f"on a GPU, {meaning}")
+
+
+def _nccl_plugin(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
     plugin = environment.get("NCCL_PROFILER_PLUGIN", "")
-    if plugin and speaks:
-        yield Check("NCCL plugin", "ok", f"NCCL_PROFILER_PLUGIN is {plugin}", "it is called behind ours, both work")
+    if not plugin or not _plugin_version(_nccl_version(libraries)):
+        return None
+    return "ok", f"NCCL_PROFILER_PLUGIN is {plugin}", "it is called behind ours, both work"
+
+
+def _nccl_broadcasts(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
+    version = _nccl_version(libraries)
     first, last = _BROADCAST_HAZARD
-    if first <= version <= last and environment.get("NCCL_ALLGATHERV_ENABLE") != "0":
-        yield Check(
-            "broadcasts",
-            "partly",
-            f"NCCL {version_text(version)} may time them as other operations (nccl#2368)",
-            "set NCCL_ALLGATHERV_ENABLE=0 for a job that broadcasts",
-        )
-    room = _shm_bytes()
-    if speaks and 0 <= room < _SMALL_SHM_BYTES:
-        yield Check(
-            "NCCL and shm",
-            "partly",
-            f"{room >> 20} MiB free in /dev/shm: NCCL's profiler may crash (nccl#2326)",
-            "enlarge it (docker: --shm-size=1g) or set STASHTRACE_NCCL_SOURCE=events",
-        )
+    if not first <= version <= last or environment.get("NCCL_ALLGATHERV_ENABLE") == "0":
+        return None
+    detail = f"NCCL {version_text(version)} may time them as other operations (nccl#2368)"
+    return "partly", detail, "set NCCL_ALLGATHERV_ENABLE=0 for a job that broadcasts"
 
 
-def _hazards(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
-    if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        yield Check(
-            "timing events",
-            "partly",
-            "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may hold up what runs beside it",
-            "off; collectives keep NCCL's times; STASHTRACE_FORCE_EVENTS=1 measures at that price",
-        )
-    if not (found.get("driver") or {}).get("devices"):
-        return
-    direct = [name for name in ("triton", "jax") if _package(name)]
-    if direct:
-        yield Check(
-            "driver calls",
-            "partly",
-            f"{' and '.join(direct)} may call the driver past the CUDA runtime",
-            "`run --lookup-hook` sees their copies and waits too",
-        )
+def _nccl_shared_memory(libraries: Mapping[str, Any]) -> Answer | None:
+    free_bytes = _shm_bytes()
+    if free_bytes is None or free_bytes >= _SMALL_SHM_BYTES or not _plugin_version(_nccl_version(libraries)):
+        return None
+    detail = f"{free_bytes >> 20} MiB free in /dev/shm: NCCL's profiler may crash (nccl#2326)"
+    return "partly", detail, "enlarge it (docker: --shm-size=1g) or set STASHTRACE_NCCL_SOURCE=events"
 
 
-def _deep_mode(found: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
-    """Whether ``--kernels`` would work; said where there is a GPU, or a reason why it could not."""
+def _timing_events(environment: Mapping[str, str]) -> Answer | None:
+    if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+        return None
+    detail = "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may hold up what runs beside it"
+    return "partly", detail, "off; collectives keep NCCL's times; STASHTRACE_FORCE_EVENTS=1 measures at that price"
+
+
+def _driver_calls(libraries: Mapping[str, Any]) -> Answer | None:
+    direct = [name for name in ("triton", "jax") if _package(name)] if _devices(libraries) else []
+    if not direct:
+        return None
+    detail = f"{' and '.join(direct)} may call the driver past the CUDA runtime"
+    return "partly", detail, "`run --lookup-hook` sees their copies and waits too"
+
+
+def _deep_mode(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
+    """Check whether ``--kernels`` works; None where there is no GPU and no reason against it."""
     injected = [name for name in environment if name in PROFILER_VARIABLES]
-    watching = sorted(_running() & _NSIGHT_PROCESSES)
     if injected:
-        yield Check(
-            "kernels",
-            "invisible",
-            f"{injected[0]} is set: another profiler has CUPTI",
-            "`run --kernels` gives way to it",
-        )
-        return
-    if not (found.get("driver") or {}).get("devices"):
-        return
-    version = (found.get("cupti") or {}).get("version", 0)
+        return "invisible", f"{injected[0]} is set: another profiler has CUPTI", "`run --kernels` gives way to it"
+    if not _devices(libraries):
+        return None
+    version = (libraries.get("cupti") or {}).get("version", 0)
     if not version:
-        yield Check(
-            "kernels",
-            "partly",
-            "no libcupti on the library path",
-            "`run --kernels` works where the job brings its own (torch)",
-        )
-    elif version < 0:
-        yield Check("kernels", "invisible", f"libcupti answers {-version}", "`run --kernels` records nothing here")
-    elif not any(low <= version <= high for low, high in _CUPTI_KNOWN):
-        yield Check(
-            "kernels", "invisible", f"libcupti is of version {version}", "newer than this stashtrace: update it"
-        )
-    elif watching:
-        yield Check(
-            "kernels",
-            "partly",
-            f"{', '.join(watching)} is running",
-            "in processes it profiles, `run --kernels` gives way",
-        )
-    else:
-        yield Check(
-            "kernels",
-            "ok",
-            f"libcupti version {version}, nobody else uses it",
-            "`run --kernels` names kernels for a few steps; gives way to torch.profiler",
-        )
+        meaning = "`run --kernels` works where the job brings its own (torch)"
+        return "partly", "no libcupti on the library path", meaning
+    if version < 0:
+        return "invisible", f"libcupti answers {-version}", "`run --kernels` records nothing here"
+    if not any(low <= version <= high for low, high in _CUPTI_KNOWN):
+        return "invisible", f"libcupti is of version {version}", "newer than this stashtrace: update it"
+    profilers = sorted(_process_names() & _NSIGHT_PROCESSES)
+    if profilers:
+        detail = f"{', '.join(profilers)} is running"
+        return "partly", detail, "in processes it profiles, `run --kernels` gives way"
+    meaning = "`run --kernels` names kernels for a few steps; gives way to torch.profiler"
+    return "ok", f"libcupti version {version}, nobody else uses it", meaning
 
 
 def _package(name: str) -> str:
+    """Return the version of an installed package, empty if it is not installed; of torch, with the CUDA it is for."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
     if name != "torch" or "+" in version:
         return version
-    # The metadata of PyPI's wheels leave out for which CUDA they were built.
+    # The metadata of the wheels of PyPI do not tell for which CUDA they were built.
     file = next((f for f in importlib.metadata.files(name) or [] if f.as_posix() == "torch/version.py"), None)
     text = Path(str(file.locate())).read_text(encoding="utf-8") if file is not None else ""
     cuda = re.search(r"^cuda(?::[^=]*)? *= *'([\d.]+)'", text, re.M)
     return f"{version} for CUDA {cuda[1]}" if cuda else f"{version}+cpu"
 
 
-def _shm_bytes() -> int:
+def _shm_bytes() -> int | None:
+    """Return the free bytes of /dev/shm, None if there is none."""
     try:
         room = os.statvfs("/dev/shm")
     except OSError:
-        return -1
+        return None
     return room.f_bavail * room.f_frsize
 
 
-def _running() -> set[str]:
-    """Names of the processes of this machine that we may see."""
+def _process_names() -> set[str]:
+    """Return the names of the processes of this machine that we may see."""
     names = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -296,20 +306,3 @@ def _running() -> set[str]:
             except OSError:
                 continue
     return names
-
-
-# One line of ``stashtrace doctor``.
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of ``doctor``: what, how well (ok, measured, inferred, partly, invisible, broken), why, meaning."""
-
-    name: str
-    state: str
-    detail: str
-    meaning: str
-
-    def as_dict(self) -> dict[str, str]:
-        """For ``--format json``."""
-        return asdict(self)

@@ -1,8 +1,8 @@
-"""Asks the GPU libraries of this machine who they are; prints one JSON object.
+"""Ask the GPU libraries of this machine for their versions and devices; print a JSON object a line, one per library.
 
-Run by ``doctor_gpu`` as a script in a process of its own with a time limit, since a driver may hang, and what a
-library does to a process is none of the caller's business. Makes no context: only calls that need none. Arguments:
-libnccl.so.2 candidates, best first. Stdlib only.
+``doctor_gpu`` runs this as a script in a process of its own and with a time limit, since a driver may hang, and loading
+a library may change a process. It makes no context, and calls only what needs none. Arguments: paths of libnccl.so.2,
+best first. Imports the standard library alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,7 +26,7 @@ def _load(*names: str) -> Any:
 
 
 def _number(library: Any, function: str) -> int:
-    """What ``function(int*)`` tells, minus its error where it fails, 0 where it is missing."""
+    """Return the number that ``function(int*)`` writes; minus its error if it fails, 0 if it is missing."""
     call = getattr(library, function, None)
     if call is None:
         return 0
@@ -36,14 +36,14 @@ def _number(library: Any, function: str) -> int:
 
 
 def driver() -> dict[str, Any]:
-    """``libcuda``: its error from cuInit, its version, its devices."""
+    """Return the error of cuInit, the version of ``libcuda`` and its devices; empty without the library."""
     cuda = _load("libcuda.so.1")
     if cuda is None:
         return {}
-    found: dict[str, Any] = {"init": int(cuda.cuInit(0)), "version": _number(cuda, "cuDriverGetVersion")}
-    if found["init"] != 0:
-        return found
-    found["devices"] = []
+    facts: dict[str, Any] = {"init": int(cuda.cuInit(0)), "version": _number(cuda, "cuDriverGetVersion")}
+    if facts["init"] != 0:
+        return facts
+    facts["devices"] = []
     for index in range(max(0, _number(cuda, "cuDeviceGetCount"))):
         device, name, size = ctypes.c_int(0), ctypes.create_string_buffer(128), ctypes.c_size_t(0)
         if cuda.cuDeviceGet(ctypes.byref(device), index) != 0:
@@ -53,39 +53,39 @@ def driver() -> dict[str, Any]:
         capability = [ctypes.c_int(0), ctypes.c_int(0)]
         for value, attribute in zip(capability, (_CAPABILITY_MAJOR, _CAPABILITY_MINOR), strict=True):
             cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        found["devices"].append(
+        facts["devices"].append(
             {
                 "name": name.value.decode(errors="replace"),
                 "memory_bytes": size.value,
                 "capability": f"{capability[0].value}.{capability[1].value}",
             }
         )
-    return found
+    return facts
 
 
 def runtime() -> list[int]:
-    """Versions of the dynamic CUDA runtimes on the library path."""
+    """Return the versions of the dynamic CUDA runtimes on the library path."""
     versions = (_number(_load(f"libcudart.so.{major}"), "cudaRuntimeGetVersion") for major in (13, 12))
     return [version for version in versions if version > 0]
 
 
 def nvml() -> dict[str, Any]:
-    """``libnvidia-ml``: its error, the driver's name of itself, the number of devices."""
+    """Return the error of nvmlInit, the driver's version and the number of devices; empty without the library."""
     library = _load("libnvidia-ml.so.1")
     if library is None:
         return {}
-    found: dict[str, Any] = {"init": int(library.nvmlInit_v2())}
-    if found["init"] == 0:
+    facts: dict[str, Any] = {"init": int(library.nvmlInit_v2())}
+    if facts["init"] == 0:
         text = ctypes.create_string_buffer(80)
         if library.nvmlSystemGetDriverVersion(text, len(text)) == 0:
-            found["driver"] = text.value.decode(errors="replace")
-        found["devices_count"] = max(0, _number(library, "nvmlDeviceGetCount_v2"))
+            facts["driver"] = text.value.decode(errors="replace")
+        facts["devices_count"] = max(0, _number(library, "nvmlDeviceGetCount_v2"))
         library.nvmlShutdown()
-    return found
+    return facts
 
 
 def nccl(candidates: list[str]) -> dict[str, Any]:
-    """The first libnccl that loads, and its version."""
+    """Return path and version of the first libnccl that loads; empty if none does."""
     for path in candidates:
         library = _load(path)
         if library is not None:
@@ -94,13 +94,13 @@ def nccl(candidates: list[str]) -> dict[str, Any]:
 
 
 def cupti() -> dict[str, Any]:
-    """libcupti of the library path; some versions tell theirs only where a driver is."""
+    """Return the version of libcupti on the library path; some tell it only where there is a driver."""
     library = _load("libcupti.so.13", "libcupti.so.12")
     return {} if library is None else {"version": _number(library, "cuptiGetVersion")}
 
 
 def main() -> None:
-    """Each part is flushed as it is known: what a hanging library follows is not lost."""
+    """Print each part as soon as it is known, so that a library that hangs costs no other part."""
     candidates = sys.argv[1:]
     parts = (
         ("nccl", lambda: nccl(candidates)),

@@ -1,11 +1,11 @@
-"""Tells whether a signal that reached us was sent to our process group, and so reached the job as well.
+"""Find out whether a signal that reached us was sent to our process group, and so reached the job too.
 
-The job runs in our group. Whoever signals the group (a terminal, ``kill -- -GROUP``, ``timeout``) reaches the job by
-the kernel, whoever signals us alone does not, and the kernel tells a process no difference. So a second process stands
-in the group, with every signal blocked: what is pending there was sent to the group. That is no guess about time: the
+The job runs in our group. A signal to the group (from a terminal, ``kill -- -GROUP``, ``timeout``) reaches the job, a
+signal to us alone does not, and the kernel does not tell us which it was. So we put a second process, the witness, into
+the group, with every signal blocked: what is pending there was sent to the group. This does not depend on timing: the
 kernel signals a group while it holds its list of processes, and :meth:`GroupWitness.sent_to_group` waits for that list.
 
-This file is also the program of the second process, so it imports the standard library alone.
+This file is also the program of the witness, so it imports the standard library alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,15 +21,15 @@ from pathlib import Path
 
 #: A signal number and the process that sent it; number 0 ends an answer.
 _ENTRY = struct.Struct("=ii")
-#: Where a Python that was not installed for the whole system finds its own library.
+#: Where a Python that is not installed for the whole system finds its own library.
 _LOADING = ("LD_LIBRARY_PATH",)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S, _POLL_S = 0.02, 1.0, 0.002
 
 
 class GroupWitness:
-    """Starts the second process; without one every signal counts as sent to us alone, unless by a terminal.
+    """Starts the witness. Without one, every signal counts as sent to us alone, except those of a terminal.
 
-    All signals that are asked about must be blocked before this is made, and the job started after.
+    Block the signals in question before you make it, and start the job afterwards.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class GroupWitness:
             (os.POSIX_SPAWN_DUP2, 0, 2),
         ]
         words = [sys.executable, "-I", "-S", __file__, str(asked), str(told)]
-        # Nothing else of the environment: it is not to be traced, should we be traced ourselves.
+        # The rest of the environment is left out, so that the witness is not traced if we are.
         kept = {name: os.environ[name] for name in _LOADING if name in os.environ}
         try:
             os.set_inheritable(asked, True)
@@ -59,35 +59,35 @@ class GroupWitness:
             os.close(told)
 
     def sent_to_group(self, number: int, sender: int) -> bool:
-        """Whether this signal was sent to the group by this process (0: the kernel) since it was last asked about."""
-        found = self._not_taken | self._pending()
-        # An answer tells of all signals. Of the others those are still to come that are pending for us as well.
-        to_come = signal.sigpending()
-        self._not_taken = {entry for entry in found if entry[0] in to_come and entry != (number, sender)}
-        return (number, sender) in found
+        """Return True if ``sender`` (0: the kernel) has sent this signal to the group since the last question."""
+        sent = self._not_taken | self._pending()
+        # An answer names all signals. We have yet to take those of the others that are pending for us too.
+        pending = signal.sigpending()
+        self._not_taken = {entry for entry in sent if entry[0] in pending and entry != (number, sender)}
+        return (number, sender) in sent
 
     def settle(self, number: int, sender: int, by_terminal: bool) -> bool:
-        """Find out whether a signal that we took reached the group, or is about to reach it.
+        """Find out whether a signal that we took has reached the group, or is about to.
 
-        ``timeout`` signals its child and at once the whole group. So while the sender goes on running, the second
-        signal is waited for; a sender that sleeps, or has ended, will send no more.
+        ``timeout`` signals its child and then the whole group. So we wait for the second signal while the sender runs;
+        one that sleeps or has ended sends no more.
 
         Parameters
         ----------
         number, sender : int
-            Signal, and process id of its sender as we see it; 0 for the kernel and for senders outside our namespace.
+            Signal, and process id of its sender; 0 for the kernel and for senders outside our pid namespace.
         by_terminal : bool
-            The kernel itself sent it; what is believed where there is no second process to ask.
+            Whether the kernel itself sent it; decides where there is no witness.
 
         Returns
         -------
         bool
-            The job has it already, as far as it is in our group.
+            Whether the job has got it, as far as it is in our group.
         """
         begin_s = time.monotonic()
         while True:
             waited_s = time.monotonic() - begin_s
-            # Looked at before the question: what the sender did until then is seen by the answer.
+            # Looked at before the question, so that the answer includes all that the sender has done until now.
             over = sender == 0 or waited_s > _LONGEST_WAIT_S
             over = over or (waited_s > _SHORTEST_WAIT_S and not _is_running(sender))
             if self.sent_to_group(number, sender):
@@ -99,9 +99,9 @@ class GroupWitness:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End the second process."""
+        """End the witness."""
         if self._pid:
-            with contextlib.suppress(ChildProcessError):  # it has ended and its number may be another's by now
+            with contextlib.suppress(ChildProcessError):  # it has ended, and its number may be another's by now
                 if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                     os.kill(self._pid, signal.SIGKILL)
                     os.waitpid(self._pid, 0)
@@ -113,10 +113,10 @@ class GroupWitness:
     def _pending(self) -> set[tuple[int, int]]:
         if not self._pid:
             return set()
-        # Takes the kernel's list of processes for writing, so that whoever signals the group now has ended; no change.
+        # Changes nothing, but takes the kernel's list of processes for writing: who signals the group now is done then.
         with contextlib.suppress(OSError):
             os.setpgid(0, os.getpgrp())
-        found: set[tuple[int, int]] = set()
+        sent: set[tuple[int, int]] = set()
         try:
             os.write(self._questions, b"?")
             while True:
@@ -125,15 +125,15 @@ class GroupWitness:
                     raise BrokenPipeError
                 number, sender = _ENTRY.unpack(entry)
                 if number == 0:
-                    return found
-                found.add((number, sender))
-        except OSError:  # it was killed: go on as without it
+                    return sent
+                sent.add((number, sender))
+        except OSError:  # the witness was killed: go on without one
             self.close()
-            return found
+            return sent
 
 
 def _is_running(pid: int) -> bool:
-    """Whether any thread of a process is running or ready to run."""
+    """Return True if a thread of a process runs, or is ready to."""
     for state in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
             if state.read_text(errors="replace").rpartition(")")[2].split()[0] == "R":
@@ -143,9 +143,9 @@ def _is_running(pid: int) -> bool:
     return False
 
 
-def _stand(questions: int, answers: int) -> None:
-    """Answer each question with the signals that came since the one before, until nobody can ask."""
-    # Those that say something about ourselves, and none that this process could bring on itself.
+def _answer(questions: int, answers: int) -> None:
+    """Answer each question with the signals that came since the last one, until the pipe is closed."""
+    # Without those that cannot be blocked, and SIGCHLD, which is never passed on.
     watched = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     while os.read(questions, 1):
         while (info := signal.sigtimedwait(watched, 0)) is not None:
@@ -154,4 +154,4 @@ def _stand(questions: int, answers: int) -> None:
 
 
 if __name__ == "__main__":
-    _stand(int(sys.argv[1]), int(sys.argv[2]))
+    _answer(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,7 +1,7 @@
-"""Which job a launcher belongs to: the same answer on every host, from what its scheduler or torchrun says.
+"""The job that a launcher belongs to: the same answer on every host, from its scheduler or from torchrun.
 
-Called by ``record.run`` and ``stashtrace env``. A job that several ``stashtrace run`` start together needs one run id
-without any of them talking to another, so the id is a hash of a name that all of them can see.
+Several ``stashtrace run`` may start one job together. They need one run id but do not talk to each other, so the id is
+a hash of a name that all of them know.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,10 +17,10 @@ from stashtrace.errors import UsageError
 
 _RUN_ID_DIGITS = 16
 _HEXADECIMAL = re.compile(r"[0-9a-f]{8,64}")
-#: SLURM numbers what is no step of its own (batch script, interactive shell, extern) from here.
+#: From here on SLURM numbers what is not a job step: batch script, interactive shell, extern.
 _FIRST_SPECIAL_STEP = 4_294_967_280
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-#: Options of torchrun that take no value; all others take one, or contain it after "=".
+#: Options of torchrun that take no value; all others take one, as the next word or after "=".
 _TORCHRUN_FLAGS = frozenset({"standalone", "module", "m", "no_python", "run_path", "use_env", "virtual_local_rank"})
 
 
@@ -31,13 +31,13 @@ class Job:
     Attributes
     ----------
     run_id : str
-        Hexadecimal; the same for all launchers of the job, drawn for this launcher alone if there is no name.
+        Hexadecimal; the same for all launchers of the job, random if the job has no name.
     name : str
-        Fit for a file name, such as ``slurm-4711.0``; empty if this launcher stands alone.
+        Fit for a file name, such as ``slurm-4711.0``; empty if this is the only launcher.
     launchers_count : int
-        How many ``stashtrace run`` the job has, -1 if unknown.
+        Number of ``stashtrace run`` of the job, -1 if unknown.
     unique : bool
-        No other job has had this name; a rendezvous id or endpoint may be used again tomorrow.
+        Whether no other job has had this name; a rendezvous id or endpoint may be used again.
     """
 
     run_id: str
@@ -47,16 +47,16 @@ class Job:
 
 
 def job_of(command: Sequence[str], environment: Mapping[str, str], run_id: str | None = None) -> Job:
-    """Find out which job ``command`` is a part of.
+    """Return the job that ``command`` is a part of.
 
     Parameters
     ----------
     command : sequence of str
-        What is going to be started; torchrun's options are looked at.
+        The command to be started; if it is torchrun, its options are read.
     environment : mapping
         Of this launcher.
     run_id : str, optional
-        What the user said on every host; goes before everything else.
+        Given by the user on every host; overrides every other name.
 
     Raises
     ------
@@ -73,8 +73,8 @@ def job_of(command: Sequence[str], environment: Mapping[str, str], run_id: str |
     if run_id is not None:
         if not run_id.strip():
             raise UsageError("the run id is empty", hint='for example --run-id "$JOB_ID", the same on every host')
-        known = run_id if _HEXADECIMAL.fullmatch(run_id) else _hash(run_id)
-        return Job(known, _file_name(run_id), launchers)
+        digits = run_id if _HEXADECIMAL.fullmatch(run_id) else _hash(run_id)
+        return Job(digits, _file_name(run_id), launchers)
     return Job(os.urandom(_RUN_ID_DIGITS // 2).hex())
 
 
@@ -87,7 +87,7 @@ def _file_name(name: str) -> str:
 
 
 def _slurm(environment: Mapping[str, str]) -> tuple[str, int]:
-    """A task of a job step; the batch script itself, which starts srun or torchrun, is none."""
+    """Name and number of tasks of a SLURM job step; the batch script, which starts srun or torchrun, is not one."""
     job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
     if not job or not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
         return "", 1
@@ -97,7 +97,7 @@ def _slurm(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _mpi(environment: Mapping[str, str]) -> tuple[str, int]:
-    """A process of an MPI job. Hydra (MPICH, Intel MPI) gives its processes no name of the job."""
+    """Name and number of processes of an MPI job. Hydra (MPICH, Intel MPI) tells its processes no name of the job."""
     for kind, key, sizes in (
         ("mpi", "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE")),
         ("pals", "PALS_APID", ("PALS_SIZE", "PMI_SIZE")),
@@ -111,32 +111,32 @@ def _mpi(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _torchrun(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, int]:
-    """One agent of several, told apart from others by the rendezvous that it goes to."""
+    """Name and number of agents of a torchrun job, which is named after its rendezvous."""
     options = _torchrun_options(command)
     if options is None or "standalone" in options:
         return "", 1
-    said = {key[4:].lower(): value for key, value in environment.items() if key.startswith("PET_")} | options
-    nodes = said.get("nnodes", "1")
+    options = {key[4:].lower(): value for key, value in environment.items() if key.startswith("PET_")} | options
+    nodes = options.get("nnodes", "1")
     if nodes in ("1", "1:1"):
         return "", 1
     count = int(nodes) if nodes.isdecimal() else -1  # "2:4" may become any of them
-    meeting = said.get("rdzv_endpoint") or f"{said.get('master_addr', '')}:{said.get('master_port', '29500')}"
-    name = said.get("rdzv_id", "none")
+    master = f"{options.get('master_addr', '')}:{options.get('master_port', '29500')}"
+    name = options.get("rdzv_id", "none")
     if name in ("", "none"):
-        name = _here(meeting)
+        name = _endpoint_name(options.get("rdzv_endpoint") or master)
     return (f"torchrun-{name}" if name else ""), count
 
 
-def _here(meeting: str) -> str:
-    """Name of a meeting place; one on the loopback is this host's own, and one without a port is nowhere."""
-    host, _, port = meeting.rpartition(":")
+def _endpoint_name(endpoint: str) -> str:
+    """Name of a rendezvous endpoint; this host's for one on the loopback, empty if that has no port."""
+    host, _, port = endpoint.rpartition(":")
     if host not in ("", "localhost", "::1", "[::1]") and not host.startswith("127."):
-        return meeting
+        return endpoint
     return f"{os.uname().nodename}:{port}" if port.isdecimal() and int(port) else ""
 
 
 def _torchrun_options(command: Sequence[str]) -> dict[str, str] | None:
-    """Options of torchrun in a command, None if it is none. Spelt with underscores."""
+    """Options of torchrun in a command, spelt with underscores; None if the command does not run torchrun."""
     begin = None
     for index, word in enumerate(command):
         if os.path.basename(word) == "torchrun" or (word in _TORCHRUN_MODULES and command[index - 1] == "-m"):

@@ -1,9 +1,8 @@
-"""The launchers of one job that share a run directory: who has begun, who has ended, whose turn it is to merge.
+"""The launchers of one job that share a run directory: which have begun, which have ended, which one merges.
 
-Each ``stashtrace run`` of such a job has a file of its own, ``launch.HOST.PID.json``, which it alone writes; nobody
-waits for anybody. The one that finds all others ended merges. When one ends badly, it merges what is there, since
-the others may never end; one that ends later does it again. Exclusive creation of a file is all that is asked of the
-file system.
+Each ``stashtrace run`` of the job has a file of its own, ``launch.HOST.PID.json``, which no other writes. None waits
+for another. The last one to end merges. One that ends with an error merges what is there, since the others may never
+end; one that ends later merges again. Of the file system this needs exclusive creation of a file, and nothing else.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,7 +25,7 @@ _END_KEYS = ("end_realtime_ns", "end_monotonic_ns", "exit_code", "signal")
 
 
 def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
-    """Make this launcher's file.
+    """Make this launcher's file and return its path.
 
     Raises
     ------
@@ -35,7 +34,7 @@ def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
     """
     host, pid = str(facts["host"]).replace("/", "_"), facts["launcher_pid"]
     try:
-        for number in range(1, 10_000):  # containers may share a name and their process ids
+        for number in range(1, 10_000):  # containers may share host name and process ids
             path = directory / f"{_PREFIX}{host}.{pid}{f'.{number}' if number > 1 else ''}{_SUFFIX}"
             try:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
@@ -49,32 +48,32 @@ def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def say(path: Path, facts: Mapping[str, Any]) -> None:
-    """Replace the content of a launcher's file in one step."""
+    """Replace the content of a launcher's file, in one step."""
     write_whole(path, json.dumps(dict(facts), indent=1) + "\n")
 
 
 def launchers(directory: Path) -> list[dict[str, Any]]:
-    """What the launchers of a directory have said, by begin; a file that is being made is left out."""
-    found = []
+    """Return the content of the launchers' files, in order of begin; files that are being made are left out."""
+    parts = []
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(sound_facts(json_object(path.read_text(encoding="utf-8"))))
-    return sorted(found, key=lambda facts: (facts.get("begin_realtime_ns") or 0, str(facts.get("host"))))
+            parts.append(sound_facts(json_object(path.read_text(encoding="utf-8"))))
+    return sorted(parts, key=lambda facts: (facts.get("begin_realtime_ns") or 0, str(facts.get("host"))))
 
 
 def still_running(directory: Path) -> list[dict[str, Any]]:
-    """Launchers that have not said that they ended, and are not known to be gone."""
+    """Return the launchers that have not ended, as far as this host can tell."""
     return [facts for facts in launchers(directory) if "exit_code" not in facts and not _is_gone(facts)]
 
 
 def all_ended(directory: Path, count: int = -1) -> bool:
-    """Whether every launcher of a job has ended, as far as its directory tells; ``count``: how many it has."""
+    """Return True if all launchers in a directory have ended, and there are at least ``count`` of them."""
     return len(launchers(directory)) >= count and not still_running(directory)
 
 
 @contextlib.contextmanager
 def merging_turn(directory: Path) -> Iterator[bool]:
-    """Hold the right to merge a directory; False if another launcher has it now."""
+    """Hold the right to merge a directory; yield False if another launcher holds it."""
     path = directory / _TURN_FILE
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
@@ -90,17 +89,17 @@ def merging_turn(directory: Path) -> Iterator[bool]:
 
 
 def end_turns(directory: Path) -> None:
-    """Take the right to merge from a launcher that died with it; for a merge by hand."""
+    """Release the right to merge that a launcher held when it died; for a merge by hand."""
     (directory / _TURN_FILE).unlink(missing_ok=True)
 
 
 def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """``run.json`` of a job from the words of its launchers: ended when all have, badly if one has.
+    """Return the ``run.json`` of a job: it has ended when all launchers have, and failed if one has failed.
 
     Parameters
     ----------
     run : mapping
-        What ``run.json`` says so far.
+        Content of ``run.json`` so far.
     parts : list of dict
         From :func:`launchers`.
     """
@@ -113,20 +112,19 @@ def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any
         worst = failed[0] if failed else last
         content |= {"exit_code": worst["exit_code"], "signal": worst.get("signal", 0)}
         content["end_realtime_ns"] = last.get("end_realtime_ns", 0)
-        # The monotonic clocks of hosts have nothing in common; the length of the run is told by the wall clock.
-        length = content["end_realtime_ns"] - int(content.get("begin_realtime_ns", content["end_realtime_ns"]))
-        content["end_monotonic_ns"] = int(content.get("begin_monotonic_ns", 0)) + max(length, 0)
+        # The monotonic clocks of hosts are unrelated, so the wall clock tells the length of the run.
+        length_ns = content["end_realtime_ns"] - int(content.get("begin_realtime_ns", content["end_realtime_ns"]))
+        content["end_monotonic_ns"] = int(content.get("begin_monotonic_ns", 0)) + max(length_ns, 0)
     return content
 
 
 def _is_gone(facts: Mapping[str, Any]) -> bool:
-    """Whether a launcher of this host and pid namespace is known to have died without a word."""
-    same_place = facts.get("place") == own_place()
-    return same_place and not os.path.exists(f"/proc/{facts.get('launcher_pid')}")
+    """Return True for a launcher of this host and pid namespace whose process does not exist any more."""
+    return facts.get("place") == own_place() and not os.path.exists(f"/proc/{facts.get('launcher_pid')}")
 
 
 def own_place() -> str:
-    """Boot and pid namespace: where a process id means what it means here."""
+    """Return the boot id and pid namespace, within which a process id means the same; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

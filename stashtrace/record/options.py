@@ -1,41 +1,42 @@
-"""The environment that turns an ordinary command into a traced one.
+"""The options of a run, each declared once, as a field of :class:`RecordOptions`.
 
-Called by ``stashtrace run`` and by tests. Pure: a mapping in, a new dict out; nothing is started and the
-caller's environment stays as it is. The variables are the whole contract between launcher and guest
-(their table is in ``docs/reference/environment.md``); the user's own values are kept behind ours.
+A declaration says how an option is written on a command line and in the environment of the traced processes, which
+values it takes and what holds without it. From it follow the parsers of ``stashtrace run`` and ``stashtrace env``, the
+command lines of runs that the lab starts, and the variables of the traced processes. These are read by
+``csrc/core/config.cpp`` and the probes, and explained in ``docs/reference/environment.md``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.record.staged import check_staged_list
 
-#: Deep mode: on with ``--kernels`` alone.
+if TYPE_CHECKING:
+    import argparse
+
+BUILD_HINT = "build it with `make native`, or install the package again"
+#: Deep mode: recorded with ``kernels`` alone.
 KERNEL_COLLECTOR = "cupti"
-#: Steps that deep mode records unless told otherwise; the same in ``csrc/core/config.h``.
+#: Steps of deep mode unless others are given.
 KERNEL_STEPS = "10:13"
-_PACKAGE = Path(__file__).resolve().parents[1]
-LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
-#: Preloaded beside it with ``--lookup-hook`` alone: stands in front of dlsym.
-LOOKUP_LIBRARY = "libstashtrace_lookup.so"
-_BUILD_HINT = "build it with `make native`, or install the package again"
-_MOST_NVML_HZ = 1000
-#: Where the device times of NCCL's operations come from; the same in ``csrc/core/config.h``.
-NCCL_SOURCES = ("auto", "plugin", "events")
-INJECT_PATH = _PACKAGE / "probes" / "inject"
+#: Batches that ``--synthetic`` keeps: two show whether batches are alike, and fit on a device that holds the current
+#: batch and the next one.
+SYNTHETIC_BATCHES = 2
+_METADATA_KEY = "declaration"
 
 
 @functools.cache
 def default_collectors() -> tuple[str, ...]:
-    """Collectors that a run turns on unless told otherwise: all of ``csrc/schema/records.def`` but deep mode's.
+    """Return the collectors that a run turns on by default: all of ``csrc/schema/records.def`` except deep mode's.
 
-    Native ones first, then probes; what the user's own code says comes last.
+    Native collectors come first, then probes; ``annotations`` comes last.
 
     Raises
     ------
@@ -45,197 +46,371 @@ def default_collectors() -> tuple[str, ...]:
     try:
         from stashtrace import _native
     except ImportError as error:
-        raise CaptureError(f"the recorder cannot be loaded: {error}", hint=_BUILD_HINT) from error
+        raise CaptureError(f"the recorder cannot be loaded: {error}", hint=BUILD_HINT) from error
     named = [c for c in _native.schema()["collectors"] if c["name"] not in ("core", KERNEL_COLLECTOR)]
     named.sort(key=lambda c: (not c["native"], c["name"] == "annotations"))
     return tuple(c["name"] for c in named)
 
 
-def traced_environment(
-    base: Mapping[str, str],
-    *,
-    run_dir: str | os.PathLike[str],
-    run_id: str,
-    collectors: Sequence[str] | None = None,
-    steps: str | tuple[int | None, int | None] | None = None,
-    until_step: int | None = None,
-    wait_threshold_ns: int | None = None,
-    sample_ms: int | None = None,
-    nvml_hz: int | None = None,
-    nvml_links: bool = False,
-    drainer: str | None = None,
-    log_level: str | None = None,
-    kernels: bool | str = False,
-    kernels_steps: str | None = None,
-    event_budget: int | None = None,
-    lookup_hook: bool = False,
-    nccl_source: str | None = None,
-    synthetic_batches: int = 0,
-    staged: str | None = None,
-    share: bool = False,
-    library: str | os.PathLike[str] | None = None,
-) -> dict[str, str]:
-    """Return a copy of ``base`` in which every process of the command records itself.
-
-    Parameters
-    ----------
-    base : mapping
-        Environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours.
-    run_dir : path
-        Where the processes write; made absolute, since they may change their directory.
-    run_id : str
-        Hexadecimal name of the run, stored in every file.
-    collectors : sequence of str, optional
-        Subset of :func:`default_collectors`; all by default.
-    steps : str or (first, last), optional
-        ``"A:B"``: record probes and hooks for these steps alone.
-    until_step : int, optional
-        STASHTRACE_UNTIL_STEP: ranks tell when they have made so many steps.
-    wait_threshold_ns, sample_ms, nvml_hz, drainer, log_level : optional
-        STASHTRACE_WAIT_THRESHOLD_NS, STASHTRACE_SAMPLE_MS, STASHTRACE_NVML_HZ, STASHTRACE_DRAINER and
-        STASHTRACE_LOG; None keeps what ``base`` says.
-    nvml_links : bool
-        Sample each NVLink of a device beside their sum.
-    kernels : bool or "graphs"
-        Deep mode; "graphs": one row per graph launch in place of its kernels.
-    kernels_steps : str, optional
-        ``"A:B"``: steps of deep mode, :data:`KERNEL_STEPS` by default; turns it on.
-    event_budget : int, optional
-        STASHTRACE_EVENT_BUDGET: timing events per second above which whole steps go without.
-    lookup_hook : bool
-        Also see CUDA calls of programs that look the driver up by themselves (CuPy, Triton, JAX).
-    nccl_source : {"auto", "plugin", "events"}, optional
-        STASHTRACE_NCCL_SOURCE: where device times of NCCL's operations come from. A profiler plugin of NCCL that
-        ``base`` names stays in use, behind ours.
-    synthetic_batches : int
-        Batches that each DataLoader keeps and returns again and again; 0: real data.
-    staged : str, optional
-        STASHTRACE_STAGED: list of files of which copies are opened in their place.
-    share : bool
-        STASHTRACE_SHARE: let the group read the files that the processes write.
-    library : path, optional
-        Runtime library to preload, the package's own by default.
-
-    Returns
-    -------
-    dict of str to str
+def step_range(name: str, text: str) -> str:
+    """Return ``text`` if it is a range of steps, ``"A:B"``, ``"A:"`` or ``":B"``.
 
     Raises
     ------
     UsageError
-        If a collector is unknown, ``steps`` is not a range, ``nvml_hz`` or ``event_budget`` not possible.
-    CaptureError
-        If the library is missing, or lies where LD_PRELOAD cannot name it.
+        If it is not; ``name`` is the option that the hint shows.
     """
-    environment = dict(base)
-    preload = _library_path(library)
-    environment["LD_PRELOAD"] = _prepend(preload, base.get("LD_PRELOAD", "").replace(" ", ":"))
-    environment.pop("STASHTRACE_LOOKUP_HOOK", None)
-    if lookup_hook:
-        lookup = _library_path(Path(preload).with_name(LOOKUP_LIBRARY))
-        environment["LD_PRELOAD"] = _prepend(preload, _prepend(lookup, environment["LD_PRELOAD"]))
-        environment["STASHTRACE_LOOKUP_HOOK"] = "1"
-    if event_budget is not None and event_budget < 0:
-        raise UsageError(f"{event_budget} timing events a second are out of range", hint="--event-budget 0: no limit")
-    environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
-    environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
-    environment["STASHTRACE_RUN_ID"] = run_id
-    if nvml_hz is not None and not 0 <= nvml_hz <= _MOST_NVML_HZ:
-        raise UsageError(f"{nvml_hz} samples a second are out of range", hint=f"--nvml-hz 0 to {_MOST_NVML_HZ}")
-    deep = bool(kernels) or kernels_steps is not None
-    environment["STASHTRACE_COLLECTORS"] = ",".join(_known_collectors(collectors, deep))
-    if until_step is not None and until_step < 1:
-        raise UsageError(f"a run until step {until_step} would record nothing", hint="for example --until-step 60")
-    if staged is not None and not Path(staged).is_file():
-        raise UsageError(f"no list of staged files at {staged}", hint="`stashtrace stage RUN --to DIR` writes one")
-    if staged is not None and "posix_io" not in environment["STASHTRACE_COLLECTORS"].split(","):
-        raise UsageError("--staged needs the collector posix_io", hint="it leads the opens to the copies")
-    if staged is not None:
-        check_staged_list(Path(staged))
-    for inherited in ("STEPS", "UNTIL_STEP", "KERNELS", "KERNELS_STEPS", "SYNTHETIC", "STAGED", "SHARE"):
-        environment.pop(f"STASHTRACE_{inherited}", None)
-    if staged is not None:
-        environment["STASHTRACE_STAGED"] = str(Path(staged).absolute())
-    if share:
-        environment["STASHTRACE_SHARE"] = "1"
-    if synthetic_batches > 0:
-        environment["STASHTRACE_SYNTHETIC"] = str(synthetic_batches)
-    if deep:
-        environment["STASHTRACE_KERNELS"] = kernels if isinstance(kernels, str) else "1"
-        environment["STASHTRACE_KERNELS_STEPS"] = _step_range(kernels_steps or KERNEL_STEPS, "--kernels-steps 10:13")
-    _take_profiler_slot(environment, nccl_source)
-    if steps is not None:
-        environment["STASHTRACE_STEPS"] = _step_range(steps)
-    for name, value in (
-        ("STASHTRACE_UNTIL_STEP", until_step),
-        ("STASHTRACE_WAIT_THRESHOLD_NS", wait_threshold_ns),
-        ("STASHTRACE_SAMPLE_MS", sample_ms),
-        ("STASHTRACE_NVML_HZ", nvml_hz),
-        ("STASHTRACE_NVML_LINKS", 1 if nvml_links else None),
-        ("STASHTRACE_EVENT_BUDGET", event_budget),
-        ("STASHTRACE_DRAINER", drainer),
-        ("STASHTRACE_LOG", log_level),
-    ):
-        if value is not None:
-            environment[name] = str(value)
-    return environment
-
-
-def _take_profiler_slot(environment: dict[str, str], source: str | None) -> None:
-    """Make our library NCCL's profiler plugin; the former one is named to it, so that both get every event."""
-    if source is not None and source not in NCCL_SOURCES:
-        raise UsageError(f"no source of NCCL times named {source!r}", hint="choose from: " + ", ".join(NCCL_SOURCES))
-    if source is not None:
-        environment["STASHTRACE_NCCL_SOURCE"] = source
-    if "nccl" not in environment["STASHTRACE_COLLECTORS"].split(","):
-        return
-    ours = environment["LD_PRELOAD"].split(":")[0]
-    former = environment.get("NCCL_PROFILER_PLUGIN", "")
-    if former != ours:  # a traced command that traces another keeps what it was told
-        environment.pop("STASHTRACE_NCCL_CHAIN", None)
-        if former:
-            environment["STASHTRACE_NCCL_CHAIN"] = former
-    environment["NCCL_PROFILER_PLUGIN"] = ours
-
-
-def _prepend(first: str, old: str) -> str:
-    """Put ``first`` before a colon-separated list, once, so that a traced command may trace another."""
-    # An empty entry of PYTHONPATH means the current directory, so it must survive.
-    return ":".join([first, *(part for part in (old.split(":") if old else []) if part != first)])
-
-
-def _library_path(library: str | os.PathLike[str] | None) -> str:
-    path = Path(library).absolute() if library is not None else LIBRARY_PATH
-    if not path.is_file():
-        raise CaptureError(
-            f"{path.name} is not in {path.parent}",
-            hint=_BUILD_HINT,
-        )
-    if any(separator in str(path) for separator in ": "):
-        # The loader splits LD_PRELOAD at both characters and knows no quoting.
-        raise CaptureError(
-            f"the path {path} holds a colon or a blank, which LD_PRELOAD cannot name",
-            hint="install stashtrace into a folder without blanks and colons",
-        )
-    return str(path)
-
-
-def _known_collectors(collectors: Sequence[str] | None, deep: bool) -> tuple[str, ...]:
-    known = (*default_collectors(), KERNEL_COLLECTOR) if deep else default_collectors()
-    if collectors is None:
-        return known
-    unknown = [name for name in collectors if name not in known]
-    if unknown:
-        hint = "use --kernels" if unknown[0] == KERNEL_COLLECTOR else "choose from: " + ", ".join(known)
-        raise UsageError(f"no collector named {unknown[0]!r}", hint=hint)
-    # Asked for by an option of its own, it needs no second naming.
-    return tuple(dict.fromkeys((*collectors, KERNEL_COLLECTOR) if deep else collectors))
-
-
-def _step_range(steps: str | tuple[int | None, int | None], example: str = "--steps 10:20") -> str:
-    text = steps if isinstance(steps, str) else ":".join("" if end is None else str(end) for end in steps)
     first, colon, last = text.partition(":")
     well_formed = bool(colon) and all(part == "" or part.isdecimal() for part in (first, last))
     if not well_formed or (first and last and int(first) >= int(last)):
-        raise UsageError(f"steps {text!r} is not a range A:B with A < B", hint=f"for example {example}")
+        raise UsageError(f"steps {text!r} is not a range A:B with A < B", hint=f"for example {name} 10:20")
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """How one option is given.
+
+    Attributes
+    ----------
+    variable : str
+        Environment variable of the traced processes.
+    default : str
+        What holds if the option is not given, in the words of the environment page.
+    flag : str
+        Flag of the command line; empty if the option has none.
+    help : str
+        Help of the flag; ``{default}`` stands for ``default``.
+    metavar : str, optional
+        Placeholder of the flag's argument in the help.
+    parse : callable
+        Makes a value from the flag's argument.
+    const : object
+        Value of a flag without an argument; None if it takes one.
+    choices : tuple of str
+        The values that the option can have; empty if any text will do.
+    limits : tuple of int or None, optional
+        Smallest and largest value; None for no largest one.
+    check : callable, optional
+        Called with the name of the flag or variable and a value; returns the value to keep.
+    listed : callable, optional
+        Returns names that are appended to the help.
+    inherited : bool
+        Whether a variable of the caller stays in force when the option is not given.
+    needs_launcher : bool
+        Whether the option works only with ``stashtrace run``, which stays beside the job; ``stashtrace env`` lacks it.
+    in_run_file : bool
+        Whether the value is written to ``run.json``.
+    """
+
+    variable: str
+    default: str
+    flag: str = ""
+    help: str = ""
+    metavar: str | None = None
+    parse: Callable[[str], Any] = str
+    const: Any = None
+    choices: tuple[str, ...] = ()
+    limits: tuple[int, int | None] | None = None
+    check: Callable[[str, Any], Any] | None = None
+    listed: Callable[[], Sequence[str]] | None = None
+    inherited: bool = True
+    needs_launcher: bool = False
+    in_run_file: bool = False
+
+    def checked(self, value: Any) -> Any:
+        """Return the value to keep.
+
+        Raises
+        ------
+        UsageError
+            If the option cannot have this value.
+        """
+        name = self.flag or self.variable
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{name} cannot be {value!r}", hint="choose from: " + ", ".join(self.choices))
+        if self.limits is not None:
+            low, high = self.limits
+            if value < low or (high is not None and value > high):
+                hint = f"{name} {low} or more" if high is None else f"{name} {low} to {high}"
+                raise UsageError(f"{name} {value} is out of range", hint=hint)
+        return value if self.check is None else self.check(name, value)
+
+
+def _option(variable: str, default: str, flag: str = "", help: str = "", *, value: Any = None, **declared: Any) -> Any:
+    """A field of RecordOptions; ``value`` means that the option is not given."""
+    declaration = Declaration(f"STASHTRACE_{variable}", default, flag, help, **declared)
+    return field(default=value, metadata={_METADATA_KEY: declaration})
+
+
+def _switch(variable: str, default: str, flag: str, help: str, **declared: Any) -> Any:
+    """A field of RecordOptions that is on or off."""
+    return _option(variable, default, flag, help, value=False, const=True, **declared)
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What is recorded of a job, and how. An option with its default value is not given.
+
+    The help of each field says what it does. From Python, ``kernels`` may be ``"graphs"``, for one row per launch of a
+    CUDA graph in place of its kernels, and ``synthetic_batches`` any number of batches. ``kernels`` and
+    ``kernels_steps`` turn each other on.
+
+    Raises
+    ------
+    UsageError
+        If an option cannot have the value it is given.
+    """
+
+    steps: str | None = _option(
+        "STEPS",
+        "all",
+        "--steps",
+        "record steps A to B-1 only; the others are counted",
+        metavar="A:B",
+        check=step_range,
+        inherited=False,
+        in_run_file=True,
+    )
+    collectors: Sequence[str] | None = _option(
+        "COLLECTORS",
+        "all",
+        "--collectors",
+        "comma list of what to record (default: {default}): ",
+        metavar="NAMES",
+        parse=lambda text: text.split(","),
+        check=lambda _, names: tuple(names),
+        listed=default_collectors,
+    )
+    nvml_hz: int | None = _option(
+        "NVML_HZ",
+        "10",
+        "--nvml-hz",
+        "samples of device counters per second, 0 for none (default: {default})",
+        metavar="N",
+        parse=int,
+        limits=(0, 1000),
+    )
+    nvml_links: bool = _switch("NVML_LINKS", "0", "--nvml-links", "sample each NVLink of a device beside their sum")
+    kernels: bool | str = _switch(
+        "KERNELS",
+        "off",
+        "--kernels",
+        "deep mode: also every kernel and copy of the GPU, for a few steps; gives way to another profiler",
+        inherited=False,
+    )
+    kernels_steps: str | None = _option(
+        "KERNELS_STEPS",
+        KERNEL_STEPS,
+        "--kernels-steps",
+        "steps A to B-1 of deep mode (default: {default}); the step before A is slow; turns --kernels on",
+        metavar="A:B",
+        check=step_range,
+        inherited=False,
+        in_run_file=True,
+    )
+    event_budget: int | None = _option(
+        "EVENT_BUDGET",
+        "10000",
+        "--event-budget",
+        "timing events on devices per second; above it whole steps go without, 0: no limit (default: {default})",
+        metavar="N",
+        parse=int,
+        limits=(0, 1_000_000_000),
+    )
+    lookup_hook: bool = _switch(
+        "LOOKUP_HOOK",
+        "0",
+        "--lookup-hook",
+        "also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
+        inherited=False,
+    )
+    nccl_source: str | None = _option(
+        "NCCL_SOURCE",
+        "auto",
+        "--nccl-source",
+        "device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
+        choices=("auto", "plugin", "events"),
+    )
+    share: bool = _switch(
+        "SHARE",
+        "unset",
+        "--share",
+        "let the group read the run (0750, 0640); else the user alone (0700, 0600)",
+        inherited=False,
+    )
+    until_step: int | None = _option(
+        "UNTIL_STEP",
+        "unset",
+        "--until-step",
+        "end the command when its ranks have made K steps; exit code 0",
+        metavar="K",
+        parse=int,
+        limits=(1, None),
+        inherited=False,
+        needs_launcher=True,
+    )
+    staged: str | None = _option(
+        "STAGED",
+        "unset",
+        "--staged",
+        "open copies of files: a list that `stashtrace stage` wrote",
+        metavar="LIST",
+        check=lambda _, path: str(Path(path).absolute()),
+        inherited=False,
+        needs_launcher=True,
+        in_run_file=True,
+    )
+    synthetic_batches: int = _option(
+        "SYNTHETIC",
+        "unset: real data",
+        "--synthetic",
+        "let DataLoaders return their first two batches again and again",
+        value=0,
+        const=SYNTHETIC_BATCHES,
+        limits=(0, None),
+        inherited=False,
+        needs_launcher=True,
+        in_run_file=True,
+    )
+    wait_threshold_ns: int | None = _option("WAIT_THRESHOLD_NS", "20000", limits=(0, 3_600_000_000_000))
+    sample_ms: int | None = _option("SAMPLE_MS", "100", limits=(1, 3_600_000))
+    drainer: str | None = _option("DRAINER", "auto", choices=("auto", "thread", "self", "off"))
+    log_level: str | None = _option("LOG", "error", choices=("error", "info", "debug"))
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            object.__setattr__(self, name, DECLARATIONS[name].checked(value))
+        if self.kernels or self.kernels_steps is not None:
+            object.__setattr__(self, "kernels", self.kernels or True)
+            object.__setattr__(self, "kernels_steps", self.kernels_steps or KERNEL_STEPS)
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser, *, launched: bool = True) -> None:
+        """Add the flags of the options; without ``launched`` only those that ``stashtrace env`` has."""
+        for name, declared in DECLARATIONS.items():
+            if not declared.flag or (declared.needs_launcher and not launched):
+                continue
+            text = declared.help.format(default=declared.default)
+            if declared.listed is not None:
+                text += ", ".join(declared.listed())
+            if declared.const is not None:
+                parser.add_argument(
+                    declared.flag,
+                    dest=name,
+                    action="store_const",
+                    const=declared.const,
+                    default=_VALUES_NOT_GIVEN[name],
+                    help=text,
+                )
+            else:
+                parser.add_argument(
+                    declared.flag,
+                    dest=name,
+                    metavar=declared.metavar,
+                    type=declared.parse,
+                    choices=declared.choices or None,
+                    help=text,
+                )
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> RecordOptions:
+        """Return the options that a parser with the flags of :meth:`add_arguments` has read.
+
+        Raises
+        ------
+        UsageError
+            If an option cannot have the value it is given.
+        """
+        named = (name for name, declared in DECLARATIONS.items() if declared.flag and hasattr(arguments, name))
+        return cls(**{name: getattr(arguments, name) for name in named})
+
+    def given(self) -> dict[str, Any]:
+        """Return the values of the options that are given, by name."""
+        values = {name: getattr(self, name) for name in DECLARATIONS}
+        return {name: value for name, value in values.items() if value != _VALUES_NOT_GIVEN[name]}
+
+    def to_arguments(self) -> list[str]:
+        """Return words that give these options to ``stashtrace run``.
+
+        Raises
+        ------
+        ValueError
+            If the command line has no words for an option or its value.
+        """
+        words = []
+        for name, value in self.given().items():
+            declared = DECLARATIONS[name]
+            if not declared.flag or (declared.const is not None and value != declared.const):
+                raise ValueError(f"{name}={value!r} cannot be given on a command line")
+            words += [declared.flag] if declared.const is not None else [declared.flag, _text(value)]
+        return words
+
+    def to_environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return a copy of ``base`` with the variables of these options.
+
+        If an option is not given, its variable in ``base`` stays or goes, as declared: a traced command that traces
+        another must not pass its own steps on.
+
+        Raises
+        ------
+        UsageError
+            If a collector is unknown, or ``staged`` cannot be used.
+        FormatError
+            If ``staged`` is not a list of staged files.
+        CaptureError
+            If the extension that knows the collectors cannot be loaded.
+        """
+        values = self.given() | {"collectors": self.recorded_collectors()}
+        if self.staged is not None:
+            if not Path(self.staged).is_file():
+                raise UsageError(
+                    f"no list of staged files at {self.staged}", hint="`stashtrace stage RUN --to DIR` writes one"
+                )
+            if "posix_io" not in values["collectors"]:
+                raise UsageError("--staged needs the collector posix_io", hint="it leads the opens to the copies")
+            check_staged_list(Path(self.staged))
+        environment = dict(base)
+        for name, declared in DECLARATIONS.items():
+            if name in values:
+                environment[declared.variable] = _text(values[name])
+            elif not declared.inherited:
+                environment.pop(declared.variable, None)
+        return environment
+
+    def to_run_facts(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of the options."""
+        return {name: value for name, value in self.given().items() if DECLARATIONS[name].in_run_file}
+
+    def recorded_collectors(self) -> tuple[str, ...]:
+        """Return the names of the collectors that are on.
+
+        Raises
+        ------
+        UsageError
+            If one of ``collectors`` is unknown.
+        CaptureError
+            If the extension that knows them cannot be loaded.
+        """
+        deep = (KERNEL_COLLECTOR,) if self.kernels else ()
+        known = default_collectors() + deep
+        if self.collectors is None:
+            return known
+        unknown = [name for name in self.collectors if name not in known]
+        if unknown:
+            hint = "use --kernels" if unknown[0] == KERNEL_COLLECTOR else "choose from: " + ", ".join(known)
+            raise UsageError(f"no collector named {unknown[0]!r}", hint=hint)
+        return tuple(dict.fromkeys((*self.collectors, *deep)))
+
+
+#: Declarations of the options by the names of their fields, in the order of the help.
+DECLARATIONS: dict[str, Declaration] = {f.name: f.metadata[_METADATA_KEY] for f in fields(RecordOptions)}
+_VALUES_NOT_GIVEN = {f.name: f.default for f in fields(RecordOptions)}
+DEFAULT_OPTIONS = RecordOptions()
+
+
+def _text(value: Any) -> str:
+    """Return a value as the text of a variable, or of a flag's argument."""
+    if value is True:
+        return "1"
+    return ",".join(value) if isinstance(value, tuple) else str(value)

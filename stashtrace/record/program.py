@@ -1,4 +1,4 @@
-"""The program behind a command line: found as a shell would, with better words when it is not, and started."""
+"""The program of a command line: finding it as a shell does, starting it, and preloading the recorder into it."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.record.options import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY
 
 
 def find_program(command: Sequence[str]) -> str:
-    """Path of the program that ``command`` names.
+    """Return the path of the program that ``command`` names.
 
     Raises
     ------
     UsageError
-        If nothing is named, or nothing of that name exists.
+        If the command is empty, or no program has its name.
     CaptureError
-        If it exists and cannot be executed.
+        If the program cannot be executed.
     """
     if not command:
         raise UsageError("no command to run", hint="put it after two dashes: `stashtrace run -- python train.py`")
@@ -41,29 +41,24 @@ def find_program(command: Sequence[str]) -> str:
                 f"{name} is not executable", hint=script_hint if name.endswith(".py") else f"`chmod +x {name}`"
             )
         return name
-    found = shutil.which(name)
-    if found is None:
-        here = Path(name).exists()
-        raise UsageError(
-            f"command not found: {name}",
-            hint=script_hint
-            if here and name.endswith(".py")
-            else f"`stashtrace run -- ./{name}`, if it is the file here"
-            if here
-            else None,
-        )
-    return found
+    path_found = shutil.which(name)
+    if path_found is not None:
+        return path_found
+    hint = None
+    if Path(name).exists():
+        hint = script_hint if name.endswith(".py") else f"`stashtrace run -- ./{name}`, if it is the file here"
+    raise UsageError(f"command not found: {name}", hint=hint)
 
 
 def spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:
-    """Start it with this signal mask; the process id.
+    """Start ``program`` with a signal mask; return its process id.
 
     Raises
     ------
     CaptureError
         If the system refuses.
     """
-    # Python ignores these two for itself; the command gets them as any shell would give them.
+    # Python ignores these two itself; the command gets their defaults, as from a shell.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     try:
         return os.posix_spawn(program, list(command), dict(environment), setsigmask=mask, setsigdef=defaults)
@@ -76,37 +71,33 @@ def spawn(program: str, command: Sequence[str], environment: Mapping[str, str], 
         raise CaptureError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}", hint=hint) from error
 
 
-# Whether a program can be started with the runtime library in front of it, and why not.
-#
-# The rules are the library's own (``csrc/hooks/exec_target.cpp``),
-# which applies them to every program that a traced process starts.
-
-_TIMEOUT_S = 20
+_LOADER_TIMEOUT_S = 20
 
 
-def why_not_preloaded(path: str | os.PathLike[str]) -> str:
-    """Why a program or script must be started without the library, in words; empty if it can be started with it.
+def preload_obstacle(path: str | os.PathLike[str]) -> str | None:
+    """Return why a program or script must be started without the library; None if nothing is in the way.
 
-    Empty as well for a file that cannot be read and for a static program, which does not look at LD_PRELOAD.
+    The rules are the library's own (``csrc/hooks/exec_target.cpp``), which applies them to every program that a traced
+    process starts. None also for a file that cannot be read, and for a static program, which ignores LD_PRELOAD.
     """
     try:
         ask = ctypes.CDLL(str(LIBRARY_PATH)).stashtrace_why_not_preloaded
     except (OSError, AttributeError):
-        return ""
+        return None
     ask.restype = ctypes.c_char_p
     ask.argtypes = (ctypes.c_char_p,)
     answer = ask(os.fsencode(path))
-    return answer.decode() if answer else ""
+    return answer.decode() if answer else None
 
 
 def without_library(preload: str) -> str:
-    """LD_PRELOAD without the libraries of ours; the others in their order."""
+    """Return LD_PRELOAD without our libraries; the others keep their order."""
     ours = (LIBRARY_PATH.name, LOOKUP_LIBRARY)
     return ":".join(part for part in preload.replace(" ", ":").split(":") if part and Path(part).name not in ours)
 
 
 def loader_takes_library(path: str | os.PathLike[str]) -> bool:
-    """Ask the loader of a dynamic program whether it loads the library; the program itself does not run."""
+    """Return True if the loader of a dynamic program loads the library; the program itself does not run."""
     variables = {"LD_PRELOAD": str(LIBRARY_PATH), "LD_TRACE_LOADED_OBJECTS": "1"}
     try:
         done = subprocess.run(
@@ -116,7 +107,7 @@ def loader_takes_library(path: str | os.PathLike[str]) -> bool:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=_LOADER_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -1,10 +1,9 @@
-"""Starts a command with tracing on, and stays out of its way until it has ended.
+"""Start a command with tracing on, and wait until it and its processes have ended.
 
-Called by ``stashtrace run`` (merging is the caller's business). The command runs in our own process group
-with our own stdin and stdout, exactly where it would run without us: what the terminal sends (Ctrl-C,
-Ctrl-Z) and what is sent to the group reaches it by the kernel, what somebody sends to us alone is passed on;
-``record.group_witness`` tells the two apart. Signals are taken by ``sigwaitinfo``; no handler runs, so nothing
-can be interrupted halfway.
+Called by ``stashtrace run``, which merges the records afterwards. The command runs in our process group, with our stdin
+and stdout, as it would without us. The kernel delivers to it what the terminal sends (Ctrl-C, Ctrl-Z) and what is sent
+to the group; a signal that is sent to us alone we pass on. ``record.group_witness`` tells the two apart. Signals are
+taken by ``sigwaitinfo``; no handler runs, so that nothing is interrupted halfway.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
 import time
@@ -21,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stashtrace import __version__
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import claim_run_file, file_rights, make_scratch, prepare_directory, write_run_file
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
 from stashtrace.record.launchers import announce, own_place
-from stashtrace.record.options import LIBRARY_PATH, traced_environment
-from stashtrace.record.program import find_program, spawn, why_not_preloaded, without_library
-from stashtrace.record.remote import is_url
+from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
+from stashtrace.record.program import find_program, preload_obstacle, spawn, without_library
+from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged import list_for_run
 from stashtrace.scrubbing import scrub_arguments
 
@@ -45,7 +45,7 @@ FORWARDED = (
 _SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-#: So long after its start a program may not have mapped our library yet.
+#: A program that began less than this ago may not have mapped our library yet.
 _LOADING_S = 1.0
 #: Control devices of the NVIDIA and AMD drivers.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
@@ -58,29 +58,29 @@ class Outcome:
     Attributes
     ----------
     directory : Path
-        The run directory; the local one if the run goes to a URL.
+        The run directory; a local one if the run goes to a URL.
     records : Path
-        Where its processes wrote: the run directory, or one on local scratch.
+        Where the processes wrote: the run directory, or a directory on local scratch.
     url : str
-        Where the run goes to in the end, empty if it stays in ``directory``.
+        Where the run is to be delivered; empty if it stays in ``directory``.
     job : Job
-        What it is a part of.
+        The job that the command is a part of.
     facts : dict
         Content of ``run.json``, or of this launcher's file.
     launch_file : Path, optional
-        This launcher's file, if the job has several launchers and a directory to meet in.
+        This launcher's file, if the job has several launchers that share the directory.
     exit_code : int
         As a shell reports it: 128 + n after signal n.
     signal_number : int
-        The signal that ended it, 0 if none.
+        The signal that ended the command, 0 if none did.
     interrupts_count : int
-        Ctrl-C that arrived meanwhile.
+        How often Ctrl-C arrived.
     survivors : tuple of int
         Processes of the job that still ran when the grace time was over.
-    complaint : str
-        Why ``run.json`` could not be finished, empty if it was.
+    write_error : CaptureError, optional
+        Why the end of the run could not be written to ``run.json``.
     goal_reached : bool
-        Whether it was ended by us, at the step that was asked for; the exit code is 0 then.
+        Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
     """
 
     directory: Path
@@ -93,179 +93,117 @@ class Outcome:
     signal_number: int
     interrupts_count: int
     survivors: tuple[int, ...]
-    complaint: str
+    write_error: CaptureError | None
     goal_reached: bool = False
-
-
-@dataclass(slots=True)
-class _Watch:
-    """What is known about the command while it runs."""
-
-    child: int
-    witness: GroupWitness
-    status: int | None = None
-    interrupts_count: int = 0
 
 
 def run_command(
     command: Sequence[str],
+    options: RecordOptions = DEFAULT_OPTIONS,
     *,
     out: str | None = None,
     run_id: str | None = None,
     scratch: str | None = None,
-    collectors: Sequence[str] | None = None,
-    steps: str | None = None,
-    until_step: int | None = None,
-    synthetic_batches: int = 0,
-    staged: str | None = None,
-    nvml_hz: int | None = None,
-    nvml_links: bool = False,
-    kernels: bool | str = False,
-    kernels_steps: str | None = None,
-    event_budget: int | None = None,
-    lookup_hook: bool = False,
-    nccl_source: str | None = None,
-    share: bool = False,
     grace_s: float = 10.0,
-    version: str = "",
     library: str | None = None,
     on_wait: Callable[[Sequence[int]], None] | None = None,
     on_changed: Callable[[int, Sequence[str]], None] | None = None,
 ) -> Outcome:
-    """Run ``command`` with tracing on and wait for it and what it leaves running.
+    """Run ``command`` with tracing on; wait for it and for the processes that it leaves behind.
 
     Parameters
     ----------
     command : sequence of str
         Program and its arguments.
+    options : RecordOptions
+        What is recorded.
     out : str, optional
-        Run directory, or URL.
+        Run directory, or URL of one.
     run_id : str, optional
-        Name of the job, the same on every host, if nothing else tells.
+        Name of the job, the same on every host; needed where no scheduler or rendezvous gives one.
     scratch : str, optional
-        Local directory under which processes write until the command has ended. Bringing the records to ``out`` is
-        the caller's business, as are the words in ``launch_file`` that say so.
-    collectors, steps, nvml_hz, nvml_links, kernels, kernels_steps, event_budget, lookup_hook, nccl_source : optional
-        As in :func:`traced_environment`.
-    until_step : int, optional
-        End the command when all its ranks on this host have made so many steps.
-    synthetic_batches : int
-        Let DataLoaders return their first batches again and again in place of new ones.
-    staged : str, optional
-        List of files of which copies are opened in their place.
-    share : bool
-        Let the group read the run; without it the user alone can.
+        Local directory below which processes write until the command has ended. The caller copies the records to
+        ``out`` and then marks ``launch_file`` as ended.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
-    version : str
-        Of stashtrace, noted in ``run.json``.
     library : str, optional
-        Runtime library, the package's own by default.
+        Runtime library; by default the package's own.
     on_wait : callable, optional
-        Told once which processes are being waited for after the command has ended.
+        Called once with the processes that are waited for after the command has ended.
     on_changed : callable, optional
-        Told how many staged files have a copy that is used, and which do not: they changed since they were copied.
+        Called with the number of staged files whose copies are used, and the names of those that changed since they
+        were copied.
 
     Raises
     ------
     UsageError
-        If there is no such command.
+        If there is no such command, or an option or the URL cannot be used.
     CaptureError
-        If it cannot be started, or the directory cannot be used.
+        If the command cannot be started, or the directory cannot be used.
     """
     program = find_program(command)
     job = job_of(command, os.environ, run_id)
-    # Refuses unknown collectors and a missing library before a directory is made.
-    traced = functools.partial(
-        traced_environment,
-        run_id=job.run_id,
-        collectors=collectors,
-        steps=steps,
-        until_step=until_step,
-        synthetic_batches=synthetic_batches,
-        staged=staged,
-        nvml_hz=nvml_hz,
-        nvml_links=nvml_links,
-        kernels=kernels,
-        kernels_steps=kernels_steps,
-        event_budget=event_budget,
-        lookup_hook=lookup_hook,
-        nccl_source=nccl_source,
-        share=share,
-        library=library,
-    )
-    environment = traced(os.environ, run_dir=".")
-    content = run_facts(command, job, environment["STASHTRACE_COLLECTORS"].split(","), version)
-    if why := why_not_preloaded(program):
-        environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
-        content["not_recorded"] = f"{Path(program).name} ({why})"
-    if steps:
-        content["steps"] = steps
-    if synthetic_batches:
-        content["synthetic_batches"] = synthetic_batches
-    if staged:
-        content["staged"] = str(Path(staged).absolute())
-    if "STASHTRACE_KERNELS_STEPS" in environment:
-        content["kernels_steps"] = environment["STASHTRACE_KERNELS_STEPS"]
+    # Refuses unknown collectors, a missing library and a bad URL before a directory is made.
+    environment = traced_environment(os.environ, options, run_dir=".", run_id=job.run_id, library=library)
     url = out if out is not None and is_url(out) else ""
-    with file_rights(share):
+    if url:
+        check_url(url)
+    content = run_facts(command, job, options.recorded_collectors()) | options.to_run_facts()
+    obstacle = preload_obstacle(program)
+    if obstacle is not None:
+        environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
+        content["not_recorded"] = f"{Path(program).name} ({obstacle})"
+    with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job) if records is None or not url else records
         launch_file = open_run_directory(directory, content, job)
         if records is None:
             records = directory
         elif records != directory:
-            write_run_file(records, content)  # so that it can be merged where it is, should it never come home
+            write_run_file(records, content)  # so that it can be merged in place if it is never copied to the directory
     environment["STASHTRACE_DIR"] = str(records)
     own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
-    if staged:
-        with file_rights(share):
-            usable = list_for_run(Path(staged), own_list)
+    if options.staged is not None:
+        with file_rights(options.share):
+            usable_count, changed = list_for_run(Path(options.staged), own_list)
         environment["STASHTRACE_STAGED"] = str(own_list)
-        if usable[1] and on_changed is not None:
-            on_changed(*usable)
+        if changed and on_changed is not None:
+            on_changed(usable_count, changed)
 
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have left it ignored: no exit status then
-    # An ignored signal (nohup) stays ignored: for us, and for the command, which inherits it.
-    taken = [s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN] + [signal.SIGCHLD]
-    signal.pthread_sigmask(signal.SIG_BLOCK, taken)
-    witness = GroupWitness()
+    goal = None if options.until_step is None else StepGoal(records)
     try:
-        _adopt_orphans()
-        watch = _Watch(spawn(program, command, environment, old_mask), witness)
-        goal = StepGoal(records) if until_step is not None else None
-        _wait_for_command(watch, taken, goal)
-        ended = time.time_ns(), time.monotonic_ns()
-        if goal is not None and goal.reached:
-            goal.end_rest(lambda: [pid for pid in living_processes(records) if _is_below_us(pid)])
-        survivors = _wait_for_stragglers(watch, records, taken, grace_s, on_wait, alone=launch_file is None)
-        while (late := signal.sigtimedwait(taken, 0)) is not None:
-            _take(watch, late)  # else it would strike when the mask is lifted, and the outcome were lost
+        with _Watch(goal) as watch:
+            watch.start(program, command, environment)
+            watch.wait_for_command()
+            end_realtime_ns, end_monotonic_ns = time.time_ns(), time.monotonic_ns()
+            if goal is not None and goal.reached:
+                goal.end_rest(lambda: [pid for pid in living_processes(records) if _is_below_us(pid)])
+            survivors = watch.wait_for_stragglers(records, grace_s, on_wait, alone=launch_file is None)
+            watch.take_pending()
     finally:
-        witness.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         own_list.unlink(missing_ok=True)
+    status = watch.status or 0
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    code = 128 + number if number else os.waitstatus_to_exitcode(status)
     reached = goal is not None and goal.reached
-    number = os.WTERMSIG(watch.status) if watch.status is not None and os.WIFSIGNALED(watch.status) else 0
-    code = 128 + number if number else os.waitstatus_to_exitcode(watch.status or 0)
     if goal is not None:
         goal.clear()
-    if reached:  # however the command took it: we ended it, as we were told to
+    if reached:  # we ended the command as asked, so its own exit code does not count
         number = code = 0
-        content["until_step"] = until_step
-    content |= {"end_realtime_ns": ended[0], "end_monotonic_ns": ended[1], "exit_code": code, "signal": number}
+        content["until_step"] = options.until_step
+    content["end_realtime_ns"], content["end_monotonic_ns"] = end_realtime_ns, end_monotonic_ns
+    content["exit_code"], content["signal"] = code, number
     if survivors:
         content["outlived_by"] = ", ".join(map(str, survivors))
-    complaint = ""
+    write_error = None
     try:
-        with file_rights(share):
+        with file_rights(options.share):
             if launch_file is None:
                 write_run_file(directory, content)
             if records != directory:
                 write_run_file(records, content)
-    except CaptureError as error:  # the disk filled up meanwhile: the run is readable, it only looks unfinished
-        complaint = str(error)
+    except CaptureError as error:  # the disk has filled up: the run is readable, but looks unfinished
+        write_error = error
     return Outcome(
         directory,
         records,
@@ -277,41 +215,41 @@ def run_command(
         number,
         watch.interrupts_count,
         tuple(survivors),
-        complaint,
+        write_error,
         reached,
     )
 
 
 def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) -> Path | None:
-    """Write what is known at the start: ``run.json``, and this launcher's file if the job may have several.
+    """Write ``run.json``; if the job may have several launchers, write this launcher's file too and return its path.
 
     Raises
     ------
     CaptureError
-        If it cannot be written, or another run was begun here meanwhile.
+        If a file cannot be written, or another run has begun here.
     """
     first = claim_run_file(directory, content)
     return None if first and not job.name else announce(directory, content)
 
 
 def living_processes(directory: Path) -> list[int]:
-    """Processes of this host that have a ring of the run open now."""
+    """Return the processes of this host that have a ring of the run open now."""
     pids = []
     for ring in directory.glob("*.ring"):
         pid = ring.name.split(".")[-3]
         try:
-            # The mapping proves that it is the same process and not a later one with its number.
+            # The mapping shows that it is the process that made the ring, and not a later one with its number.
             if ring.name in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
                 pids.append(int(pid))
         except OSError:
-            continue  # it is gone, or not ours to look at
+            continue  # it has ended, or we may not look at it
     return pids
 
 
 def adopted_processes(directory: Path) -> list[int]:
-    """Children of this process with the environment of the run that record, or may begin to.
+    """Return our children with the environment of the run that record, or may begin to.
 
-    A daemon has no ring while it replaces its program, nor before its first record; it is our child, since we adopt
+    A daemon has no ring while it replaces its program, nor before its first record. It is our child, since we adopt
     the orphans of the command.
     """
     variable = b"STASHTRACE_DIR=" + os.fsencode(directory)
@@ -323,23 +261,23 @@ def adopted_processes(directory: Path) -> list[int]:
             if ours and (LIBRARY_PATH.name in (place / "maps").read_text(errors="replace") or _is_new(place)):
                 pids.append(pid)
         except OSError:
-            continue  # it is gone, or not ours to look at
+            continue  # it has ended, or we may not look at it
     return pids
 
 
 def _children() -> list[int]:
-    found: list[int] = []
-    for listed in Path("/proc/self/task").glob("*/children"):
+    pids: list[int] = []
+    for children in Path("/proc/self/task").glob("*/children"):
         try:
-            found += map(int, listed.read_text(encoding="ascii").split())
+            pids += map(int, children.read_text(encoding="ascii").split())
         except (OSError, ValueError):
-            continue  # a thread that has ended
-    return found
+            continue  # the thread has ended
+    return pids
 
 
 def _is_new(place: Path) -> bool:
-    """Whether a process is so young that its program may still be being loaded."""
-    ticks = int((place / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    """Return True for a process so young that its program may still be being loaded."""
+    ticks = int(_stat_fields(place)[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") < _LOADING_S
 
 
@@ -351,45 +289,144 @@ def _adopt_orphans() -> None:
         return  # stragglers are then found by their rings alone
 
 
-def _reap(watch: _Watch) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        if pid == watch.child:
-            watch.status = status
+class _Watch:
+    """Starts a command and waits for it; takes the signals that arrive meanwhile.
 
+    Parameters
+    ----------
+    goal : StepGoal, optional
+        At which the command is ended.
 
-def _take(watch: _Watch, info: signal.struct_siginfo) -> None:
-    """Act on one signal that reached us."""
-    number, sender = info.si_signo, info.si_pid
-    if number == signal.SIGCHLD:
-        return
-    if number == signal.SIGINT:
-        watch.interrupts_count += 1
-    other = None
-    if watch.status is None:
-        reached_group = watch.witness.settle(number, sender, by_terminal=info.si_code == _SI_KERNEL)
-        if reached_group:
-            # Sent to us alone and to the group it may be pending once more; of one event we take it once.
-            again = signal.sigtimedwait([number], 0)
-            if again is not None and again.si_pid == sender:
-                watch.witness.sent_to_group(number, sender)
-            else:
-                other = again
-        # A job that left our group did not get what the group got; a terminal knows where it is.
-        if not reached_group or (sender != 0 and not _is_in_our_group(watch.child)):
+    Attributes
+    ----------
+    status : int or None
+        Exit status of the command, as ``waitpid`` gives it; None while it runs.
+    interrupts_count : int
+        How often Ctrl-C arrived.
+    """
+
+    def __init__(self, goal: StepGoal | None) -> None:
+        self.status: int | None = None
+        self.interrupts_count = 0
+        self._goal = goal
+        self._child = 0
+
+    def __enter__(self) -> _Watch:
+        self._old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have left it ignored: no exit status then
+        # An ignored signal (nohup) stays ignored: for us, and for the command, which inherits it.
+        self._signals = [s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN] + [signal.SIGCHLD]
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        self._witness = GroupWitness()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._witness.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
+
+    def start(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the command.
+
+        Raises
+        ------
+        CaptureError
+            If the system refuses.
+        """
+        _adopt_orphans()
+        self._child = spawn(program, command, environment, self._old_mask)
+
+    def wait_for_command(self) -> None:
+        """Wait until the command has ended; end it when its goal is reached."""
+        self._reap()
+        while self.status is None:
+            if self._goal is None:
+                self._take(signal.sigwaitinfo(self._signals))
+            elif (info := signal.sigtimedwait(self._signals, _POLL_S)) is not None:
+                self._take(info)
+            elif number := self._goal.signal_now():
+                os.kill(self._child, number)  # not reaped yet, so the number is still the command's
+            self._reap()
+
+    def wait_for_stragglers(
+        self, directory: Path, grace_s: float, on_wait: Callable[[Sequence[int]], None] | None, *, alone: bool
+    ) -> list[int]:
+        """Wait until the processes of the run have ended; return those that still run after ``grace_s``.
+
+        Parameters
+        ----------
+        directory : Path
+            Where they write.
+        grace_s : float
+        on_wait : callable, optional
+            Called with them once, when they have been waited for a second.
+        alone : bool
+            Whether all processes that write there are ours; else those of other launchers are left out.
+        """
+
+        def living() -> list[int]:
+            pids = living_processes(directory)
+            own = pids if alone else [pid for pid in pids if _is_below_us(pid)]
+            return sorted({*own, *adopted_processes(directory)})
+
+        begin_s = time.monotonic()
+        while True:
+            self._reap()
+            left = living()
+            waited_s = time.monotonic() - begin_s
+            if not left or waited_s >= grace_s:
+                return left
+            if on_wait is not None and waited_s > 1.0:
+                on_wait(left)
+                on_wait = None
+            info = signal.sigtimedwait(self._signals, _POLL_S)
+            if info is not None:
+                self._take(info)
+                if info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                    return living()
+
+    def take_pending(self) -> None:
+        """Take signals that are pending still; they would end us when the mask is lifted, and the outcome be lost."""
+        while (info := signal.sigtimedwait(self._signals, 0)) is not None:
+            self._take(info)
+
+    def _reap(self) -> None:
+        while True:
             try:
-                os.kill(watch.child, number)
-            except ProcessLookupError:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
                 return
-    if number == signal.SIGTSTP:
-        os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees the job stopped, as it would without us
-    if other is not None:
-        _take(watch, other)
+            if pid == 0:
+                return
+            if pid == self._child:
+                self.status = status
+
+    def _take(self, info: signal.struct_siginfo) -> None:
+        """Act on one signal that reached us."""
+        number, sender = info.si_signo, info.si_pid
+        if number == signal.SIGCHLD:
+            return
+        if number == signal.SIGINT:
+            self.interrupts_count += 1
+        other = None
+        if self.status is None:
+            reached_group = self._witness.settle(number, sender, by_terminal=info.si_code == _SI_KERNEL)
+            if reached_group:
+                # Sent to us and to the group, it may be pending a second time; both count as one.
+                again = signal.sigtimedwait([number], 0)
+                if again is not None and again.si_pid == sender:
+                    self._witness.sent_to_group(number, sender)
+                else:
+                    other = again
+            # A job that left our group did not get what the group got; a terminal knows where the job is.
+            if not reached_group or (sender != 0 and not _is_in_our_group(self._child)):
+                try:
+                    os.kill(self._child, number)
+                except ProcessLookupError:
+                    return
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees the job stopped, as it would without us
+        if other is not None:
+            self._take(other)
 
 
 def _is_in_our_group(pid: int) -> bool:
@@ -399,62 +436,24 @@ def _is_in_our_group(pid: int) -> bool:
         return True  # it has ended and cannot be signalled any more
 
 
-def _wait_for_command(watch: _Watch, taken: Sequence[int], goal: StepGoal | None) -> None:
-    _reap(watch)
-    while watch.status is None:
-        info = signal.sigwaitinfo(taken) if goal is None else signal.sigtimedwait(taken, _POLL_S)
-        if info is not None:
-            _take(watch, info)
-        elif goal is not None and (number := goal.signal_now()):
-            os.kill(watch.child, number)  # not reaped yet, so the number is still the command's
-        _reap(watch)
-
-
-def _wait_for_stragglers(
-    watch: _Watch,
-    directory: Path,
-    taken: Sequence[int],
-    grace_s: float,
-    on_wait: Callable[[Sequence[int]], None] | None,
-    *,
-    alone: bool,
-) -> list[int]:
-    deadline = time.monotonic() + grace_s
-    told = False
-
-    def living() -> list[int]:
-        found = living_processes(directory)
-        own = found if alone else [pid for pid in found if _is_below_us(pid)]
-        return sorted({*own, *adopted_processes(directory)})
-
-    while True:
-        _reap(watch)
-        left = living()
-        if not left or time.monotonic() >= deadline:
-            return left
-        if not told and on_wait is not None and time.monotonic() > deadline - grace_s + 1.0:
-            on_wait(left)
-            told = True
-        info = signal.sigtimedwait(taken, _POLL_S)
-        if info is not None:
-            _take(watch, info)
-            if info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                return living()
-
-
 def _is_below_us(pid: int) -> bool:
-    """Whether a process descends from this one: others of this host may belong to other launchers of the job."""
+    """Return True for descendants of this process; others of the run belong to other launchers of the job."""
     own = os.getpid()
     while pid > 1 and pid != own:
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            pid = int(_stat_fields(Path(f"/proc/{pid}"))[1])
         except (OSError, ValueError, IndexError):
             return False
     return pid == own
 
 
-def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], version: str) -> dict[str, Any]:
-    """Content of ``run.json`` at the start."""
+def _stat_fields(place: Path) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` after the name of the program, which may hold blanks."""
+    return (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str]) -> dict[str, Any]:
+    """Return the content of ``run.json`` at the start of a run."""
     return {
         "format": 1,
         "run_id": job.run_id,
@@ -466,7 +465,7 @@ def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str], versi
         "host": os.uname().nodename,
         "boot_id": _boot_id(),
         "collectors": list(collectors),
-        "stashtrace_version": version,
+        "stashtrace_version": __version__,
         "launcher_pid": os.getpid(),
         "place": own_place(),
         "gpu_driver": "present" if any(map(os.path.exists, _GPU_DEVICES)) else "none",
@@ -480,20 +479,17 @@ def _boot_id() -> str:
         return ""
 
 
-# `--until-step`: sees when all ranks of this host have made the steps that were asked for, and how to end the
-# command.
-#
-# A rank that gets there leaves an empty file in the run directory (``probes.process``), whose name holds the host and
-# how many ranks it has.
+# The end of a run at a given step. A rank that has made so many steps leaves an empty file in the run directory
+# (``probes.process``); the name holds the host and the number of its ranks.
 
-#: Ranks are in step, but a file may come late: so long the others are waited for.
+#: Ranks are in step, but a file may come late: the others are waited for this long.
 _OTHERS_S = 5.0
-#: From asking the command to end to making it, and the same for what it leaves.
+#: From SIGTERM to SIGKILL: for the command, and for processes that it leaves behind.
 _PATIENCE_S, _REST_S = 20.0, 3.0
 
 
 class StepGoal:
-    """Watches a run directory.
+    """Finds out when the ranks of this host have made the steps of ``until_step``, and how to end the command.
 
     Parameters
     ----------
@@ -503,7 +499,7 @@ class StepGoal:
     Attributes
     ----------
     reached : bool
-        Whether ranks made their steps and the command was told to end.
+        Whether the ranks made their steps and the command was told to end.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -513,7 +509,7 @@ class StepGoal:
         self.reached = False
 
     def signal_now(self) -> int:
-        """Signal that the command should be sent now: SIGTERM once, SIGKILL if it does not follow, else 0."""
+        """Return the signal to send to the command now: SIGTERM once, later SIGKILL, otherwise 0."""
         now = time.monotonic()
         if self.reached:
             return signal.SIGKILL if now > self._asked_s + _PATIENCE_S else 0
@@ -528,7 +524,7 @@ class StepGoal:
         return signal.SIGTERM
 
     def end_rest(self, living: Callable[[], Iterable[int]]) -> None:
-        """End ranks that outlive the command, as those below a shell do: it does not pass signals on."""
+        """End ranks that outlive the command; a shell, for one, does not pass signals on."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + _REST_S
             for pid in living():
@@ -543,5 +539,5 @@ class StepGoal:
             file.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        """Of this host: others may write into the same directory."""
+        """Return the files of this host; other hosts may write into the same directory."""
         return list(self._directory.glob(f"{os.uname().nodename}.*.reached"))

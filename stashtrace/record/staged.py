@@ -1,11 +1,11 @@
-"""The list of files of which copies are opened in their place: written by a launcher, read by the preloaded runtime.
+"""The list of staged files, whose copies are opened in their place. Launchers write it, the preloaded runtime reads it.
 
-    head (magic, slots, bytes of texts) | slots | texts that end in zero
-    slot: hash, where the key is, where the value's is, size and time of change of the file as it was copied
+    head (magic, number of slots, bytes of texts) | slots | texts, each ended by a zero byte
+    slot: hash, offset of the key, offset of the value, size and time of change of the file when it was copied
 
-A hash table with open addressing, so that a look-up in the traced process is a hash and a comparison: no allocation,
-no lock. A file is the key of its copy; ``>`` and a copy are the key of the file, for descriptors that were inherited.
-``csrc/collectors/posix_io/staged.cpp`` is the other half.
+It is a hash table with open addressing, so that a look-up in the traced process is a hash and a comparison, without
+allocation or lock. The name of a file is the key of its copy; ``>`` and the name of a copy are the key of its file, for
+inherited descriptors. ``csrc/collectors/posix_io/staged.cpp`` is the other half.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,10 +23,10 @@ from stashtrace.whole_files import whole_file
 _MAGIC = b"SHSTAG02"
 _HEAD = struct.Struct("<8sQQQ")
 _SLOT = struct.Struct("<QIIqq")
-#: In place of the size: the file was changed since it was copied.
+#: In place of the size: the file has changed since it was copied.
 _FORGOTTEN = -1
 _BACK = b">"
-#: Hash of a slot that holds nothing.
+#: Hash of an empty slot.
 _EMPTY = bytes(8)
 _MOST_TEXT_BYTES = 1 << 32
 
@@ -38,7 +38,7 @@ class Copy:
     Attributes
     ----------
     path : str
-        Absolute name of the copy.
+        Absolute path of the copy.
     size_bytes, mtime_ns : int
         Of the file when it was copied.
     """
@@ -49,13 +49,19 @@ class Copy:
 
 
 def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
-    """Write the list, under a name of its own first: a job may be using the old one.
+    """Write the list, in one step, since a job may be using the old one.
 
     Parameters
     ----------
     path : Path
+        Where the list goes.
     copies : mapping of str to Copy
-        By the absolute name of the file, as the job opens it.
+        By the absolute path of the file, as the job opens it.
+
+    Raises
+    ------
+    CaptureError
+        If the paths are too long for one list.
     """
     count = 2
     while count < 4 * len(copies) + 2:  # two entries for each, half of the slots stay empty
@@ -63,69 +69,70 @@ def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
     slots = bytearray(count * _SLOT.size)
     texts = bytearray(b"\0")
 
-    def place(text: bytes) -> int:
+    def add_text(text: bytes) -> int:
         texts.extend(text + b"\0")
         return len(texts) - len(text) - 1
 
-    def enter(found: int, *values: int) -> None:
-        at = (found & (count - 1)) * _SLOT.size
-        while slots[at : at + 8] != _EMPTY:
-            at = (at + _SLOT.size) % len(slots)
-        _SLOT.pack_into(slots, at, found, *values)
+    def add_slot(key_hash: int, *values: int) -> None:
+        offset = (key_hash & (count - 1)) * _SLOT.size
+        while slots[offset : offset + 8] != _EMPTY:
+            offset = (offset + _SLOT.size) % len(slots)
+        _SLOT.pack_into(slots, offset, key_hash, *values)
 
     for name, copy in copies.items():
         key, value = os.fsencode(name), os.fsencode(copy.path)
-        back = place(_BACK + value)
-        key_at = place(key)
-        enter(_hash(key), key_at, back + 1, copy.size_bytes, copy.mtime_ns)
-        enter(_hash(_BACK + value), back, key_at, 0, 0)
+        back_offset = add_text(_BACK + value)
+        key_offset = add_text(key)
+        add_slot(_hash(key), key_offset, back_offset + 1, copy.size_bytes, copy.mtime_ns)
+        add_slot(_hash(_BACK + value), back_offset, key_offset, 0, 0)
     if len(texts) >= _MOST_TEXT_BYTES:
         raise CaptureError(f"the names of {len(copies)} files are too long for one list", hint="stage less with --size")
     _replace(path, b"".join((_HEAD.pack(_MAGIC, count, len(texts), 0), slots, texts)))
 
 
 def read_staged_list(path: Path) -> dict[str, Copy]:
-    """Name -> copy, of files that were not changed meanwhile by a job that used the list.
+    """Return the copies by the paths of their files; files that a job has changed are left out.
 
     Raises
     ------
     FormatError
-        If the file is none.
+        If the file is not a list of staged files.
     """
     return {name: copy for _, name, copy in _entries(_content(path)) if copy.size_bytes != _FORGOTTEN}
 
 
 def check_staged_list(path: Path) -> None:
-    """Raise FormatError if a file is no list, or not a whole one."""
+    """Raise FormatError unless a file is a list of staged files, and whole."""
     _content(path)
 
 
 def list_for_run(source: Path, target: Path) -> tuple[int, list[str]]:
-    """Write the list that the processes of one run use, without files that are not what was copied.
+    """Write the list for the processes of one run, without the files whose copies are out of date.
 
     Parameters
     ----------
     source : Path
-        As `stashtrace stage` wrote it.
+        A list that `stashtrace stage` wrote.
     target : Path
+        Where the list of the run goes.
 
     Returns
     -------
     tuple of int and list of str
-        Files that have a usable copy; those that were changed since, or whose copy is gone.
+        Number of files with a usable copy; paths of those that have changed since, or whose copy is gone.
 
     Raises
     ------
     FormatError
-        If the source is no list.
+        If the source is not a list of staged files.
     CaptureError
         If the target cannot be written.
     """
     data = _content(source)
     count, changed = 0, []
-    for at, name, copy in _entries(data):
-        if copy.size_bytes == _FORGOTTEN or not _holds(name, copy):
-            _SLOT.pack_into(data, at, *_SLOT.unpack_from(data, at)[:3], _FORGOTTEN, 0)
+    for offset, name, copy in _entries(data):
+        if copy.size_bytes == _FORGOTTEN or not _is_current(name, copy):
+            _SLOT.pack_into(data, offset, *_SLOT.unpack_from(data, offset)[:3], _FORGOTTEN, 0)
             changed.append(name)
         else:
             count += 1
@@ -136,12 +143,12 @@ def list_for_run(source: Path, target: Path) -> tuple[int, list[str]]:
     return count, changed
 
 
-def _holds(name: str, copy: Copy) -> bool:
+def _is_current(name: str, copy: Copy) -> bool:
     try:
-        now, there = os.stat(name), os.stat(copy.path)
+        file, copied = os.stat(name), os.stat(copy.path)
     except OSError:
         return False
-    return (now.st_size, now.st_mtime_ns, there.st_size) == (copy.size_bytes, copy.mtime_ns, copy.size_bytes)
+    return (file.st_size, file.st_mtime_ns, copied.st_size) == (copy.size_bytes, copy.mtime_ns, copy.size_bytes)
 
 
 def _content(path: Path) -> bytearray:
@@ -150,7 +157,7 @@ def _content(path: Path) -> bytearray:
     except OSError as error:
         raise FormatError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
-        raise FormatError(f"{path} is no list of staged files", hint="`stashtrace stage` writes one")
+        raise FormatError(f"{path} is not a list of staged files", hint="`stashtrace stage` writes one")
     _, count, length, _ = _HEAD.unpack_from(data)
     if len(data) != _HEAD.size + count * _SLOT.size + length or not length or data[-1]:
         raise FormatError(f"{path} is cut off", hint="stage the files again")
@@ -158,19 +165,19 @@ def _content(path: Path) -> bytearray:
 
 
 def _entries(data: bytearray) -> Iterator[tuple[int, str, Copy]]:
-    """(Where the slot is, file, copy)."""
+    """Yield (offset of the slot, path of the file, copy)."""
     _, count, _, _ = _HEAD.unpack_from(data)
     begin = _HEAD.size + count * _SLOT.size
 
-    def text(at: int) -> str:
-        return os.fsdecode(bytes(data[begin + at : data.index(0, begin + at)]))
+    def text(offset: int) -> str:
+        return os.fsdecode(bytes(data[begin + offset : data.index(0, begin + offset)]))
 
     slots = _SLOT.iter_unpack(memoryview(data)[_HEAD.size : begin])
-    for at, (found, key, value, size, mtime) in zip(range(_HEAD.size, begin, _SLOT.size), slots, strict=True):
-        if found and begin + max(key, value) >= len(data):
+    for offset, (key_hash, key, value, size, mtime) in zip(range(_HEAD.size, begin, _SLOT.size), slots, strict=True):
+        if key_hash and begin + max(key, value) >= len(data):
             raise FormatError("a list of staged files is damaged", hint="stage the files again")
-        if found and data[begin + key] != _BACK[0]:
-            yield at, text(key), Copy(text(value), size, mtime)
+        if key_hash and data[begin + key] != _BACK[0]:
+            yield offset, text(key), Copy(text(value), size, mtime)
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -179,7 +186,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _hash(text: bytes) -> int:
-    """FNV-1a of 64 bits; 0 stands for an empty slot."""
+    """Return the FNV-1a hash of 64 bits; never 0, which marks an empty slot."""
     value = 0xCBF29CE484222325
     for byte in text:
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF

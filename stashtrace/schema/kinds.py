@@ -1,7 +1,7 @@
 """Enumerations of the event model.
 
-The first group repeats the CODES of ``csrc/schema/records.def`` so that Python has static names;
-``tests/architecture/test_schema_codes.py`` fails when the two differ. The second group is ours alone.
+Those that a recording holds are declared in ``csrc/schema/records.def`` and written here from it: importing them
+needs no native code, and type checkers know their members. Those at the end exist in Python alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -25,6 +25,9 @@ class Code(enum.IntEnum):
         member = int.__new__(cls, value)
         member._name_, member._value_ = f"UNKNOWN_{int(value)}", int(value)
         return member
+
+
+# Generated from csrc/schema/records.def by docs/generate_format.py; do not edit.
 
 
 class Severity(Code):
@@ -58,7 +61,7 @@ class SpanKind(Code):
 
 
 class IoOp(Code):
-    """Which I/O call."""
+    """Which call."""
 
     READ = 1
     WRITE = 2
@@ -95,7 +98,7 @@ class IoOp(Code):
 
 
 class IoFlag(enum.IntFlag):
-    """Bits of ``io_flags``."""
+    """Bits of io_flags."""
 
     SAMPLED = 1
     BLOCKED = 2
@@ -147,7 +150,7 @@ class Phase(Code):
 
 
 class PhaseFlag(enum.IntFlag):
-    """Bits of ``phase_flags``."""
+    """Bits of phase_flags."""
 
     NO_GRAD = 1
     TRAINING = 2
@@ -174,7 +177,7 @@ class CollectiveOp(Code):
 
 
 class CollectiveFlag(enum.IntFlag):
-    """Bits of ``collective_flags``."""
+    """Bits of collective_flags."""
 
     FUNCTIONAL = 1
     COALESCED = 2
@@ -192,7 +195,7 @@ class DeviceClock(Code):
 
 
 class StreamFlag(enum.IntFlag):
-    """Bits of ``stream_flags``."""
+    """Bits of stream_flags."""
 
     LEGACY = 1
     PER_THREAD = 2
@@ -226,7 +229,7 @@ class Awaited(Code):
 
 
 class BracketFlag(enum.IntFlag):
-    """Bits of ``bracket_flags``."""
+    """Bits of bracket_flags."""
 
     UNTIMED = 1
     CAPTURED = 2
@@ -299,7 +302,7 @@ class CollectiveSource(Code):
 
 
 class NcclFlag(enum.IntFlag):
-    """Bits of ``nccl_flags``."""
+    """Bits of nccl_flags."""
 
     GROUPED = 1
     CAPTURED = 2
@@ -309,6 +312,9 @@ class NcclFlag(enum.IntFlag):
     ATTACHED = 32
     COPY_ENGINE = 64
     SYMMETRIC = 128
+
+
+# End of what is generated.
 
 
 #: Operations in which nobody can end before everybody has entered.

@@ -1,7 +1,7 @@
-"""A store, or some ranks of it, as a Trace. Called by ``loading`` and by ``fleet``, one rank at a time.
+"""Read a store, or some of its ranks, as a Trace; and write one. ``loading`` and ``fleet`` call this.
 
-Numbers of tracks and processes are made dense again, and keys that each partition counts from 0 become unique, so a
-trace of a few ranks costs what these ranks cost.
+Tracks and processes are numbered from 0 again, and keys that each partition counts from 0 become unique. So a trace of
+a few ranks needs the memory of these ranks only.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -46,30 +46,34 @@ from stashtrace.store.reinstating import Reinstated, add_losses
 if TYPE_CHECKING:
     import pyarrow
 
-#: Files that are decoded at the same time, and those that may lie ready for the thread that makes tables of them.
+#: Files that are decoded at the same time, and decoded files that may wait to become tables.
 _READERS, _FILES_AHEAD = 2, 16
 
-#: Tables that are there whatever was asked for.
+#: Tables that are always read.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
-#: What the export found out from all ranks together.
+#: Tables that the export derived from all ranks together.
 _DERIVED = ("numbered_steps", "matched_collectives")
-#: What was lost is told whatever its number says; an end that nothing speaks for is beyond all moments.
+#: Tables in which any number is possible: losses are shown as they are, and an unknown end is later than any moment.
 _ANY_NUMBERS = ("losses", "matched_collectives")
-#: Keys counted from 0 in each partition -> the tables that refer to them.
-_KEYED = {"collective_key": ("collectives", "collective_waits", "collective_details", "matched_collectives")}
+#: Key that each partition counts from 0, and the tables that refer to it.
+_COUNTED = "collectives.collective_key"
+_COUNTED_IN = tuple(
+    name for name, schema in TABLES.items() if _COUNTED in schema.keys.values() and name != "collectives"
+)
 
 
 def store_ranks(path: str | Path) -> list[int]:
     """Ranks of a store, ascending."""
-    return [int(rank) for rank in read_facts(Path(path)).get("ranks", [])]
+    ranks: list[int] = read_facts(Path(path))["ranks"]
+    return ranks
 
 
 def load_store(
     path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
 ) -> tuple[Trace, dict[str, Array]]:
-    """Load a store with the parameters of ``load_trace``; and the numbers of tracks and processes in the whole store.
+    """Load a store with the parameters of ``load_trace``.
 
-    These stand by the numbers of the trace.
+    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store.
 
     Raises
     ------
@@ -81,13 +85,13 @@ def load_store(
     require_pyarrow()
     folder = Path(path)
     facts = read_facts(folder)
-    there = [int(rank) for rank in facts.get("ranks", [])]
-    missing = sorted(set(ranks or ()) - set(there))
+    stored: list[int] = facts["ranks"]
+    missing = sorted(set(ranks or ()) - set(stored))
     if missing:
         raise UsageError(
-            f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, there))}"
+            f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, stored))}"
         )
-    wanted = [NO_RANK, *(there if ranks is None else sorted(ranks))]
+    wanted = [NO_RANK, *(stored if ranks is None else sorted(ranks))]
     strings = StringPool()
     joined: dict[str, Table] = {}
     counts: list[int] = []
@@ -106,7 +110,7 @@ def load_store(
         reinstated.note(name, joined[name])
     _release_arrow()
     reinstated.complete(joined)
-    written = facts.get("rows", {})
+    written: dict[str, int] = facts["rows"]
     _count_impossible(joined, impossible, strings)
     if ranks is None:
         _count_lost(joined, written, impossible, strings)
@@ -121,8 +125,7 @@ def load_store(
     if "spans" in joined:
         joined["spans"] = joined["spans"].replace(span_id=np.arange(len(joined["spans"]), dtype=np.int64))
     if "collectives" in joined:
-        users = (joined.get(name) for name in _KEYED["collective_key"][1:])
-        joined.update(number_collectives(joined["collectives"], *users))
+        joined.update(number_collectives(joined["collectives"], *(joined.get(name) for name in _COUNTED_IN)))
     return Trace(strings, joined, path=str(path)), numbers
 
 
@@ -134,14 +137,14 @@ def _release_arrow() -> None:
 
 
 def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
-    """The parts, while their rows are counted."""
+    """Pass the parts on, and append the number of rows of each to ``counts``."""
     for part in parts:
         counts.append(len(part))
         yield part
 
 
 def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
-    """Rows of all parts, each of which is let go as soon as they are taken."""
+    """Rows of all parts; the memory of a part is free once its rows are copied."""
     whole = GrowingTable(schema)
     for part in parts:
         if len(part):
@@ -150,9 +153,9 @@ def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
 
 
 def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
-    """One rank's rows alone, with the numbers of tracks and processes of the whole store.
+    """Rows of one rank, with the numbers of tracks and processes of the whole store.
 
-    Unlike :func:`load_store` it needs no finished store, and what belongs to no rank is not there.
+    Unlike :func:`load_store` it also reads an unfinished store, and it leaves out rows that belong to no rank.
     """
     strings = StringPool()
     names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
@@ -164,9 +167,9 @@ def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
 
 
 def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
-    """A table of each of these ranks, in their order; texts get their codes in this order.
+    """One table for each of these ranks, in their order; texts get their codes in this order.
 
-    Threads read files ahead: Parquet is decoded without the GIL.
+    Threads read files ahead, since Parquet is decoded without the GIL.
     """
     import pyarrow
 
@@ -178,28 +181,33 @@ def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: Stri
         ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
         for at, (file, rank) in enumerate(zip(files, ranks, strict=True)):
             try:
-                found = ahead.popleft().result()
+                content = ahead.popleft().result()
                 if at + _FILES_AHEAD < len(files):
                     ahead.append(pool.submit(_arrow_of, files[at + _FILES_AHEAD]))
-                table = Table.empty(TABLES[name]) if found is None else from_arrow(found, TABLES[name], rank, strings)
+                table = _table_of(content, name, rank, strings)
             except (OSError, pyarrow.ArrowException) as error:
-                why = str(error).partition("\n")[0]
-                raise FormatError(f"{file} cannot be read: {why}", hint="export the run again") from error
+                reason = str(error).partition("\n")[0]
+                raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error
             yield table
 
 
+def _table_of(content: pyarrow.Table | None, name: str, rank: int, strings: StringPool) -> Table:
+    schema = TABLES[name]
+    return Table.empty(schema) if content is None else from_arrow(content, schema, rank, strings)
+
+
 def _arrow_of(file: str) -> pyarrow.Table | None:
-    """Content of one file, None if there is none of the rank."""
+    """Content of one file, None if the rank has none."""
     import pyarrow.parquet
 
     if not os.path.exists(file):
         return None
-    # One file and no data set: its path would add a second column of the rank.
+    # Read as a file, not as a data set: that would add a second column of the rank, from the path.
     return pyarrow.parquet.ParquetFile(pyarrow.OSFile(file)).read(use_threads=False)
 
 
 def _possible(part: Table, left_out: Counter[str]) -> Table:
-    """The rows of a partition whose numbers can be; the others are counted."""
+    """Rows of a partition without impossible numbers; the others are counted in ``left_out``."""
     name = part.schema.name
     if name in _ANY_NUMBERS:
         return part
@@ -224,7 +232,7 @@ def _count_impossible(tables: dict[str, Table], left_out: Mapping[str, int], str
 
 
 def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], strings: StringPool) -> None:
-    """Steps of a rank that overlap, or have no number, are not what the export found: they are found anew."""
+    """Drop the stored steps if those of a rank overlap or lack numbers: the export did not write them so."""
     steps = tables.get("numbered_steps")
     if steps is None or not len(steps):
         return
@@ -247,11 +255,11 @@ def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
 def _count_lost(
     tables: dict[str, Table], written: dict[str, int], told: Mapping[str, int], strings: StringPool
 ) -> None:
-    """Compare with what was written: missing rows go to ``losses``; what was derived from all is derived anew."""
+    """Add rows that are missing since the export to ``losses``; drop derived tables that lack rows."""
     lost: list[LossRow] = []
     for name, table in tables.items():
         count = written.get(name, 0) - len(table) - told.get(name, 0)
-        if count > 0 and name not in ("processes", "tracks"):  # these were put back and counted already
+        if count > 0 and name not in ("processes", "tracks"):  # those were reinstated and counted already
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
     if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
@@ -260,28 +268,28 @@ def _count_lost(
 
 
 def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterator[Table]:
-    """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it.
+    """Make the keys of the partitions unique; ``collectives`` comes before the tables that refer to it.
 
-    ``counts`` are the keys of each part; of ``collectives`` they come with the parts.
+    ``counts`` is the number of keys of each part; for ``collectives`` it grows while the parts are read.
     """
-    keyed = [key for key, users in _KEYED.items() if name in users]
+    keyed = [column for column, key in TABLES[name].keys.items() if key == _COUNTED]
     first = 0
     for at, part in enumerate(parts):
         changed = {}
         if len(part) and counts:
-            for key in keyed:
-                known = (part[key] >= 0) & (part[key] < counts[at])
-                changed[key] = np.where(known, part[key], -first - 1) + first
+            for column in keyed:
+                known = (part[column] >= 0) & (part[column] < counts[at])
+                changed[column] = np.where(known, part[column], -first - 1) + first
         yield part.replace(**changed) if changed else part
         first += counts[at] if counts else 0
 
 
 def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
-    """Renumber tracks and processes from 0, and everything that refers to them; gives the old numbers by the new."""
+    """Number tracks and processes from 0, also where tables refer to them; return the old numbers, by the new."""
     numbers = {}
     for owner, key in (("processes", PROCESS), ("tracks", TRACK)):
         rows = tables[owner].sort_by(key)
-        tables[owner], numbers[key] = rows, rows[key]
+        tables[owner], numbers[f"{owner}.{key}"] = rows, rows[key]
     for name, table in tables.items():
         changed = dict(_renumbered(table, numbers))
         if changed:
@@ -290,16 +298,15 @@ def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
 
 
 def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
-    for column in table.columns:
-        for key, known in numbers.items():
-            if not column.endswith(key):
-                continue
-            values = table[column]
-            if not len(known):
-                yield column, np.full(len(values), -1, dtype=np.int64)
-                continue
-            at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-            yield column, np.where(known[at] == values, at, -1)
+    for column, key in table.schema.keys.items():
+        known, values = numbers.get(key), table[column]
+        if known is None:
+            continue
+        if not len(known):
+            yield column, np.full(len(values), -1, dtype=np.int64)
+            continue
+        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        yield column, np.where(known[at] == values, at, -1)
 
 
 # StoreWriter: partitions of a store, one rank at a time, so that memory is that of a rank.

@@ -1,11 +1,11 @@
-"""A store without secrets: each file read, its texts as ``pseudonyms.Scrubber`` gives them, written anew."""
+"""A store without secrets: each file is read, scrubbed by ``pseudonyms.Scrubber``, and written anew."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
 
 _VARIABLE = "env."
-#: In the metadata of a file: what it has gone through.
+#: Key in the metadata of a file: which kinds of scrubbing it went through.
 _DONE = b"stashtrace.scrubbed"
 _COMMANDS = ("argv", "command")
 _PLACES = ("cwd", "exe", "directory", "out")
@@ -27,7 +27,7 @@ def tables_of(store: Path) -> list[Path]:
 
 
 def survey_store(store: Path, survey: Survey) -> None:
-    """Note what a store says of hosts, files and secrets.
+    """Note the hosts, files and secrets that a store names.
 
     Raises
     ------
@@ -37,21 +37,23 @@ def survey_store(store: Path, survey: Survey) -> None:
     for name in tables_of(store):
         table = _read(store / name)
         done = (table.schema.metadata or {}).get(_DONE, b"").decode().split()
-        for text in _texts(table, "path"):
-            survey.add_file(text)
-        for text in _texts(table, "host") if "hosts" not in done else ():
-            survey.add_host(text)
+        roles = _roles(name.parts[0], table.column_names)
+        note = {"path": survey.add_file, "host": survey.add_host}
+        for column, role in roles.items():
+            if role in note and not (role == "host" and "hosts" in done):
+                for text in _texts(table, column):
+                    note[role](text)
         if name.parts[0] == "metadata":
             for key, value in zip(_column(table, "key"), _column(table, "value"), strict=True):
                 survey.add_facts({**_fact(key, value), "scrubbed": done})
-        elif column_names := [c for c in table.column_names if c not in ("path", "host")]:
-            for column in column_names:
+        else:
+            for column in (column for column, role in roles.items() if role not in note):
                 for text in _texts(table, column):
                     survey.add_text(text)
 
 
 def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber) -> int:
-    """Write one file anew; returns its rows: variables that are not stored any more are left out."""
+    """Write one file anew and return its number of rows; variables that are no longer stored are left out."""
     import pyarrow
     import pyarrow.parquet
 
@@ -63,13 +65,15 @@ def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber)
     if table_name == "metadata":
         kept = [not k.startswith(_VARIABLE) or k[len(_VARIABLE) :] in RANK_VARIABLES for k in _column(table, "key")]
         table = table.filter(pyarrow.array(kept, pyarrow.bool_()))
+    roles = _roles(table_name, table.column_names)
     for number, field in enumerate(table.schema):
         if _is_text(field.type):
             old = _column(table, field.name)
             if table_name == "metadata" and field.name == "value":
                 made = [_value(key, text, scrubber) for key, text in zip(_column(table, "key"), old, strict=True)]
             else:
-                change = _change(table_name, field.name, scrubber)
+                is_title = (table_name, field.name) == ("processes", "name")
+                change = scrubber.name if is_title else _change(roles[field.name], scrubber)
                 made = [change(text) for text in old]
             new = pyarrow.array(made, pyarrow.string())
             new = new if pyarrow.types.is_string(field.type) else new.dictionary_encode()
@@ -99,12 +103,17 @@ def others_of(store: Path) -> Iterator[Path]:
     return (path for path in sorted(store.rglob("*")) if path.is_file() and path not in known)
 
 
-def _change(table: str, column: str, scrubber: Scrubber) -> Callable[[str], str]:
-    if column == "path":
+def _roles(table_name: str, columns: Iterable[str]) -> dict[str, str]:
+    """Role of each column; of one that this version does not know, its name has to say it."""
+    schema = TABLES.get(table_name)
+    known = {} if schema is None else {c.shown_name: c.role for c in schema.columns}
+    return {column: known.get(column, column) for column in columns}
+
+
+def _change(role: str, scrubber: Scrubber) -> Callable[[str], str]:
+    if role == "path":
         return scrubber.path
-    if column == "host":
-        return scrubber.host
-    return scrubber.name if (table, column) == ("processes", "name") else scrubber.text
+    return scrubber.host if role == "host" else scrubber.text
 
 
 def _value(key: str, text: str, scrubber: Scrubber) -> str:

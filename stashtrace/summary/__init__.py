@@ -1,2 +1,2 @@
-"""Trace and tables in, text out; nothing here prints or looks at a terminal."""
+"""Findings -> sentences with their evidence. Text out; nothing here prints or looks at a terminal."""
 # SPDX-License-Identifier: Apache-2.0

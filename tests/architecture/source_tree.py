@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from stashtrace.schema.columns import Schema
 
@@ -63,3 +66,14 @@ def declared_schemas() -> list[Schema]:
             module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
             found |= {id(value): value for value in vars(module).values() if isinstance(value, Schema)}
     return list(found.values())
+
+
+def docs_script(name: str) -> ModuleType:
+    """Import ``docs/<name>.py``."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -3,28 +3,19 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib.util
 import re
+from pathlib import Path
 
 import pytest
-from source_tree import ROOT, tracked_files
+from source_tree import ROOT, docs_script, tracked_files
 
 import stashtrace
 
 
-def generator(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("page", ["format.md", "tables.md"])
-def test_format_pages_are_fresh(page: str) -> None:
-    text = generator("generate_format").PAGES[page]()
-    assert (ROOT / "docs/reference" / page).read_text(encoding="utf-8") == text, "run python docs/generate_format.py"
+@pytest.mark.parametrize("file", docs_script("generate_format").FILES, ids=lambda file: file.name)
+def test_what_the_schema_says_is_fresh(file: Path) -> None:
+    text = docs_script("generate_format").FILES[file]()
+    assert file.read_text(encoding="utf-8") == text, "run python docs/generate_format.py"
 
 
 def test_api_page_names_the_public_surface() -> None:

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
+
 import pytest
 from source_tree import declared_schemas
 
@@ -68,6 +70,16 @@ UNITLESS = {
 }
 
 
+#: Ends of names -> roles that such a number may have.
+ROLES = {
+    "_code": {"code", "text", "path", "host"},
+    "_flags": {"flags"},
+    "_id": {"key", "id"},
+    "_key": {"key", "id"},
+    "_hash": {"id"},
+}
+
+
 def accepted(name: str) -> bool:
     return name.endswith(SUFFIXES) or name in UNITLESS
 
@@ -88,10 +100,22 @@ def test_record_field(record: str, field: str) -> None:
 def test_table_column(table: str, column: Column) -> None:
     numeric = column.dtype[0] in "iuf"
     assert not numeric or accepted(column.name), f"{table}.{column.name} says no unit"
-    assert column.doc, f"{table}.{column.name} has no meaning"
+    assert column.meaning, f"{table}.{column.name} has no meaning"
+    for ends, roles in ROLES.items():
+        if numeric and column.name.endswith(ends):
+            assert column.role in roles, f"{table}.{column.name} declares role {column.role!r}"
+    assert column.missing == 0 or str(column.missing) in column.doc, f"{table}.{column.name} does not explain its -1"
+    told = re.search(r"(^|[,;:] )-1 (if|for|when|where|otherwise|outside)\b", column.doc)
+    assert not told or column.missing == -1, f"{table}.{column.name} does not declare its -1"
     for unit in ("ns", "bytes"):
         if column.name.endswith(f"_{unit}"):
             assert column.unit == unit, f"{table}.{column.name} declares unit {column.unit!r}"
+
+
+def test_keys_refer_to_rows_of_a_table() -> None:
+    own = {f"{t.name}.{c.name}" for t in declared_schemas() for c in t.columns if c.role == "key"}
+    assert {key for table in declared_schemas() for key in table.keys.values()} == own
+    assert own >= {"processes.process_id", "tracks.track_id", "collectives.collective_key", "findings.finding_id"}
 
 
 def test_tables_are_found_where_they_stand() -> None:

@@ -228,6 +228,13 @@ def test_a_missing_library_is_said_before_anything_starts(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_url_that_cannot_be_opened_costs_no_run(run: Run, tmp_path: Path) -> None:
+    answer = run("run", "--out", "nosuch://bucket/run", "--", "touch", "ran")
+    assert answer.code == 2
+    assert answer.err.startswith("error: nosuch://bucket/run ")
+    assert list(tmp_path.iterdir()) == [], "the command was not started"
+
+
 def test_a_second_interrupt_skips_the_merge(tmp_path: Path) -> None:
     script = (
         "import signal, time\ngot = []\n"
@@ -248,7 +255,7 @@ def test_a_second_interrupt_skips_the_merge(tmp_path: Path) -> None:
         assert process.stdout.readline() == f"got {number}\n", "passed on"
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0
-    assert err == f"stashtrace: not merged; `stashtrace merge {tmp_path / 'o'}` does it\n"
+    assert err == f"stashtrace: the run is not merged; `stashtrace merge {tmp_path / 'o'}` merges it\n"
 
 
 @pytest.mark.torch

@@ -96,7 +96,7 @@ def old(tmp_path: Path, old_run: Path) -> Path:
 def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks as an older version left it: merged, summed up, with secrets everywhere."""
     tmp_path = tmp_path_factory.mktemp("older")
-    synth.write(tmp_path / "made", synth.Job(ranks=2, steps=6, calls_per_batch=6))
+    synth.write(tmp_path / "made", synth.SyntheticJob(ranks=2, steps=6, calls_per_batch=6))
     run = tmp_path / "old"
     run.mkdir()
     for path in sorted((tmp_path / "made").glob("*.stash")):
@@ -426,7 +426,7 @@ def test_complaints(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for words, code, text in (
         ([str(old)], 2, "give either -o NEW or --in-place"),
         ([str(old), "-o", str(tmp_path / "n"), "--in-place"], 2, "give either -o NEW or --in-place"),
-        ([str(old), "-o", str(old)], 2, "is already there"),
+        ([str(old), "-o", str(old)], 2, "exists already"),
         ([str(old), "-o", str(tmp_path / "a/b")], 2, "there is no folder"),
         ([str(tmp_path / "nowhere"), "-o", "n"], 4, "does not exist"),
         ([str(ROOT / "docs"), "-o", str(tmp_path / "n")], 4, "holds no run of stashtrace"),

@@ -17,7 +17,7 @@ from stashtrace.lab import synth
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    synth.write(tmp_path / "run", synth.Job(ranks=2, steps=12, calls_per_batch=12))
+    synth.write(tmp_path / "run", synth.SyntheticJob(ranks=2, steps=12, calls_per_batch=12))
     return tmp_path / "run"
 
 
@@ -49,7 +49,7 @@ def test_one_table_is_still_one_file(run: Path, tmp_path: Path) -> None:
 
 def test_complaints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "stalls", str(run), "--cluster", "tcp://nowhere:1"]) == 2
-    assert "--cluster works on a store" in capsys.readouterr().err
+    assert "--cluster needs a store" in capsys.readouterr().err
     assert main(["export", "store", str(run), "-o", str(tmp_path / "s"), "--steps", "1:2"]) == 2
     assert "takes no steps" in capsys.readouterr().err
 

@@ -21,7 +21,8 @@ import pytest
 
 from stashtrace.errors import DataLossWarning
 from stashtrace.loading.load import load_trace
-from stashtrace.record.options import traced_environment
+from stashtrace.record.environment import traced_environment
+from stashtrace.record.options import RecordOptions
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 from stashtrace.schema.trace import Trace
 
@@ -141,12 +142,14 @@ def record(
     run_dir.mkdir(parents=True)
     environment = traced_environment(
         plain_environment(env),
+        RecordOptions(
+            collectors=collectors,
+            sample_ms=sample_ms,
+            wait_threshold_ns=wait_threshold_ns,
+            lookup_hook=lookup_hook,
+        ),
         run_dir=run_dir,
         run_id=RUN_ID,
-        collectors=collectors,
-        sample_ms=sample_ms,
-        wait_threshold_ns=wait_threshold_ns,
-        lookup_hook=lookup_hook,
     )
     if not preload:
         del environment["LD_PRELOAD"]

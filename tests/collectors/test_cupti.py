@@ -445,11 +445,13 @@ def test_graphs_may_be_kept_whole(libraries: Path, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     script = tmp_path / "job/script.py"
     script.write_text(PRELUDE + body, encoding="utf-8")
-    from stashtrace.record.options import traced_environment
+    from stashtrace.record.environment import traced_environment
+    from stashtrace.record.options import RecordOptions
 
     base = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH")}
     base |= {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries), "STASHTRACE_SAMPLE_MS": "20"}
-    env = traced_environment(base, run_dir=tmp_path / "job", run_id="1", kernels="graphs", kernels_steps="0:1")
+    options = RecordOptions(kernels="graphs", kernels_steps="0:1")
+    env = traced_environment(base, options, run_dir=tmp_path / "job", run_id="1")
     done = subprocess.run(["python3", str(script)], env=env, capture_output=True, text=True, timeout=180, check=True)
     assert json.loads(done.stdout) == 0
     kernels = [p.records["kernel"].rows for p in processes(tmp_path / "job") if "kernel" in p.records]

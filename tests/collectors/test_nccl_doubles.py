@@ -19,7 +19,7 @@ from recorded import NATIVE
 from traced import ROOT, TracedRun
 
 from stashtrace.format.reader import open_run
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 from stashtrace.schema.kinds import CollectiveOp, CommEvent, NcclFlag
 
 OURS = LIBRARY_PATH

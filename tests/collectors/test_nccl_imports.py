@@ -13,7 +13,7 @@ from device import fake_environment, run_ranks
 from recorded import record
 from test_nccl import SOURCE, built, facts, losses, rows
 
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 from stashtrace.schema.kinds import CommEvent
 
 CALLER = """

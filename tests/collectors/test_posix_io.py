@@ -299,7 +299,7 @@ def test_own_files_are_not_recorded(tmp_path: Path) -> None:
 
 
 def test_inert_without_a_run_directory(tmp_path: Path, data: Path) -> None:
-    from stashtrace.record.options import LIBRARY_PATH
+    from stashtrace.record.environment import LIBRARY_PATH
 
     environment = plain_environment({"LD_PRELOAD": str(LIBRARY_PATH)})
     done = subprocess.run([compiled("io_scenes.c"), "threads", data, "10"], env=environment, cwd=tmp_path, check=False)

@@ -12,7 +12,7 @@ import pytest
 from collectors.recorded import compiled, plain_environment, record
 
 import stashtrace
-from stashtrace.record.options import traced_environment
+from stashtrace.record.environment import traced_environment
 from stashtrace.record.staged import Copy, write_staged_list
 from stashtrace.schema.kinds import IoFlag, IoOp
 
@@ -238,7 +238,7 @@ def test_a_broken_list_is_a_loss_row(folder: Path, damage: str) -> None:
     ("name", "content", "code", "said"),
     [
         ("nothere", None, 2, "no list of staged files"),
-        ("bad", b"nonsense", 4, "no list of staged files"),
+        ("bad", b"nonsense", 4, "not a list of staged files"),
         ("list", b"SHSTAG02" + b"\0" * 30, 4, "cut off"),
     ],
 )

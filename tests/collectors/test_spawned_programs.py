@@ -15,8 +15,8 @@ from collectors.recorded import compiled, plain_environment, record
 
 from stashtrace.analysis.findings.trust import trust
 from stashtrace.record.doctor import checks
-from stashtrace.record.options import LIBRARY_PATH
-from stashtrace.record.program import why_not_preloaded, without_library
+from stashtrace.record.environment import LIBRARY_PATH
+from stashtrace.record.program import preload_obstacle, without_library
 from stashtrace.schema.kinds import IoOp
 
 PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", n); return n > 1 ? 7 : 3; }\n'
@@ -76,7 +76,7 @@ def test_children_end_as_they_do_untraced_and_are_named(
     script = tmp_path / "script"
     script.write_text(f"#!{unsuited}\n")
     script.chmod(0o755)
-    assert why_not_preloaded(unsuited) == why_not_preloaded(script) == REASONS[unsuited.name]
+    assert preload_obstacle(unsuited) == preload_obstacle(script) == REASONS[unsuited.name]
     for number, way in enumerate(WAYS):
         command = [compiled("spawn_scenes.c"), way, unsuited]
         plain = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, check=False)
@@ -170,4 +170,4 @@ def test_program_of_32_bits(tmp_path: Path) -> None:
     head[4] = 1
     struct.pack_into("<H", head, 18, 3)
     (tmp_path / "old").write_bytes(head)
-    assert why_not_preloaded(tmp_path / "old") == "built for another processor or 32 bits"
+    assert preload_obstacle(tmp_path / "old") == "built for another processor or 32 bits"

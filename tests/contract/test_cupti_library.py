@@ -17,7 +17,8 @@ from collectors.recorded import plain_environment
 from contract.real_interfaces import compiler, cupti_libraries
 from device import fake_environment
 
-from stashtrace.record.options import traced_environment
+from stashtrace.record.environment import traced_environment
+from stashtrace.record.options import RecordOptions
 
 PROGRAM = r"""
 #include <cstddef>
@@ -79,7 +80,7 @@ def test_a_profiler_hears_the_same_with_the_recorder(kernels: bool, hook: bool, 
         run_dir = tmp_path / f"run{number}"
         run_dir.mkdir()
         traced = traced_environment(
-            plain_environment(env), run_dir=run_dir, run_id="1", kernels=kernels, lookup_hook=hook
+            plain_environment(env), RecordOptions(kernels=kernels, lookup_hook=hook), run_dir=run_dir, run_id="1"
         )
         seen = subprocess.run([program], env=traced, capture_output=True, text=True, timeout=180)
         assert (seen.stdout, seen.returncode) == (bare.stdout, 0)

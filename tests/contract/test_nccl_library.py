@@ -18,7 +18,8 @@ from device import fake_environment
 from traced import ROOT
 
 from stashtrace.format.reader import open_run
-from stashtrace.record.options import traced_environment
+from stashtrace.record.environment import traced_environment
+from stashtrace.record.options import RecordOptions
 from stashtrace.schema.kinds import CollectiveOp, NcclFlag
 
 PROGRAM = """
@@ -82,7 +83,9 @@ def test_real_library_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) 
         base |= fake_environment(tmp_path / "doubles", f"driver {known_until() - 10}", libraries=["cuda"])
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    traced = traced_environment(base, run_dir=run_dir, run_id="1", collectors=("nccl", "cuda"), lookup_hook=hook)
+    traced = traced_environment(
+        base, RecordOptions(collectors=("nccl", "cuda"), lookup_hook=hook), run_dir=run_dir, run_id="1"
+    )
     bare = subprocess.run([str(program)], env=base, capture_output=True, text=True, check=True, timeout=180)
     seen = subprocess.run([str(program)], env=traced, capture_output=True, text=True, check=True, timeout=180)
     assert seen.stdout == bare.stdout

@@ -15,7 +15,7 @@ import pytest
 
 from stashtrace import _native
 from stashtrace.format.reader import open_run
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 
 SCRIPT = """
     import json, os, struct, threading, time

@@ -18,7 +18,7 @@ import pytest
 from other_users import let_others_in
 
 from stashtrace.format.reader import open_run
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 
 PROGRAMS = Path(__file__).parent / "programs"
 HANG_S = 300  # only against tests that never end

@@ -17,7 +17,7 @@ import pytest
 
 from stashtrace import _native
 from stashtrace.format.reader import open_run
-from stashtrace.record.options import LIBRARY_PATH
+from stashtrace.record.environment import LIBRARY_PATH
 from stashtrace.schema.trace import RawProcess
 
 

@@ -44,4 +44,4 @@ def test_a_job_that_ends_before(tmp_path: Path) -> None:
 def test_no_step_at_all_is_refused(tmp_path: Path) -> None:
     done = stashtrace("run", "--until-step", "0", "--", "true", cwd=tmp_path)
     assert done.returncode == 2
-    assert "until step 0" in done.stderr
+    assert "--until-step 0 is out of range" in done.stderr

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 from traced import ROOT
 
-from stashtrace.record.options import KERNEL_STEPS, traced_environment
+from stashtrace.record.environment import traced_environment
+from stashtrace.record.options import KERNEL_STEPS, RecordOptions
 
 PYTHON = os.environ.get("STASHTRACE_WHEELS_PYTHON", "")
 pytestmark = [
@@ -56,7 +57,7 @@ def run_python(script: str, folder: Path, *, traced: bool, **variables: str) -> 
     base = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV")}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if traced:
-        base = traced_environment(base, run_dir=folder, run_id="1", kernels_steps="2:4")
+        base = traced_environment(base, RecordOptions(kernels_steps="2:4"), run_dir=folder, run_id="1")
     done = subprocess.run(
         [PYTHON, str(file)], env=base | variables, capture_output=True, text=True, timeout=500, cwd=folder
     )

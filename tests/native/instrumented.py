@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from stashtrace.record import options as environment
+from stashtrace.record import environment
+from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 
 LIBRARY = Path(os.environ["STASHTRACE_TEST_LIBRARY"])
 PRELOAD = os.environ.get("STASHTRACE_TEST_PRELOAD", "")
@@ -27,11 +28,11 @@ _plain = environment.traced_environment
 
 
 @functools.wraps(_plain)
-def traced_environment(*args: Any, **options: Any) -> dict[str, str]:
+def traced_environment(base: Any, options: RecordOptions = DEFAULT_OPTIONS, **others: Any) -> dict[str, str]:
     """The environment of a traced command, with the sanitizer's libraries in front of ours."""
-    if options.get("lookup_hook") and PRELOAD:
+    if options.lookup_hook and PRELOAD:
         pytest.skip("a hook in front of dlsym breaks the start of the sanitizers")
-    variables = _plain(*args, **options)
+    variables = _plain(base, options, **others)
     if PRELOAD:
         variables["LD_PRELOAD"] = f"{PRELOAD}:{variables['LD_PRELOAD']}"
     return variables

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.options import traced_environment
+from stashtrace.record.environment import traced_environment
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: Against hanging alone: nothing here is judged by its time.

@@ -6,11 +6,11 @@ Those above AGREEMENT need the ``kernels`` table (deep mode, or imported), but w
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import RANK_OR_ALL, RANK_OR_NONE, Column, schema
 
 _WHO = (
-    ("rank", "i8", "", "global rank, -1 if none"),
-    ("step", "i8", "", "ordinal; -1 for the whole recording"),
+    RANK_OR_NONE,
+    Column("step", "i8", "", "ordinal; -1 for the whole recording", missing=-1),
     ("device_index", "i8", "", "CUDA ordinal within the process"),
 )
 BREAKDOWN = schema(
@@ -23,7 +23,7 @@ BREAKDOWN = schema(
     ("compute_ns", "i8", "ns", "a kernel ran that is no communication"),
     ("communication_ns", "i8", "ns", "a communication kernel ran"),
     ("exposed_communication_ns", "i8", "ns", "of this, while nothing computed"),
-    ("overlap_ratio", "f8", "", "share of communication_ns that compute hid, -1 if there was none"),
+    Column("overlap_ratio", "f8", "", "share of communication_ns that compute hid, -1 if there was none", missing=-1),
     ("memcpy_ns", "i8", "ns", "a copy or a fill (memset) ran"),
     ("exposed_memcpy_ns", "i8", "ns", "of this, while nothing computed or communicated"),
     ("memset_ns", "i8", "ns", "a fill ran, part of memcpy_ns"),
@@ -46,12 +46,12 @@ LAUNCHES = schema(
     "launches",
     "How far the host was ahead of each stream",
     *_WHO,
-    ("stream_code", "i8", "", "string: name of the stream"),
+    Column("stream_code", "i8", "", "name of the stream", role="text"),
     ("launches_count", "i8", "", "launching calls that were recorded; one for a whole graph"),
     ("latency_ns", "i8", "ns", "from the launching call to the begin on the device, median"),
     ("p95_latency_ns", "i8", "ns", "the same of the 95th percentile"),
     ("longest_latency_ns", "i8", "ns", "the same of the longest"),
-    ("call_ns", "i8", "ns", "length of the launching call, median, -1 if unknown"),
+    Column("call_ns", "i8", "ns", "length of the launching call, median, -1 if unknown", missing=-1),
     ("launch_bound_ratio", "f8", "", "share of the launches that found the stream empty: its latency was not hidden"),
     ("mean_queue_count", "f8", "", "launches whose work had not begun, mean over the window"),
     ("longest_queue_count", "i8", "", "the same at its most"),
@@ -61,7 +61,7 @@ LAUNCHES = schema(
 COPY_TIMES = schema(
     "copies",
     "Copies by direction; from kernels, or from brackets where a process has no kernels",
-    ("rank", "i8", "", "global rank, -1 if none"),
+    RANK_OR_NONE,
     ("device_index", "i8", "", "CUDA ordinal within the process"),
     ("direction", "U16", "", "CopyDirection in lower case"),
     ("host_memory", "U16", "", "pinned, pageable, both, none (no host involved) or unknown"),
@@ -69,17 +69,17 @@ COPY_TIMES = schema(
     ("total_bytes", "i8", "bytes", "copied, all added"),
     ("copy_ns", "i8", "ns", "all copies added"),
     ("busy_ns", "i8", "ns", "at least one ran"),
-    ("exposed_ns", "i8", "ns", "of this, while nothing computed or communicated, -1 if unknown"),
+    Column("exposed_ns", "i8", "ns", "of this, while nothing computed or communicated, -1 if unknown", missing=-1),
     ("mean_bytes_per_s", "f8", "", "bytes by copy_ns, over the copies whose bytes are known, 0 if none"),
     ("best_bytes_per_s", "f8", "", "the best of the copies of a megabyte and more, 0 if there is none"),
-    ("median_bytes", "i8", "bytes", "size, median, -1 if unknown"),
+    Column("median_bytes", "i8", "bytes", "size, median, -1 if unknown", missing=-1),
     ("method", "U16", "", "kernels or brackets"),
 )
 KERNEL_TIMES = schema(
     "kernel_times",
     "What ran on the devices, by name",
-    ("rank", "i8", "", "global rank, -1 for all"),
-    ("name_code", "i8", "", "string: kernel, or kind of copy"),
+    RANK_OR_ALL,
+    Column("name_code", "i8", "", "kernel, or kind of copy", role="text"),
     ("work", "U16", "", "DeviceWork in lower case"),
     ("calls_count", "i8", "", "times it ran"),
     ("total_ns", "i8", "ns", "all added, also where they ran at once"),
@@ -89,7 +89,7 @@ KERNEL_TIMES = schema(
     ("min_ns", "i8", "ns", "of one"),
     ("max_ns", "i8", "ns", "of one"),
     ("ranks_count", "i8", "", "ranks on which it ran"),
-    ("slowest_rank", "i8", "", "rank that spent most in it, -1 if there are no ranks"),
+    Column("slowest_rank", "i8", "", "rank that spent most in it, -1 if there are no ranks", role="rank", missing=-1),
     ("slowest_ns", "i8", "ns", "what that rank spent in it"),
 )
 KERNEL_DIFF = schema(
@@ -102,8 +102,8 @@ KERNEL_DIFF = schema(
     ("change_ns", "i8", "ns", "after minus before"),
     ("before_calls_count", "f8", "", "calls per step and rank"),
     ("after_calls_count", "f8", "", "the same of the second run"),
-    ("before_mean_ns", "i8", "ns", "of one, -1 if there is none"),
-    ("after_mean_ns", "i8", "ns", "the same of the second run, -1 if there is none"),
+    Column("before_mean_ns", "i8", "ns", "of one, -1 if there is none", missing=-1),
+    Column("after_mean_ns", "i8", "ns", "the same of the second run, -1 if there is none", missing=-1),
     ("noise_ns", "i8", "ns", "changes up to this are no difference"),
     ("verdict", "U16", "", "slower, faster, appeared, vanished or no difference"),
 )

@@ -1,6 +1,6 @@
-"""killed: which ranks and workers a signal ended.
+"""killed: ranks and workers that a signal ended.
 
-Only its parent learns that of a process, so it stands in the facts of another one.
+Only the parent of a process learns this, so it is in the parent's facts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-KILLED = _schema(
+KILLED = schema(
     "killed",
     "Ranks and workers that a signal ended, as the process that started them learnt it",
-    ("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown"),
-    ("worker_id", "i8", "", "DataLoader worker number, -1 if it is none"),
+    Column("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown", role="rank", missing=-1),
+    Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
     ("pid", "i8", "", "process id on its host"),
-    ("process_id", "i8", "", "processes.process_id, -1 if it recorded nothing"),
+    Column("process_id", "i8", "", "-1 if it recorded nothing", missing=-1, of="processes.process_id"),
     ("signal", "U16", "", "name of the signal, SIGKILL if the kernel's out-of-memory killer did it"),
     (
         "sender",
@@ -28,20 +28,20 @@ KILLED = _schema(
         "",
         "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed) or unknown",
     ),
-    ("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown"),
+    Column("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown", role="moment", missing=-1),
 )
 
 #: Metadata key: this and the pid; the same in ``probes/child_ends.py``.
 FACT = "killed "
-#: A number of more digits is damage.
+#: A number with more digits is damaged.
 _MOST_DIGITS = 15
 
 
 def killed(trace: Trace) -> Table:
     """List the processes that a signal ended, by the end of their records.
 
-    Known of the workers of torch's DataLoader, and of ranks that ``torchrun`` or ``torch.multiprocessing.spawn``
-    started. A process that another parent started (a shell, ``srun``) is not known of.
+    They are workers of torch's DataLoader, and ranks that ``torchrun`` or ``torch.multiprocessing.spawn`` started.
+    Processes of other parents (a shell, ``srun``) are not found.
 
     Parameters
     ----------
@@ -68,11 +68,11 @@ def killed(trace: Trace) -> Table:
         if number == text or not number.isdecimal() or len(number) > _MOST_DIGITS or owner not in row_of:
             continue
         parent = row_of[owner]
-        name, sender, what = [*trace.text(value).split(" ", 2), "", "", ""][:3]
+        name, sender, process_name = [*trace.text(value).split(" ", 2), "", "", ""][:3]
         pid = int(number)
         of_pid = (processes["pid"] == pid) & (processes["host_code"] == processes["host_code"][parent])
         row = int(np.flatnonzero(of_pid)[-1]) if of_pid.any() else -1
-        of_worker = what.rpartition(" ")[2] if what.startswith("worker ") else ""
+        of_worker = process_name.rpartition(" ")[2] if process_name.startswith("worker ") else ""
         worker = int(of_worker) if of_worker.isdecimal() and len(of_worker) <= _MOST_DIGITS else -1
         rank, process, end = int(processes["rank"][parent]) if worker >= 0 else -1, -1, -1
         if row >= 0:

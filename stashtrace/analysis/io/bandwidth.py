@@ -23,6 +23,7 @@ from stashtrace.analysis.io.calls import (
 from stashtrace.analysis.io.counters import overlap_free, threads_share
 from stashtrace.analysis.io.tables import IO_BANDWIDTH
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -114,10 +115,10 @@ def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
 
 
 def _by_path(parts: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
-    paths, inverse = np.unique(np.concatenate([p for p, _ in parts]), return_inverse=True)
-    time = np.zeros(len(paths), dtype=np.int64)
-    np.add.at(time, inverse, np.concatenate([t for _, t in parts]))
-    return paths, time
+    """Paths, ascending, and the time of each."""
+    path, time = (np.concatenate(column) for column in zip(*parts, strict=True))
+    by_path = GroupBy(path)
+    return by_path.values, by_path.sum(time)
 
 
 def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count: int) -> None:
@@ -157,7 +158,7 @@ def _add_calls(layer: _Layer, piece: Table, own: Bools, used: Bools) -> None:
 def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
     """Files with several threads: what they overlap counts once, as for Darshan."""
     table = Table.concat(kept[0].schema, kept)
-    table = table.take(np.lexsort((table["begin_ns"], table["path_code"])))
+    table = table.take(order_by(table["path_code"], table["begin_ns"]))
     kind, stdio = time_class(table), of_stdio(table)
     for name, layer in (("posix", ~stdio), ("stdio", stdio)):
         for code in (READING, WRITING, METADATA):

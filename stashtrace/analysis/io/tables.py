@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import Column, schema
 
 _PATH = ("path", "U16", "", "file, or directory; empty if the path was not known, or of the whole run")
 _HOST = ("host", "U16", "", "whose page cache: processes of one host share it")
@@ -19,8 +19,20 @@ IO_TIMES = schema(
     ("write_bytes", "i8", "bytes", "bytes written"),
     ("call_ns", "i8", "ns", "time inside calls of all kinds, all threads added"),
     ("blocked_ns", "i8", "ns", "of this, in calls that blocked"),
-    ("metadata_ns", "i8", "ns", "of this, in opens, closes, seeks, stats, maps and renames; -1 if unknown"),
-    ("sequential_ratio", "f8", "", "reads that began where the thread's last one on the file ended, -1 if unknown"),
+    Column(
+        "metadata_ns",
+        "i8",
+        "ns",
+        "of this, in opens, closes, seeks, stats, maps and renames; -1 if unknown",
+        missing=-1,
+    ),
+    Column(
+        "sequential_ratio",
+        "f8",
+        "",
+        "reads that began where the thread's last one on the file ended, -1 if unknown",
+        missing=-1,
+    ),
     ("read_bytes_per_s", "f8", "", "bytes read by the time inside read calls, 0 if none"),
 )
 IO_PATTERNS = schema(
@@ -28,8 +40,14 @@ IO_PATTERNS = schema(
     "How files are read and written, in Darshan's counters; a process's threads count as one reader",
     _PATH,
     ("located_reads_count", "i8", "", "read calls whose offset is known: the shares are theirs"),
-    ("sequential_reads_ratio", "f8", "", "reads at a higher offset than the last byte of the one before, -1 if none"),
-    ("consecutive_reads_ratio", "f8", "", "reads at the byte after the last one, -1 if none"),
+    Column(
+        "sequential_reads_ratio",
+        "f8",
+        "",
+        "reads at a higher offset than the last byte of the one before, -1 if none",
+        missing=-1,
+    ),
+    Column("consecutive_reads_ratio", "f8", "", "reads at the byte after the last one, -1 if none", missing=-1),
     ("located_writes_count", "i8", "", "write calls whose offset is known"),
     ("sequential_writes_ratio", "f8", "", "as of reads"),
     ("consecutive_writes_ratio", "f8", "", "as of reads"),
@@ -39,7 +57,13 @@ IO_PATTERNS = schema(
         column
         for place in (1, 2, 3, 4)
         for column in (
-            (f"access{place}_bytes", "i8", "bytes", f"size of calls, number {place} by how often; -1 if none"),
+            Column(
+                f"access{place}_bytes",
+                "i8",
+                "bytes",
+                f"size of calls, number {place} by how often; -1 if none",
+                missing=-1,
+            ),
             (f"access{place}_count", "i8", "", "calls of this size"),
         )
     ),
@@ -55,7 +79,7 @@ IO_SIZES = schema(
     ("op", "U16", "", "read or write"),
     ("size", "U16", "", "bin as Darshan names it: 0_100, 100_1K, ... 1G_PLUS"),
     ("low_bytes", "i8", "bytes", "smallest size of the bin"),
-    ("high_bytes", "i8", "bytes", "largest size of the bin, -1 of the last"),
+    Column("high_bytes", "i8", "bytes", "largest size of the bin, -1 of the last", missing=-1),
     ("calls_count", "i8", "", "calls that moved so much"),
 )
 IO_BANDWIDTH = schema(
@@ -67,10 +91,16 @@ IO_BANDWIDTH = schema(
     ("shared_count", "i8", "", "of these, used by every one of several processes"),
     ("moved_bytes", "i8", "bytes", "read and written"),
     ("slowest_process_ns", "i8", "ns", "longest time of a process on files that are not shared"),
-    ("shared_ns", "i8", "ns", "slowest process of each shared file, added; -1 if unknown"),
-    ("darshan_bytes_per_s", "f8", "", "moved_bytes by the sum of both: agg_perf_by_slowest; -1 if unknown"),
-    ("wall_ns", "i8", "ns", "first call to last; -1 if unknown"),
-    ("wall_bytes_per_s", "f8", "", "moved_bytes by this, as tf-Darshan has it; -1 if unknown"),
+    Column("shared_ns", "i8", "ns", "slowest process of each shared file, added; -1 if unknown", missing=-1),
+    Column(
+        "darshan_bytes_per_s",
+        "f8",
+        "",
+        "moved_bytes by the sum of both: agg_perf_by_slowest; -1 if unknown",
+        missing=-1,
+    ),
+    Column("wall_ns", "i8", "ns", "first call to last; -1 if unknown", missing=-1),
+    Column("wall_bytes_per_s", "f8", "", "moved_bytes by this, as tf-Darshan has it; -1 if unknown", missing=-1),
 )
 IO_ADVICE = schema(
     "io_advice",
@@ -82,7 +112,7 @@ IO_ADVICE = schema(
         "",
         "small_reads, read_ahead, random_reads, empty_reads, many_opens, small_files or read_amplification",
     ),
-    ("saving_ns", "i8", "ns", "at most, inside calls, all threads added; -1 if nothing can be said"),
+    Column("saving_ns", "i8", "ns", "at most, inside calls, all threads added; -1 if nothing can be said", missing=-1),
     ("advice", "U16", "", "a sentence with the figures, and the thresholds that they passed"),
 )
 IO_STAGING = schema(
@@ -105,8 +135,12 @@ IO_REUSE = schema(
     "io_reuse",
     "Reuse distances: how much other data was read between two reads of the same",
     _HOST,
-    ("low_bytes", "i8", "bytes", "shortest distance of the row, this block included; -1 for first reads"),
-    ("high_bytes", "i8", "bytes", "longest; a cache of so much serves the row by LRU; -1 for first reads"),
+    Column(
+        "low_bytes", "i8", "bytes", "shortest distance of the row, this block included; -1 for first reads", missing=-1
+    ),
+    Column(
+        "high_bytes", "i8", "bytes", "longest; a cache of so much serves the row by LRU; -1 for first reads", missing=-1
+    ),
     ("accesses_count", "i8", "", "reads of a block, estimated where sampled_ratio is below 1"),
     ("read_bytes", "i8", "bytes", "bytes of them"),
     ("sampled_ratio", "f8", "", "share of blocks looked at; 1 is exact"),

@@ -3,8 +3,8 @@
     own enter |-- wait --|-- launch skew --|-- expected --|-- excess --| end
                          ^ arrival         ^ last enter
 
-The files behind it: ``instances`` (who, when), ``causes`` (what it did longer), ``names`` (the worker,
-file, kernel or phase), ``late`` (the transfer).
+``instances`` tells who was late and when, ``causes`` what that rank did longer, ``names`` the worker, file, kernel or
+phase behind it. The time of the transfer is told here.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.late.causes import CAUSES, Causes, causes
 from stashtrace.analysis.late.instances import (
     CLOCK,
@@ -33,10 +35,11 @@ from stashtrace.analysis.late.instances import (
 from stashtrace.analysis.late.names import Named, Namer, Window
 from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.schema.columns import schema
+from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -45,20 +48,28 @@ from stashtrace.units import ranks_text
 LATE = schema(
     "late",
     "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
-    ("step", "i8", "", "ordinal of the step of the late rank, -1 outside"),
+    Column("step", "i8", "", "ordinal of the step of the late rank, -1 outside", missing=-1),
     ("communicator", "U16", "", "name of the group"),
     ("group_kind", "U16", "", "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members"),
     ("sequence", "i8", "", "number within the group"),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("bytes", "i8", "bytes", "payload of one rank's input"),
-    ("begin_ns", "i8", "ns", "the first rank entered"),
-    ("late_rank", "i8", "", "the rank that was waited for, -1 if unknown"),
+    Column("begin_ns", "i8", "ns", "the first rank entered", role="moment"),
+    Column("late_rank", "i8", "", "the rank that was waited for, -1 if unknown", role="rank", missing=-1),
     ("waiting_ranks", "U16", "", "ranks that waited for it, runs folded"),
     ("wait_ns", "i8", "ns", "longest wait for the last arrival, without launch_skew_ns"),
     ("total_wait_ns", "i8", "ns", "waits of all ranks added up; where one waits in several at once, the oldest counts"),
-    ("launch_skew_ns", "i8", "ns", "then: the late rank had called, its idle device had not begun; -1 if unknown"),
-    ("expected_ns", "i8", "ns", "then: the transfer at the rate this link is capable of, -1 if unknown"),
-    ("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown"),
+    Column(
+        "launch_skew_ns",
+        "i8",
+        "ns",
+        "then: the late rank had called, its idle device had not begun; -1 if unknown",
+        missing=-1,
+    ),
+    Column(
+        "expected_ns", "i8", "ns", "then: the transfer at the rate this link is capable of, -1 if unknown", missing=-1
+    ),
+    Column("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown", missing=-1),
     ("expected_by", "U16", "", "calibration, run (its best tenth of the same operation and size) or none"),
     ("link", "U16", "", "host of the group, or the hosts that it joins"),
     (
@@ -67,12 +78,16 @@ LATE = schema(
         "",
         "what the late rank did longer than the median of the others; before: it began later; or unknown",
     ),
-    ("cause_ns", "i8", "ns", "by how much longer, -1 if unknown"),
-    ("late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown"),
-    ("cause_process_id", "i8", "", "processes.process_id of the process that did it, -1 if unknown"),
-    ("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none"),
+    Column("cause_ns", "i8", "ns", "by how much longer, -1 if unknown", missing=-1),
+    Column(
+        "late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown", missing=-1
+    ),
+    Column(
+        "cause_process_id", "i8", "", "the process that did it, -1 if unknown", missing=-1, of="processes.process_id"
+    ),
+    Column("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none", role="id", missing=-1),
     ("cause_name", "U16", "", "file, kernel, phase, call or rank behind the cause; empty if unknown"),
-    ("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown"),
+    Column("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown", missing=-1),
     ("method", "U16", "", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung"),
 )
 LATE_RANKS = schema(
@@ -80,7 +95,7 @@ LATE_RANKS = schema(
     "Who is late again and again, per rank and process group",
     ("communicator", "U16", "", "name of the group"),
     ("group_kind", "U16", "", "as in late"),
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("last_count", "i8", "", "collectives of the group that it entered last"),
     ("collectives_count", "i8", "", "collectives of the group that somebody waited in and whose last rank is known"),
     ("steps_last_count", "i8", "", "steps in which it cost the others of the group most"),
@@ -90,8 +105,8 @@ LATE_RANKS = schema(
     ("behind_second_ns", "i8", "ns", "it alone was missing: its entry after the second latest one, time counted once"),
     ("cause_kind", "U16", "", "the cause behind most of that, as in late"),
     ("cause_share_ratio", "f8", "", "its share of total_wait_ns"),
-    ("first_step_index", "i8", "", "first step in which it was last, -1 outside"),
-    ("last_step_index", "i8", "", "last such step, -1 outside"),
+    Column("first_step_index", "i8", "", "first step in which it was last, -1 outside", missing=-1),
+    Column("last_step_index", "i8", "", "last such step, -1 outside", missing=-1),
     ("chance_ratio", "f8", "", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
     (
         "verdict",
@@ -145,13 +160,13 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     index, found = _found(trace)
     if found is None:
         return Table.empty(LATE)
-    waited = np.flatnonzero((found.total_wait_ns > 0) | (found.method == METHODS.index("hung")))
+    waited = np.flatnonzero((found.total_wait_ns > 0) | (found.method == HUNG))
     # What hangs comes first, whatever it cost until the recording ended.
-    hung = found.method[waited] == METHODS.index("hung")
+    hung = found.method[waited] == HUNG
     step = _steps(index, found)
     # Starting up is not training: what lies outside the steps comes last.
     outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
-    rows = waited[np.lexsort((waited, -found.total_wait_ns[waited], outside, ~hung))[:top]]
+    rows = waited[order_by(~hung, outside, -found.total_wait_ns[waited], waited)[:top]]
     why = causes(index, found, rows)
     named = _names(index, why)
     transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
@@ -160,7 +175,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     table = index.trace.collectives
     hashes = found.group_hash[rows]
     kinds, links = group_kinds(trace), link_names(trace)
-    enter = np.minimum.reduceat(found.enter_ns, found.starts)[rows]
+    enter = found.each.min(found.enter_ns)[rows]
     op = np.clip(table["op_code"][first], 0, max(CollectiveOp))
     return Table(
         LATE,
@@ -235,15 +250,13 @@ def late_ranks(trace: Trace) -> Table:
     alone_end, alone = found.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
-    by_group = RowsBy(found.group_hash[rows])
-    for value in by_group.values.tolist():
-        own = by_group.rows(value)
+    by_group = GroupBy(found.group_hash[rows])
+    for value, own in zip(by_group.values.tolist(), by_group, strict=True):
         late_rank, cost = found.late_rank[rows[own]], found.total_wait_ns[rows[own]]
         guilty = _guilty(step[own], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
-        per_rank = RowsBy(late_rank)
-        for rank in per_rank.values.tolist():
-            mine = per_rank.rows(rank)
+        per_rank = GroupBy(late_rank)
+        for rank, mine in zip(per_rank.values.tolist(), per_rank, strict=True):
             times = int((guilty == rank).sum())
             share = times / max(len(guilty), 1)
             members = len(groups[value].members)
@@ -287,34 +300,27 @@ def _names(index: TraceIndex, why: Causes) -> list[Named]:
 
 
 def _waiting(found: Instances, rows: Int64) -> list[str]:
-    bounds = np.append(found.starts, len(found.of))
-    texts = []
-    for begin, end, late_rank in zip(
-        bounds[rows].tolist(), bounds[rows + 1].tolist(), found.late_rank[rows].tolist(), strict=True
-    ):
-        waits = (found.wait_ns[begin:end] > 0) | ((late_rank >= 0) & (found.rank[begin:end] != late_rank))
-        texts.append(ranks_text(sorted(set(found.rank[begin:end][waits].tolist()))))
-    return texts
+    """Ranks that waited in each of the instances, runs folded."""
+    late_rank = found.late_rank[found.each.number]
+    waits = (found.wait_ns > 0) | ((late_rank >= 0) & (found.rank != late_rank))
+    bounds = found.each.bounds
+    members = [slice(begin, end) for begin, end in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
+    return [ranks_text(sorted(set(found.rank[own][waits[own]].tolist()))) for own in members]
 
 
 def _steps(index: TraceIndex, found: Instances) -> Int64:
     """Step of each instance: the one in which its late rank entered, else the first rank of it; -1 outside."""
     row = np.where(found.late_row >= 0, found.late_row, found.starts)
-    rank, at = found.rank[row], found.enter_ns[row]
-    try:
-        return step_at(index.steps, rank, at)
-    except MissingDataError:
-        return np.full(len(row), -1, dtype=np.int64)  # collectives without a training loop
+    return step_at_any(index.origin, found.rank[row], found.enter_ns[row])
 
 
 def _behind_second(trace: Trace, found: Instances) -> Int64:
     """How long the late rank of each instance alone was missing; 0 where a member's wait is not known."""
-    sizes = {value: len(group.members) for value, group in group_table(trace).items()}
-    size = int64([sizes[value] for value in found.group_hash.tolist()])
-    of_late = found.rank == found.late_rank[found.of]
-    waits = (found.wait_ns > 0) & ~of_late
-    everybody = np.add.reduceat(waits.astype(np.int64), found.starts) == size - 1
-    gap = np.minimum.reduceat(np.where(of_late, NEVER, found.wait_ns), found.starts)
+    groups = group_table(trace)
+    size = GroupBy(found.group_hash).map(lambda group: len(groups[group].members))
+    of_late = found.rank == found.late_rank[found.each.number]
+    everybody = found.each.count((found.wait_ns > 0) & ~of_late) == size - 1
+    gap = found.each.min(np.where(of_late, NEVER, found.wait_ns))
     known = everybody & (found.late_row >= 0) & np.isin(found.method, (CLOCK, DURATION))
     return int64(np.where(known, gap, 0))
 
@@ -323,25 +329,21 @@ def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
     """Rank that cost most in each step that cost something, of equals the lowest; without steps, in each operation."""
     inside = step >= 0
     if inside.any():
-        trial, rank, cost = np.unique(step[inside], return_inverse=True)[1], rank[inside], cost[inside]
+        step, rank, cost = step[inside], rank[inside], cost[inside]
     else:
-        trial = np.arange(len(step))
-    width = int(rank.max(initial=0)) + 1
-    key, inverse = np.unique(trial * width + rank, return_inverse=True)
-    total, per_trial = np.zeros(len(key), dtype=np.int64), np.zeros(int(trial.max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(total, inverse, cost)
-    np.add.at(per_trial, trial, cost)
-    out = np.full(len(per_trial), -1, dtype=np.int64)
-    order = np.lexsort((-key, total))  # the costliest comes last
-    out[key[order] // width] = key[order] % width
+        step = np.arange(len(step))
+    pairs = GroupBy(step, rank)
+    costliest = GroupBy(pairs.keys[0]).argmax(pairs.sum(cost))
+    per_step = GroupBy(step).sum(cost)
     # Somebody is always last by a few microseconds; that says nothing.
-    return int64(out[per_trial * _MATTERS_DIVISOR * len(per_trial) >= per_trial.sum()])
+    matters = per_step * _MATTERS_DIVISOR * len(per_step) >= per_step.sum()
+    return int64(pairs.keys[1][costliest][matters])
 
 
 def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
     """Cause behind most of the cost, and its share."""
-    total = np.zeros(len(CAUSES) + 1, dtype=np.int64)
-    np.add.at(total, cause, cost)  # -1, unknown, is the last
+    place = np.where(cause >= 0, cause, len(CAUSES))  # what is unknown is the last
+    total = GroupBy.numbered(place, len(CAUSES) + 1).sum(cost)
     most = int(total.argmax())
     return [*CAUSES, UNKNOWN][most], float(total[most]) / max(int(total.sum()), 1)
 
@@ -357,40 +359,36 @@ _BEST_DIVISOR, _ENOUGH = 10, 8
 def transfers(index: TraceIndex, found: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
     """Transfer of each instance (-1 if it never ended), expected one (-1 if unknown), index into ``SOURCES``."""
     table = index.trace.collectives
-    end = np.maximum.reduceat(found.end_ns, found.starts)
+    end = found.each.max(found.end_ns)
     # Entry and end of different hosts are no length where their clocks are too far apart.
-    shortest = np.minimum.reduceat(found.end_ns - found.enter_ns, found.starts)
+    shortest = found.each.min(found.end_ns - found.enter_ns)
     transfer = np.where(found.by_clock, np.maximum(end - found.last_enter_ns, 0), shortest)
     transfer = int64(np.where(found.method == HUNG, -1, transfer))
     first = found.row[found.starts]
     payload = int64(np.maximum(table["message_bytes"][first], 0))
     size = np.zeros(len(first), dtype=np.int64)
     size[payload > 0] = np.floor(np.log2(payload[payload > 0])).astype(np.int64) + 1
-    group = int64(np.unique(found.group_hash, return_inverse=True)[1])
-    same, near = (_best(transfer, group, table["op_code"][first], kind) for kind in (payload, size))
+    same, near = (_best(transfer, found.group_hash, table["op_code"][first], kind) for kind in (payload, size))
     best = np.where(same >= 0, same, near)
     expected, source = np.full(len(first), -1, dtype=np.int64), np.zeros(len(first), dtype=np.int64)
-    found_one = best >= 0
+    known = best >= 0
     # More bytes than those of the best may take longer in proportion; that is not lost by the link.
     more = np.maximum(payload / np.maximum(payload[best], 1), 1.0)
-    expected[found_one], source[found_one] = np.rint(transfer[best] * more).astype(np.int64)[found_one], 1
+    expected[known], source[known] = np.rint(transfer[best] * more).astype(np.int64)[known], 1
     by_calibration = expected_transfers(index.trace, calibration).expected_ns[first]
     known = by_calibration > 0
     expected[known], source[known] = np.rint(by_calibration[known]).astype(np.int64), 2
     return transfer, expected, source
 
 
-def _best(transfer: Int64, *keys: Int64) -> Int64:
+def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
     """The instance at the best tenth of all with the same keys, -1 where there are too few of them."""
     out = np.full(len(transfer), -1, dtype=np.int64)
-    order = np.lexsort((transfer, *keys[::-1]))
+    order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
-    if len(order):
-        changed = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])
-        starts = np.flatnonzero(np.append(True, changed))
-        counts = np.diff(np.append(starts, len(order)))
-        best = np.where(counts >= _ENOUGH, order[starts + counts // _BEST_DIVISOR], -1)
-        out[order] = np.repeat(best, counts)
+    alike = GroupBy.runs(*(key[order] for key in keys))
+    best = np.where(alike.sizes >= _ENOUGH, order[alike.first + alike.sizes // _BEST_DIVISOR], -1)
+    out[order] = best[alike.number]
     return out
 
 

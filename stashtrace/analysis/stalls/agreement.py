@@ -7,7 +7,7 @@ from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_table
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -15,7 +15,7 @@ from stashtrace.schema.trace import Trace
 AGREEMENT = schema(
     "agreement",
     "Steps whose kernels were recorded, attributed twice",
-    ("rank", "i8", "", "global rank"),
+    RANK,
     ("step", "i8", "", "ordinal"),
     ("kind", "U16", "", "StallKind in lower case"),
     ("kernels_ns", "i8", "ns", "by kernels"),

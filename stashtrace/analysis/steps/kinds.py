@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.groupby import RowsBy
+from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-STEP_KINDS = _schema(
+STEP_KINDS = schema(
     "step_kinds",
     "How many steps of each kind a rank made and how long they took; a row of rank -1 for all ranks",
-    ("rank", "i8", "", "global rank, -1 for all"),
+    RANK_OR_ALL,
     ("kind", "U16", "", "steps.kind"),
     ("steps_count", "i8", "", "counted steps; of all ranks, steps that any rank made"),
     ("warmup_count", "i8", "", "steps left out as warm-up, or because the event budget left them without events"),

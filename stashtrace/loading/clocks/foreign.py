@@ -15,7 +15,6 @@ import numpy as np
 from stashtrace.loading.clocks.align import align_tables, alignment_losses, lifes_of
 from stashtrace.loading.clocks.graph import HostOffset
 from stashtrace.loading.clocks.host import REALTIME_ERROR_NS
-from stashtrace.schema.columns import STAMPS
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
@@ -46,7 +45,7 @@ class ImportedClocks:
 
     def moved(self, table: Table, processes: Array) -> Table:
         """A table with its moments on the reference's clock; ``processes`` is that of each row."""
-        columns = {name: table[name] for name in table.columns if name in STAMPS}
+        columns = {name: table[name] for name in table.schema.moments}
         own: dict[str, list[int]] = {}
         for process in np.unique(processes[processes >= 0]).tolist():  # of one file, mostly: few of all
             own.setdefault(self.clock_of[process], []).append(process)

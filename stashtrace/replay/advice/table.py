@@ -1,4 +1,4 @@
-"""overlap_advice: where communication could be overlapped, fused or split, what that saves, and how far to trust it."""
+"""overlap_advice: where communication could be overlapped, fused or split, and what that would save."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -12,12 +12,12 @@ from stashtrace.analysis.links.efficiency import calibration_of
 from stashtrace.calibration.file import Calibration
 from stashtrace.replay.advice.calls import POSITIONS, scene
 from stashtrace.replay.advice.patterns import Patterns, Row
-from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-OVERLAP_ADVICE = _schema(
+OVERLAP_ADVICE = schema(
     "overlap_advice",
     "What splitting, fusing, overlapping or slicing would save: one row per kind of collective and transformation",
     ("transformation", "U16", "", "split_reorder, fuse, overlap or sliced_p2p"),
@@ -29,42 +29,60 @@ OVERLAP_ADVICE = _schema(
         "",
         "where in the step it is called: forward, backward, after_backward, update, after_update or elsewhere",
     ),
-    ("message_bytes", "i8", "bytes", "payload of one rank's input, -1 if the trace does not tell"),
+    Column("message_bytes", "i8", "bytes", "payload of one rank's input, -1 if the trace does not tell", missing=-1),
     ("saving_low_ns", "i8", "ns", "saved a step at least, under what limits says; below zero: it may become longer"),
     ("saving_high_ns", "i8", "ns", "at most; 0 without a figure"),
     ("share_ratio", "f8", "", "saving_high_ns of the step"),
     ("validity", "U16", "", "estimate, bound (nothing less than saving_high_ns is excluded) or none (no advice)"),
     ("limits", "U16", "", "why not more can be said: codes, comma separated"),
     ("switch", "U24", "", "what does it in today's stack"),
-    ("elements_count", "i8", "", "elements of the type that its kernel names, else of 4 bytes; -1 if unknown"),
+    Column(
+        "elements_count",
+        "i8",
+        "",
+        "elements of the type that its kernel names, else of 4 bytes; -1 if unknown",
+        missing=-1,
+    ),
     ("ranks_count", "i8", "", "ranks of the group; of a send, those that hold the same data"),
     ("calls_count", "f8", "", "a step"),
     ("work", "U16", "", "computation beside it: update, backward, gemm; of a send, the gather that slicing needs"),
     ("work_ns", "i8", "ns", "that a step; of an update, the part for these bytes"),
-    ("gap_ns", "i8", "ns", "time between the kernels of that part of the update in which nothing ran, -1 if unseen"),
+    Column(
+        "gap_ns",
+        "i8",
+        "ns",
+        "time between the kernels of that part of the update in which nothing ran, -1 if unseen",
+        missing=-1,
+    ),
     ("transfer_ns", "i8", "ns", "these collectives a step, from the last rank's entry to the end"),
-    ("exposed_ns", "i8", "ns", "of it, while the rank did not compute, -1 if unknown"),
+    Column("exposed_ns", "i8", "ns", "of it, while the rank did not compute, -1 if unknown", missing=-1),
     ("chunks_count", "i8", "", "overlap: chunks that the figures are for, else 0"),
-    ("contention_ratio", "f8", "", "overlap: how much longer kernels took beside collectives, -1 if unseen"),
+    Column(
+        "contention_ratio",
+        "f8",
+        "",
+        "overlap: how much longer kernels took beside collectives, -1 if unseen",
+        missing=-1,
+    ),
 )
 
 
 def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
     """Look for CoCoNeT's four transformations: split + reorder, fuse, overlap, sliced sends.
 
-    One row per kind of collective (operation, size, communicator, position in the step) and transformation that fits
-    it. Times are sums a step: medians over the counted steps, and over ranks; ``saving_low_ns`` and ``saving_high_ns``
-    are the least of any rank and the most of any. Savings of rows do not add up where they take the same time away:
-    split + reorder and fuse both shorten the update. What is ``none`` has a reason in ``limits`` and no figure. The
-    rules and their codes are in ``docs/guides/overlap.md``.
+    Each row is one kind of collective (operation, size, communicator, position in the step) and a transformation that
+    fits it. Times are sums per step: medians over the counted steps, and over ranks; ``saving_low_ns`` is the least of
+    any rank and ``saving_high_ns`` the most. Savings do not add up where rows save the same time: split + reorder and
+    fuse both shorten the update. A row whose validity is ``none`` has a reason in ``limits`` and no figure. The rules
+    and their codes are in ``docs/guides/overlap.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs collectives and steps with phases; kernels, where ranks compute on devices.
     calibration : Calibration or path, optional
-        By default ``calibration.toml`` in the run directory. With it the two halves of an all-reduce take what they
-        took there; without it, together what the all-reduce took.
+        By default ``calibration.toml`` in the run directory. With it the two halves of an all-reduce take the
+        calibrated times; without it, together as long as the all-reduce.
 
     Columns
     -------
@@ -84,13 +102,13 @@ def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike
     ForeignCalibrationWarning
         If it was measured on another machine.
     """
-    found = scene(trace)
-    rows = Patterns.of(found, calibration_of(trace, calibration)).rows()
+    calls = scene(trace)
+    rows = Patterns.of(calls, calibration_of(trace, calibration)).rows()
     if not rows:
         return Table.empty(OVERLAP_ADVICE)
     names = communicator_names(trace, np.array([row.kind.group_hash for row in rows], dtype=np.uint64)).tolist()
     return Table.from_rows(
-        OVERLAP_ADVICE, [_cells(row, name, found.step_ns) for row, name in zip(rows, names, strict=True)]
+        OVERLAP_ADVICE, [_cells(row, name, calls.step_ns) for row, name in zip(rows, names, strict=True)]
     )
 
 

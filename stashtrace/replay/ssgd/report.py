@@ -1,4 +1,4 @@
-"""The words of ``stashtrace layers``: iterations by variant, speed-ups over ranks, which gradients to send together."""
+"""The text of ``stashtrace layers``: iterations by variant, speed-ups over ranks, which gradients to send together."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -13,19 +13,18 @@ from stashtrace.replay.ssgd.variants import WAIT_FREE
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import bytes_text, duration_text, shortened
 
-#: Messages of a merge that are listed; of more the first and the last.
+#: Messages of a merge that are listed; if there are more, the first and the last of them.
 _MOST_MESSAGES = 12
 _NAME_WIDTH = 22
 
 
 def layers_lines(study: Study) -> list[str]:
-    """Lines for the terminal."""
-    lines = [*_facts(study), "", *_iterations(study), "", *_curve(study), "", *_merge(study)]
-    return lines
+    """Return the lines for the terminal."""
+    return [*_facts(study), "", *_iterations(study), "", *_curve(study), "", *_merge(study)]
 
 
 def layers_json(study: Study) -> dict[str, Any]:
-    """The same as data."""
+    """Return the study for JSON."""
     work, ring = study.workload, study.ring
     return {
         "layers_count": len(work),
@@ -48,8 +47,8 @@ def layers_json(study: Study) -> dict[str, Any]:
                 "merged": row.merged,
                 "overlaps": row.variant.overlaps,
                 "iterations": [
-                    {"ranks_count": one.workers, "iteration_ns": one.iteration_ns, "speedup": one.speedup}
-                    for one in row.found
+                    {"ranks_count": speedup.workers, "iteration_ns": speedup.iteration_ns, "speedup": speedup.speedup}
+                    for speedup in row.speedups
                 ],
             }
             for row in study.rows
@@ -71,9 +70,9 @@ def _merge_json(study: Study, merge: Merge) -> dict[str, Any]:
 
 def _facts(study: Study) -> list[str]:
     work, ring = study.workload, study.ring
-    lines = [
-        f"{len(work)} layers, {len(work.sends)} of them with gradients, {bytes_text(work.sizes_bytes.sum())} in all"
-    ]
+    several = f"{len(work)} layers, {len(work.sends)} of them with gradients"
+    counts = several if len(work) > 1 else "1 layer with gradients"
+    lines = [f"{counts}, {bytes_text(work.sizes_bytes.sum())} in all"]
     parts = {"forward": work.forward_ns.sum(), "backward": work.backward_ns.sum(), "update": work.update_ns}
     parts |= {"reading": work.io_ns, "copy": work.copy_ns}
     lines.append("  " + ", ".join(f"{name} {duration_text(float(ns))}" for name, ns in parts.items() if ns > 0))
@@ -91,28 +90,28 @@ def _iterations(study: Study) -> list[str]:
         speedup = f"{study.chosen * alone / study.measured_ns:.2f}"
         rows.append(("as measured", WAIT_FREE.overlaps, took, exposed, speedup))
     for row in study.rows:
-        one = next(found for found in row.found if found.workers == study.chosen)
-        exposed = duration_text(one.iteration_ns - row.alone_ns)
-        times = (duration_text(one.iteration_ns), exposed, f"{one.speedup:.2f}")
+        at_chosen = next(speedup for speedup in row.speedups if speedup.workers == study.chosen)
+        exposed = duration_text(at_chosen.iteration_ns - row.alone_ns)
+        times = (duration_text(at_chosen.iteration_ns), exposed, f"{at_chosen.speedup:.2f}")
         rows.append((row.name, row.variant.overlaps, *times))
     return [f"one iteration of {study.chosen} ranks:", *table_lines(rows, left=2)]
 
 
 def _curve(study: Study) -> list[str]:
     head = ("ranks", *(str(count) for count in study.ranks))
-    rows = [head, *((row.name, *(f"{one.speedup:.2f}" for one in row.found)) for row in study.rows)]
+    rows = [head, *((row.name, *(f"{speedup.speedup:.2f}" for speedup in row.speedups)) for row in study.rows)]
     return ["speed-up over ranks, each with the same batch:", *table_lines(rows, left=1)]
 
 
 def _merge(study: Study) -> list[str]:
     merge, names = study.merged, study.workload.names
-    ways = (
+    merges = (
         ("layer by layer", study.layerwise),
         (f"bucket_cap_mb={study.cap_mib:g}", study.capped),
         ("best merge", study.merged),
     )
     rows: list[tuple[str, ...]] = [("sent", "messages", "exposed")]
-    rows += [(name, str(len(one)), duration_text(study.exposed_ns(one))) for name, one in ways]
+    rows += [(name, str(len(sent)), duration_text(study.exposed_ns(sent))) for name, sent in merges]
     lines = [f"gradients of {study.chosen} ranks; predicted best size of buckets: bucket_cap_mb={study.cap_mib:g}"]
     lines += [*table_lines(rows, left=1), "", "the best merge:"]
     listed: list[tuple[str, ...]] = [("layers", "size", "ready", "takes")]
@@ -130,7 +129,7 @@ def _merge(study: Study) -> list[str]:
 
 
 def _shown(count: int) -> Sequence[int]:
-    """Messages to list; -1 stands for those between."""
+    """Return the messages to list; -1 stands for those left out."""
     if count <= _MOST_MESSAGES:
         return range(count)
     half = math.floor(_MOST_MESSAGES / 2)

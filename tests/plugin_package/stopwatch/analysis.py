@@ -13,7 +13,7 @@ PHASE_TOTALS = Schema(
     "phase_totals",
     (
         Column("rank", "i8", unit="", doc="global rank"),
-        Column("phase_code", "i8", unit="", doc="string: name of the phase"),
+        Column("phase_code", "i8", unit="", doc="name of the phase", role="text"),
         Column("phases_count", "i8", unit="", doc="how many there were"),
         Column("total_ns", "i8", unit="ns", doc="their time together"),
     ),

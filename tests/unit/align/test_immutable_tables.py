@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).resolve().parents[3] / "stashtrace"
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two ranks with a worker each."""
-    synth.write(tmp_path / "run", synth.Job(ranks=2, workers=1, steps=4, calls_per_batch=12))
+    synth.write(tmp_path / "run", synth.SyntheticJob(ranks=2, workers=1, steps=4, calls_per_batch=12))
     return tmp_path / "run"
 
 

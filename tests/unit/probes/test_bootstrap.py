@@ -14,7 +14,7 @@ import pytest
 from traced import ROOT
 
 from stashtrace.probes.bootstrap import ImportHook
-from stashtrace.record.options import INJECT_PATH
+from stashtrace.record.environment import INJECT_PATH
 
 
 def run_python(code: str, tmp_path: Path, *path: Path | str, traced: bool = True) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ def test_it_comes_back(tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "list").write_bytes(content)
-    with pytest.raises(FormatError, match="no list of staged files"):
+    with pytest.raises(FormatError, match="not a list of staged files"):
         read_staged_list(tmp_path / "list")
 
 

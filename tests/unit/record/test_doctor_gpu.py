@@ -80,7 +80,7 @@ def machine(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
     # What is installed beside the tests must not matter.
     monkeypatch.setattr(doctor_gpu, "_package", lambda name: "")
     monkeypatch.setattr(doctor_gpu, "nccl_candidates", lambda: ["libnccl.so.2"])
-    monkeypatch.setattr(doctor_gpu, "_running", set)
+    monkeypatch.setattr(doctor_gpu, "_process_names", set)
     return Machine(compiler, tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_whether_deep_mode_would_work(machine: Machine, version: int | None, sta
 def test_other_users_of_cupti(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.with_gpu().number("libcupti.so.13", "cuptiGetVersion", 130001)
     assert machine.checks(NSYS_PROFILING_SESSION_ID="1")["kernels"].state == "invisible"
-    monkeypatch.setattr(doctor_gpu, "_running", lambda: {"nsys", "python"})
+    monkeypatch.setattr(doctor_gpu, "_process_names", lambda: {"nsys", "python"})
     assert "nsys is running" in machine.checks()["kernels"].detail
 
 

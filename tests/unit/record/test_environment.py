@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.record.options import INJECT_PATH, default_collectors, traced_environment
+from stashtrace.record.environment import INJECT_PATH, traced_environment
+from stashtrace.record.options import RecordOptions, default_collectors
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def test_keeps_the_users_values_behind_ours(library: Path) -> None:
 
 def test_says_where_and_what_to_record(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(library.parent)
-    env = traced_environment({}, run_dir="out", run_id="ab12", collectors=["waits"], steps=(5, None), library=library)
+    env = traced_environment(
+        {}, RecordOptions(collectors=["waits"], steps="5:"), run_dir="out", run_id="ab12", library=library
+    )
     assert env["STASHTRACE_DIR"] == str(library.parent / "out")
     assert env["STASHTRACE_RUN_ID"] == "ab12"
     assert env["STASHTRACE_COLLECTORS"] == "waits"
@@ -63,7 +66,9 @@ def test_a_recorder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_twice_is_once(library: Path) -> None:
-    once = traced_environment({}, run_dir="/x", run_id="1", steps="1:2", synthetic_batches=2, library=library)
+    once = traced_environment(
+        {}, RecordOptions(steps="1:2", synthetic_batches=2), run_dir="/x", run_id="1", library=library
+    )
     assert once["STASHTRACE_SYNTHETIC"] == "2"
     twice = traced_environment(once, run_dir="/y", run_id="2", library=library)
     assert twice["LD_PRELOAD"] == str(library)
@@ -75,19 +80,19 @@ def test_twice_is_once(library: Path) -> None:
 
 def test_options_override_only_when_given(library: Path) -> None:
     base = {"STASHTRACE_LOG": "debug", "STASHTRACE_SAMPLE_MS": "50"}
-    env = traced_environment(base, run_dir="/x", run_id="1", sample_ms=10, library=library)
+    env = traced_environment(base, RecordOptions(sample_ms=10), run_dir="/x", run_id="1", library=library)
     assert (env["STASHTRACE_LOG"], env["STASHTRACE_SAMPLE_MS"]) == ("debug", "10")
 
 
 @pytest.mark.parametrize("steps", ["5", "b:a", "7:3", "-1:4"])
 def test_refuses_a_range_that_is_none(library: Path, steps: str) -> None:
     with pytest.raises(UsageError):
-        traced_environment({}, run_dir="/x", run_id="1", steps=steps, library=library)
+        traced_environment({}, RecordOptions(steps=steps), run_dir="/x", run_id="1", library=library)
 
 
 def test_refuses_unknown_collectors_and_unnameable_libraries(library: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cupti"):
-        traced_environment({}, run_dir="/x", run_id="1", collectors=["cupti"], library=library)
+        traced_environment({}, RecordOptions(collectors=["cupti"]), run_dir="/x", run_id="1", library=library)
     with pytest.raises(CaptureError):
         traced_environment({}, run_dir="/x", run_id="1", library=tmp_path / "missing.so")
     blank = tmp_path / "a b" / "libstashtrace.so"
@@ -101,12 +106,14 @@ def test_deep_mode_is_off_unless_asked_for_and_not_inherited(library: Path) -> N
     plain = traced_environment({}, run_dir="/x", run_id="1", library=library)
     assert "cupti" not in plain["STASHTRACE_COLLECTORS"].split(",")
     assert "STASHTRACE_KERNELS" not in plain
-    deep = traced_environment(plain, run_dir="/x", run_id="1", kernels=True, collectors=["waits"], library=library)
+    deep = traced_environment(
+        plain, RecordOptions(kernels=True, collectors=["waits"]), run_dir="/x", run_id="1", library=library
+    )
     assert deep["STASHTRACE_COLLECTORS"] == "waits,cupti"
     assert (deep["STASHTRACE_KERNELS"], deep["STASHTRACE_KERNELS_STEPS"]) == ("1", "10:13")
-    window = traced_environment({}, run_dir="/x", run_id="1", kernels_steps="3:5", library=library)
+    window = traced_environment({}, RecordOptions(kernels_steps="3:5"), run_dir="/x", run_id="1", library=library)
     assert window["STASHTRACE_KERNELS_STEPS"] == "3:5"
     again = traced_environment(deep, run_dir="/x", run_id="1", library=library)
     assert "STASHTRACE_KERNELS" not in again
     with pytest.raises(UsageError, match="range"):
-        traced_environment({}, run_dir="/x", run_id="1", kernels_steps="5", library=library)
+        traced_environment({}, RecordOptions(kernels_steps="5"), run_dir="/x", run_id="1", library=library)

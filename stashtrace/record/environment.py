@@ -1,0 +1,101 @@
+"""The environment that turns an ordinary command into a traced one.
+
+Called by ``stashtrace run``, ``stashtrace env`` and tests. Pure: it takes a mapping and returns a new one; it starts
+nothing and leaves the caller's environment alone. The variables are all that the launcher tells the traced processes;
+values of the user's own stay behind ours.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from stashtrace.errors import CaptureError
+from stashtrace.record.options import BUILD_HINT, DEFAULT_OPTIONS, RecordOptions
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
+#: Preloaded too with ``lookup_hook``: stands in front of dlsym.
+LOOKUP_LIBRARY = "libstashtrace_lookup.so"
+INJECT_PATH = _PACKAGE / "probes" / "inject"
+
+
+def traced_environment(
+    base: Mapping[str, str],
+    options: RecordOptions = DEFAULT_OPTIONS,
+    *,
+    run_dir: str | os.PathLike[str],
+    run_id: str,
+    library: str | os.PathLike[str] | None = None,
+) -> dict[str, str]:
+    """Return a copy of ``base`` in which every process of the command records itself.
+
+    Parameters
+    ----------
+    base : mapping
+        Environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours, and so is a
+        profiler plugin of NCCL that it names.
+    options : RecordOptions
+        What is recorded.
+    run_dir : path
+        Where the processes write; made absolute, since they may change their directory.
+    run_id : str
+        Hexadecimal name of the run, stored in every file.
+    library : path, optional
+        Runtime library to preload, the package's own by default.
+
+    Returns
+    -------
+    dict of str to str
+
+    Raises
+    ------
+    UsageError, FormatError
+        As :meth:`RecordOptions.to_environment`.
+    CaptureError
+        If the library is missing, or lies where LD_PRELOAD cannot name it.
+    """
+    preload = _library_path(library)
+    environment = options.to_environment(base)
+    preloaded = _prepend(preload, base.get("LD_PRELOAD", "").replace(" ", ":"))
+    if options.lookup_hook:
+        lookup = _library_path(Path(preload).with_name(LOOKUP_LIBRARY))
+        preloaded = _prepend(preload, _prepend(lookup, preloaded))
+    environment["LD_PRELOAD"] = preloaded
+    environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
+    environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
+    environment["STASHTRACE_RUN_ID"] = run_id
+    if "nccl" in options.recorded_collectors():
+        _take_profiler_slot(environment, preload)
+    return environment
+
+
+def _take_profiler_slot(environment: dict[str, str], library: str) -> None:
+    """Make our library NCCL's profiler plugin; it passes every event on to the plugin that the job had."""
+    former = environment.get("NCCL_PROFILER_PLUGIN", "")
+    if former != library:  # a traced command that traces another keeps what it was told
+        environment.pop("STASHTRACE_NCCL_CHAIN", None)
+        if former:
+            environment["STASHTRACE_NCCL_CHAIN"] = former
+    environment["NCCL_PROFILER_PLUGIN"] = library
+
+
+def _prepend(first: str, old: str) -> str:
+    """Put ``first`` in front of a colon-separated list that may hold it already: a traced command may trace another."""
+    # An empty entry of PYTHONPATH means the current directory, so it must survive.
+    return ":".join([first, *(part for part in (old.split(":") if old else []) if part != first)])
+
+
+def _library_path(library: str | os.PathLike[str] | None) -> str:
+    path = Path(library).absolute() if library is not None else LIBRARY_PATH
+    if not path.is_file():
+        raise CaptureError(f"{path.name} is not in {path.parent}", hint=BUILD_HINT)
+    if any(separator in str(path) for separator in ": "):
+        # The loader splits LD_PRELOAD at both characters and knows no quoting.
+        raise CaptureError(
+            f"the path {path} holds a colon or a blank, which LD_PRELOAD cannot name",
+            hint="install stashtrace into a folder without blanks and colons",
+        )
+    return str(path)
