@@ -57,24 +57,24 @@ def _holds_foreign_files(path: Path) -> bool:
     StashtraceError
         If a file is none that can be shown.
     """
-    from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
-    from stashtrace.loading.foreign_files import RefusedFileError, trouble_of, unrecognised
+    from stashtrace.loading.foreign_files import RefusedFileError, UnknownFileError, importer_of
     from stashtrace.loading.load import is_foreign
 
     if path.is_dir():
         return is_foreign(str(path)) and not (path / TIMELINE_FILE).exists()
-    trouble = trouble_of(path)
     source = Source(path)
-    if trouble is None and recognise(source) is not None:
-        return True
-    if trouble is None:
-        refused = unrecognised(source)
-        shown = refused.has_times if isinstance(refused, RefusedFileError) else _is_timeline(source)
-        trouble = None if shown else refused
-    if trouble is not None:
-        raise trouble
-    return False
+    try:
+        importer_of(source)
+    except RefusedFileError as error:
+        if not error.has_times:
+            raise
+        return False
+    except UnknownFileError:
+        if not _is_timeline(source):
+            raise
+        return False
+    return True
 
 
 def _is_timeline(source: Source) -> bool:
