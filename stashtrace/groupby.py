@@ -109,6 +109,10 @@ class GroupBy:
         bounds = self.bounds.tolist()
         return (self.order[begin:end] for begin, end in itertools.pairwise(bounds))
 
+    def items(self) -> Iterator[tuple[Any, ...]]:
+        """The key of each group, one plain Python value for each column, and behind it the rows of the group."""
+        return zip(*(column.tolist() for column in self.keys), self, strict=True)
+
     # Keys, and where they are.
 
     @cached_property

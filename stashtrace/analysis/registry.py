@@ -213,7 +213,7 @@ def _of_plugin(plugin: Plugin) -> Callable[..., Table]:
 
 
 def unknown_options(function: Callable[..., object], options: dict[str, Any]) -> list[str]:
-    """Those of the options that a function does not take, in their order."""
+    """Return the options that a function does not take, in their order."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return []

@@ -62,14 +62,14 @@ def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") ->
     MissingDataError
         If neither kernels nor brackets were recorded.
     """
-    found = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
+    of_kernels = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
     known = np.unique(trace.kernels["process_id"])
     bracketed = _from_brackets(trace, known)
     if not len(trace.kernels) and not bracketed:
         raise MissingDataError(
             "no copy was recorded", hint="the collector cuda records copies, as do torch.profiler and nsys"
         )
-    rows = [row for each in found for row in _rows(each, "kernels")]
+    rows = [row for each in of_kernels for row in _rows(each, "kernels")]
     rows += [row for each in bracketed for row in _rows(each, "brackets")]
     return Table.from_rows(COPY_TIMES, sorted(rows, key=lambda row: (row[0], row[1], -row[6])))
 
@@ -89,7 +89,7 @@ def _from_kernels(trace: Trace, orphans: Keep, last_step: Keep) -> list[_Copies]
 
 
 def _memory_by_name(trace: Trace) -> Int64:
-    """Of each string code: what ``Memcpy HtoD (Pageable -> Device)`` and the like say about the host's side."""
+    """Return the host memory that names such as ``Memcpy HtoD (Pageable -> Device)`` tell, by string code."""
     kernels = trace.kernels
     codes = np.unique(kernels["name_code"][kernels["work_code"] == DeviceWork.COPY])
     out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)

@@ -174,8 +174,8 @@ def _run(trace: Trace, by_step: bool) -> _Run:
 
 def _counted(trace: Trace, windows: Windows) -> Windows:
     """Without warm-up and validation, unless nothing else is there."""
-    found = steps(trace)
-    left_out = found["step"][(found["warmup"] != 0) | (found["kind"] == "validation")]
+    every_step = steps(trace)
+    left_out = every_step["step"][(every_step["warmup"] != 0) | (every_step["kind"] == "validation")]
     kept = ~np.isin(windows.step, left_out)
     if not kept.any():
         return windows

@@ -66,15 +66,14 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
     pieces = []
     for device, windows in zip(devices, windows_of(devices, by, last_step), strict=True):
-        streams = GroupBy(device["track_id"])
-        for stream, rows in zip(streams.values.tolist(), streams, strict=True):
+        for stream, rows in GroupBy(device["track_id"]).items():
             own = replace(device, rows=device.rows[rows])
             pieces.append(_columns(own, windows, names.get(stream, 0)))
     return joined_columns(LAUNCHES, pieces)
 
 
 def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
-    """How many pieces of work are launched and not begun: moments in order, and the number from each to the next."""
+    """Return moments in order, and how many launched pieces of work had not begun from each moment to the next."""
     at = np.concatenate([launch, np.maximum(begin, launch)])
     change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
     order = order_by(at, -change)

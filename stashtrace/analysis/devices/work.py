@@ -54,13 +54,13 @@ class DeviceRows:
         return len(self.rows)
 
     def time(self, *works: DeviceWork) -> TimeSet:
-        """When any work of these kinds ran."""
+        """Return when work of any of these kinds ran."""
         rows = self.rows[np.isin(self["work_code"], works)]
         kernels = self.trace.kernels
         return TimeSet.of_rows(kernels, rows)
 
     def busy(self) -> TimeSet:
-        """When anything ran."""
+        """Return when any work ran."""
         return TimeSet.of(self["begin_ns"], self["end_ns"])
 
 
@@ -138,11 +138,11 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
     one_of("by", by, "rank", "step")
     if by == "rank":
         return [_whole(device) for device in devices]
-    found = steps(devices[0].trace)
-    by_rank = RowsBy(found["rank"])
+    every_step = steps(devices[0].trace)
+    by_rank = RowsBy(every_step["rank"])
     windows = []
     for device in devices:
-        own = found.take(by_rank.rows(device.rank))
+        own = every_step.take(by_rank.rows(device.rank))
         if last_step == "drop" and len(own) > 1:
             own = own.take(slice(0, -1))
         windows.append(Windows(own["step"], own["begin_ns"], own["end_ns"]))
@@ -155,13 +155,13 @@ def _whole(device: DeviceRows) -> Windows:
 
 
 def _without_last_step(trace: Trace, devices: list[DeviceRows]) -> list[DeviceRows]:
-    found = host_steps(trace)
-    by_rank = RowsBy(found["rank"])
+    host = host_steps(trace)
+    by_rank = RowsBy(host["rank"])
     out = []
     for device in devices:
         own = by_rank.rows(device.rank)
         if len(own) > 1:
-            until = int(found["begin_ns"][own].max())
+            until = int(host["begin_ns"][own].max())
             launch = device["launch_ns"]
             kept = device.rows[np.where(launch >= 0, launch, device["begin_ns"]) < until]
             waits = TimeSet.of(device.waits.begin, np.minimum(device.waits.end, until))

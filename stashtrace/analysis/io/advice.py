@@ -79,9 +79,9 @@ def io_advice(trace: Trace) -> Table:
     for place in worth.tolist():
         own = {name: int(values[place]) for name, values in sums.items()}
         for kind, rule in RULES.items():
-            found = rule(own)
-            if found is not None:
-                rows.append((str(names[place]), kind, *found))
+            advice = rule(own)
+            if advice is not None:
+                rows.append((str(names[place]), kind, *advice))
     rows += _amplified(trace, counters, names, files.number, used, spent)
     table = Table.from_rows(IO_ADVICE, rows)
     return table.take(np.argsort(-table["saving_ns"], kind="stable"))

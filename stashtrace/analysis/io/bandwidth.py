@@ -32,7 +32,7 @@ _FIRST_LAYERS = ("posix", "stdio")
 
 @dataclass(slots=True)
 class _Layer:
-    """What one layer's processes did; (path, time) of each process, and of rows that stand for all processes."""
+    """Work of the processes of one layer: path and time of each process, and of rows that stand for all processes."""
 
     processes: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
     moved_bytes: int = 0

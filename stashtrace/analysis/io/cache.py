@@ -306,8 +306,8 @@ def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = N
         follower = Follower(len(trace.strings))
         for whole in pieces():
             piece = whole if wanted is None else whole.take(wanted[whole["path_code"]])
-            for found in _of_piece(piece, follower, block_bytes, int(host_of.get(process, 0))):
-                kept.append(_chosen(found, threshold))
+            for accesses in _of_piece(piece, follower, block_bytes, int(host_of.get(process, 0))):
+                kept.append(_chosen(accesses, threshold))
                 rows_count += len(kept[-1].key)
             while rows_count > limit and threshold > 1:
                 threshold //= 2
@@ -335,8 +335,8 @@ def _hashed(key: Int64) -> npt.NDArray[np.uint64]:
     mixed = key.astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    found: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return found
+    hashes: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return hashes
 
 
 def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> Iterator[Accesses]:
@@ -345,14 +345,14 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
     track, path, offset, length = (
         piece[name][rows].astype(np.int64) for name in ("track_id", "path_code", "offset_bytes", "result_bytes")
     )
-    found = follower.follow(rows, track, path, offset, length)
-    begin, offset, track = (piece[name][found.rows] for name in ("begin_ns", "offset_bytes", "track_id"))
-    end = offset + piece["result_bytes"][found.rows]
+    calls = follower.follow(rows, track, path, offset, length)
+    begin, offset, track = (piece[name][calls.rows] for name in ("begin_ns", "offset_bytes", "track_id"))
+    end = offset + piece["result_bytes"][calls.rows]
     low_block, high_block = offset // block_bytes, (end - 1) // block_bytes
     # A read that goes on in the block where the last one ended is the same access.
     same = np.zeros(len(end), dtype=bool)
-    same[1:] = (found.path[1:] == found.path[:-1]) & (track[1:] == track[:-1])
-    goes_on = same & ~found.first & found.consecutive
+    same[1:] = (calls.path[1:] == calls.path[:-1]) & (track[1:] == track[:-1])
+    goes_on = same & ~calls.first & calls.consecutive
     goes_on[1:] &= low_block[1:] == high_block[:-1]
     each = high_block - low_block + 1
     # Long reads of small blocks become many accesses: not all at once.
@@ -361,7 +361,7 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
         own = slice(first, last)
         if first < last:
             yield _divided(
-                _Reads(begin[own], found.path[own], offset[own], end[own], low_block[own], each[own], goes_on[own]),
+                _Reads(begin[own], calls.path[own], offset[own], end[own], low_block[own], each[own], goes_on[own]),
                 block_bytes,
                 host,
             )
@@ -410,7 +410,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
         raise UsageError(
             f"cannot read {importance}: {why}", hint="--importance FILE: a line `path,weight` each"
         ) from error
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -423,10 +423,10 @@ def weights_of(importance: Importance) -> dict[str, float]:
             raise UsageError(
                 f"line {number} of {importance} is no `path,weight`: {line[:80]}", hint="as in /data/a.jpg,3.2"
             )
-        found[os.path.abspath(path.strip())] = weight
-    if not found:
+        weights[os.path.abspath(path.strip())] = weight
+    if not weights:
         raise UsageError(f"{importance} is empty", hint="a line `path,weight` for each sample")
-    return found
+    return weights
 
 
 def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
@@ -438,16 +438,16 @@ def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
         If no path of the run has a weight.
     """
     weights = weights_of(importance)
-    found = np.full(len(trace.strings), -np.inf)
+    weight_of = np.full(len(trace.strings), -np.inf)
     for path, weight in weights.items():
         code = trace.strings.find(path)
         if code >= 0:
-            found[code] = weight
-    if np.isneginf(found).all():
+            weight_of[code] = weight
+    if np.isneginf(weight_of).all():
         raise MissingDataError(
             "none of the samples with an importance was read", hint="its paths are those that `analyze io` shows"
         )
-    return found
+    return weight_of
 
 
 def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:

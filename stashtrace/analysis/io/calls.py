@@ -51,8 +51,8 @@ _STDIO = _of_ops({1: (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSE
 
 def time_class(table: Table) -> Codes:
     """READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for what is no file."""
-    found = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
-    return np.where((table["io_flags"] & NOT_FILES) == 0, found, OTHER).astype(np.int8)
+    classes = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
+    return np.where((table["io_flags"] & NOT_FILES) == 0, classes, OTHER).astype(np.int8)
 
 
 def moves(table: Table) -> Codes:
@@ -83,8 +83,7 @@ def process_pieces(trace: Trace) -> Iterator[tuple[int, Pieces]]:
     table = trace.io
     if not len(table):
         return
-    by_process = GroupBy(process_of_track(trace)[table["track_id"]])
-    for process, rows in zip(by_process.values.tolist(), by_process, strict=True):
+    for process, rows in GroupBy(process_of_track(trace)[table["track_id"]]).items():
         yield process, functools.partial(_only, table if len(rows) == len(table) else table.take(rows))
 
 
@@ -96,9 +95,9 @@ def process_of_track(trace: Trace) -> Int64:
     """Process id by track id, -1 where no track has the id."""
     tracks, io = trace.tracks, trace.streamed_io
     largest = int(trace.io["track_id"].max(initial=-1)) if io is None else len(io.counts) - 1
-    found = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
-    found[tracks["track_id"]] = tracks["process_id"]
-    return found
+    owner = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
+    owner[tracks["track_id"]] = tracks["process_id"]
+    return owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ def groups(
 
 
 def below(trace: Trace, path: Int64, under: str) -> npt.NDArray[np.bool_]:
-    """Which path codes lie below a directory."""
+    """Return a mask of the path codes that lie below a directory."""
     prefix = under.rstrip("/") + "/"
     return np.array([trace.text(code).startswith(prefix) for code in path.tolist()], dtype=bool)
 

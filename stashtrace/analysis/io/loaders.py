@@ -131,7 +131,7 @@ class _Batches:
 
 
 def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
-    """Those begun after the first counted step began and made before the last one ended."""
+    """Return the batches begun after the first counted step began and made before the last one ended."""
     table = trace.batches
     first, last = int(own["begin_ns"].min()), int(own["end_ns"].max())
     waits = (table["phase_code"] == BatchPhase.WAIT) & np.isin(table["track_id"], own["track_id"])
@@ -202,20 +202,19 @@ def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
 
 
 def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
-    """Which of these calls are located reads of other threads of a process that makes a batch meanwhile."""
+    """Return those calls that are reads at a known offset by other threads of a process while it makes a batch."""
     io = trace.io
     rows = rows[np.isin(io["op_code"][rows], READS) & (io["result_bytes"][rows] > 0) & (io["offset_bytes"][rows] >= 0)]
     rows = rows[~np.isin(io["track_id"][rows], made["track_id"])]
     owner, meanwhile = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
-    by_process = GroupBy(made["process_id"])
-    for process, batches in zip(by_process.values.tolist(), by_process, strict=True):
+    for process, batches in GroupBy(made["process_id"]).items():
         own, time = rows[owner == process], TimeSet.of_rows(made, batches)
         meanwhile.append(own[window_at(io["begin_ns"][own], time.begin, time.end) >= 0])
     return np.concatenate(meanwhile)
 
 
 def _begins_a_range(batch: Int64, path: Int64, offset: Int64, size: Int64) -> Bools:
-    """Which reads, by batch, file and time, are not where the one before them left the kernel reading ahead."""
+    """Return a mask of reads that begin a range: the read before does not leave the kernel reading ahead there."""
     new = np.ones(len(batch), dtype=bool)
     same = (batch[1:] == batch[:-1]) & (path[1:] == path[:-1])
     before, now = offset[:-1], offset[1:]
@@ -280,9 +279,9 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
         np.concatenate([getattr(b, name) for b in batches])
         for name in ("read_path", "read_offset", "read_bytes", "stream_path", "stream_bytes", "stream_opens")
     )
-    found = DistinctBytes()
-    found.add(path, offset, size)
-    located, distinct = found.totals()
+    ranges = DistinctBytes()
+    ranges.add(path, offset, size)
+    located, distinct = ranges.totals()
     other = ~np.isin(stream, located)
     stream, streamed, opens = stream[other], streamed[other], opens[other]
     lost = np.unique(stream[opens == 0])

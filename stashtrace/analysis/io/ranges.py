@@ -67,10 +67,10 @@ class DistinctBytes:
     def renamed(self, keys: Callable[[Int64], Int64]) -> DistinctBytes:
         """The union in which files have other keys; of those that get the same one."""
         self._merge()
-        found = DistinctBytes(self._limit)
-        found._page = self._page
-        found._unite(keys(self._key), self._low, self._high, self._end)
-        return found
+        union = DistinctBytes(self._limit)
+        union._page = self._page
+        union._unite(keys(self._key), self._low, self._high, self._end)
+        return union
 
     def _merge(self) -> None:
         """Unite what overlaps; take pages together while there are too many ranges."""
@@ -172,13 +172,13 @@ _NONE: Int64 = np.empty(0, dtype=np.int64)
 def loader_passes(trace: Trace) -> dict[int, int]:
     """Iterations of DataLoaders of each rank that were recorded, in part or whole; at least 1."""
     fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH)
-    found: dict[int, int] = {}
+    passes: dict[int, int] = {}
     for rank in np.unique(fetches["rank"]).tolist():
         own = fetches.take(fetches["rank"] == rank).sort_by("begin_ns")
         first = GroupBy(own["loader_id"]).first
         # One that was under way when the recording began does not begin with batch 0.
-        found[rank] = max(int((own["batch_index"] == 0).sum() + (own["batch_index"][first] > 0).sum()), 1)
-    return found
+        passes[rank] = max(int((own["batch_index"] == 0).sum() + (own["batch_index"][first] > 0).sum()), 1)
+    return passes
 
 
 def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:

@@ -53,10 +53,9 @@ def memory_bounds_ns(
 
 
 def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Rows of ``index.io`` that read and waited for storage inside of a batch, and that batch."""
+    """Return rows of ``index.io`` that read and waited for storage inside a batch, and the batch of each."""
     rows, batches = [], []
-    by_process = GroupBy(process)
-    for number, mine in zip(by_process.values.tolist(), by_process, strict=True):
+    for number, mine in GroupBy(process).items():
         mine = mine[np.argsort(begin[mine], kind="stable")]
         own = index.io_by_process.rows(number)
         own = own[index.io.is_storage[own] & index.io.is_read[own] & (index.io.result[own] > 0)]
@@ -87,7 +86,7 @@ def _quiet_reads(
     index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]
 ) -> tuple[Int64, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Reads of files that did not wait: the octave of their size, ns a byte, and whether these threads made them."""
-    found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
+    columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
     looked = 0
     for piece in index.trace.io_pieces():
         read = np.isin(piece["op_code"], READ_OPS) & (piece["result_bytes"] > 0)
@@ -96,11 +95,11 @@ def _quiet_reads(
         similar = (octave >= octaves[0] - _OCTAVES) & (octave <= octaves[-1] + _OCTAVES)
         rows, octave = rows[similar], octave[similar]
         took = (piece["end_ns"] - piece["begin_ns"])[rows] / piece["result_bytes"][rows]
-        found.append((octave, took, np.isin(piece["track_id"][rows], tracks)))
+        columns.append((octave, took, np.isin(piece["track_id"][rows], tracks)))
         looked += len(piece)
         if looked >= _MOST_ROWS:
             break
-    octave, took, own = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    octave, took, own = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     return octave, took, own
 
 

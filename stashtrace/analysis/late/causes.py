@@ -63,7 +63,7 @@ class Causes:
         return cls(a, b, c, d, e, f, g, h, i, {})
 
 
-def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
+def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     """Causes of the chosen instances, all ranks at once, rank by rank."""
     count = len(chosen)
     out = Causes.unknown(count)
@@ -71,21 +71,20 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
         threads = {t.rank: t for t in step_threads(index.origin)}
     except MissingDataError:
         return out
-    at, rank, is_late = _compared(index, found, chosen)
+    at, rank, is_late = _compared(index, operations, chosen)
     known = np.isin(rank, list(threads))
     at, rank, is_late = at[known], rank[known], is_late[known]
     ends = {r: t.end_ns for r, t in threads.items()}
-    begin, end = _windows(index, found, chosen[at], rank, ends)
+    begin, end = _windows(index, operations, chosen[at], rank, ends)
     valid = (begin >= 0) & (end >= begin)
     at, rank, is_late, begin, end = (x[valid] for x in (at, rank, is_late, begin, end))
     amounts = np.zeros((len(at), len(CAUSES)), dtype=np.int64)
-    by_rank = GroupBy(rank)
-    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
+    for value, own in GroupBy(rank).items():
         out.times[value] = rank_times(index, threads[value])
         amounts[own] = out.times[value].within(begin[own], end[own])
 
     # Where the ranks' clocks are too far apart, only lengths can be compared.
-    origin = np.where(found.by_clock[chosen[at]], 0, begin)
+    origin = np.where(operations.by_clock[chosen[at]], 0, begin)
     amounts[:, BEFORE] = begin - origin
     others = np.flatnonzero(~is_late)
     typical = medians(np.column_stack([amounts, end - origin])[others], at[others], count)
@@ -105,13 +104,12 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
     return out
 
 
-def _compared(index: TraceIndex, found: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
+def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
     """(position in chosen, rank, whether it is the late one), sorted by position."""
-    groups, late = group_table(index.trace), found.late_rank[chosen]
-    sure = (late >= 0) & (found.method[chosen] != UNORDERED)
+    groups, late = group_table(index.trace), operations.late_rank[chosen]
+    sure = (late >= 0) & (operations.method[chosen] != UNORDERED)
     parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
-    by_group = GroupBy(found.group_hash[chosen])
-    for value, own in zip(by_group.values.tolist(), by_group, strict=True):
+    for value, own in GroupBy(operations.group_hash[chosen]).items():
         own = own[sure[own]]
         members = groups[value].members
         # One more than is needed: the late rank itself may be among them.
@@ -126,23 +124,22 @@ def _compared(index: TraceIndex, found: Instances, chosen: Int64) -> tuple[Int64
 
 
 def _windows(
-    index: TraceIndex, found: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
+    index: TraceIndex, operations: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
 ) -> tuple[Int64, Int64]:
     """From when all were level, or the step began, to the entry; of one that never entered, to its end."""
-    row = found.rows_of(instance, rank)
+    row = operations.rows_of(instance, rank)
     last = int64([ends[r] for r in rank.tolist()])
-    never = (row < 0) & (found.method[instance] == HUNG)
-    end = np.where(row >= 0, found.enter_ns[row], np.where(never, last, -1))
-    anchor = found.anchor[instance]
-    before = found.rows_of(anchor, rank)
+    never = (row < 0) & (operations.method[instance] == HUNG)
+    end = np.where(row >= 0, operations.enter_ns[row], np.where(never, last, -1))
+    anchor = operations.anchor[instance]
+    before = operations.rows_of(anchor, rank)
     # A rank that was recorded later lacks it: then all are compared since the step began.
-    shared = np.ones(len(found), dtype=bool)
+    shared = np.ones(len(operations), dtype=bool)
     shared[instance[(before < 0) & (end >= 0)]] = False
     before = np.where(shared[instance], before, -1)
-    begin = np.where(before >= 0, found.level_ns[before], -1)
+    begin = np.where(before >= 0, operations.level_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
-    by_rank = GroupBy(rank[bare])
-    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
+    for value, own in GroupBy(rank[bare]).items():
         starts = index.steps["begin_ns"][index.steps_by_rank.rows(value)]
         begin[bare[own]] = np.append(starts, -1)[np.searchsorted(starts, end[bare[own]], side="right") - 1]
     return int64(begin), int64(end)
@@ -165,7 +162,7 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
 #
 #     compute = compute + gc + cpu_contention        other = other + sleep        launch = launch + gc + sleep
 #
-# Used by ``late``: the late rank's window beside those of the others.
+# The window of the late rank is compared with those of the others.
 
 _STALLS = tuple(StallKind)
 #: Kinds of a late rank's time; the first ones are stall kinds. ``before``: its window began later than those of others.

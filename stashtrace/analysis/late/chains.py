@@ -64,7 +64,7 @@ def straggler_roots(trace: Trace) -> Table:
     by_rank = GroupBy(rank)
     late: dict[int, Tagged] = {}
     step_of: dict[int, Int64] = {}
-    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
+    for value, own in by_rank.items():
         own = own[np.argsort(begin[own], kind="stable")]
         late[value], step_of[value] = Tagged(begin[own], end[own], cause[own]), step[own]
     parts: list[tuple[Int64, Int64, Int64, Int64, Bools]] = []  # rank, step, whom, length, whether directly

@@ -111,7 +111,7 @@ def instances(index: TraceIndex) -> Instances | None:
     method[each.any(hung)] = HUNG
     cost = _cost(rank, enter, enter + wait)
     level = np.where(hung, NEVER, entered)
-    found = Instances(
+    operations = Instances(
         row=rows,
         each=each,
         rank=int64(rank),
@@ -130,10 +130,10 @@ def instances(index: TraceIndex) -> Instances | None:
         anchor=_anchors(group, rank, each, enter, level),
         by_clock=by_clock,
     )
-    found.late_row[:] = found.rows_of(np.arange(len(found)), found.late_rank)
-    known = found.late_row >= 0
-    found.last_enter_ns[known] = found.enter_ns[found.late_row[known]]
-    return found
+    operations.late_row[:] = operations.rows_of(np.arange(len(operations)), operations.late_rank)
+    known = operations.late_row >= 0
+    operations.last_enter_ns[known] = operations.enter_ns[operations.late_row[known]]
+    return operations
 
 
 def _cost(rank: Int64, begin: Int64, end: Int64) -> Int64:
@@ -157,18 +157,17 @@ def _anchors(group: npt.NDArray[np.uint64], rank: Int64, each: GroupBy, enter: I
     return each.min(latest)
 
 
-def launch_skews(index: TraceIndex, found: Instances) -> Int64:
+def launch_skews(index: TraceIndex, operations: Instances) -> Int64:
     """Time between the late rank's call and its entry in which its device did nothing: the launch was on its way.
 
     0 where no device ran the operation, -1 where nobody saw what else the device did.
     """
-    out = np.zeros(len(found), dtype=np.int64)
+    out = np.zeros(len(operations), dtype=np.int64)
     table, kernels = index.trace.collectives, index.trace.kernels
-    timed = np.flatnonzero(found.late_row >= 0)
-    rows = found.row[found.late_row[timed]]
+    timed = np.flatnonzero(operations.late_row >= 0)
+    rows = operations.row[operations.late_row[timed]]
     timed, rows = timed[index.timed_on_device[rows]], rows[index.timed_on_device[rows]]
-    by_process = GroupBy(table["process_id"][rows])
-    for process, own in zip(by_process.values.tolist(), by_process, strict=True):
+    for process, own in GroupBy(table["process_id"][rows]).items():
         work = index.kernels.rows(process)
         work = work[kernels["work_code"][work] != DeviceWork.SYNCHRONIZATION]
         if not len(work):
@@ -177,7 +176,7 @@ def launch_skews(index: TraceIndex, found: Instances) -> Int64:
         busy = TimeSet.of_rows(kernels, work)
         enter = index.entered_ns[rows[own]]
         # The part before the first rank entered made nobody wait.
-        called = np.maximum(table["call_ns"][rows[own]], enter - found.longest_wait_ns[timed[own]])
+        called = np.maximum(table["call_ns"][rows[own]], enter - operations.longest_wait_ns[timed[own]])
         called = np.minimum(called, enter)
         out[timed[own]] = enter - called - busy.within(called, enter)
     return out

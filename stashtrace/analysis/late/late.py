@@ -157,25 +157,25 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     """
     if top < 1:
         raise UsageError(f"late rows: {top} is too few", hint="give --top 1 or more")
-    index, found = _found(trace)
-    if found is None:
+    index, operations = _found(trace)
+    if operations is None:
         return Table.empty(LATE)
-    waited = np.flatnonzero((found.total_wait_ns > 0) | (found.method == HUNG))
+    waited = np.flatnonzero((operations.total_wait_ns > 0) | (operations.method == HUNG))
     # What hangs comes first, whatever it cost until the recording ended.
-    hung = found.method[waited] == HUNG
-    step = _steps(index, found)
+    hung = operations.method[waited] == HUNG
+    step = _steps(index, operations)
     # Starting up is not training: what lies outside the steps comes last.
     outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
-    rows = waited[order_by(~hung, outside, -found.total_wait_ns[waited], waited)[:top]]
-    why = causes(index, found, rows)
+    rows = waited[order_by(~hung, outside, -operations.total_wait_ns[waited], waited)[:top]]
+    why = causes(index, operations, rows)
     named = _names(index, why)
-    transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
-    skew = launch_skews(index, found)[rows]
-    first = found.row[found.starts[rows]]
+    transfer, expected, source = (x[rows] for x in transfers(index, operations, calibration_of(trace, calibration)))
+    skew = launch_skews(index, operations)[rows]
+    first = operations.row[operations.starts[rows]]
     table = index.trace.collectives
-    hashes = found.group_hash[rows]
+    hashes = operations.group_hash[rows]
     kinds, links = group_kinds(trace), link_names(trace)
-    enter = found.each.min(found.enter_ns)[rows]
+    enter = operations.each.min(operations.enter_ns)[rows]
     op = np.clip(table["op_code"][first], 0, max(CollectiveOp))
     return Table(
         LATE,
@@ -187,10 +187,10 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
             "op": np.array([o.name.lower() for o in CollectiveOp])[op],
             "bytes": table["message_bytes"][first],
             "begin_ns": enter,
-            "late_rank": found.late_rank[rows],
-            "waiting_ranks": _texts(_waiting(found, rows)),
-            "wait_ns": found.longest_wait_ns[rows] - np.maximum(skew, 0),
-            "total_wait_ns": found.total_wait_ns[rows],
+            "late_rank": operations.late_rank[rows],
+            "waiting_ranks": _texts(_waiting(operations, rows)),
+            "wait_ns": operations.longest_wait_ns[rows] - np.maximum(skew, 0),
+            "total_wait_ns": operations.total_wait_ns[rows],
             "launch_skew_ns": skew,
             "expected_ns": expected,
             "excess_ns": np.where((expected >= 0) & (transfer >= 0), np.maximum(transfer - expected, 0), -1),
@@ -203,7 +203,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
             "cause_worker_id": int64([n.worker for n in named]),
             "cause_name": _texts([n.name for n in named]),
             "named_ns": int64([n.name_ns for n in named]),
-            "method": np.array(METHODS)[found.method[rows]],
+            "method": np.array(METHODS)[operations.method[rows]],
         },
     )
 
@@ -239,24 +239,24 @@ def late_ranks(trace: Trace) -> Table:
     MissingDataError
         If no collective was recorded.
     """
-    index, found = _found(trace)
-    if found is None:
+    index, operations = _found(trace)
+    if operations is None:
         return Table.empty(LATE_RANKS)
-    rows = np.flatnonzero((found.total_wait_ns > 0) & (found.late_rank >= 0) & (found.method != UNORDERED))
-    every_step = _steps(index, found)
-    why, step = causes(index, found, rows), every_step[rows]
-    gap = _behind_second(trace, found)
+    rows = np.flatnonzero(
+        (operations.total_wait_ns > 0) & (operations.late_rank >= 0) & (operations.method != UNORDERED)
+    )
+    every_step = _steps(index, operations)
+    why, step = causes(index, operations, rows), every_step[rows]
+    gap = _behind_second(trace, operations)
     gap[(every_step < 0) & (every_step.max(initial=-1) >= 0)] = 0
-    alone_end, alone = found.last_enter_ns[rows], gap[rows]
+    alone_end, alone = operations.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
-    by_group = GroupBy(found.group_hash[rows])
-    for value, own in zip(by_group.values.tolist(), by_group, strict=True):
-        late_rank, cost = found.late_rank[rows[own]], found.total_wait_ns[rows[own]]
+    for value, own in GroupBy(operations.group_hash[rows]).items():
+        late_rank, cost = operations.late_rank[rows[own]], operations.total_wait_ns[rows[own]]
         guilty = _guilty(step[own], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
-        per_rank = GroupBy(late_rank)
-        for rank, mine in zip(per_rank.values.tolist(), per_rank, strict=True):
+        for rank, mine in GroupBy(late_rank).items():
             times = int((guilty == rank).sum())
             share = times / max(len(guilty), 1)
             members = len(groups[value].members)
@@ -288,40 +288,40 @@ def _texts(values: list[str]) -> np.ndarray:
 
 
 def _names(index: TraceIndex, why: Causes) -> list[Named]:
-    namer, found = Namer(index), []
+    namer, operations = Namer(index), []
     columns = (why.cause, why.begin_ns, why.end_ns, why.late_rank, why.other, why.other_begin_ns, why.other_end_ns)
     for cause, begin, end, rank, other, other_begin, other_end in zip(*(c.tolist() for c in columns), strict=True):
         if cause < 0:
-            found.append(Named())
+            operations.append(Named())
             continue
         beside = Window(why.times[other], other_begin, other_end) if other >= 0 else None
-        found.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
-    return found
+        operations.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
+    return operations
 
 
-def _waiting(found: Instances, rows: Int64) -> list[str]:
+def _waiting(operations: Instances, rows: Int64) -> list[str]:
     """Ranks that waited in each of the instances, runs folded."""
-    late_rank = found.late_rank[found.each.number]
-    waits = (found.wait_ns > 0) | ((late_rank >= 0) & (found.rank != late_rank))
-    bounds = found.each.bounds
+    late_rank = operations.late_rank[operations.each.number]
+    waits = (operations.wait_ns > 0) | ((late_rank >= 0) & (operations.rank != late_rank))
+    bounds = operations.each.bounds
     members = [slice(begin, end) for begin, end in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
-    return [ranks_text(sorted(set(found.rank[own][waits[own]].tolist()))) for own in members]
+    return [ranks_text(sorted(set(operations.rank[own][waits[own]].tolist()))) for own in members]
 
 
-def _steps(index: TraceIndex, found: Instances) -> Int64:
+def _steps(index: TraceIndex, operations: Instances) -> Int64:
     """Step of each instance: the one in which its late rank entered, else the first rank of it; -1 outside."""
-    row = np.where(found.late_row >= 0, found.late_row, found.starts)
-    return step_at_any(index.origin, found.rank[row], found.enter_ns[row])
+    row = np.where(operations.late_row >= 0, operations.late_row, operations.starts)
+    return step_at_any(index.origin, operations.rank[row], operations.enter_ns[row])
 
 
-def _behind_second(trace: Trace, found: Instances) -> Int64:
-    """How long the late rank of each instance alone was missing; 0 where a member's wait is not known."""
+def _behind_second(trace: Trace, operations: Instances) -> Int64:
+    """Return how long each instance waited for the late rank alone; 0 where the wait of a member is unknown."""
     groups = group_table(trace)
-    size = GroupBy(found.group_hash).map(lambda group: len(groups[group].members))
-    of_late = found.rank == found.late_rank[found.each.number]
-    everybody = found.each.count((found.wait_ns > 0) & ~of_late) == size - 1
-    gap = found.each.min(np.where(of_late, NEVER, found.wait_ns))
-    known = everybody & (found.late_row >= 0) & np.isin(found.method, (CLOCK, DURATION))
+    size = GroupBy(operations.group_hash).map(lambda group: len(groups[group].members))
+    of_late = operations.rank == operations.late_rank[operations.each.number]
+    everybody = operations.each.count((operations.wait_ns > 0) & ~of_late) == size - 1
+    gap = operations.each.min(np.where(of_late, NEVER, operations.wait_ns))
+    known = everybody & (operations.late_row >= 0) & np.isin(operations.method, (CLOCK, DURATION))
     return int64(np.where(known, gap, 0))
 
 
@@ -356,19 +356,19 @@ SOURCES = ("none", "run", "calibration")
 _BEST_DIVISOR, _ENOUGH = 10, 8
 
 
-def transfers(index: TraceIndex, found: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
+def transfers(index: TraceIndex, operations: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
     """Transfer of each instance (-1 if it never ended), expected one (-1 if unknown), index into ``SOURCES``."""
     table = index.trace.collectives
-    end = found.each.max(found.end_ns)
+    end = operations.each.max(operations.end_ns)
     # Entry and end of different hosts are no length where their clocks are too far apart.
-    shortest = found.each.min(found.end_ns - found.enter_ns)
-    transfer = np.where(found.by_clock, np.maximum(end - found.last_enter_ns, 0), shortest)
-    transfer = int64(np.where(found.method == HUNG, -1, transfer))
-    first = found.row[found.starts]
+    shortest = operations.each.min(operations.end_ns - operations.enter_ns)
+    transfer = np.where(operations.by_clock, np.maximum(end - operations.last_enter_ns, 0), shortest)
+    transfer = int64(np.where(operations.method == HUNG, -1, transfer))
+    first = operations.row[operations.starts]
     payload = int64(np.maximum(table["message_bytes"][first], 0))
     size = np.zeros(len(first), dtype=np.int64)
     size[payload > 0] = np.floor(np.log2(payload[payload > 0])).astype(np.int64) + 1
-    same, near = (_best(transfer, found.group_hash, table["op_code"][first], kind) for kind in (payload, size))
+    same, near = (_best(transfer, operations.group_hash, table["op_code"][first], kind) for kind in (payload, size))
     best = np.where(same >= 0, same, near)
     expected, source = np.full(len(first), -1, dtype=np.int64), np.zeros(len(first), dtype=np.int64)
     known = best >= 0

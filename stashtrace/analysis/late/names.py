@@ -64,7 +64,7 @@ class Namer:
         }
 
     def name(self, cause: int, late: Window, other: Window | None) -> Named:
-        """What the late rank did in the time of one cause."""
+        """Return what the late rank did in the time of one cause."""
         process = late.times.thread.process_id
         way = self._ways.get(CAUSES[cause])
         if way is None:
@@ -161,9 +161,9 @@ class Namer:
         """Phase -> compute of a window inside it; 0 is what lies between phases."""
         phases, rows = self._index.trace.phases, outer_phase_rows(self._index, window.times.thread)
         time = window.times.sets[COMPUTE] & window.time
-        found = _sums(phases["phase_code"][rows], time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
-        found[0] = time.total_ns - sum(found.values())
-        return found
+        spent = _sums(phases["phase_code"][rows], time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
+        spent[0] = time.total_ns - sum(spent.values())
+        return spent
 
     def _checkpoint(self, late: Window, other: Window | None, time: TimeSet) -> Named:
         io, rows = self._index.io, self._index.io_by_track.rows(late.times.thread.track_id)

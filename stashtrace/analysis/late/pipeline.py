@@ -83,7 +83,7 @@ def pipeline(trace: Trace) -> Table:
     by_rank = GroupBy(table["rank"][rows])
     steps_by = RowsBy(steps["rank"] if steps is not None else int64([]))
     out: list[tuple[object, ...]] = []
-    for rank, at_rank in zip(by_rank.values.tolist(), by_rank, strict=True):
+    for rank, at_rank in by_rank.items():
         own = rows[at_rank]
         begin, wait_end, end, whom = _waits(index, own)
         alone = rank_layers(index, threads[rank]).time_of(StallKind.STRAGGLER) if rank in threads else None
@@ -98,7 +98,7 @@ def pipeline(trace: Trace) -> Table:
         cells = GroupBy(np.concatenate([number, spent.step]), np.concatenate([group, group[spent.row]]))
         lengths = dict(zip(number.tolist(), length.tolist(), strict=True))
         lengths |= dict(zip(spent.step.tolist(), spent.step_ns.tolist(), strict=True))
-        for step, value, inside in zip(*(column.tolist() for column in cells.keys), cells, strict=True):
+        for step, value, inside in cells.items():
             chosen, pieces = inside[inside < len(own)], inside[inside >= len(own)] - len(own)
             members = groups[value].members.tolist()
             step_ns = lengths[step]

@@ -91,7 +91,7 @@ def stragglers(trace: Trace) -> Table:
 
 
 def last_ranks(trace: Trace) -> Table:
-    """Who entered last, of each operation that needs all of its group; a row for each rank that took part.
+    """Return the rank that entered last in each operation that needs its whole group; one row per participating rank.
 
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
     operations have no rows.
@@ -119,22 +119,22 @@ def last_ranks(trace: Trace) -> Table:
     )
 
 
-def last_counts(found: Table) -> Int64:
+def last_counts(entries: Table) -> Int64:
     """The last rank of each operation of ``last_ranks``, once however many waited for it."""
     # Ranks may differ in what they saw; the lowest that waited is believed, in whatever order the rows came.
-    waits = found.take(found["wait_ns"] != 0).sort_by("group_hash", "sequence", "rank", "last_rank")
+    waits = entries.take(entries["wait_ns"] != 0).sort_by("group_hash", "sequence", "rank", "last_rank")
     return int64(waits["last_rank"][GroupBy.runs(waits["group_hash"], waits["sequence"]).first])
 
 
-def alone_missing(found: Table) -> dict[int, int]:
+def alone_missing(entries: Table) -> dict[int, int]:
     """Time in which each rank alone was missing, by ``last_ranks`` of all ranks; a rank that never was has no entry."""
-    found = found.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
-    operations = GroupBy.runs(found["group_hash"], found["sequence"])
+    entries = entries.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
+    operations = GroupBy.runs(entries["group_hash"], entries["sequence"])
     # Of an operation that somebody never entered, and of one that lacks a row, nothing can be said.
-    whole = (found["wait_ns"][operations.first] >= 0) & (operations.sum(found["partial"]) == 0)
+    whole = (entries["wait_ns"][operations.first] >= 0) & (operations.sum(entries["partial"]) == 0)
     second = operations.first[whole & (operations.sizes > 1)] + 1  # the last to enter stands first, then this one
-    second = second[found["step"][second] >= 0]
-    gap, until = found["wait_ns"][second], found["last_enter_ns"][second]
-    by_rank = GroupBy(found["last_rank"][second])
-    rows = zip(by_rank.values.tolist(), by_rank, strict=True)
+    second = second[entries["step"][second] >= 0]
+    gap, until = entries["wait_ns"][second], entries["last_enter_ns"][second]
+    by_rank = GroupBy(entries["last_rank"][second])
+    rows = by_rank.items()
     return {rank: TimeSet.of(until[own] - gap[own], until[own]).total_ns for rank, own in rows}

@@ -127,8 +127,7 @@ def _carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Fl
     """(size as NCCL's tests count it, bytes over the busiest link) of each row."""
     size = np.maximum(message, 0).astype(np.float64)
     carried = np.zeros(len(size))
-    kinds = GroupBy(op, ranks)
-    for name, count, rows in zip(*(column.tolist() for column in kinds.keys), kinds, strict=True):
+    for name, count, rows in GroupBy(op, ranks).items():
         carried[rows] = bus_bytes(name, count, 1.0) * size[rows]
         if name in _OF_ALL:
             size[rows] *= count

@@ -134,19 +134,19 @@ def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[st
     Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
     """
     if calibration is None:
-        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+        measured = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     elif isinstance(calibration, Calibration):
-        found = calibration
+        measured = calibration
     else:
-        found = load_calibration(calibration)
-    foreign = machine_difference(trace, found) if found is not None else ""
+        measured = load_calibration(calibration)
+    foreign = machine_difference(trace, measured) if measured is not None else ""
     if foreign:
         warnings.warn(foreign, ForeignCalibrationWarning, stacklevel=3)
-    return found
+    return measured
 
 
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:
-    """What every collective's transfer should take; for whoever explains a stall on a link.
+    """Return how long the transfer of every collective should take.
 
     Parameters
     ----------
@@ -162,8 +162,7 @@ def expected_transfers(trace: Trace, calibration: Calibration | None) -> Expecte
         return ExpectedTransfers(expected, error, method)
     method[:] = _UNCALIBRATED
     sizes, links = _sizes_and_links(trace)
-    kinds = GroupBy(table["op_code"], sizes, backends_of_rows(trace))
-    for op, ranks, backend, rows in zip(*(column.tolist() for column in kinds.keys), kinds, strict=True):
+    for op, ranks, backend, rows in GroupBy(table["op_code"], sizes, backends_of_rows(trace)).items():
         if op not in CollectiveOp.__members__.values() or ranks < 2:
             continue
         answer = calibration.expected(

@@ -283,13 +283,13 @@ class _Readings:
 
     def both_ways(self) -> list[tuple[Int64, Doubles]]:
         """Whole-device series where there are any, else those of the links; empty if a direction is missing."""
-        found: list[tuple[Int64, Doubles]] = []
+        both: list[tuple[Int64, Doubles]] = []
         for way in ("transmit", "receive"):
             of_way = {link: s for (w, link), s in self.series.items() if w == way}
-            found.extend([of_way[_WHOLE]] if _WHOLE in of_way else of_way.values())
+            both.extend([of_way[_WHOLE]] if _WHOLE in of_way else of_way.values())
             if not of_way:
                 return []
-        return found
+        return both
 
 
 def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
@@ -312,7 +312,7 @@ def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
         if last - first > 1:
             readings = raw.setdefault((place, row["process_id"]), {}).setdefault(path, _Readings())
             readings.series[way, number] = (counters["ts_ns"][first:last], counters["value"][first:last])
-    found: dict[tuple[Place, str], list[Samples]] = {}
+    samples: dict[tuple[Place, str], list[Samples]] = {}
     for (place, _), paths in raw.items():
         # A path that moves nothing has one sample a second; the windows are those of the busiest path of the place.
         densest = max((ts for r in paths.values() for ts, _ in r.both_ways()), key=len, default=int64([]))
@@ -323,8 +323,8 @@ def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
                 edges = np.unique(densest[(densest >= begin) & (densest <= end)])
                 if len(edges) > 1:
                     moved = sum((np.interp(edges, ts, value) - value[0] for ts, value in series), np.zeros(len(edges)))
-                    found.setdefault((place, path), []).append(Samples(edges, moved / 2))
-    return found
+                    samples.setdefault((place, path), []).append(Samples(edges, moved / 2))
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +354,14 @@ class Expected:
     hosts: list[str]
 
     def at(self, place: Place) -> npt.NDArray[np.bool_]:
-        """Which of them a place took part in."""
+        """Return a mask of the collectives that a place took part in."""
         names, column = (self.devices, self.device) if place.kind == "gpu" else (self.hosts, self.host)
         chosen: npt.NDArray[np.bool_] = column == (names.index(place.name) if place.name in names else -2)
         return chosen
 
 
 def expected_traffic(trace: Trace) -> Expected:
-    """What each collective had to move, when and where."""
+    """Return the bytes that each collective had to move, when and where."""
     table, matched = trace.collectives, match(trace)
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= 0)
     begin = np.where(
@@ -427,9 +427,9 @@ def _devices(trace: Trace) -> tuple[list[str], Int64]:
         owned.setdefault(process, set()).add(uuid)
     for track in trace.tracks.take(trace.tracks["kind_code"] == TrackKind.COUNTER).rows():
         # Without the cuda room the sampled devices tell; a process samples only what it uses.
-        found = _DEVICE.match(trace.text(track["name_code"]))
-        if found and not len(rows):
-            owned.setdefault(track["process_id"], set()).add(found.group(3))
+        sampled = _DEVICE.match(trace.text(track["name_code"]))
+        if sampled and not len(rows):
+            owned.setdefault(track["process_id"], set()).add(sampled.group(3))
     stream = {r["track_id"]: uuid_of.get((r["process_id"], r["device_index"]), "") for r in trace.streams.rows()}
     only = {process: next(iter(names)) for process, names in owned.items() if len(names) == 1}
     devices = sorted(set(uuid_of.values()) | {name for names in owned.values() for name in names})

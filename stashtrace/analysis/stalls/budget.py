@@ -215,7 +215,7 @@ def bounds_of_groups(
     """
     members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
     index = TraceIndex(trace)
-    found: dict[int, dict[str, tuple[int, int]]] = {}
+    bounds: dict[int, dict[str, tuple[int, int]]] = {}
     for thread, own in ranks_and_steps(index.origin, steps):
         layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
         own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
@@ -225,12 +225,12 @@ def bounds_of_groups(
             for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
             if ns
         ]
-        of_rank = found[thread.rank] = {}
+        of_rank = bounds[thread.rank] = {}
         for name, kinds in members.items():
             low = sum(ns for ns, possible in spent if possible <= kinds)
             high = sum(ns for ns, possible in spent if possible & kinds)
             of_rank[name] = low, high
-    return found
+    return bounds
 
 
 @kept_with_trace
@@ -631,8 +631,8 @@ def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
         layers += [Layer(x.kind, x.time & time, x.doubts) for x in made.layers]
         late.append(only_within(made.late, time))
         segments.append((method, time))
-        for name, found in made.beside.items():
-            beside[name] = beside.get(name, TimeSet.empty()) | (found & time)
+        for name, beside_time in made.beside.items():
+            beside[name] = beside.get(name, TimeSet.empty()) | (beside_time & time)
     begin, end, tag = (int64(np.concatenate(c)) for c in zip(*((x.begin, x.end, x.tag) for x in late), strict=True))
     order = np.argsort(begin, kind="stable")
     return RankLayers("host", layers, Tagged(begin[order], end[order], tag[order]), tuple(segments), beside)
