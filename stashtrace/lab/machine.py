@@ -77,7 +77,7 @@ def _left_in(group: Path, limit_name: str, used_name: str) -> list[int]:
 
 def _first(path: str, pattern: str) -> str:
     try:
-        found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"), re.M)
+        match = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"), re.M)
     except OSError:
         return ""
-    return found.group(1).strip() if found else ""
+    return match.group(1).strip() if match else ""

@@ -219,18 +219,18 @@ def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[t
     figure.draw_without_rendering()
     pixels = figure.dpi / 72
     frame = np.array(axes.get_window_extent().extents)
-    points = _pixels(axes, [one.x for one in names], [one.y for one in names])
+    points = _pixels(axes, [name.x for name in names], [name.y for name in names])
     along = [_samples(_pixels(axes, xs, ys)) for xs, ys in lines]
     inked = np.concatenate([part for part in along if len(part)] or [np.empty((0, 2))])
     taken: list[Floats] = []
-    for one, at in zip(names, points, strict=True):
+    for name, at in zip(names, points, strict=True):
         text = axes.annotate(
-            one.text,
-            (one.x, one.y),
+            name.text,
+            (name.x, name.y),
             xytext=(0, 0),
             textcoords="offset points",
-            fontsize=one.size,
-            color=one.colour,
+            fontsize=name.size,
+            color=name.colour,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
             zorder=5,
         )
@@ -252,17 +252,17 @@ def _pixels(axes: Any, xs: Any, ys: Any) -> Floats:
     table = np.stack([np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)], axis=1)
     # A logarithmic axis has no place for zero: what lies there is no line to avoid.
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.asarray(axes.transData.transform(table), dtype=np.float64)
-    return found
+        pixels: Floats = np.asarray(axes.transData.transform(table), dtype=np.float64)
+    return pixels
 
 
 def _samples(corners: Floats) -> Floats:
     """Points along a line, some pixels apart."""
     corners = corners[np.isfinite(corners).all(axis=1)]
     parts = []
-    for one, other in itertools.pairwise(corners):
-        count = int(min(np.hypot(*(other - one)) / _SAMPLE_PIXELS, 2000)) + 1
-        parts.append(one + (other - one) * np.linspace(0, 1, count)[:, None])
+    for begin, end in itertools.pairwise(corners):
+        count = int(min(np.hypot(*(end - begin)) / _SAMPLE_PIXELS, 2000)) + 1
+        parts.append(begin + (end - begin) * np.linspace(0, 1, count)[:, None])
     return np.concatenate(parts) if parts else np.empty((0, 2))
 
 

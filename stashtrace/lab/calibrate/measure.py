@@ -213,21 +213,21 @@ def calibrate(
     plans = plan(request, known, free_memory_bytes())
     links: list[Link] = []
     left_out: dict[str, str] = {}
-    for number, one in enumerate(plans):
+    for number, part in enumerate(plans):
         starts: list[dict[str, Points]] = []
         for launch in range(request.launches):
 
-            def tell(seconds: float, one: LinkPlan = one, begun: int = number * request.launches + launch) -> None:
-                share = (begun + min(seconds / one.seconds, 0.99)) / (len(plans) * request.launches)
-                on_progress(share, f"{one.backend}, {len(one.ops)} operations")
+            def tell(seconds: float, part: LinkPlan = part, begun: int = number * request.launches + launch) -> None:
+                share = (begun + min(seconds / part.seconds, 0.99)) / (len(plans) * request.launches)
+                on_progress(share, f"{part.backend}, {len(part.ops)} operations")
 
-            answers = runner(one.task(), one.ranks, one.seconds, on_wait=tell)
-            left_out |= {f"{one.backend} {op}": why for op, why in answers[0]["left_out"].items()}
+            answers = runner(part.task(), part.ranks, part.seconds, on_wait=tell)
+            left_out |= {f"{part.backend} {op}": why for op, why in answers[0]["left_out"].items()}
             starts.append(_points(answers))
-        for op in one.ops:
+        for op in part.ops:
             launches = [points[op] for points in starts if op in points]
             if launches:
-                links.append(Link(one.kind, one.backend, op, one.ranks, fit_launches(launches), pooled(launches)))
+                links.append(Link(part.kind, part.backend, op, part.ranks, fit_launches(launches), pooled(launches)))
     if not links:
         op, why = next(iter(left_out.items()), ("", "no operation"))
         raise MissingDataError(f"nothing could be measured: {op}: {why}", hint="`stashtrace doctor`")
@@ -264,10 +264,10 @@ def transfer_times(timing: str, stamps: Sequence[Any]) -> Floats:
     """
     table = np.array(stamps, dtype=np.int64)
     if timing == "device":
-        found: Floats = (table[:, :, 1] - table[:, :, 0]).min(axis=0).astype(np.float64)
+        times: Floats = (table[:, :, 1] - table[:, :, 0]).min(axis=0).astype(np.float64)
     else:
-        found = np.median(table[:, :, 1] - table[:, :, 0].max(axis=0), axis=0)
-    return np.maximum(found, 1.0)
+        times = np.median(table[:, :, 1] - table[:, :, 0].max(axis=0), axis=0)
+    return np.maximum(times, 1.0)
 
 
 def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:

@@ -259,7 +259,7 @@ def last_words(log: Path) -> str:
     errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line and "Signal" not in line]
     complaints = [line for line in lines if _COMPLAINT.search(line)]
     cause = next((at for at, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
-    signals = [found[0] for line in lines[cause:] if (found := _SIGNAL.search(line))]
+    signals = [match[0] for line in lines[cause:] if (match := _SIGNAL.search(line))]
     begin = next((at for at, line in enumerate(lines) if _LAUNCHER.search(line)), len(lines))
     return (errors or complaints or signals or lines[:begin] or lines or [""])[-1][:200]
 

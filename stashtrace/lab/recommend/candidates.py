@@ -135,18 +135,18 @@ class Budget:
     hours: float | None = None
     cost: float | None = None
 
-    def met_by(self, one: Candidate) -> bool:
+    def met_by(self, candidate: Candidate) -> bool:
         """Whether all of it is kept; an unknown cost keeps no cost budget."""
-        in_time = self.hours is None or one.hours.value <= self.hours
-        return in_time and (self.cost is None or one.cost.value <= self.cost)
+        in_time = self.hours is None or candidate.hours.value <= self.hours
+        return in_time and (self.cost is None or candidate.cost.value <= self.cost)
 
-    def overshoot(self, one: Candidate) -> float:
+    def overshoot(self, candidate: Candidate) -> float:
         """Factor by which the worse of the two is missed; 1 and less is kept."""
         over = [0.0]
         if self.hours is not None:
-            over.append(one.hours.value / self.hours)
+            over.append(candidate.hours.value / self.hours)
         if self.cost is not None:
-            over.append(_ratio(one.cost.value, self.cost) if one.priced else math.inf)
+            over.append(_ratio(candidate.cost.value, self.cost) if candidate.priced else math.inf)
         return max(over)
 
 
@@ -155,14 +155,14 @@ def several_text(instance: str, count: int) -> str:
     return instance if count == 1 else f"{count}x {instance}"
 
 
-def cheaper(one: Candidate) -> tuple[float, float]:
+def cheaper(candidate: Candidate) -> tuple[float, float]:
     """Sorts by cost, then by time."""
-    return (one.cost.value if one.priced else math.inf, one.hours.value)
+    return (candidate.cost.value if candidate.priced else math.inf, candidate.hours.value)
 
 
-def faster(one: Candidate) -> tuple[float, float]:
+def faster(candidate: Candidate) -> tuple[float, float]:
     """Sorts by time, then by cost."""
-    return (one.hours.value, one.cost.value if one.priced else math.inf)
+    return (candidate.hours.value, candidate.cost.value if candidate.priced else math.inf)
 
 
 def same_price(one: Candidate, other: Candidate) -> bool:

@@ -10,7 +10,6 @@ a guess, and a device of another type is never predicted. Pure.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -401,18 +400,6 @@ class Ring:
         surfaced = (self.base.time_ns + exactly(self.hidden_ns)).times(moved) - exactly(self.hidden_ns)
         wide = point.widened([*others, surfaced.at_least(0.0)])
         return Interval(wide.value, wide.low * (1 - MODEL_ERROR), wide.high * (1 + MODEL_ERROR))
-
-    def alpha_ns(self, messages: int) -> float:
-        """Time of one hop of one message, NaN if nobody counted them."""
-        n = self.base.devices_count
-        return self.latency_share * self.base.time_ns.value / (messages * 2 * (n - 1)) if messages else math.nan
-
-    def beta_ns_per_byte(self, size_bytes: int) -> float:
-        """Time of one byte over one link, NaN if nobody counted them."""
-        if not size_bytes:
-            return math.nan
-        moved = size_bytes * bytes_factor(self.base.devices_count)
-        return (1 - self.latency_share) * self.base.time_ns.value / moved
 
     def _growth(self, share: float, devices: int, rate: float) -> float:
         n = self.base.devices_count
