@@ -32,7 +32,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.devices.breakdown:breakdown",
         "what each GPU did: compute, communication, copies",
     ),
-    ("idle", "stashtrace.analysis.devices.idle:idle", "why each GPU idled: input, sync, host, launch, waits"),
+    ("idle", "stashtrace.analysis.devices.idle:idle", "why GPUs idled: input, sync, host, launch, waits"),
     ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
     ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
     ("copies", "stashtrace.analysis.devices.copies:copies", "copies by direction: bytes, rate, pinned or not"),
@@ -57,7 +57,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     (
         "straggler_roots",
         "stashtrace.analysis.late.chains:straggler_roots",
-        "at whom chains of waits end, by rank and step",
+        "rank at which a chain of waits ends, by rank and step",
     ),
     ("late", "stashtrace.analysis.late.late:late", "the costliest waits in collectives, who was late, and why"),
     ("late_ranks", "stashtrace.analysis.late.late:late_ranks", "who is late again and again, per process group"),
@@ -107,7 +107,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("findings", "stashtrace.analysis.findings:findings", "what the summary claims, one row per claim"),
     ("finding_evidence", "stashtrace.analysis.findings:finding_evidence", "what each of these claims rests on"),
     ("budgets", "stashtrace.analysis.findings:budgets", "the bars of the summary: time of each rank by column"),
-    ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "what speaks for the largest stalls"),
+    ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "evidence for the largest stalls"),
     (
         "killed",
         "stashtrace.analysis.findings.killed:killed",
@@ -194,7 +194,7 @@ def _of_plugin(plugin: Plugin) -> Callable[..., Table]:
     def checked(trace: Trace, **options: Any) -> Table:
         unknown = unknown_options(function, options)
         if unknown:
-            raise UsageError(f"analysis {plugin.name!r} knows no option {unknown[0]!r}", hint="leave it out")
+            raise UsageError(f"analysis {plugin.name!r} has no option {unknown[0]!r}", hint="leave it out")
         try:
             table = function(trace, **options)
         except (StashtraceError, MemoryError):

@@ -1,8 +1,8 @@
 """The command line: one file per command, and the only place that prints.
 
-``python -m stashtrace`` and the ``stashtrace`` script call :func:`main`. Nothing heavy is imported here:
-``stashtrace --help`` costs a bare interpreter and little more (a test looks at ``sys.modules``). Data goes
-to stdout, words to stderr; each command lives in a file of its name with ``parser()`` and ``main(argv)``.
+``python -m stashtrace`` and the ``stashtrace`` script call :func:`main`. Nothing heavy is imported here, so that
+``stashtrace --help`` is fast (a test looks at ``sys.modules``). Data goes to stdout, messages to stderr; each command
+has a file of its name with ``parser()`` and ``main(argv)``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,25 +15,25 @@ from typing import TextIO, cast
 
 from stashtrace.errors import StashtraceError, UsageError
 
-#: (name, "module:function", one-line help), in the order in which a person meets them.
+#: (name, "module:function", one-line help), in the order in which a new user needs them.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("run", "stashtrace.cli.run:main", "Run a command and record where its step time goes"),
-    ("env", "stashtrace.cli.env:main", "Print the variables for a job that starts without us"),
-    ("merge", "stashtrace.cli.merge:main", "Merge what the processes of a run left, and sum it up"),
+    ("env", "stashtrace.cli.env:main", "Print the variables that make a job record itself"),
+    ("merge", "stashtrace.cli.merge:main", "Merge the files of a run, and print its summary"),
     ("summary", "stashtrace.cli.summary:main", "Say what slows a run down, in words"),
-    ("whatif", "stashtrace.cli.whatif:main", "Predict the step time with something faster"),
+    ("whatif", "stashtrace.cli.whatif:main", "Predict the step time with something changed"),
     ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, devices, records, losses"),
-    ("status", "stashtrace.cli.status:main", "Look at a run that is still going, or hanging"),
+    ("status", "stashtrace.cli.status:main", "Show where a run is that is still going, or hanging"),
     ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),
-    ("export", "stashtrace.cli.export:main", "Write the time line for another tool"),
+    ("export", "stashtrace.cli.export:main", "Write a run in the format of another tool"),
     ("scrub", "stashtrace.cli.scrub:main", "Take secrets out of a run, and names of files and hosts"),
-    ("view", "stashtrace.cli.view:main", "Open the time line in the Perfetto UI"),
+    ("view", "stashtrace.cli.view:main", "Open the timeline in the Perfetto UI"),
     ("diff", "stashtrace.cli.diff:main", "Compare two runs, by stalls or by kernels"),
-    ("characterize", "stashtrace.cli.characterize:main", "Measure what devices, data and network cost"),
-    ("whatif-cache", "stashtrace.cli.whatif_cache:main", "Forecast step time against the cached share of the data"),
-    ("stage", "stashtrace.cli.stage:main", "Copy files to a faster disk and measure what that brings"),
-    ("recommend", "stashtrace.cli.recommend:main", "Say which instances to rent for a job, by time and by money"),
-    ("model", "stashtrace.cli.model:main", "Fit what communication costs, to a run or a sweep of networks"),
+    ("characterize", "stashtrace.cli.characterize:main", "Measure what devices, data and network cost, by experiment"),
+    ("whatif-cache", "stashtrace.cli.whatif_cache:main", "Forecast the step time by the cached share of the data"),
+    ("stage", "stashtrace.cli.stage:main", "Copy files to a faster disk, and measure the gain"),
+    ("recommend", "stashtrace.cli.recommend:main", "Say which instances to rent for a job, by time and by cost"),
+    ("model", "stashtrace.cli.model:main", "Fit the cost of communication, to a run or a sweep"),
     ("layers", "stashtrace.cli.layers:main", "Replay iterations layer by layer, for any number of ranks"),
     ("synth", "stashtrace.cli.synth:main", "Make up a run of many ranks whose stalls are known"),
     ("calibrate", "stashtrace.cli.calibrate:main", "Measure what the links of this machine can do"),
@@ -41,7 +41,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 #: Options that every command knows; they may stand before or after its name.
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
-    ("-h, --help", "show help, of a command after its name"),
+    ("-h, --help", "show this help; after a command, that of the command"),
     ("-v, -vv", "say more on stderr"),
     ("--debug", "show the Python traceback of an error"),
     ("--version", "print the version"),
@@ -51,7 +51,7 @@ INTERRUPTED = 130
 
 
 def help_text() -> str:
-    """Text of ``stashtrace --help``."""
+    """Return the text of ``stashtrace --help``."""
     lines = [
         "usage: stashtrace COMMAND [options]",
         "",
@@ -72,7 +72,7 @@ def find_command(name: str) -> Callable[[list[str]], int]:
     Raises
     ------
     UsageError
-        If there is no such command; the hint names the nearest.
+        If there is no such command; the hint names a similar one.
     """
     for known, target, _ in COMMANDS:
         if known == name:
@@ -90,7 +90,7 @@ def find_command(name: str) -> Callable[[list[str]], int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the only caller of the commands."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] in (["-h"], ["--help"], ["-V"], ["--version"]):  # our own words alone, at the cost of nothing
+    if arguments[:1] in (["-h"], ["--help"], ["-V"], ["--version"]):  # plain text of our own needs no VisibleStream
         return _answer(arguments)
     from stashtrace.visible import VisibleStream
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer(arguments: list[str]) -> int:
-    """Exit code of a command line; errors become words here."""
+    """Run a command line, print its error if it fails, and return the exit code."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     try:
@@ -119,14 +119,14 @@ def _answer(arguments: list[str]) -> int:
         say_error("interrupted", None)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our stdout (head, less) has seen enough. Python flushes once more at exit.
+        # The reader of stdout (head, less) has ended. Python would flush once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         if debug:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        hint = f"see who may: ls -ld {error.filename}" if isinstance(error, PermissionError) and where else None
+        hint = f"`ls -ld {error.filename}` shows who may" if isinstance(error, PermissionError) and where else None
         say_error(f"{where}{error.strerror or error}", hint or "the same command with --debug shows where")
         return StashtraceError.exit_code
     except MemoryError:
@@ -138,8 +138,8 @@ def _answer(arguments: list[str]) -> int:
         if debug:
             raise
         say_error(
-            f"this is a fault of stashtrace itself: {type(error).__name__}: {error}",
-            "the same command with --debug shows where; what was recorded is untouched",
+            f"this is a bug in stashtrace: {type(error).__name__}: {error}",
+            "the same command with --debug shows where; the recording is unchanged",
         )
         return StashtraceError.exit_code
 
@@ -158,7 +158,8 @@ def _dispatch(arguments: list[str]) -> int:
             return 0
         if option not in _LEADING:
             raise UsageError(
-                f"no option named {option!r}", hint="options of a command stand after its name; see `stashtrace --help`"
+                f"no option named {option!r}",
+                hint="options of a command stand after its name; see `stashtrace --help`",
             )
         leading.append(option)
     if not arguments:
@@ -174,7 +175,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:
-    """Write ``error:`` and, after an empty line, ``hint:``; every error of the CLI goes through here."""
+    """Write ``error:`` and, after an empty line, ``hint:``; all errors of the CLI are printed here."""
     from stashtrace.visible import visible, visible_line
 
     stream = sys.stderr if stream is None else stream

@@ -1,4 +1,4 @@
-"""``stashtrace analyze NAME PATH...``: one analysis of one or several runs, on stdout."""
+"""``stashtrace analyze NAME PATH...``: print one analysis of one or several runs."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from stashtrace.cli.parsing import Parser, existing_run, speak_up
-from stashtrace.cli.rows import FORMATS, column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run, speak_up
+from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.entry_points import warn
 from stashtrace.errors import PluginError, UsageError
@@ -28,32 +28,36 @@ _HELP_WIDTH = 80
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace analyze``, for the analyses of stashtrace itself."""
+    """Return the parser of ``stashtrace analyze`` for the analyses of stashtrace itself."""
     parser = _common("Print one analysis of a run.", analyses_text())
     parser.add_argument(
-        "--by", choices=BY, help="rows per step and rank, per rank, per rank and kind of step, or per run"
+        "--by", choices=BY, help="a row for each step and rank, each rank, each rank and kind of step, or the run"
     )
     _add_table_options(parser)
     parser.add_argument(
-        "--calibration", metavar="FILE", help="of `stashtrace calibrate`; default calibration.toml in the run directory"
+        "--calibration",
+        metavar="FILE",
+        help="file of `stashtrace calibrate` (default: calibration.toml in the run directory)",
     )
     parser.add_argument(
-        "--orphans", choices=KEEP, help="GPU work launched before the recording: counts (default), or is left out"
+        "--orphans", choices=KEEP, help="GPU work launched before the recording: keep (default) or drop"
     )
-    parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: counts (default), or is left out")
-    parser.add_argument("--top", metavar="N", type=int, help="rows of late, the costliest first (default 100)")
+    parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: keep (default) or drop")
+    parser.add_argument("--top", metavar="N", type=int, help="late: number of rows, costliest first (default 100)")
     parser.add_argument(
-        "--center", choices=CENTERS, help="slowdown: work shared evenly (mean, the default), or slow ranks left out"
+        "--center",
+        choices=CENTERS,
+        help="slowdown: compare with ranks that share the work evenly (mean, default), or without slow ranks (median)",
     )
-    parser.add_argument("--workers", metavar="N", type=int, help="threads or processes for the ranks of a store")
-    parser.add_argument("--cluster", metavar="ADDRESS", help="Dask scheduler that shares them, as tcp://host:8786")
+    parser.add_argument("--workers", metavar="N", type=int, help="store: threads or processes that share its ranks")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="store: Dask scheduler, as tcp://host:8786")
     _add_file_options(parser)
-    _add_run_option(parser)
+    parser.add_run()
     return parser
 
 
 def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
-    """Options of ``stashtrace analyze`` for an analysis of another package, and where the values of its own ones are.
+    """Return the parser for an analysis of another package, and for each of its parameters the attribute of its value.
 
     Raises
     ------
@@ -67,38 +71,34 @@ def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
     plugin = plugins()[name]
     parser = _common(f"{name}: {first_sentence(function) or 'an analysis'}. From {plugin.package}.", "")
     _add_table_options(parser)
-    _add_run_option(parser)
+    parser.add_run()
     return parser, add_options(parser, plugin, function)
 
 
 def _common(description: str, epilog: str) -> Parser:
     parser = Parser("analyze", description, epilog)
-    parser.add_argument("name", metavar="NAME", help="which analysis")
+    parser.add_argument("name", metavar="NAME", help="name of the analysis")
     parser.add_argument(
         "paths",
         metavar="PATH",
         nargs="+",
-        help="run directory, or files of another tool; parts of one job are joined, several runs told by path",
+        help=f"{RUN_OR_FILES}; parts of one job are joined, several runs get a column path",
     )
     return parser
 
 
 def _add_table_options(parser: Parser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
-    parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
-
-
-def _add_run_option(parser: Parser) -> None:
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    parser.add_format(TABLE_FORMATS)
+    parser.add_wide()
 
 
 def analyses_text() -> str:
-    """All analyses, below the questions that they answer."""
+    """Return the list of all analyses, each below the question that it answers."""
     from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS, SUMMARY
 
     texts = {name: f"{text} (GPU)" if name in NEEDS_GPU else text for name, _, text in ANALYSES}
     width = max(map(len, texts)) + 2
-    lines = ["analyses, by the question they answer; (GPU): needs recorded GPU work", ""]
+    lines = ["analyses, by question; (GPU): needs recorded GPU work", ""]
     for question, names in QUESTIONS:
         lines.append(question)
         if "findings" in names:
@@ -110,7 +110,7 @@ def analyses_text() -> str:
 
 
 def added_text() -> str:
-    """The analyses of other packages, by package; one that cannot be loaded is a warning. Imports all of them."""
+    """Return the list of the analyses of other packages. Imports them all, and warns of those that cannot be loaded."""
     from stashtrace.analysis.registry import find, plugins
     from stashtrace.cli.derived_options import first_sentence
 
@@ -131,19 +131,11 @@ def added_text() -> str:
     return "\n".join(lines)
 
 
-#: Options of the analyses of files.
-FILE_OPTIONS = (
-    "per",
-    "under",
-    "files",
-    "tier_size",
-    "tier_latency",
-    "tier_bandwidth",
-    "source_latency",
-    "source_bandwidth",
-    "cache_size",
-    "block",
-    "importance",
+#: Options of analyses, by the name of the parameter.
+_OPTIONS = (
+    *("by", "orphans", "last_step", "calibration", "top", "center"),
+    *("per", "under", "files", "tier_size", "tier_latency", "tier_bandwidth", "source_latency", "source_bandwidth"),
+    *("cache_size", "block", "importance"),
 )
 
 
@@ -151,24 +143,26 @@ def _add_file_options(parser: Parser) -> None:
     from stashtrace.analysis.io.data_files import FILES
 
     files = parser.add_argument_group("analyses of files")
-    files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: rows per file (default), directory or run")
+    files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: a row per file (default), directory or run")
     files.add_argument("--under", metavar="DIR", help="only files below DIR")
     files.add_argument(
         "--files",
         choices=FILES,
-        help="io_staging, io_cache, io_reuse: data (default) leaves out those of Python, its packages and the system",
+        help="io_staging, io_cache, io_reuse: data (default) leaves out files of Python, its packages and the system",
     )
-    files.add_argument("--tier-size", metavar="SIZE", help="io_staging: room on the fast tier, as 100G")
-    for which, text in (("tier", "the fast tier"), ("source", "where the files are now (default: as measured)")):
-        files.add_argument(f"--{which}-latency", metavar="TIME", help=f"an empty read of {text}, as 80us")
-        files.add_argument(f"--{which}-bandwidth", metavar="RATE", help="its bandwidth, as 2GB/s")
+    files.add_argument("--tier-size", metavar="SIZE", help="io_staging: size of the fast tier, as in 100G")
+    for name, text in (("tier", "the fast tier"), ("source", "the present storage (default: as measured)")):
+        files.add_argument(f"--{name}-latency", metavar="TIME", help=f"time of an empty read of {text}, as in 80us")
+        files.add_argument(f"--{name}-bandwidth", metavar="RATE", help=f"bandwidth of {text}, as in 2GB/s")
     files.add_argument("--cache-size", metavar="SIZE", help="io_cache: one size instead of a curve")
-    files.add_argument("--block", metavar="SIZE", help="io_cache, io_reuse: unit of the cache, or 'file' (1MiB)")
-    files.add_argument("--importance", metavar="FILE", help="io_cache: a line `path,weight` for each sample")
+    files.add_argument(
+        "--block", metavar="SIZE", help="io_cache, io_reuse: what is cached as one: a size (default 1MiB) or 'file'"
+    )
+    files.add_argument("--importance", metavar="FILE", help="io_cache: file with a line `path,weight` for each sample")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table of one analysis."""
+    """Print the table of an analysis."""
     from stashtrace.analysis.registry import SUMMARY, find, unknown_options
 
     arguments, own = _read(argv)
@@ -177,16 +171,17 @@ def main(argv: Sequence[str]) -> int:
 
         if arguments.format == "csv":
             raise UsageError(
-                "a summary is several tables, CSV is one", hint="use --format json, or `stashtrace analyze findings`"
+                "a summary has several tables, and CSV holds one",
+                hint="use --format json, or `stashtrace analyze findings`",
             )
         return print_summary(arguments.paths, arguments.run, "json" if arguments.format == "json" else "text")
     name = known_analysis(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
-    chosen = {option: getattr(arguments, place) for option, place in own.items()}
-    options: dict[str, Any] = {option: value for option, value in chosen.items() if value is not None}
+    values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
+    options: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
     for option in unknown_options(find(name), options):
-        raise UsageError(f"analysis {name!r} knows no --{option.replace('_', '-')}", hint="leave it out")
+        raise UsageError(f"analysis {name!r} has no option --{option.replace('_', '-')}", hint="leave it out")
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
         sources = [paths]
@@ -207,8 +202,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read(argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
-    """The command line, read with the options of the analysis that it names, and where it has the values of these."""
-    speak_up(0)  # to find an analysis may warn of others, before anything is parsed
+    """Parse the arguments with the options of the analysis that they name; return where the value of each option is."""
+    speak_up(0)  # looking for plugins may warn before anything is parsed
     name = _named_plugin(argv)
     if name is not None:
         reader, own = plugin_parser(name)
@@ -216,14 +211,13 @@ def _read(argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
     reader = parser()
     if {"-h", "--help"} & set(argv):
         reader.epilog = f"{reader.epilog}\n{added_text()}".rstrip()
-    known = ("by", "orphans", "last_step", "calibration", "top", "center", *FILE_OPTIONS)
-    return reader.read(argv), dict(zip(known, known, strict=True))
+    return reader.read(argv), {option: option for option in _OPTIONS}
 
 
 def _named_plugin(argv: Sequence[str]) -> str | None:
-    """The analysis of another package that a command line names; None if it names one of ours, or none at all.
+    """Return the analysis of another package that the arguments name; None if they name one of stashtrace, or none.
 
-    Options of an analysis are known only once it is, so the first word that is the name of any analysis counts.
+    The parser depends on the analysis, so this looks for the first word that is the name of one before parsing.
     """
     from stashtrace.analysis.registry import ANALYSES, SUMMARY, plugins
 
@@ -239,7 +233,7 @@ def _named_plugin(argv: Sequence[str]) -> str | None:
 def _analyzed(
     source: str | list[str], name: str, options: dict[str, Any], arguments: Namespace
 ) -> tuple[Table, StringPool]:
-    """The table: of a store rank by rank where the analysis can be divided, else of everything in memory."""
+    """Run the analysis: on a store rank by rank if it can be divided, else on the whole trace in memory."""
     from stashtrace.store.layout import is_store
 
     if isinstance(source, str) and is_store(source):
@@ -258,7 +252,7 @@ def _analyzed(
                     **options,
                 )
     elif getattr(arguments, "cluster", None):
-        raise UsageError("--cluster works on a store", hint=f"make one: stashtrace export parquet {source} -o STORE")
+        raise UsageError("--cluster needs a store", hint=f"make one: stashtrace export parquet {source} -o STORE")
     from stashtrace.analysis.registry import analyze
     from stashtrace.cli.loading import load_watched
 

@@ -21,10 +21,10 @@ from typing import Any
 from stashtrace.cli.parsing import Parser
 from stashtrace.entry_points import Plugin
 
-#: Types of values that a word can be read as.
+#: Type of a parameter -> metavar of its option.
 _SCALARS: dict[object, str] = {str: "TEXT", int: "INT", float: "NUMBER", Path: "FILE"}
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
-#: Keeps a parameter called ``name`` or ``paths`` apart from what every command line has.
+#: Begins attributes of plugin options, so that a parameter may be called ``name`` or ``paths``.
 _DEST = "option_of_plugin_"
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -35,38 +35,39 @@ def add_options(parser: Parser, plugin: Plugin, function: Callable[..., object])
     Parameters
     ----------
     parser : Parser
-        Has the options of every analysis already.
+        Has the options that every analysis has.
     plugin : Plugin
-        Where the function is from; its errors name it.
+        The package that the function is from; errors name it.
     function : callable
 
     Returns
     -------
     dict of str to str
-        Parameter -> where the namespace has its value, None if the option is not given.
+        Parameter -> attribute of the namespace with its value, which is None if the option is not given.
 
     Raises
     ------
     PluginError
-        If a parameter has the name of an option that every analysis has, or must be given and no word can stand for it.
+        If a parameter has the name of an option that every analysis has, or is required and of no type that an option
+        can have.
     """
     parameters = list(inspect.signature(function).parameters.values())[1:]
     hints = _hints(function)
     texts = parameter_texts(function)
     group = parser.add_argument_group(f"options of {plugin.name}")
-    places: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for parameter in parameters:
         if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         required = parameter.default is parameter.empty
-        how = _how(hints.get(parameter.name, type(parameter.default)))
-        if how is None:
+        settings = _settings(hints.get(parameter.name, type(parameter.default)))
+        if settings is None:
             if required:
-                raise plugin.error(f"needs {parameter.name!r}, of a type that no word on a command line can have")
+                raise plugin.error(f"needs {parameter.name!r}, of a type that no option can have")
             continue  # for Python callers alone
         text = texts.get(parameter.name, "")
         if not required and parameter.default is not None:
-            shown = {True: "yes", False: "no"}[parameter.default] if how.get("action") else parameter.default
+            shown = {True: "yes", False: "no"}[parameter.default] if settings.get("action") else parameter.default
             text = f"{text} (default {shown})".strip()
         try:
             group.add_argument(
@@ -74,18 +75,18 @@ def add_options(parser: Parser, plugin: Plugin, function: Callable[..., object])
                 dest=_DEST + parameter.name,
                 required=required,
                 help=text.replace("%", "%%"),
-                **how,
+                **settings,
             )
         except argparse.ArgumentError as error:
             raise plugin.error(
-                f"calls a parameter {parameter.name!r}, which every analysis has an option for"
+                f"has a parameter {parameter.name!r}, and every analysis has an option of this name"
             ) from error
-        places[parameter.name] = _DEST + parameter.name
-    return places
+        attributes[parameter.name] = _DEST + parameter.name
+    return attributes
 
 
 def parameter_texts(function: Callable[..., object]) -> dict[str, str]:
-    """What the section ``Parameters`` of a numpydoc docstring says of each parameter, on one line."""
+    """Return the description of each parameter, on one line, from the section ``Parameters`` of the docstring."""
     document = inspect.getdoc(function) or ""
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^[^\n]+\n-{3,}$|\Z)", document, re.M | re.S)
     texts: dict[str, str] = {}
@@ -99,32 +100,31 @@ def parameter_texts(function: Callable[..., object]) -> dict[str, str]:
 
 
 def first_sentence(function: Callable[..., object]) -> str:
-    """First line of a docstring without its full stop, empty if there is none."""
+    """Return the first line of the docstring without its full stop; empty if there is none."""
     return (inspect.getdoc(function) or "").partition("\n")[0].strip().rstrip(".")
 
 
 def _hints(function: Callable[..., object]) -> dict[str, Any]:
-    """Types by parameter; without those that only a type checker can resolve."""
+    """Return the types of the parameters, without those that only a type checker can resolve."""
     target = inspect.unwrap(function)
     try:
         return typing.get_type_hints(target)
     except Exception:  # annotations are any expression, and may name what is imported for type checkers alone
-        found: dict[str, Any] = {}
+        hints: dict[str, Any] = {}
         scope = {**vars(typing), **getattr(target, "__globals__", {})}
         for name, annotation in getattr(target, "__annotations__", {}).items():
-            with contextlib.suppress(Exception):  # of this one the type of the default counts
-                found[name] = eval(annotation, scope) if isinstance(annotation, str) else annotation
-        return {name: hint for name, hint in found.items() if not isinstance(hint, str)}
+            with contextlib.suppress(Exception):  # then the type of the default counts
+                hints[name] = eval(annotation, scope) if isinstance(annotation, str) else annotation
+        return {name: hint for name, hint in hints.items() if not isinstance(hint, str)}
 
 
-def _how(hint: Any) -> dict[str, Any] | None:
-    """Arguments of ``add_argument`` for values of a type; None if no word can stand for one."""
+def _settings(hint: Any) -> dict[str, Any] | None:
+    """Return the arguments of ``add_argument`` for values of a type; None if no option can have it."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:
         kinds = [kind for kind in inner if kind is not type(None)]
-        ways = [way for kind in kinds if (way := _how(kind)) is not None]
-        # `str | Path` and the like: a word is read as the first type that a word can have.
-        return ways[0] if ways else None
+        # `str | Path` and the like: the first type that an option can have.
+        return next((settings for kind in kinds if (settings := _settings(kind)) is not None), None)
     if origin is typing.Literal:
         kind = type(inner[0])
         same = all(type(value) is kind for value in inner)
@@ -139,12 +139,12 @@ def _how(hint: Any) -> dict[str, Any] | None:
 
 
 def _listed(kind: Callable[[str], Any], container: Callable[[Any], Any]) -> Callable[[str], Any]:
-    """Reader of values with commas between them."""
+    """Return a reader of values with commas between them."""
 
     def read(text: str) -> Any:
         try:
             return container(kind(part.strip()) for part in text.split(",") if part.strip())
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is no list with commas: {error}") from error
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list with commas: {error}") from error
 
     return read

@@ -1,4 +1,4 @@
-"""``stashtrace diff A B``: two runs, stall by stall and kernel by kernel, with a verdict."""
+"""``stashtrace diff A B``: compare two runs, by stalls or by kernels, and say which is faster."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -6,24 +6,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.cli.rows import FORMATS, column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.answers import print_lines
+from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run
+from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
 
 OF = ("stalls", "kernels")
-#: Kernels in the aligned form; the others have all of them.
+#: Kernels that the table shows; JSON and CSV have all of them.
 _SHOWN_ROWS = 20
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace diff``."""
+    """Return the parser of ``stashtrace diff``."""
     parser = Parser("diff", "Compare two runs, by stalls or by kernels: what became faster or slower.")
-    parser.add_argument("before", metavar="A", help="run directory, or trace of another tool, before the change")
-    parser.add_argument("after", metavar="B", help="the same after the change")
+    parser.add_argument("before", metavar="A", help=f"before the change: {RUN_OR_FILES}")
+    parser.add_argument("after", metavar="B", help="after the change")
     parser.add_argument(
-        "--of", choices=OF, help="kinds of stalls (default), or what ran on the GPUs; kernels where there are no steps"
+        "--of", choices=OF, help="compare kinds of stalls (default), or GPU kernels (default where there are no steps)"
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="aligned text (default), JSON rows or CSV")
-    parser.add_argument("--wide", action="store_true", help="all columns, also those that the terminal has no room for")
+    parser.add_format(TABLE_FORMATS)
+    parser.add_wide()
     return parser
 
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         of, table = "kernels", kernel_diff(old, new)
     if arguments.format == "table":
         words = verdict if of == "stalls" else kernel_verdict
-        sys.stdout.write("\n".join(words(table, *names_apart([before, after]))) + "\n\n")
+        print_lines([*words(table, *names_apart([before, after])), ""])
         table = table.take(slice(0, _SHOWN_ROWS)) if of == "kernels" else table
     rows = list(named_rows(table, new.strings))
     write_rows(

@@ -1,36 +1,39 @@
-"""``stashtrace doctor [-- CMD]``: what this machine lets us see, each line ending in what it means."""
+"""``stashtrace doctor [-- CMD]``: what can be measured on this machine, and what that means for the answers."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from textwrap import wrap
 
-from stashtrace.cli.parsing import Parser
+from stashtrace.cli.answers import print_json
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, split_at_dashes
 from stashtrace.record.doctor import checks
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace doctor``."""
-    parser = Parser("doctor", "Say what will be measured, inferred or invisible on this machine, and why.")
-    parser.usage = "stashtrace doctor [options] [-- COMMAND ...]"
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="lines (default) or JSON")
+    """Return the parser of ``stashtrace doctor``."""
+    parser = Parser(
+        "doctor",
+        "Say what is measured, inferred or invisible on this machine, and why.\n"
+        "With COMMAND, also whether it can be traced; it is not run.",
+        usage="stashtrace doctor [options] [-- COMMAND ...]",
+    )
+    parser.add_format(TEXT_FORMATS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the checks; exit code 3 if nothing could be recorded here."""
-    words = list(argv)
-    command = words[words.index("--") + 1 :] if "--" in words else []
-    arguments = parser().read(words[: words.index("--")] if "--" in words else words)
-    found = checks(command)
+    options, command = split_at_dashes(argv)
+    arguments = parser().read(options)
+    results = checks(command)
     if arguments.format == "json":
-        sys.stdout.write(json.dumps([c.as_dict() for c in found], indent=1) + "\n")
+        print_json([check.as_dict() for check in results])
     else:
-        for check in found:
+        for check in results:
             lines = wrap(check.detail, 55) + [f"-> {line}" for line in wrap(check.meaning, 52)]
             heads = [f"{check.name:<14}{check.state:<11}"] + [" " * 25] * (len(lines) - 1)
             sys.stdout.writelines(f"{head}{line}\n" for head, line in zip(heads, lines, strict=True))
-    return 3 if any(c.state == "broken" for c in found) else 0
+    return 3 if any(check.state == "broken" for check in results) else 0

@@ -23,7 +23,7 @@ FORMATS = ("sh", "dotenv", "json", "kubernetes", "openmpi", "mpich")
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace env``."""
+    """Return the parser of ``stashtrace env``."""
     parser = Parser(
         "env",
         "Print the variables that make a job record itself, for a container or a\n"

@@ -1,4 +1,4 @@
-"""``stashtrace export FORMAT PATH -o FILE``: the time line for another tool."""
+"""``stashtrace export FORMAT PATH -o FILE``: write a run in the format of another tool."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -7,41 +7,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.parsing import Parser, existing_run, speak_up
+from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run, speak_up
 from stashtrace.cli.screen import Screen, end_on_terminate
-from stashtrace.errors import UsageError
+from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.record.directory import rights_of_run
 from stashtrace.units import bytes_text
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace export``."""
+    """Return the parser of ``stashtrace export``."""
     from stashtrace.exporters.registry import EXPORTERS
 
     listed = "\n".join(f"  {name:<14}{text}" for name, _, text in EXPORTERS)
-    parser = Parser("export", "Write the time line of a run for another tool.", f"formats:\n{listed}")
+    parser = Parser("export", "Write a run in the format of another tool.", f"formats:\n{listed}")
     parser.add_argument("exporter", metavar="FORMAT", help="one of the formats below")
-    parser.add_argument("path", metavar="PATH", help="run directory, .stash file, or files of another tool")
-    parser.add_out("FILE", "file or, of store and chakra, folder to write", required=True)
-    parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks: 0,2,8-15")
-    parser.add_argument("--steps", metavar="A:B", type=read_range, help="only steps A to B-1")
+    parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
+    parser.add_out("FILE", "file to write; a folder for store and chakra", required=True)
+    parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks, as in 0,2,8-15")
+    parser.add_argument("--steps", metavar="A:B", type=read_steps, help="only steps A to B-1")
     parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
     parser.add_argument(
         "--table",
         metavar="NAME",
-        help="a table of the trace or an analysis (csv, arrow: stalls; parquet: all tables, into a store)",
+        help="table of the trace, or analysis (default for csv and arrow: stalls; for parquet: all, as a store)",
     )
     parser.add_argument(
         "--loaders",
         choices=("waits", "nodes"),
-        help="chakra: waits for batches of workers as measured (default), or the batches as nodes",
+        help="chakra: keep waits for batches as measured (default), or write the batches as nodes",
     )
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    parser.add_run()
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the file; say so on stderr."""
+    """Write the file, and say so on stderr."""
     from stashtrace.exporters.registry import known_exporter, plugins
 
     reader = parser()
@@ -87,39 +87,3 @@ def main(argv: Sequence[str]) -> int:
     for note in written.notes:
         screen.say(note)
     return 0
-
-
-def read_ranks(text: str) -> list[int]:
-    """``0,2,8-15`` as a list."""
-    ranks: list[int] = []
-    try:
-        for part in text.split(","):
-            first, dash, last = part.partition("-")
-            ranks += range(int(first), int(last if dash else first) + 1)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of ranks", hint="for example --ranks 0,2,8-15") from error
-    return ranks
-
-
-def read_range(text: str) -> tuple[int, int]:
-    """``A:B`` as two whole numbers; an end that is left out is open."""
-    first, colon, last = text.partition(":")
-    try:
-        found = int(first or 0), int(last or 2**31)
-    except ValueError:
-        colon = ""
-    if not colon or found[0] >= found[1]:
-        raise UsageError(f"{text!r} is not a range A:B with A < B", hint="for example --steps 10:20")
-    return found
-
-
-def read_window(text: str) -> tuple[int, int]:
-    """``A:B`` in seconds as nanoseconds from the begin of the run."""
-    first, colon, last = text.partition(":")
-    try:
-        found = round(float(first or 0) * 1e9), round(float(last or 1e9) * 1e9)
-    except ValueError:
-        colon = ""
-    if not colon or found[0] >= found[1]:
-        raise UsageError(f"{text!r} is not a range A:B with A < B", hint="for example --window 1.5:4")
-    return found

@@ -1,55 +1,70 @@
-"""``stashtrace layers``: an iteration layer by layer, what of it can overlap, and how it scales."""
+"""``stashtrace layers``: replay an iteration layer by layer; what can overlap, and how the job scales."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import re
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.cli.whatif_cache import parsed_size
+from stashtrace.cli.answers import print_answer
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, existing_run
+from stashtrace.cli.screen import Screen
+from stashtrace.cli.values import read_length, read_size, read_whole, read_wholes
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from stashtrace.replay.ssgd import Workload
 
-_EPILOG = """PATH is a file with a row per layer (id, name, forward, backward, communication
-in microseconds, size in bytes; iterations repeat the rows), a workload file of
-ASTRA-sim, or a recorded run, whose messages count as layers. Its iterations are
-replayed as the DAG model of S-SGD has them (arXiv 1805.03812)."""
+_EPILOG = """PATH is a file with a row for each layer (id, name, times of forward, backward
+and communication in microseconds, size in bytes; iterations repeat the rows),
+a workload file of ASTRA-sim, or a recorded run, whose messages count as
+layers. Iterations are replayed by the DAG model of S-SGD (arXiv 1805.03812)."""
 _RANKS = (1, 2, 4, 8, 16, 32)
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace layers``."""
+    """Return the parser of ``stashtrace layers``."""
     parser = Parser("layers", "Replay training iterations layer by layer, for any number of ranks.", _EPILOG)
-    parser.add_argument("path", metavar="PATH", help="file of layers, or recorded run")
+    parser.add_argument("path", metavar="PATH", help="file of layers, or run directory")
     parser.add_argument(
         "--ranks",
         metavar="N,N",
-        type=_counts,
+        type=partial(read_wholes, option="--ranks", example="2,4,8"),
         default=_RANKS,
-        help=f"numbers of ranks (default {','.join(map(str, _RANKS))})",
+        help=f"numbers of ranks to predict (default {','.join(map(str, _RANKS))})",
     )
     parser.add_argument(
         "--measured-ranks",
         metavar="N",
-        type=_count,
+        type=partial(read_whole, option="--measured-ranks", least=2),
         default=0,
-        help="ranks on which the communication of a file was measured; a run knows",
+        help="number of ranks on which the communication in a file was measured",
     )
-    parser.add_argument("--latency", metavar="US", type=_time, help="of a hop of the ring, in microseconds")
-    parser.add_argument("--bandwidth", metavar="SIZE", help="of a hop, bytes a second, as in 1.1G")
-    for name, what in (("io", "reading a batch"), ("copy", "its copy to the device"), ("update", "the update")):
-        parser.add_argument(f"--{name}-ms", metavar="MS", type=_time, help=f"time of {what}, if not that of PATH")
-    parser.add_out("FILE", "write the layers to a file")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="aligned text (default) or JSON")
+    parser.add_argument(
+        "--latency",
+        metavar="US",
+        type=partial(read_length, option="--latency"),
+        help="latency of a hop of the ring, in microseconds; needs --bandwidth",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        metavar="SIZE",
+        type=partial(read_size, option="--bandwidth"),
+        help="bandwidth of a hop in bytes per second, as in 1.1G; needs --latency",
+    )
+    for name, work in (("io", "reading a batch"), ("copy", "copying it to the device"), ("update", "the update")):
+        option = f"--{name}-ms"
+        parser.add_argument(
+            option,
+            metavar="MS",
+            type=partial(read_length, option=option),
+            help=f"time of {work} in milliseconds (default: what PATH tells)",
+        )
+    parser.add_out("FILE", "write the layers to this file")
+    parser.add_format(TEXT_FORMATS)
     return parser
 
 
@@ -59,37 +74,35 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay.ssgd import Ring, write_layers
     from stashtrace.replay.ssgd.report import layers_json, layers_lines
     from stashtrace.replay.ssgd.study import study
+    from stashtrace.summary.words.parts import counted
 
     if (arguments.latency is None) != (arguments.bandwidth is None):
-        raise UsageError("--latency and --bandwidth belong together", hint="for example --latency 45 --bandwidth 1.1G")
+        raise UsageError("--latency and --bandwidth need each other", hint="for example --latency 45 --bandwidth 1.1G")
     ring = None
     if arguments.latency is not None:
-        rate = parsed_size(arguments.bandwidth, "--bandwidth")
-        if not rate:
-            raise UsageError("--bandwidth 0 moves nothing", hint="for example --bandwidth 1.1G")
-        ring = Ring(arguments.latency * 1e3, 1e9 / rate)
+        if not arguments.bandwidth:
+            raise UsageError("--bandwidth must be more than 0", hint="for example --bandwidth 1.1G")
+        ring = Ring(arguments.latency * 1e3, 1e9 / arguments.bandwidth)
     untimed, measured = _iterations(arguments)
-    iterations = [_with_times(one, arguments) for one in untimed]
+    iterations = [_with_times(iteration, arguments) for iteration in untimed]
     if arguments.out:
         write_layers(arguments.out, iterations)
-        sys.stderr.write(f"wrote {arguments.out}: {len(iterations)} iterations of {len(iterations[0])} layers\n")
-    found = study(iterations, arguments.ranks, ring=ring, measured_ranks=measured)
-    if arguments.format == "json":
-        sys.stdout.write(json.dumps(layers_json(found), indent=1) + "\n")
-    else:
-        sys.stdout.write("\n".join(layers_lines(found)) + "\n")
+        count = f"{counted(len(iterations), 'iteration')} of {counted(len(iterations[0]), 'layer')}"
+        Screen().say(f"wrote {arguments.out}: {count}")
+    scaling = study(iterations, arguments.ranks, ring=ring, measured_ranks=measured)
+    print_answer(arguments.format, layers_lines(scaling), layers_json(scaling))
     return 0
 
 
 def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
-    """Iterations of a file or a run, and the ranks that their communication was measured on; 0 if nothing says."""
+    """Return the iterations of a file or run, and how many ranks their communication was measured on; 0 if unknown."""
     from stashtrace.replay.ssgd import read_layers
 
     path = existing_run(arguments.path)
     if path.is_file() and not _is_trace(path):
         return read_layers(path), arguments.measured_ranks
     if arguments.measured_ranks:
-        raise UsageError("--measured-ranks belongs to a file of layers", hint="a run knows how many ranks it had")
+        raise UsageError("--measured-ranks is for files of layers", hint="leave it out: a run has its number of ranks")
     from stashtrace.cli.loading import load_watched
     from stashtrace.replay.ssgd.from_run import layers_of_run
 
@@ -97,12 +110,12 @@ def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a file is JSON or binary, as those of traces are, and not text of layers."""
+    """Return whether a file is a trace (JSON or binary) rather than a text of layers."""
     try:
         with open(path, "rb") as file:
             head = file.read(4096)
     except OSError:
-        return False  # said when it is read
+        return False  # reading it raises the error
     return b"\0" in head or head.lstrip()[:1] in (b"{", b"[") or head.startswith(b"\x1f\x8b")
 
 
@@ -111,25 +124,3 @@ def _with_times(workload: Workload, arguments: argparse.Namespace) -> Workload:
 
     given = {f"{name}_ns": getattr(arguments, f"{name}_ms") for name in ("io", "copy", "update")}
     return replace(workload, **{name: ms * 1e6 for name, ms in given.items() if ms is not None})
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} are no numbers of ranks, for example 2,4,8")
-    return tuple(int(part) for part in text.split(","))
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks that send messages")
-    return int(text)
-
-
-def _time(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time")
-    return value

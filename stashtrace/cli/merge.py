@@ -1,4 +1,4 @@
-"""``stashtrace merge DIR...``: merge one run, or bring the directories of several hosts together first."""
+"""``stashtrace merge DIR...``: merge a run; directories of several hosts are gathered first."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -20,26 +20,26 @@ from stashtrace.record.remote import fetch, is_url
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace merge``."""
+    """Return the parser of ``stashtrace merge``."""
     parser = Parser(
         "merge",
-        "Merge what the processes of a run left, and sum it up. `stashtrace run` does\n"
-        "this at its end; do it by hand after an interrupt, or for the directories of\n"
-        "several hosts: the files of the others are copied into the first, or all of\n"
-        "them into --out. A directory may also be a folder of run directories, or the\n"
-        "URL of one or the other.",
+        "Merge the files that the processes of a run wrote, and print the summary.\n"
+        "`stashtrace run` does this at its end; it is needed after an interrupt, and for\n"
+        "directories of several hosts: files of the further ones are copied into the\n"
+        "first, or all into --out. DIR may also be a folder of run directories, or the\n"
+        "URL of either.",
         "example: stashtrace merge ./stash-node00 ./stash-node01",
     )
     parser.add_argument(
         "paths", metavar="DIR", nargs="+", help="run directory or URL; further ones are parts of the same job"
     )
-    parser.add_out("DIR", "directory for the whole (default: the first, which is added to)")
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several; ID.N: its start N")
+    parser.add_out("DIR", "directory for the merged run (default: the first DIR)")
+    parser.add_run()
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Merge and sum up."""
+    """Merge the run and print its summary."""
     arguments = parser().read(argv)
     end_on_terminate()
     screen = Screen()
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             local.append(Path(until_gathered.enter_context(beside)))
             _fetch(url, local[-1], screen)
         sources = [directory for path in local for directory in run_directories(path)]
-        if len(sources) > 1 or not _is_same(sources[0], target):
+        if len(sources) > 1 or not (target.exists() and sources[0].samefile(target)):
             with rights_of_run(sources[0]):
                 gather(target, sources, screen.say)
     if any(target.glob("launch.*.json")):
@@ -67,12 +67,12 @@ def _fetch(url: str, place: Path, screen: Screen) -> None:
 
 
 def _target(paths: Sequence[str], out: str | None) -> Path:
-    """Where the whole goes to.
+    """Return the directory for the merged run.
 
     Raises
     ------
     UsageError
-        If it would go into a directory that holds something else.
+        If a directory that a URL would be fetched into holds something else.
     """
     if out is not None:
         return Path(out)
@@ -82,9 +82,5 @@ def _target(paths: Sequence[str], out: str | None) -> Path:
     name = posixpath.basename(paths[0].rstrip("/")) or "stash-fetched"
     target = Path(name)
     if target.exists() and not trace_files(target):
-        raise UsageError(f"{target} exists and is no run directory", hint="name another with `--out DIR`")
+        raise UsageError(f"{target} exists and is not a run directory", hint="choose another with `--out DIR`")
     return target
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return other.exists() and one.samefile(other)

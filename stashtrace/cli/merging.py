@@ -1,4 +1,4 @@
-"""What ``run`` and ``merge`` do with the records of a run: compact, load, export the time line, sum up.
+"""Merging: what ``run`` and ``merge`` do with the records of a run: pack, load, write timeline and summary.
 
 Each stage leaves a directory that the next call of ``stashtrace merge`` can start from, so an interrupt at
 any moment loses nothing.
@@ -35,7 +35,7 @@ SUMMARY_FILE = "summary.txt"
 def merge_and_report(
     directory: Path, screen: Screen, *, shown: str, run_id: str | None = None, own_host_only: bool = False
 ) -> None:
-    """Merge a run directory and say on ``screen`` what came out of it.
+    """Merge a run directory and show its summary.
 
     Parameters
     ----------
@@ -44,35 +44,41 @@ def merge_and_report(
     screen : Screen
         For the progress bar and the summary.
     shown : str
-        The directory as the user would type it.
+        The directory as a person would type it.
     run_id : str, optional
         Which run, if the directory holds several.
     own_host_only : bool
         Pack no files of other hosts: their processes may still write.
     """
-    troubles: list[str] = []
+    from stashtrace.analysis.findings import summarize
+    from stashtrace.loading.load import load_trace
+    from stashtrace.summary.text import Look, render
+
     with screen.progress("merging") as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
-        trace = _merge(directory, progress, troubles, run_id, own_host_only)
+        progress.stage(0.0, 0.4)
+        troubles = pack(directory, progress, run_id=run_id, own_host_only=own_host_only)
+        progress.stage(0.4, 0.95)
+        progress.step(0.0, "aligning")
+        trace = load_trace(str(directory), run_id=run_id)
+        progress.step(0.5, "timeline")
+        no_timeline = _write_timeline(trace, directory / TIMELINE_FILE)
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
-        from stashtrace.analysis.findings import summarize
-        from stashtrace.summary.text import Look, render
-
         tables = summarize(trace)
     try:
         _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown))
     except OSError as error:
         troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
     screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown))
-    for trouble in troubles:
+    for trouble in [*troubles, *no_timeline]:
         screen.say(f"warning: {trouble}")
-    if any(TIMELINE_FILE in trouble for trouble in troubles):
+    if no_timeline:
         screen.say(f"\nhint: `stashtrace export perfetto {shown} -o FILE` writes it elsewhere")
 
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
-    """Write the summary of a run into a file; ``shown``: its directory as the user would type it."""
+    """Write the summary of a run into a file; ``shown``: its directory as a person would type it."""
     from stashtrace.summary.text import summary
 
     _write_words(path, summary(trace, shown=shown))
@@ -83,7 +89,7 @@ def _write_words(path: Path, text: str) -> None:
 
 
 def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_host_only: bool = False) -> list[str]:
-    """Rewrite the raw files of processes that have ended; what could not be is returned as sentences."""
+    """Rewrite the raw files of processes that have ended; return a sentence for each file that could not be."""
     from stashtrace.format.compact import compact_run
     from stashtrace.format.liveness import own_boot_id
     from stashtrace.format.reader import open_run
@@ -96,36 +102,27 @@ def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_
     return [f"{name}: {reason}" for name, reason in report.problems]
 
 
-def _merge(directory: Path, progress: Progress, troubles: list[str], run_id: str | None, own_host_only: bool) -> Trace:
-    """Pack the files, load them, write the time line; what can be done without goes to ``troubles``."""
+def _write_timeline(trace: Trace, path: Path) -> list[str]:
+    """Write the timeline; return the error, if there is one: the merge goes on without, e.g. on a full disk."""
     from stashtrace.exporters.registry import export
-    from stashtrace.loading.load import load_trace
 
-    progress.stage(0.0, 0.4)
-    troubles += pack(directory, progress, run_id=run_id, own_host_only=own_host_only)
-    progress.stage(0.4, 0.95)
-    progress.step(0.0, "aligning")
-    trace = load_trace(str(directory), run_id=run_id)
-    progress.step(0.5, "timeline")
     try:
-        export(trace, "perfetto", str(directory / TIMELINE_FILE))
-    except (StashtraceError, OSError) as error:  # a full disk takes no answer from the user that we have
-        troubles.append(str(error) if TIMELINE_FILE in str(error) else f"{TIMELINE_FILE} was not written: {error}")
-    return trace
+        export(trace, "perfetto", str(path))
+    except (StashtraceError, OSError) as error:
+        return [f"the timeline was not written: {error}"]
+    return []
 
 
 def short_path(directory: Path) -> str:
-    """Path as a person would type it: from the working directory if it is below."""
+    """Return the path as a person would type it: relative if it is below the working directory."""
     relative = os.path.relpath(directory)
     if relative.startswith("..") or relative == ".":
         return str(directory) if relative != "." else "."
     return f"./{relative}"
 
 
-# What ``stashtrace run`` does when the command has ended: bring the records home, and merge if it is its turn.
-#
-# Nothing here changes the exit code: the job is done, and what we make of its records is our affair. Every stage
-# leaves a state from which ``stashtrace merge`` goes on.
+# What ``stashtrace run`` does when the command has ended: it copies the records to the run directory, and merges them
+# if it is its turn. Nothing here changes the exit code, which is that of the job.
 
 _HOSTS_NAMED = 4
 
@@ -138,34 +135,33 @@ def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, comm
     outcome : Outcome
     screen : Screen
     merge : bool
-        Whether merging is wanted at all.
+        False for ``--no-merge``.
     debug : bool
-        Let errors through.
+        Raise errors instead of printing them.
     command : sequence of str
-        What was run, for a hint.
+        The job's command, for a hint.
     """
     later = f"`stashtrace merge {shown_directory(outcome)}`"
     try:
-        home = _bring_home(outcome, screen, merge=merge)
+        is_here = _bring_home(outcome, screen, merge=merge)
         _say_ended(outcome)
-        if not home or not merge:
+        if not is_here or not merge:
             if not merge:
-                screen.say(f"stashtrace: not merged; {later} does it")
+                screen.say(f"stashtrace: the run is not merged; {later} merges it")
         elif not _is_anything_recorded(outcome):
-            say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be")
+            say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be traced")
         elif outcome.launch_file is None:
             merge_and_report(outcome.directory, screen, shown=shown_directory(outcome))
             _upload_whole(outcome, screen)
         else:
             _merge_in_company(outcome, screen)
     except KeyboardInterrupt:
-        screen.say(f"\nstashtrace: merge stopped, nothing is lost; {later} does it again")
+        screen.say(f"\nstashtrace: merge interrupted, nothing is lost; {later} starts it again")
     except StashtraceError as error:
         if debug:
             raise
         say_error(str(error), error.hint or f"what was recorded is in {shown_directory(outcome)}")
     except Exception as error:
-        # The job is done and its exit code is the answer; what we made of its records is not.
         if debug:
             raise
         say_error(
@@ -175,18 +171,18 @@ def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, comm
 
 
 def shown_directory(outcome: Outcome) -> str:
-    """The run directory as a person would type it."""
+    """Return the run directory as a person would type it."""
     return outcome.url or short_path(outcome.directory)
 
 
 def processes_text(pids: Sequence[int]) -> str:
-    """Count and first ids of processes."""
+    """Return the number of processes and their first ids."""
     listed = ", ".join(map(str, pids[:4])) + (", ..." if len(pids) > 4 else "")
     return f"{len(pids)} process{'es' if len(pids) != 1 else ''} ({listed})"
 
 
 def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:
-    """Copy what lies on scratch to where it belongs, packed; whether it is where it can be merged from here."""
+    """Copy records from scratch to the run directory or its URL, packed; return whether they can be merged here."""
     if outcome.records == outcome.directory and not outcome.url:
         return True
     if trace_files(outcome.records) and not outcome.survivors:
@@ -196,14 +192,14 @@ def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:
         bring_home(outcome.records, outcome.directory)
         return True
     if outcome.launch_file is None and merge:
-        return True  # alone: the merge is done here, and then goes there as a whole
+        return True  # the only launcher: it merges on scratch and delivers the merged run
     _say_ended(outcome)
     (outcome.records / "run.json").unlink(missing_ok=True)  # one name for all hosts; the launcher's file says the same
     count = deliver(outcome.records, outcome.url)
     shutil.rmtree(outcome.records, ignore_errors=True)
     screen.say(
-        f"stashtrace: {count} files delivered to {outcome.url}; `stashtrace merge {outcome.url}` when all "
-        "hosts have ended"
+        f"stashtrace: {count} files delivered to {outcome.url}; run `stashtrace merge {outcome.url}` when all hosts"
+        " have ended"
     )
     return False
 
@@ -230,7 +226,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
     from stashtrace.loading.gather import fold_launchers
 
     directory, shown = outcome.directory, shown_directory(outcome)
-    while True:  # nothing is rewritten without the turn: whoever has it is reading
+    while True:  # files are rewritten by the launcher whose turn it is, and read by it alone
         seen = _ended(directory)
         complete = launchers.all_ended(directory, outcome.job.launchers_count)
         # Where nobody else has begun, the directory is most likely this host's own, and its part is merged at once.
@@ -240,7 +236,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
             return
         with launchers.merging_turn(directory) as ours:
             if not ours:
-                screen.say(f"stashtrace: another host merges; `stashtrace merge {shown}` does it again")
+                screen.say(f"stashtrace: another host merges; `stashtrace merge {shown}` merges again")
                 return
             if not complete and in_company:
                 screen.say(f"stashtrace: {_who_is_left(outcome)}; merging what is there")
@@ -251,7 +247,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
                 )
             fold_launchers(directory)
             merge_and_report(directory, screen, shown=shown, own_host_only=not complete)
-        if _ended(directory) == seen:  # else somebody ended meanwhile and left it to us
+        if _ended(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
             return
 
 

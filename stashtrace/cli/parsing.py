@@ -1,6 +1,6 @@
-"""What the parsers of all commands share: their look, the common options, errors as UsageError.
+"""What the parsers of all commands share: layout, common options, errors as UsageError.
 
-argparse is imported here and therefore only once a command has been chosen.
+argparse is imported here, and therefore only once a command has been chosen.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,14 +18,22 @@ from stashtrace.errors import MissingDataError, UsageError
 
 #: Long names of the option that says where to write; the first is the documented one.
 OUT_OPTIONS = ("--out", "--output")
+#: Formats of answers that are a table, and of those that are more than one.
+TABLE_FORMATS = ("table", "json", "csv")
+TEXT_FORMATS = ("table", "json")
+#: What most commands read.
+RUN_OR_FILES = "run directory, or files of another tool"
+_FORMAT_WORDS = {"table": "text (default)", "text": "text (default)", "json": "JSON", "csv": "CSV"}
+_WIDTH = 79
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises instead of exiting, and knows the options of every command."""
+    """An ArgumentParser that raises instead of exiting, and knows the options that several commands have."""
 
-    def __init__(self, command: str, description: str, epilog: str = "") -> None:
+    def __init__(self, command: str, description: str, epilog: str = "", *, usage: str | None = None) -> None:
         super().__init__(
             prog=f"stashtrace {command}",
+            usage=usage,
             description=description,
             epilog=epilog,
             formatter_class=_Formatter,
@@ -36,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         common.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
 
     def error(self, message: str) -> NoReturn:
-        """Turn argparse's complaint into one line and a hint."""
+        """Raise what argparse found wrong as UsageError."""
         raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` shows the options")
 
     def add_out(self, metavar: str, text: str, *, default: str | None = None, required: bool = False) -> None:
@@ -45,8 +53,28 @@ class Parser(argparse.ArgumentParser):
             "-o", *OUT_OPTIONS, dest="out", metavar=metavar, default=default, required=required, help=text
         )
 
+    def add_format(self, choices: Sequence[str]) -> None:
+        """Add ``--format``; the first choice is the default."""
+        words = [_FORMAT_WORDS[choice] for choice in choices]
+        text = f"{', '.join(words[:-1])} or {words[-1]}"
+        self.add_argument("--format", choices=choices, default=choices[0], help=text)
+
+    def add_wide(self) -> None:
+        """Add ``--wide``, for commands that fit a table to the terminal."""
+        self.add_argument("--wide", action="store_true", help="show columns that do not fit the terminal too")
+
+    def add_run(self) -> None:
+        """Add ``--run``, which chooses among several runs of a directory."""
+        self.add_argument(
+            "--run", metavar="ID", help="run to read if the directory holds several; ID.N: start N of run ID"
+        )
+
+    def add_plot(self, text: str) -> None:
+        """Add ``--plot``; :func:`stashtrace.cli.answers.check_plot` checks its file."""
+        self.add_argument("--plot", metavar="FILE", help=f"draw {text} (.png, .svg, .pdf)")
+
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse, and apply the common options."""
+        """Parse the arguments and apply the common options."""
         namespace = self.parse_args(list(argv))
         speak_up(namespace.verbose)
         return namespace
@@ -54,10 +82,10 @@ class Parser(argparse.ArgumentParser):
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **_: object) -> None:
-        super().__init__(prog, max_help_position=26, width=80)
+        super().__init__(prog, max_help_position=26, width=_WIDTH)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """``-o, --out FILE`` on every Python; before 3.13 argparse repeats the FILE. Second names are not shown."""
+        """Return ``-o, --out FILE`` on every Python (before 3.13 FILE stands twice), without second long names."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
@@ -65,8 +93,15 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join(names)} {value}"
 
 
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part the options of a command line from the job's command, which stands after ``--``."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def speak_up(verbosity: int) -> None:
-    """Send log lines and warnings to stderr, as much as was asked for."""
+    """Send log lines and warnings to stderr: errors only, with 1 also information, with 2 all."""
     logger = logging.getLogger("stashtrace")
     logger.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG))
     if not logger.handlers:
@@ -81,16 +116,16 @@ def speak_up(verbosity: int) -> None:
 
 
 def existing_run(path: str) -> Path:
-    """Path of a run or trace file that is there.
+    """Return the path of a run or trace file.
 
     Raises
     ------
     MissingDataError
         If nothing is at the path.
     """
-    found = Path(path)
-    if not found.exists():
+    run = Path(path)
+    if not run.exists():
         near = sorted(str(p) for p in Path().glob("stash-*") if p.is_dir())
         hint = f"the newest run here is {near[-1]}" if near else "`stashtrace run -- CMD` makes one"
         raise MissingDataError(f"{path} does not exist", hint=hint)
-    return found
+    return run

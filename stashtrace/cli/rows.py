@@ -26,7 +26,6 @@ _NAME_WIDTH = 60
 _ZERO = re.compile(r"-?[0.]+( (ns|B|B/s))?|")
 #: Where room is short they are cut further, but no further than this.
 _SHORTEST = 24
-FORMATS = ("table", "json", "csv")
 #: Columns whose name alone would mislead -> title of the aligned form.
 _TITLES = {"caused_wait_ns": "wait caused"}
 #: Columns that a narrow screen does best without, the first to go first: how a row was computed, then details.
@@ -102,7 +101,7 @@ def write_rows(
     width: int | None = None,
     notes: TextIO | None = None,
 ) -> None:
-    """Write rows in one of :data:`FORMATS`.
+    """Write rows as ``table``, ``json`` or ``csv``.
 
     An aligned table leaves out columns to fit into ``width`` characters, if that is given; which ones is said in one
     line on ``notes`` (stderr).

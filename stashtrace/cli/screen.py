@@ -1,6 +1,6 @@
-"""What stderr can show: width, colour, UTF-8; and the progress bar that is drawn on it.
+"""What stderr can show (width, colour, UTF-8), and the progress bar on it.
 
-Commands ask a :class:`Screen` once and hand its answers to ``report``, which never looks at a terminal.
+Commands ask a :class:`Screen` once and pass its answers to ``summary``, which never looks at a terminal.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -43,7 +43,7 @@ class Screen:
         self.width = 80
 
     def say(self, text: str) -> None:
-        """Write lines of words; a stream that has gone away is no reason to fail."""
+        """Write lines of text; a stream that was closed is not an error."""
         try:
             self.stream.write(visible(text if text.endswith("\n") else text + "\n"))
             self.stream.flush()
@@ -55,17 +55,17 @@ class Screen:
             self.interactive = False
 
     def draw(self, text: str) -> None:
-        """Write what holds commands for the terminal; names in it were made visible by the caller."""
+        """Write text with terminal commands; the caller has made the names in it visible."""
         getattr(self.stream, "write_as_is", self.stream.write)(text)
         self.stream.flush()
 
     def progress(self, title: str) -> Progress:
-        """Bar for a task of several stages; draws nothing when stderr is no terminal."""
+        """Return a bar for a task of several stages; it draws nothing if stderr is not a terminal."""
         return Progress(self, title)
 
 
 class Progress:
-    """A bar of one line that erases itself; ``step(share, what)`` moves it."""
+    """A bar of one line that erases itself at the end; ``step`` moves it."""
 
     def __init__(self, screen: Screen, title: str) -> None:
         self._screen = screen
@@ -83,11 +83,11 @@ class Progress:
             self._screen.draw("\r\x1b[K")
 
     def stage(self, begin: float, end: float) -> None:
-        """Map the shares that follow, 0 to 1, into a part of the bar."""
+        """Use the part of the bar from ``begin`` to ``end`` (0 to 1) for the steps that follow."""
         self._begin, self._span = begin, end - begin
 
-    def step(self, share: float, what: str = "") -> None:
-        """Show that ``share`` of the stage (0 to 1) is done."""
+    def step(self, share: float, task: str = "") -> None:
+        """Show that ``share`` of the stage (0 to 1) is done, and the present task."""
         if not self._screen.interactive:
             return
         now = time.monotonic_ns()
@@ -97,25 +97,24 @@ class Progress:
         done = self._begin + self._span * min(max(share, 0.0), 1.0)
         full, empty = ("█", "·") if self._screen.utf8 else ("#", ".")
         cells = round(done * 24)
-        line = f"{self._title} {full * cells}{empty * (24 - cells)} {done * 100:3.0f} %  {visible_line(what)}"
+        line = f"{self._title} {full * cells}{empty * (24 - cells)} {done * 100:3.0f} %  {visible_line(task)}"
         self._screen.draw("\r\x1b[K" + line[: self._screen.width - 1])
 
 
 def end_on_terminate() -> None:
-    """Let SIGTERM end this command like Ctrl-C: what is half written is removed on the way out."""
+    """Let SIGTERM end this command like Ctrl-C does, so that incomplete files are removed."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the way out must not be cut short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the removal
     raise SystemExit(128 + number)
 
 
 def _speaks_utf8(environment: Mapping[str, str]) -> bool:
     chosen = environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
     if chosen == "C.UTF-8" and not environment.get("LC_ALL") and environment.get("LANG", "") in ("", "C", "POSIX"):
-        # Python itself sets LC_CTYPE=C.UTF-8 when it finds the C locale (PEP 538), which says nothing
-        # about the terminal.
+        # Python sets LC_CTYPE=C.UTF-8 itself in the C locale (PEP 538), whatever the terminal is.
         return False
     return "utf" in chosen.lower()

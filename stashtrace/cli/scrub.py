@@ -1,4 +1,4 @@
-"""``stashtrace scrub RUN -o NEW``: a run without its secrets, to be given to somebody else."""
+"""``stashtrace scrub RUN -o NEW``: take the secrets out of a run, so that it can be given to somebody else."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -14,30 +14,30 @@ _NAMED = 5
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace scrub``."""
+    """Return the parser of ``stashtrace scrub``."""
     parser = Parser(
         "scrub",
-        "Take out of a run what tells more than times: values of secret arguments,\n"
-        "variables that stashtrace does not store, users and queries of URLs. Made for\n"
-        "runs that an older version recorded; `docs/concepts/what-is-stored.md` has the\n"
-        "rules. With --paths and --hosts names become pseudonyms, each the same one\n"
-        "everywhere.\n"
-        "Summary and time line are made anew; every analysis gives the same numbers.",
+        "Take secrets out of a run: values of secret arguments, variables that\n"
+        "stashtrace does not store, users and queries of URLs. Runs that an older\n"
+        "version recorded may hold some; docs/concepts/what-is-stored.md has the rules.\n"
+        "With --paths and --hosts names become pseudonyms, each the same one\n"
+        "everywhere. Summary and timeline are written again; every analysis gives the\n"
+        "same numbers.",
         "example: stashtrace scrub ./stash-0412-093000 -o ./to-share --all",
     )
     parser.add_argument("path", metavar="RUN", help="run directory, .stash file, or store of Parquet files")
-    parser.add_out("NEW", "where the new one goes to; RUN stays as it is")
+    parser.add_out("NEW", "where to write the scrubbed run; RUN stays as it is")
     parser.add_argument(
-        "--in-place", action="store_true", help="replace the files of RUN itself; what is taken out is gone for good"
+        "--in-place", action="store_true", help="replace the files of RUN; what is taken out cannot be restored"
     )
-    parser.add_argument("--paths", action="store_true", help="pseudonyms for files and folders; endings of names stay")
+    parser.add_argument("--paths", action="store_true", help="pseudonyms for files and folders; suffixes stay")
     parser.add_argument("--hosts", action="store_true", help="pseudonyms for hosts and their addresses")
-    parser.add_argument("--all", action="store_true", help="both")
+    parser.add_argument("--all", action="store_true", help="--paths and --hosts")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Scrub; say on stderr what was written and what was left."""
+    """Scrub the run, and say on stderr what was written and what was left."""
     arguments = parser().read(argv)
     end_on_terminate()
     if (arguments.out is None) != arguments.in_place:
@@ -62,11 +62,12 @@ def main(argv: Sequence[str]) -> int:
             f" and {len(report.left) - _NAMED} more" if report.left[_NAMED:] else ""
         )
         fate = "were left as they are" if arguments.in_place else "were not copied"
-        screen.say(f"not of the run, {fate}: {listed}")
+        screen.say(f"files that are not part of the run {fate}: {listed}")
     for problem in report.problems[:_NAMED]:
         screen.say(f"warning: {problem}")
     if report.problems and arguments.in_place:
         raise FormatError(
-            f"{len(report.problems)} files of {source} could not be scrubbed", hint="look at them before you share it"
+            f"{len(report.problems)} files of {source} could not be scrubbed",
+            hint="look at these files before you share the run",
         )
     return 0

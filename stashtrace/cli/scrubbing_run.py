@@ -1,8 +1,8 @@
-"""What ``stashtrace scrub`` does with the files of a run: one after the other, into a new place or each in its own.
+"""How ``stashtrace scrub`` rewrites the files of a run, into a new directory or in place.
 
-Into a new place: everything is written into a folder of another name, which takes its name when it is whole. In place:
-each file is replaced in one step; the key of the pseudonyms and the names of the hosts wait in a file of the directory
-until all is done, so that a second call goes on where the first was interrupted.
+A new directory is written under another name and renamed when it is complete. In place each file is replaced
+atomically; the key of the pseudonyms and the names to replace are kept in a file of the directory until all files are
+done, so that a second call goes on where the first was interrupted.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,7 +30,7 @@ from stashtrace.store import scrubbed as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
 from stashtrace.whole_files import folder_beside, give_mode, whole_file
 
-#: Holds the key and the hosts while a run is scrubbed in place.
+#: Holds the key and the names to replace while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"
 _CALIBRATION = "calibration.toml"
 _VIEWS = (SUMMARY_FILE, TIMELINE_FILE)
@@ -42,16 +42,16 @@ Progress = Callable[[float, str], None]
 
 @dataclass(slots=True)
 class Report:
-    """What became of the files.
+    """What was done with the files.
 
     Attributes
     ----------
     written : int
         Files written.
     left : list of str
-        Names of files that are no part of a run: not copied, or left as they were.
+        Names of files that are not part of a run: not copied, or left as they were.
     problems : list of str
-        Sentences on files that could not be scrubbed, or not be made anew.
+        Sentences about files that could not be scrubbed or written again.
     """
 
     written: int = 0
@@ -60,29 +60,29 @@ class Report:
 
 
 def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: Progress) -> Report:
-    """Write what a run, a file of one or a store holds into a new place, without its secrets.
+    """Write a run, a ``.stash`` file or a store to ``target``, without its secrets.
 
     Raises
     ------
     UsageError
-        If the new place is taken.
+        If there is something at ``target`` already.
     MissingDataError, FormatError
-        If there is no run, or it is still recorded.
+        If there is no run, or it is still being recorded.
     """
     if target.exists() and not (source.is_dir() and target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"{target} is already there", hint="choose another name with -o")
+        raise UsageError(f"{target} exists already", hint="choose another name with -o")
     if not target.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {target.parent} to write to", hint="choose another name with -o")
     with file_rights(share=False), folder_beside(target) as half:
         work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
-        work.do(shown=target.name)
+        work.run(shown=target.name)
         made = half if source.is_dir() else next(half.iterdir())
         os.replace(made, target)
     return work.report
 
 
 def scrub_in_place(source: Path, *, paths: bool, hosts: bool, progress: Progress) -> Report:
-    """Replace each file of a run by one without secrets; parameters and errors as of :func:`scrub_to`."""
+    """Replace each file of a run by one without secrets; errors as for :func:`scrub_to`."""
     directory = source if source.is_dir() else source.parent
     state = directory / STATE_FILE
     _refuse_recording(source)
@@ -102,28 +102,28 @@ def scrub_in_place(source: Path, *, paths: bool, hosts: bool, progress: Progress
                 }
             ).encode(),
         )
-        work.do(shown=source.name)
+        work.run(shown=source.name)
     state.unlink()
     return work.report
 
 
 def _state(state: Path, paths: bool, hosts: bool) -> tuple[bytes, Survey, bool, bool]:
-    """Key, survey and options; those of a call that was interrupted are taken up."""
+    """Return key, survey and options: new ones, or those of a call that was interrupted."""
     survey = Survey()
     if not state.exists():
         return secrets.token_bytes(32), survey, paths, hosts
     try:
-        said = json.loads(state.read_text(encoding="utf-8"))
-        survey.hosts |= set(said["hosts"])
-        survey.secrets |= set(said["secrets"])
-        survey.folders |= set(said["folders"])
-        return bytes.fromhex(said["key"]), survey, paths or said["paths"], hosts or said["for_hosts"]
+        kept = json.loads(state.read_text(encoding="utf-8"))
+        survey.hosts |= set(kept["hosts"])
+        survey.secrets |= set(kept["secrets"])
+        survey.folders |= set(kept["folders"])
+        return bytes.fromhex(kept["key"]), survey, paths or kept["paths"], hosts or kept["for_hosts"]
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{state} is damaged", hint="remove it, and scrub again") from error
 
 
 class _Work:
-    """Files of one run, and where each goes; ``target`` None: where it is."""
+    """Scrubs the files of one run into ``target``, or in place if that is None."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class _Work:
             self._survey(survey)
         self._scrubber = Scrubber(survey, key, paths=paths, hosts=hosts)
 
-    def do(self, shown: str) -> None:
-        """Write everything; ``shown``: what the summary calls the run."""
+    def run(self, shown: str) -> None:
+        """Write all files; ``shown`` is the name of the run in its summary."""
         if self._store:
             self._scrub_store()
             return
@@ -161,7 +161,7 @@ class _Work:
             for path in _facts_files(self._source):
                 self._scrub_facts(path)
             self._scrub_calibration()
-            self._progress(0.8, "summary and time line")
+            self._progress(0.8, "summary and timeline")
             self._make_views(shown)
             known = {RUN_FILE, _CALIBRATION, STATE_FILE, *_VIEWS, *(p.name for p in _facts_files(self._source))}
             for path in sorted(self._source.iterdir()):
@@ -200,7 +200,7 @@ class _Work:
         try:
             process = ScrubbedFile(str(path), self._scrubber)
         except FormatError:
-            return  # told by the survey
+            return  # the survey has reported it
         name = self._scrubber.stem(path.stem) + ".stash"
         if self._target is not None:
             write_packed(process, str(self._target / name))
@@ -230,14 +230,14 @@ class _Work:
             self._put(path, path.name, "\n".join(lines).encode())
 
     def _put(self, path: Path, name: str, content: bytes) -> None:
-        """Write a small file that comes of ``path``."""
+        """Write ``content`` in place of ``path``, or under ``name`` into the new directory."""
         mode = 0o600 if self._target is not None else path.stat().st_mode & 0o777
         _replace((self._target or path.parent) / path.name, content, mode)
         os.replace((self._target or path.parent) / path.name, (self._target or path.parent) / name)
         self.report.written += 1
 
     def _make_views(self, shown: str) -> None:
-        """Summary and time line anew, of what is written by now, where the run has them."""
+        """Write summary and timeline again from the scrubbed files, where the run has them."""
         wanted = [name for name in _VIEWS if (self._source / name).exists()]
         if not wanted:
             return
@@ -263,7 +263,7 @@ class _Work:
             if self._target is None:
                 for name in wanted:
                     (directory / name).unlink(missing_ok=True)
-            self.report.problems.append(f"{' and '.join(wanted)} could not be made anew and are left out: {error}")
+            self.report.problems.append(f"{' and '.join(wanted)} could not be written again and are left out: {error}")
 
     def _scrub_store(self) -> None:
         rows = dict(read_facts(self._source)["rows"])
@@ -311,19 +311,15 @@ def _facts_of(path: Path) -> dict[str, Any]:
 
 
 def _refuse_recording(source: Path) -> None:
-    """Raise if a launcher of this host still runs the job."""
+    """Raise FormatError if a launcher on this host still runs the job."""
     if not source.is_dir() or is_store(source):
         return
     for path in _facts_files(source):
         facts = _facts_of(path)
         launcher = facts.get("launcher_pid")
         here = facts.get("place", "") == own_place()
-        if (
-            "end_realtime_ns" not in facts
-            and here
-            and isinstance(launcher, int)
-            and os.path.exists(f"/proc/{launcher}")
-        ):
+        runs = isinstance(launcher, int) and os.path.exists(f"/proc/{launcher}")
+        if "end_realtime_ns" not in facts and here and runs:
             raise _still_recording(source, f"`stashtrace run` (process {launcher})")
 
 
@@ -332,7 +328,7 @@ def _still_recording(source: Path, who: str) -> FormatError:
 
 
 def _replace(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put content in the place of a file in one step."""
+    """Replace a file by one with this content, atomically."""
     with whole_file(path, own_mode=True) as half:
         with half.open("wb") as file:
             file.write(content)

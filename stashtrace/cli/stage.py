@@ -1,19 +1,19 @@
-"""``stashtrace stage RUN --to DIR``: put the files that gain most on a faster disk, and measure what that brings."""
+"""``stashtrace stage RUN --to DIR``: copy the files that gain most to a faster disk, and measure the gain."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.answers import print_answer
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, existing_run
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.whatif_cache import parsed_size
+from stashtrace.cli.values import read_size, read_whole
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.record.directory import read_run_file
 from stashtrace.scrubbing import SCRUBBED
@@ -22,41 +22,51 @@ if TYPE_CHECKING:
     from stashtrace.lab.stage.stage import Gain, Staged
     from stashtrace.schema.table import Table
 
-#: Of a disk that is free: files end within a block, and a full disk does no good to anything else there.
+#: Share of the free space that is used: files end within a block, and others need some space too.
 _ROOM_RATIO = 0.95
 
-_EPILOG = """The files are those of `stashtrace analyze io_staging RUN`. `stashtrace run
---staged DIR/staged.list -- CMD` opens the copies in their place; --check does
-it for the command of the run, in pairs with and without."""
+_EPILOG = """The files are those that `stashtrace analyze io_staging RUN` names. Under
+`stashtrace run --staged DIR/staged.list -- CMD` the job opens their copies.
+With --check the command of RUN is run so, in pairs with and without copies."""
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace stage``."""
+    """Return the parser of ``stashtrace stage``."""
     parser = Parser("stage", "Copy the files that gain most to a faster disk, and measure the gain.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help="run directory")
     parser.add_argument("--to", metavar="DIR", required=True, help="folder on the faster disk")
-    parser.add_argument("--size", metavar="SIZE", help="room there, as in 20G (default: 95 %% of what is free)")
+    parser.add_argument(
+        "--size",
+        metavar="SIZE",
+        type=partial(read_size, option="--size"),
+        help="space to fill there, as in 20G (default: 95 %% of what is free)",
+    )
     parser.add_argument("--under", metavar="DIR", help="only files below this folder")
-    parser.add_argument("--tier-latency", metavar="TIME", help="of an empty request there, as in 80us (default: none)")
-    parser.add_argument("--tier-bandwidth", metavar="RATE", help="of that disk, as in 2GB/s; both or none")
-    parser.add_argument("--calibration", metavar="FILE", help="made there by `stashtrace calibrate --disk`, instead")
+    parser.add_argument(
+        "--tier-latency", metavar="TIME", help="time of an empty request on the faster disk, as in 80us"
+    )
+    parser.add_argument(
+        "--tier-bandwidth", metavar="RATE", help="bandwidth of the faster disk, as in 2GB/s; with --tier-latency"
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="instead of both: file of `stashtrace calibrate --disk` made there"
+    )
     parser.add_argument("--check", action="store_true", help="run the command of RUN with and without the copies")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="pairs of runs of --check (default 5)")
-    parser.add_argument("--iterations", type=int, default=60, metavar="K", help="training steps of a run (default 60)")
-    parser.add_argument("--warmup", type=int, default=10, metavar="W", help="steps before them (default 10)")
-    parser.add_out("DIR", "where the runs of --check go (./staging)", default="staging")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="text (default) or JSON")
+    for option, metavar, least, default, text in (
+        ("--repeat", "N", 1, 5, "pairs of runs of --check"),
+        ("--iterations", "K", 1, 60, "training steps measured in a run"),
+        ("--warmup", "W", 0, 10, "training steps before them"),
+    ):
+        reader = partial(read_whole, option=option, least=least)
+        parser.add_argument(option, metavar=metavar, type=reader, default=default, help=f"{text} (default {default})")
+    parser.add_out("DIR", "folder for the runs of --check (default ./staging)", default="staging")
+    parser.add_format(TEXT_FORMATS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Choose, copy, measure, print."""
+    """Choose the files, copy them, measure the gain and print it."""
     arguments = parser().read(argv)
-    for option in ("repeat", "iterations"):
-        if getattr(arguments, option) < 1:
-            raise UsageError(f"--{option} {getattr(arguments, option)} measures nothing", hint=f"--{option} 1 or more")
-    if arguments.warmup < 0:
-        raise UsageError(f"--warmup {arguments.warmup} is no number of steps", hint="--warmup 0 or more")
     path = existing_run(arguments.path)
     import shutil
 
@@ -67,12 +77,12 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.loading.load import load_trace
 
     tier = Path(arguments.to)
-    size = parsed_size(arguments.size, "--size")
+    size = arguments.size
     if size is None:
-        there = next(folder for folder in (tier.absolute(), *tier.absolute().parents) if folder.exists())
-        size = int(_ROOM_RATIO * (shutil.disk_usage(there).free + held_bytes(tier)))
+        folder = next(folder for folder in (tier.absolute(), *tier.absolute().parents) if folder.exists())
+        size = int(_ROOM_RATIO * (shutil.disk_usage(folder).free + held_bytes(tier)))
     if size <= 0:
-        raise UsageError(f"--size {arguments.size or size} is no room", hint="for example --size 20G")
+        raise UsageError(f"there is no space for copies in {tier}", hint="choose another disk, or --size 20G")
     command, directory = _command(Path(path)) if arguments.check else ([], None)
     if arguments.check:
         check_runs_folder(Path(arguments.out), arguments.repeat)
@@ -89,14 +99,15 @@ def main(argv: Sequence[str]) -> int:
     chosen = [str(name) for name in table["path"][table["staged"] == 1]]
     if not chosen:
         raise MissingDataError(
-            "no file would gain by a faster disk", hint="the job did not wait for storage, or nothing fits into --size"
+            "no file would gain from a faster disk",
+            hint="the job did not wait for storage, or no file fits into --size",
         )
     try:
         steps_count = len(analyze(trace, "steps"))
     except MissingDataError as error:
         if arguments.check:
             raise MissingDataError(
-                f"--check compares training steps, and the run has none: {error}", hint="stage without --check"
+                f"--check compares training steps, and the run has none: {error}", hint="leave --check out"
             ) from error
         steps_count = 0
     screen = Screen()
@@ -117,31 +128,35 @@ def main(argv: Sequence[str]) -> int:
                 directory=directory,
                 on_progress=bar.step,
             )
-    found = _answer(table, steps_count, staged, gain)
-    if arguments.format == "json":
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    else:
-        sys.stdout.write("\n".join(staging_lines(found)) + "\n")
+    answer = _answer(table, steps_count, staged, gain)
+    print_answer(arguments.format, staging_lines(answer), answer)
     if gain is not None and gain.why:
-        hint = f"what the runs printed is in {arguments.out}"
-        raise CaptureError(f"the gain was not measured: {gain.why}", hint=hint)
+        raise CaptureError(
+            f"the gain was not measured: {gain.why}", hint=f"what the runs printed is in {arguments.out}"
+        )
     return 0
 
 
 def _command(path: Path) -> tuple[list[str], str | None]:
-    """Command of a run, and where it ran."""
-    hint = "give the directory of a native run, or leave --check out"
+    """Return the command of a run and the folder that it ran in.
+
+    Raises
+    ------
+    MissingDataError
+        If the command cannot be run again here.
+    """
+    hint = "give the directory of a run that can be repeated here, or leave --check out"
     facts = read_run_file(path) if path.is_dir() else {}
     command = facts.get("command")
     if not command or not isinstance(command, list):
-        raise MissingDataError("the run does not say which command it was", hint=hint)
+        raise MissingDataError("the run does not say which command it recorded", hint=hint)
     if any(SCRUBBED in str(word) for word in command):
-        raise MissingDataError("the command held a secret, which is not stored, so it cannot be run again", hint=hint)
+        raise MissingDataError("the command held a secret that is not stored, so it cannot be run again", hint=hint)
     if int(facts.get("launchers_count") or 1) > 1:
-        raise MissingDataError("the run was started on several hosts, --check runs on this one", hint=hint)
+        raise MissingDataError("the run was started on several hosts, and --check runs on this one only", hint=hint)
     directory = facts.get("working_directory")
     if directory and not Path(directory).is_dir():
-        raise MissingDataError(f"the run was made in {directory}, which is not here", hint=hint)
+        raise MissingDataError(f"the run was made in {directory}, which does not exist here", hint=hint)
     return [str(word) for word in command], directory
 
 
@@ -151,7 +166,7 @@ def _answer(table: Table, steps_count: int, staged: Staged, gain: Gain | None) -
     there = np.isin(table["path"], list(staged.copies))
     predicted = int(table["gain_ns"][there].sum())
     on_same = os.stat(staged.list_path).st_dev in {os.stat(path).st_dev for path in list(staged.copies)[:1]}
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "list": str(staged.list_path),
         "files_count": len(staged.copies),
         "copied_count": staged.copied_count,
@@ -166,10 +181,10 @@ def _answer(table: Table, steps_count: int, staged: Staged, gain: Gain | None) -
         "check": None,
     }
     if gain is not None:
-        found["check"] = {"why": gain.why, "notes": list(gain.notes), "staged_opens_counts": list(gain.opens)}
+        answer["check"] = {"why": gain.why, "notes": list(gain.notes), "staged_opens_counts": list(gain.opens)}
         if gain.gain is not None and gain.plain is not None and gain.staged is not None:
             lost = gain.gain.lost_ns
-            found["check"] |= {
+            answer["check"] |= {
                 "plain_ns": gain.plain.value,
                 "staged_ns": gain.staged.value,
                 "gain_ns": lost.value,
@@ -177,4 +192,4 @@ def _answer(table: Table, steps_count: int, staged: Staged, gain: Gain | None) -
                 "high_ns": None if math.isnan(lost.high) else lost.high,
                 "pairs_count": lost.runs_count,
             }
-    return found
+    return answer

@@ -1,15 +1,15 @@
-"""``stashtrace status DIR``: a run that still goes, or hangs. Reads the live files and changes nothing."""
+"""``stashtrace status DIR``: where a run is that is still going, or hanging. Reads live files and changes nothing."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.record.directory import RUN_FILE, read_run_file
 from stashtrace.record.launchers import own_place
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace status``."""
+    """Return the parser of ``stashtrace status``."""
     parser = Parser(
         "status",
-        "Look at a run that is still going, or hanging: steps so far, the budget of the\n"
-        "newest steps, and which rank has not entered which collective.",
+        "Show where a run is that is still going, or hanging: steps so far, the budget\n"
+        "of the newest steps, and which rank has not entered which collective.",
     )
     parser.add_argument("path", metavar="DIR", help="run directory")
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    parser.add_run()
     return parser
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.summary.progress import describe_waiting, last_budget
 
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
-        sys.stdout.write(f"{_headline(read_run_file(Path(path)), 0, 0)}\nnothing was recorded yet\n")
+        print_lines([_headline(read_run_file(Path(path)), 0, 0), "nothing was recorded yet"])
         return 0
     raw = open_run(path, run_id=arguments.run)
     live = LiveRings.look()
@@ -62,35 +62,35 @@ def main(argv: Sequence[str]) -> int:
         if idle > SUSPICIOUS_NS:
             lines.append(f"  no activity for {duration_text(idle)}")
     lines.append("")
-    found = waiting_collectives(trace, newest)
-    stuck = [w for w in found if w.since_ns > SUSPICIOUS_NS]
+    stuck = [waiting for waiting in waiting_collectives(trace, newest) if waiting.since_ns > SUSPICIOUS_NS]
     for waiting in stuck:
         lines += describe_waiting(waiting)
     if not stuck:
-        lines.append("no collective has been waited for longer than a second")
+        lines.append("no rank has waited in a collective for more than a second")
     age = _age_ns(trace, newest)
     if age is not None:
         lines.append(f"newest record {duration_text(age)} ago")
-    sys.stdout.write("\n".join(lines) + "\n")
+    print_lines(lines)
     return 0
 
 
 def _headline(run: dict[str, Any], alive: int, total: int) -> str:
     begin = run.get("begin_realtime_ns")
-    since = f", begun {duration_text(time.time_ns() - begin)} ago" if begin else ""
+    ago = f" {duration_text(time.time_ns() - begin)} ago" if begin else ""
+    since = f", begun{ago}" if begin else ""
     if "end_realtime_ns" in run:
         return f"ended with exit code {run.get('exit_code')}{since}; {alive} of {total} processes still record"
     launcher = run.get("launcher_pid")
     if run.get("place", own_place()) != own_place():  # process ids of another host or container mean nothing here
-        heard = "files of it were written just now" if alive else "nothing of it was heard for half a minute"
-        return f"begun on {run.get('host')}, not ended as far as its directory tells{since}; {heard}"
+        heard = "its files were written just now" if alive else "its files have not been written for half a minute"
+        return f"begun on {run.get('host')}{ago}, no end recorded; {heard}"
     gone = "" if launcher is None or os.path.exists(f"/proc/{launcher}") else "; its launcher is gone"
     state = "running" if alive or (launcher is not None and not gone) else "not running"
     return f"{state}{since}: {alive} of {total} recorded processes live{gone}"
 
 
 def _age_ns(trace: Trace, newest: int) -> int | None:
-    """Age of the newest record, if this host's clock is the run's."""
+    """Return the age of the newest record; None if the run has another clock than this host."""
     for row in trace.metadata.rows():
         if trace.text(row["key_code"]) == "origin_monotonic_ns":
             origin = trace.text(row["value_code"])

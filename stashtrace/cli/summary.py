@@ -1,4 +1,4 @@
-"""``stashtrace summary RUN``: what slows a run down, in words; ``stashtrace analyze summary RUN`` is the same."""
+"""``stashtrace summary RUN``: say in words what slows a run down; ``stashtrace analyze summary RUN`` is the same."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.loading import load_watched
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import DataLossWarning
 
@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace summary``."""
+    """Return the parser of ``stashtrace summary``."""
     parser = Parser("summary", "Say what slows a run down, in words.")
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="run directory, or files of another tool; several: parts of one job"
-    )
-    parser.add_argument(
-        "--format", choices=tuple(FORMATS), default="text", help="words for a person (default), or JSON"
-    )
-    parser.add_argument("--run", metavar="ID", help="which run, if the directory holds several")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=f"{RUN_OR_FILES}; several are parts of one job")
+    parser.add_format(tuple(FORMATS))
+    parser.add_run()
     return parser
 
 
@@ -37,17 +33,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: str = "text") -> int:
-    """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; the exit code."""
-    found = [str(existing_run(path)) for path in paths]
+    """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; return the exit code."""
+    sources = [str(existing_run(path)) for path in paths]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
-        trace = load_watched(found if len(found) > 1 else found[0], run_id=run_id)
+        trace = load_watched(sources if len(sources) > 1 else sources[0], run_id=run_id)
     sys.stdout.write(FORMATS[format_name](trace, " ".join(paths)))
     return 0
 
 
 def _text(trace: Trace, shown: str) -> str:
-    """The summary as wide and as colourful as the screen can show it."""
+    """Return the summary in the characters and colours that the screen can show."""
     from stashtrace.summary.text import Look, summary
 
     screen = Screen()
@@ -56,7 +52,7 @@ def _text(trace: Trace, shown: str) -> str:
 
 
 def _json(trace: Trace, shown: str) -> str:
-    """The rows of its tables, each claim with its evidence and its sentence."""
+    """Return the rows of the summary's tables as JSON, each claim with its evidence and its sentence."""
     import json
 
     from stashtrace.analysis.findings import summarize
@@ -65,5 +61,5 @@ def _json(trace: Trace, shown: str) -> str:
     return json.dumps(document(summarize(trace)), ensure_ascii=False, indent=1) + "\n"
 
 
-#: Name of a format -> what writes it: the trace and its path as typed in, the text for stdout out.
+#: Name of a format -> function of the trace and of its path as typed, which returns the text for stdout.
 FORMATS: dict[str, Callable[[Trace, str], str]] = {"text": _text, "json": _json}

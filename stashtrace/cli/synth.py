@@ -1,4 +1,4 @@
-"""``stashtrace synth OUT``: a made-up run of any size, whose stalls are known."""
+"""``stashtrace synth OUT``: make up a run of any size, whose stalls are known."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -12,32 +12,41 @@ from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.whole_files import write_whole
 
-_EPILOG = """times are milliseconds of one step of one rank. OUT becomes a run directory;
-its truth.json says what a step of each rank is made of."""
-_TIMES = ("wait", "forward", "backward", "transfer", "optimizer", "late")
+_EPILOG = """OUT becomes a run directory; its truth.json says how long each kind of time in
+a step of each rank is."""
+#: Option of a time -> default in ms, and what takes that time in a step of a rank.
+_TIMES = {
+    "wait": (20.0, "wait for the batch"),
+    "forward": (30.0, "forward"),
+    "backward": (50.0, "backward"),
+    "transfer": (10.0, "transfer of gradients"),
+    "optimizer": (5.0, "optimizer"),
+    "late": (0.0, "how much longer --late-rank computes"),
+}
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace synth``."""
+    """Return the parser of ``stashtrace synth``."""
     parser = Parser("synth", "Make up a run of many ranks whose stalls are known.", _EPILOG)
     parser.add_argument("out", metavar="OUT", help="directory to make")
-    parser.add_argument("--ranks", type=int, metavar="N", default=8, help="ranks (default 8)")
-    parser.add_argument("--steps", type=int, metavar="N", default=100, help="steps (default 100)")
-    parser.add_argument("--workers", type=int, metavar="N", default=2, help="loader workers of a rank (default 2)")
+    parser.add_argument("--ranks", type=int, metavar="N", default=8, help="number of ranks (default 8)")
+    parser.add_argument("--steps", type=int, metavar="N", default=100, help="number of steps (default 100)")
+    parser.add_argument("--workers", type=int, metavar="N", default=2, help="DataLoader workers of a rank (default 2)")
     parser.add_argument(
         "--calls-per-batch",
         type=int,
         metavar="N",
         default=60,
-        help="I/O calls of a worker per batch, six a file (default 60)",
+        help="I/O calls of a worker for a batch, six for each file (default 60)",
     )
-    parser.add_argument("--late-rank", type=int, metavar="R", default=-1, help="this rank is late in every step")
+    parser.add_argument("--late-rank", type=int, metavar="R", default=-1, help="rank that is late in every step")
     parser.add_argument(
-        "--fetch-ratio", type=float, metavar="X", default=0.3, help="of a worker's time, in storage (default 0.3)"
+        "--fetch-ratio", type=float, metavar="X", default=0.3, help="share of a worker's time in storage (default 0.3)"
     )
-    for name, default in zip(_TIMES, (20.0, 30.0, 50.0, 10.0, 5.0, 0.0), strict=True):
-        parser.add_argument(f"--{name}", type=float, metavar="MS", default=default, help=f"default {default:g} ms")
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the lengths of calls")
+    for name, (default, work) in _TIMES.items():
+        text = f"{work}, ms per step (default {default:g})"
+        parser.add_argument(f"--{name}", type=float, metavar="MS", default=default, help=text)
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the lengths of calls (default 0)")
     return parser
 
 
@@ -47,15 +56,16 @@ def main(argv: Sequence[str]) -> int:
     times = {f"{name}_ns": round(getattr(given, name) * 1e6) for name in _TIMES}
     if given.ranks < 1 or given.steps < 1 or min(given.workers, given.calls_per_batch, *times.values()) < 0:
         raise UsageError(
-            "a run has at least one rank and one step, and no negative time or count", hint="stashtrace synth -h"
+            "a run has at least one rank and one step, and no negative time or count",
+            hint="`stashtrace synth --help` shows the options",
         )
     if not 0 <= given.fetch_ratio <= 1:
-        raise UsageError(f"--fetch-ratio {given.fetch_ratio:g} is no share", hint="from 0 to 1")
+        raise UsageError(f"--fetch-ratio {given.fetch_ratio:g} is not a share", hint="give a number from 0 to 1")
     if given.late_rank >= given.ranks:
-        raise UsageError(f"--late-rank {given.late_rank} is no rank of {given.ranks}", hint="ranks count from 0")
+        raise UsageError(f"--late-rank {given.late_rank} is none of {given.ranks} ranks", hint="ranks count from 0")
     out = Path(given.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CaptureError(f"{out} is there and not empty", hint="choose another directory")
+        raise CaptureError(f"{out} exists and is not empty", hint="choose another directory")
 
     from stashtrace.lab.synth import SyntheticJob, write
 
@@ -76,5 +86,5 @@ def main(argv: Sequence[str]) -> int:
         write_whole(out / "truth.json", json.dumps(facts, indent=1) + "\n")
     except OSError as error:
         raise CaptureError(f"cannot write {out}: {error.strerror}") from error
-    Screen().say(f"wrote {out}: {job.ranks} ranks, {job.steps} steps, {events} events; the truth is in truth.json")
+    Screen().say(f"wrote {out}: {job.ranks} ranks, {job.steps} steps, {events} events; truth.json has the stalls")
     return 0

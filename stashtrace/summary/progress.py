@@ -1,7 +1,4 @@
-"""A run that still goes, or hangs, in words: which collective somebody has not entered, and the newest budgets.
-
-Used by ``stashtrace status`` on a trace read from live files.
-"""
+"""A run that is still going, or hangs: the collectives that some ranks have not entered, and the newest budgets."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,31 +7,26 @@ import numpy as np
 
 from stashtrace.analysis.findings.waiting import Waiting
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text, duration_text, ranks_text
+from stashtrace.summary.words.parts import last_called, not_entered, waiting_inside
+from stashtrace.units import ranks_text
 
 _BUDGET_STEPS = 10
+_RANKS_AT_MOST = 4
 
 
 def describe_waiting(waiting: Waiting) -> list[str]:
-    """Sentences about one collective that not everybody has entered."""
-    inside, missing = ranks_text(list(waiting.inside)), ranks_text(list(waiting.missing))
-    size = f", {bytes_text(waiting.message_bytes)}" if waiting.message_bytes > 0 else ""
-    name = waiting.group or "a group without a name"
-    lines = [
-        f"rank{_s(waiting.missing)} {missing} ha{'s' if len(waiting.missing) == 1 else 've'} not entered"
-        f" {waiting.operation} {waiting.sequence} of {name}{size}",
-        f"  rank{_s(waiting.inside)} {inside} wait{'s' if len(waiting.inside) == 1 else ''} in it"
-        f" for {duration_text(waiting.since_ns)}",
+    """Return lines about a collective that some ranks have not entered: who is missing, who waits in it, how long."""
+    missing, inside = ranks_text(list(waiting.missing)), ranks_text(list(waiting.inside))
+    last = list(waiting.last.items())[:_RANKS_AT_MOST]
+    return [
+        not_entered(missing, waiting.operation, waiting.sequence, waiting.group, waiting.message_bytes),
+        f"  {waiting_inside(inside, waiting.since_ns)}",
+        *(f"  {last_called(rank, sequence)}" for rank, sequence in last),
     ]
-    for rank, last in list(waiting.last.items())[:4]:
-        lines.append(
-            f"  rank {rank} last called number {last}" if last >= 0 else f"  rank {rank} has called nothing in it"
-        )
-    return lines
 
 
 def last_budget(trace: Trace) -> dict[int, tuple[int, int, dict[str, float]]]:
-    """Per rank: number of steps, mean wall ns of the newest ones, and the shares of their kinds."""
+    """Return for each rank how many steps it made, the mean length of the newest in ns, and the share of each kind."""
     from stashtrace.analysis.registry import analyze
     from stashtrace.errors import MissingDataError
 
@@ -53,7 +45,3 @@ def last_budget(trace: Trace) -> dict[int, tuple[int, int, dict[str, float]]]:
         }
         budgets[rank] = (len(own), wall // max(len(newest), 1), shares)
     return budgets
-
-
-def _s(ranks: tuple[int, ...]) -> str:
-    return "" if len(ranks) == 1 else "s"

@@ -391,7 +391,7 @@ def test_files_option_on_the_command_line(tmp_path: Path, capsys: pytest.Capture
     for name in ("io_staging", "io_cache", "io_reuse"):
         assert main(["analyze", name, run, "--files", "all", "--format", "json"]) == 0
     assert main(["analyze", "io_advice", run, "--files", "all"]) == 2
-    assert "knows no --files" in capsys.readouterr().err
+    assert "has no option --files" in capsys.readouterr().err
 
 
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,4 +401,4 @@ def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["analyze", "io_patterns", run, "--per", "run", "--format", "json"]) == 0
     assert "consecutive_reads_ratio" in capsys.readouterr().out
     assert main(["analyze", "stalls", run, "--tier-size", "1G"]) == 2
-    assert "knows no --tier-size" in capsys.readouterr().err
+    assert "has no option --tier-size" in capsys.readouterr().err

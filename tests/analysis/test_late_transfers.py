@@ -78,6 +78,6 @@ def test_who_left_no_record_is_not_said_to_be_missing() -> None:
     row = next(iter(table.rows()))
     assert (row["method"], row["late_rank"], row["waiting_ranks"]) == ("hung", -1, "0")
     assert row_texts(*wait_evidence(table, 0)) == [
-        "the worst: rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
+        "the costliest wait: rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
     ]
     assert set(analyze(trace, "collectives")["last_rank"].tolist()) == {-1}

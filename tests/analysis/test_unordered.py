@@ -60,9 +60,12 @@ def test_summary_says_what_is_not_ordered() -> None:
     trace = job(50 * US)
     assert worded(*trust_claims(trace, Trust(), 0))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
     (told,) = worded(*scope_claims(trace))
-    assert "not ordered where closer than 100 us: in 1 of 3 collectives nobody is called last" in told
+    assert (
+        "the order of events on different hosts is unknown within 100 us: in 1 of 3 collectives no rank is called last"
+        in told
+    )
 
 
 def test_clocks_too_far_apart_leave_it_to_durations() -> None:
     (told,) = worded(*scope_claims(job(30 * MS)))
-    assert "3 of 3 are split by durations instead of by clocks" in told
+    assert "3 of 3 are split into waiting and transfer by durations, not by clocks" in told

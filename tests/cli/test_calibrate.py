@@ -72,12 +72,12 @@ def test_the_disk_alone_needs_no_torch(run: Run, tmp_path: Path) -> None:
     ("words", "code", "error"),
     [
         (["--backend", "carrier-pigeon"], 2, "invalid choice: 'carrier-pigeon'"),
-        (["--sizes", "big"], 2, "--sizes big is no range of sizes"),
+        (["--sizes", "big"], 2, "--sizes big is not a range of sizes"),
         (["--ranks", "two"], 2, "invalid int value: 'two'"),
         (["--plot", "x.gif"], 2, "x.gif: a plot ends in .png, .svg, .pdf"),
         (["--out", "."], 2, ". is a directory"),
         (["--out", "no/where/c.toml"], 3, "cannot write no/where/c.toml"),
-        (["--disk", "nowhere"], 2, "nowhere is no folder"),
+        (["--disk", "nowhere"], 2, "nowhere is not a folder"),
         (["--backend", "disk"], 2, "--backend disk does not say which disk"),
         (["--backend", "disk", "--disk", ".", "--seconds", "0"], 2, "measuring takes time"),
         (["--backend", "disk", "--disk", ".", "--sizes", "4K:8K"], 2, "--sizes 4096:8192 holds 2 sizes"),
@@ -108,7 +108,7 @@ def test_a_plot_without_matplotlib(run: Run, tmp_path: Path) -> None:
         (["link_efficiency", "one", "--calibration", "no.toml"], 4, "no.toml does not exist"),
         (["link_efficiency", "one", "--calibration", "one"], 4, "one is a directory, not a calibration file"),
         (["link_efficiency", "one", "--calibration", "bad.toml"], 4, "bad.toml is no usable calibration file: no TOML"),
-        (["steps", "one", "--calibration", "bad.toml"], 2, "analysis 'steps' knows no --calibration"),
+        (["steps", "one", "--calibration", "bad.toml"], 2, "analysis 'steps' has no option --calibration"),
     ],
 )
 def test_bad_calibrations(run: Run, tmp_path: Path, words: list[str], code: int, error: str) -> None:

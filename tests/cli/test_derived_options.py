@@ -111,7 +111,7 @@ def test_what_must_be_given() -> None:
 def test_names_that_are_taken(name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"def taken(trace, *, {name}: int = 1): ...", scope)
-    with pytest.raises(PluginError, match=f"'mine' of package 1.0 calls a parameter '{name}'"):
+    with pytest.raises(PluginError, match=f"'mine' of package 1.0 has a parameter '{name}'"):
         read(scope["taken"])
 
 

@@ -77,7 +77,7 @@ def test_options_and_formats(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(isinstance(row[f"{name}_ns"], int) for row in rows for name in names)
     assert [row["rank"] for row in rows] == [0, 1]
     assert main(["analyze", "steps", str(folder / "job"), "--last-step", "drop"]) == 2
-    assert "knows no --last-step" in capsys.readouterr().err
+    assert "has no option --last-step" in capsys.readouterr().err
     assert main(["diff", str(folder / "job"), str(folder / "slower"), "--of", "kernels", "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("name,work,before_ns,after_ns,change_ns")
 

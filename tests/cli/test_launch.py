@@ -255,7 +255,7 @@ def test_a_second_interrupt_skips_the_merge(tmp_path: Path) -> None:
         assert process.stdout.readline() == f"got {number}\n", "passed on"
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0
-    assert err == f"stashtrace: not merged; `stashtrace merge {tmp_path / 'o'}` does it\n"
+    assert err == f"stashtrace: the run is not merged; `stashtrace merge {tmp_path / 'o'}` merges it\n"
 
 
 @pytest.mark.torch

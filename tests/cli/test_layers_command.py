@@ -120,16 +120,25 @@ def test_a_run_is_shown_and_written(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert again["measured_iteration_ns"] == pytest.approx(found["measured_iteration_ns"], abs=20)
 
 
+def test_one_layer_and_one_iteration_are_no_plurals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = tmp_path / "alone.txt"
+    alone.write_text("0 fc 100 200 - 4000000\n")
+    assert main(["layers", str(alone), *hop(), "--ranks", "1,2", "-o", str(tmp_path / "out.tsv")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "1 layer with gradients, 4.00 MB in all"
+    assert shown.err.endswith("out.tsv: 1 iteration of 1 layer\n")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
         ((), 4, "on a number of ranks that nothing says"),
-        (("--latency", "4"), 2, "belong together"),
-        (("--latency", "4", "--bandwidth", "0"), 2, "moves nothing"),
-        (("--latency", "-4", "--bandwidth", "1G"), 2, "is no time"),
-        (("--bandwidth", "fast", "--latency", "4"), 2, "is no size"),
-        (("--ranks", "0,2"), 2, "no numbers of ranks"),
-        (("--measured-ranks", "1"), 2, "no number of ranks that send"),
+        (("--latency", "4"), 2, "need each other"),
+        (("--latency", "4", "--bandwidth", "0"), 2, "must be more than 0"),
+        (("--latency", "-4", "--bandwidth", "1G"), 2, "is not a length of time"),
+        (("--bandwidth", "fast", "--latency", "4"), 2, "is not a size"),
+        (("--ranks", "0,2"), 2, "is not a list of positive whole numbers"),
+        (("--measured-ranks", "1"), 2, "is not a whole number of at least 2"),
         (("--ranks", "1", "--latency", "4", "--bandwidth", "1G"), 2, "nothing to merge"),
     ],
 )
@@ -152,5 +161,5 @@ def test_files_that_hold_no_layers(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["layers", str(bare), "--measured-ranks", "2"]) == 4
     assert "no communication was measured" in capsys.readouterr().err
     assert main(["layers", str(run), "--measured-ranks", "2"]) == 2
-    assert "belongs to a file of layers" in capsys.readouterr().err
+    assert "is for files of layers" in capsys.readouterr().err
     assert main(["layers", str(tmp_path / "none")]) == 4

@@ -141,7 +141,7 @@ def test_it_runs_on_files_of_the_package(site: Path, traces: Path) -> None:
     [
         (["--order", "size"], "invalid choice: 'size'"),
         (["--shortest-ns", "long"], "invalid int value: 'long'"),
-        (["--ranks", "0,x"], "'0,x' is no list with commas"),
+        (["--ranks", "0,x"], "'0,x' is not a list with commas"),
         (["--by", "rank"], "unrecognized arguments: --by"),
     ],
 )
@@ -221,7 +221,7 @@ except stashtrace.errors.UsageError as error:
     done = python(code, site, traces)
     assert done.stdout.splitlines() == [
         "True [1, 0] [48000000, 45000000]",
-        "analysis 'phase_totals' knows no option 'shortest'",
+        "analysis 'phase_totals' has no option 'shortest'",
     ], done.stderr
 
 
@@ -337,8 +337,8 @@ def test_broken_packages_leave_our_own_alone(broken: Path, run_of_two: Path) -> 
         ("listing", "returned a list, not a stashtrace.Table"),
         ("raising", "failed: ValueError: first line"),
         ("coded", "returned codes in 'name_code' that stand for no text of the trace"),
-        ("format_taken", "calls a parameter 'format', which every analysis has an option for"),
-        ("needs_callback", "needs 'callback', of a type that no word on a command line can have"),
+        ("format_taken", "has a parameter 'format', and every analysis has an option of this name"),
+        ("needs_callback", "needs 'callback', of a type that no option can have"),
     ],
 )
 def test_a_broken_analysis_is_an_error_when_used(broken: Path, run_of_two: Path, name: str, said: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from published_runs import characterization, write_published
 
 from stashtrace.cli import main
-from stashtrace.cli.recommend import parsed_count, parsed_price, parsed_time
+from stashtrace.cli.values import read_count, read_hours, read_price
 
 WORK = ("--samples", "1M", "--epochs", "3")
 SPELLINGS = {"instance", "count", "hours", "cost", "limited_by", "measured"}
@@ -221,20 +221,20 @@ def test_the_catalog_for_programs(job: Path, added: int, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "how much is to be trained"),
-        (("--epochs", "3"), "--epochs needs to know"),
-        (("--samples", "lots"), "--samples lots is no number"),
-        (("--samples", "0"), "--samples 0 is no number"),
-        (("--samples", "10", "--iterations", "10"), "say the same thing twice"),
-        ((*WORK, "--time-budget", "soon"), "--time-budget soon is no time"),
-        ((*WORK, "--time-budget", "6"), "--time-budget 6 is no time"),
-        ((*WORK, "--time-budget", "0h"), "--time-budget 0h is no time"),
-        ((*WORK, "--cost-budget", "-3"), "is no sum of money"),
-        ((*WORK, "--max-count", "0"), "--max-count is at least 1"),
-        ((*WORK, "--price", "node4"), "--price node4 is no price"),
-        ((*WORK, "--price", "node4=-1"), "is no price"),
-        ((*WORK, "--batch-size", "7"), "nothing was measured with a batch of 7"),
-        ((*WORK, "--batch-size", "0"), "--batch-size 0 is no batch"),
+        ((), "the amount of work is not known"),
+        (("--epochs", "3"), "--epochs needs the number of samples"),
+        (("--samples", "lots"), "--samples lots is not a positive number"),
+        (("--samples", "0"), "--samples 0 is not a positive number"),
+        (("--samples", "10", "--iterations", "10"), "both state the amount of work"),
+        ((*WORK, "--time-budget", "soon"), "--time-budget soon is not a time"),
+        ((*WORK, "--time-budget", "6"), "--time-budget 6 is not a time"),
+        ((*WORK, "--time-budget", "0h"), "--time-budget 0h is not a time"),
+        ((*WORK, "--cost-budget", "-3"), "is not a sum of money"),
+        ((*WORK, "--max-count", "0"), "--max-count 0 is not a whole number of at least 1"),
+        ((*WORK, "--price", "node4"), "--price node4 is not a price"),
+        ((*WORK, "--price", "node4=-1"), "is not a price"),
+        ((*WORK, "--batch-size", "7"), "nothing was measured with a batch size of 7"),
+        ((*WORK, "--batch-size", "0"), "--batch-size 0 is not a whole number of at least 1"),
         ((*WORK, "--plot", "front.txt"), "a plot ends in"),
         ((*WORK, "--data", "hot"), "invalid choice"),
     ],
@@ -271,12 +271,12 @@ def test_no_folder_for_the_plot(job: Path, capsys: pytest.CaptureFixture[str]) -
 def test_no_file_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["recommend", "--samples", "10"]) == 2
-    assert "no characterization is given" in capsys.readouterr().err
+    assert "no FILE is given" in capsys.readouterr().err
 
 
 def test_times_counts_and_prices() -> None:
-    assert [parsed_time(text) for text in ("90s", "30m", "6h", "1d12h", "1.5h", "2d", "1H 30M")] == pytest.approx(
+    assert [read_hours(text) for text in ("90s", "30m", "6h", "1d12h", "1.5h", "2d", "1H 30M")] == pytest.approx(
         [0.025, 0.5, 6.0, 36.0, 1.5, 48.0, 1.5]
     )
-    assert [parsed_count(text, "--x") for text in ("1281167", "1.28M", "5k", "1e6")] == [1281167, 1.28e6, 5000, 1e6]
-    assert parsed_price("a=b=2") == ("a=b", 2.0)
+    assert [read_count(text, "--x") for text in ("1281167", "1.28M", "5k", "1e6")] == [1281167, 1.28e6, 5000, 1e6]
+    assert read_price("a=b=2") == ("a=b", 2.0)

@@ -127,7 +127,7 @@ def test_a_daemon_that_outlives_the_grace_time_is_said_and_stands_in_the_run(run
 
 def test_no_merge_then_merge(run: Run, job: Path) -> None:
     first = run("run", "--out", "out", "--no-merge", "--", sys.executable, "job.py")
-    assert first.err == "stashtrace: not merged; `stashtrace merge ./out` does it\n"
+    assert first.err == "stashtrace: the run is not merged; `stashtrace merge ./out` merges it\n"
     assert not (job / "out/timeline.pftrace.gz").exists()
     merged = run("merge", "out")
     assert (merged.code, merged.out) == (0, "")
@@ -176,7 +176,7 @@ def test_an_interrupt_of_the_merge_says_how_to_go_on(job: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=job, env=environment(), capture_output=True, text=True)
     assert done.returncode == 5
-    assert "merge stopped, nothing is lost; `stashtrace merge ./out` does it again" in done.stderr
+    assert "merge interrupted, nothing is lost; `stashtrace merge ./out` starts it again" in done.stderr
 
 
 def test_colour_and_bar_on_a_terminal(job: Path) -> None:

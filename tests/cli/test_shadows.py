@@ -102,7 +102,7 @@ def test_no_command_imports_from_the_current_folder(shadows: Path, tmp_path: Pat
     for line in WORK[command]:
         words = [word.format(tmp=tmp_path, run=tmp_path / "run") for word in line]
         done = run_in(shadows, sys.executable, str(tmp_path / "command.py"), *words)
-        assert (imported(shadows), "a fault of stashtrace" in done.stderr) == ("", False), done.stderr
+        assert (imported(shadows), "a bug in stashtrace" in done.stderr) == ("", False), done.stderr
 
 
 def test_our_own_processes_do_not_either(shadows: Path) -> None:

@@ -49,7 +49,7 @@ def test_one_table_is_still_one_file(run: Path, tmp_path: Path) -> None:
 
 def test_complaints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "stalls", str(run), "--cluster", "tcp://nowhere:1"]) == 2
-    assert "--cluster works on a store" in capsys.readouterr().err
+    assert "--cluster needs a store" in capsys.readouterr().err
     assert main(["export", "store", str(run), "-o", str(tmp_path / "s"), "--steps", "1:2"]) == 2
     assert "takes no steps" in capsys.readouterr().err
 

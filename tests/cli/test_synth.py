@@ -16,7 +16,7 @@ from stashtrace.lab import synth
 def test_budget_is_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made"
     assert main(["synth", str(out), "--ranks", "3", "--steps", "20", "--late-rank", "1", "--late", "4"]) == 0
-    assert "the truth is in truth.json" in capsys.readouterr().err
+    assert "truth.json has the stalls" in capsys.readouterr().err
     truth = json.loads((out / "truth.json").read_text())
     table = stashtrace.analyze(stashtrace.load(out), "stalls", by="rank")
     found: dict[int, dict[str, float]] = {}
@@ -50,8 +50,8 @@ def test_batches_without_a_whole_file_have_no_calls(
         (["--ranks", "0"], "at least one rank"),
         (["--wait", "-1"], "no negative time"),
         (["--calls-per-batch", "-6"], "no negative time or count"),
-        (["--late-rank", "8"], "is no rank of 8"),
-        (["--fetch-ratio", "2"], "is no share"),
+        (["--late-rank", "8"], "is none of 8 ranks"),
+        (["--fetch-ratio", "2"], "is not a share"),
     ],
 )
 def test_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

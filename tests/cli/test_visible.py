@@ -69,7 +69,7 @@ def unseen(text: str) -> list[str]:
 def test_no_command_lets_it_through(words: list[str], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([*words, str(run)])
     said = capsys.readouterr()
-    assert "fault of stashtrace" not in said.err
+    assert "bug in stashtrace" not in said.err
     assert unseen(said.out) == []
     assert unseen(said.err) == []
     if words == ["merge"]:

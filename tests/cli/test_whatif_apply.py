@@ -17,7 +17,7 @@ from ports import free_port
 from replay.ddp_runs import ALPHA_NS, MIB, ddp_run, step_ns
 
 from stashtrace.cli import main, run
-from stashtrace.cli.applying import measured_with_buckets
+from stashtrace.cli.whatif import measured_with_buckets
 from stashtrace.errors import CaptureError
 from stashtrace.loading import load
 from stashtrace.loading.load import load_trace
@@ -147,8 +147,8 @@ def test_a_command_that_fails_or_is_another_is_said(job: tuple[Path, dict[str, s
     ("words", "text"),
     [
         (("--apply",), "needs the command"),
-        (("--", "true"), "belong to --apply"),
-        (("-o", "there"), "belong to --apply"),
+        (("--", "true"), "need --apply"),
+        (("-o", "there"), "need --apply"),
         (("--apply", "--set", "compute=x0.5", "--", "true"), "compute=x0.5 cannot be applied"),
         (("other", "--apply", "--", "true"), "takes one run"),
         (("--apply", "--set", "bucket_mb=0", "--", "true"), "bucket_mb cannot be 0"),

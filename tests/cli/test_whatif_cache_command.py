@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.cli import main
-from stashtrace.cli.whatif_cache import parsed_shares, parsed_size
+from stashtrace.cli.values import read_shares, read_size
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_csv_and_plot(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cached", "50:20"], "no range of percents"),
-        (["--cached", "0:120"], "no range of percents"),
-        (["--cached", "0:100:0"], "no range of percents"),
-        (["--cache-size", "much"], "is no size"),
-        (["--dataset-size", "0"], "nothing to cache"),
+        (["--cached", "50:20"], "is not a range of percents"),
+        (["--cached", "0:120"], "is not a range of percents"),
+        (["--cached", "0:100:0"], "is not a range of percents"),
+        (["--cache-size", "much"], "is not a size"),
+        (["--dataset-size", "0"], "--dataset-size must be more than 0"),
         (["--plot", "a.txt"], "a plot ends in"),
         (["--cached", "0:50", "--cache-size", "1G"], "not allowed with"),
         (["--policy", "fifo"], "invalid choice"),
@@ -102,7 +102,7 @@ def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_sizes_and_shares() -> None:
-    assert parsed_size("1.5GB", "--x") == 1_500_000_000
-    assert parsed_size("2GiB", "--x") == 2 << 30
-    assert parsed_shares("0:25") == pytest.approx([0, 0.1, 0.2, 0.25])
-    assert parsed_shares("100") == [1.0]
+    assert read_size("1.5GB", "--x") == 1_500_000_000
+    assert read_size("2GiB", "--x") == 2 << 30
+    assert read_shares("0:25") == pytest.approx([0, 0.1, 0.2, 0.25])
+    assert read_shares("100") == [1.0]

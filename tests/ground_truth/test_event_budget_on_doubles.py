@@ -65,5 +65,5 @@ def totals_are_right(run: TracedRun) -> None:
                 assert row["cause_rank"] == 1
     text = " ".join(summary(trace).split())
     counted = STEPS - len(thinned[0] | set(range(5)))
-    assert f"only {counted} of {STEPS - 5} steps have timing events (--event-budget): the shares are theirs" in text
+    assert f"only {counted} of {STEPS - 5} steps have timing events (--event-budget); the shares are of these" in text
     assert "rank 0 waits 15." in text or "rank 0 waits 14." in text

@@ -157,7 +157,10 @@ def test_counters_alone_have_sums_and_their_outline(load: Any) -> None:
     found = stashtrace.analyze(trace, "io_directories").to_pandas().iloc[0]
     assert (found["reads_count"], found["writes_count"], found["path"]) == (4, 6, "/tmp")
     assert found["sequential_ratio"] == pytest.approx(2 / 3)
-    assert worded(*files_claims(trace))[0].split("; ")[1] == "12 I/O calls of 1 process moved 460 B in 3.25 s of calls"
+    assert (
+        worded(*files_claims(trace))[0].split("; ")[1]
+        == "12 I/O calls of 1 process moved 460 B and took 3.25 s in total"
+    )
 
 
 def test_mpi_io_counts_only_where_posix_is_missing(load: Any) -> None:

@@ -52,11 +52,11 @@ def evidence(trace: Trace) -> tuple[str, ...]:
 def test_workers_that_start_anew() -> None:
     # Of 25 counted steps 23 wait 5 ms and two 905 ms; the first epoch begins within the warm-up.
     assert evidence(epochs(steps=10, count=3, between_ns=905 * MS)) == (
-        "94 % of that lies between epochs: twice in 25 steps, 905 ms each, to start its worker anew and make a first"
-        " batch: persistent_workers=True keeps them",
+        "94 % of that lies between epochs: twice in 25 steps, 905 ms each, to start its worker again and make a first"
+        " batch; persistent_workers=True keeps them",
     )
     (told,) = evidence(epochs(steps=10, count=2, between_ns=905 * MS, workers=2))
-    assert told.startswith("93 % of that lies between epochs: once in 15 steps, 905 ms, to start its 2 workers anew")
+    assert told.startswith("93 % of that lies between epochs: once in 15 steps, 905 ms, to start its 2 workers again")
 
 
 def test_workers_that_stay() -> None:
@@ -67,7 +67,7 @@ def test_workers_that_stay() -> None:
 def test_a_smaller_part_is_told_beside_the_workers() -> None:
     told = evidence(epochs(steps=10, count=3, between_ns=40 * MS, wait_ns=8 * MS))
     assert told[0].startswith("30 % of that lies between epochs: twice in 25 steps, 40.0 ms each, to start its worker")
-    assert told[1] == "a batch takes each of its 3 workers 8.96 ms to make"
+    assert told[1] == "each of its 3 workers takes 8.96 ms to make a batch"
 
 
 @pytest.mark.parametrize(

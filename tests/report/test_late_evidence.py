@@ -48,7 +48,7 @@ def worded(*evidence: Evidence) -> str:
 
 def test_the_worker_and_the_file() -> None:
     assert sentence(ROW) == (
-        "the worst: ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late:"
+        "the costliest wait: ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late:"
         " its worker 5 spent 41.0 ms reading shard-0117"
     )
 
@@ -56,8 +56,8 @@ def test_the_worker_and_the_file() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"cause_kind": "unknown"}, "rank 3 was late, why is not in the recording"),
-        ({"late_by_ns": 2 * MS}, "rank 3 was late: several kinds of its time differ"),
+        ({"cause_kind": "unknown"}, "rank 3 was late; the recording does not show why"),
+        ({"late_by_ns": 2 * MS}, "rank 3 was late: several kinds of its time differ from those of the others"),
         (
             {"cause_kind": "compute", "cause_name": "gemm", "named_ns": 38 * MS},
             "rank 3 was late: it computed 38.0 ms longer than the median of the others in gemm",
@@ -103,7 +103,10 @@ def test_rows_of_the_analysis_fit() -> None:
     build = TraceBuilder()
     build.collective({0: (0, 10 * MS), 1: (9 * MS, 10 * MS)})
     told = worded(*wait_evidence(analyze(build.trace(), "late"), 0))
-    assert told == "the worst: rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late, why is not in the recording"
+    assert (
+        told
+        == "the costliest wait: rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late; the recording does not show why"
+    )
 
 
 def test_how_often_counts_the_steps_that_matter() -> None:
@@ -113,5 +116,7 @@ def test_how_often_counts_the_steps_that_matter() -> None:
         for n, (ns, cause) in enumerate([(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)])
     ]
     tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}
-    assert worded(*how_often(tables, 0, 3)) == "rank 3 is the late one in 3 of the 4 steps with most of this waiting"
+    assert (
+        worded(*how_often(tables, 0, 3)) == "rank 3 is the one waited for in 3 of the 4 steps with most of this waiting"
+    )
     assert how_often(tables, 1, 3) == []

@@ -25,7 +25,7 @@ def test_names_the_rank_that_is_not_there() -> None:
     trace = hanging((2,)).trace()
     (found,) = waiting_collectives(trace, newest_ns(trace))
     assert describe_waiting(found) == [
-        "rank 2 has not entered all_reduce 3 of default_pg, 26.2 MB",
+        "rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB",
         "  ranks 0,1,3 wait in it for 31.0 s",
         "  rank 2 last called number 2",
     ]
@@ -49,7 +49,7 @@ def test_a_rank_that_never_came() -> None:
     assert describe_waiting(found) == [
         "rank 1 has not entered barrier 0 of default_pg",
         "  rank 0 waits in it for 5.00 s",
-        "  rank 1 has called nothing in it",
+        "  rank 1 has called no collective of this group",
     ]
 
 
@@ -79,7 +79,7 @@ def test_the_summary_of_a_job_that_hung_says_where() -> None:
     build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
     shown = summary(build.trace("./x"))
     assert "  the job ended with exit code 1\n" in shown
-    assert "  it hung: rank 2 has not entered all_reduce 3 of default_pg, 26.2 MB\n" in shown
+    assert "  the job hung: rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB\n" in shown
 
 
 def test_a_wait_that_ended_with_the_job_is_still_told() -> None:

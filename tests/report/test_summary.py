@@ -38,16 +38,16 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
   1     90.1 ms   35 % █████▏  0.1%              2 % ▍  63 % █████████▌   0 %
 
   ▶ rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches
-      a batch takes its worker 57.0 ms to make: 44.0 ms of it on the CPU
+      its worker takes 57.0 ms to make a batch: 44.0 ms of it on the CPU
         (decoding, transforming, collating), 13.0 ms blocked in storage
-      blocked reads moved 40.0 MB/s, mostly in train-0117.tar; the median one
+      blocked reads moved 40.0 MB/s, mostly from train-0117.tar; the median one
         took 13.0 ms
       2 workers would keep up with the rest of a step (33.0 ms), given free CPUs
   ▶ rank 1 waits 57.0 ms a step (63 %) in all-reduce for rank 0 to arrive
       why: on average rank 0 waits 57.0 ms a step longer for batches than rank 1
-      rank 0 is the late one in 7 of 7 steps
-      the worst: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was late: its
-        worker 0 took 44.0 ms longer to make its batch
+      rank 0 is the one waited for in 7 of 7 steps
+      the costliest wait: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was
+        late: its worker 0 took 44.0 ms longer to make its batch
       the transfers themselves take 2.00 ms a step
 """
 
@@ -103,10 +103,10 @@ def test_a_few_long_steps_are_told_in_the_first_line() -> None:
 
 def test_batches_before_the_counted_steps_do_not_count() -> None:
     build, trace = job(prep={0: 44})
-    before = [line for f in verdicts(trace) for line in f.evidence if line.startswith("a batch takes")]
+    before = [line for f in verdicts(trace) for line in f.evidence if " to make a batch" in line]
     first = min((r for r in build.rows["batches"] if r["phase_code"] == BatchPhase.FETCH), key=lambda r: r["begin_ns"])
     first["begin_ns"] -= 2000 * MS  # the first batch of a cold data set
-    after = [line for f in verdicts(build.trace()) for line in f.evidence if line.startswith("a batch takes")]
+    after = [line for f in verdicts(build.trace()) for line in f.evidence if " to make a batch" in line]
     assert before
     assert after == before
 
@@ -187,7 +187,7 @@ def test_checkpoints_stop_one_rank_as_they_stop_several() -> None:
         (
             "gg......",
             "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
-            "most of it lies in no recorded call",
+            "no recorded blocking call covers most of it",
         ),
     ],
 )
@@ -257,9 +257,9 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
         rank.phase("optimizer", now + 40 * MS, now + 50 * MS)
     (found,) = verdicts(build.trace())
     assert found.kind == "data"
-    assert found.evidence[0].startswith("all of that is hand-over of batches that were ready")
+    assert found.evidence[0].startswith("all of that is hand-off of batches that were ready")
     assert found.evidence[1].startswith(
-        "a batch takes 1.00 ms to make, then 3.00 ms to hand over, 4 times a step: more workers"
+        "making a batch takes 1.00 ms, its hand-off 3.00 ms, 4 times a step: more workers"
     )
 
 
@@ -276,7 +276,7 @@ def test_micro_batches_count_when_workers_are_advised() -> None:
         rank.phase("optimizer", now + 96 * MS, now + 100 * MS)
     (found,) = verdicts(build.trace())
     assert found.evidence == (
-        "a batch takes its worker 20.0 ms to make and a step takes 4 of them",
+        "its worker takes 20.0 ms to make a batch (a step uses 4 batches)",
         "4 workers would keep up with the rest of a step (20.0 ms), given free CPUs",
     )
 
@@ -287,7 +287,7 @@ def test_a_file_is_blamed_only_for_calls_of_the_workers_that_make_batches() -> N
     worker = build.rank(0).worker(0)
     worker.io(0, 5000 * MS, path="listener-x", blocked=True, result_bytes=1, flags=IoFlag.SOCKET)
     (found,) = verdicts(build.trace())
-    assert any("mostly in train-0117.tar" in sentence for sentence in found.evidence), found.evidence
+    assert any("mostly from train-0117.tar" in sentence for sentence in found.evidence), found.evidence
 
 
 def test_page_faults_are_told_where_no_read_explains_the_storage() -> None:
@@ -400,7 +400,7 @@ def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
     assert "rank 0's step thread waited for a CPU for 20 % of the step" in shown
     assert "the hypervisor took 10 % of the CPU time of node00" in shown
     assert "lost records 1200" in shown
-    assert shown.startswith("stashtrace RECORDS LOST: 1,200 of 1,383 (87 %), most of them by records that came faster")
+    assert shown.startswith("stashtrace RECORDS LOST: 1,200 of 1,383 (87 %), most of them because of records")
     assert "! 1,200 records lost (posix_io): records that came faster than they could be written" in shown
 
 
@@ -438,7 +438,7 @@ def test_steps_may_be_among_the_records_that_were_lost() -> None:
     build.rank(0)
     build.loss("lost_lane_rows", 1200, collector="core", advice="more threads recorded than there was room for")
     shown = " ".join(render(summarize(build.trace()), Look(), "x").split())
-    assert "RECORDS LOST: 1,200 of 1,200 (100 %), most of them by too many threads at once" in shown
+    assert "RECORDS LOST: 1,200 of 1,200 (100 %), most of them because of too many threads at once" in shown
     assert "steps are seen where" not in shown  # there may have been updates among the lost records
     assert "no training steps among the records that are left" in shown
 
@@ -481,7 +481,7 @@ def test_only_some_steps_were_wanted() -> None:
     build, _ = job()
     code = build.strings.code
     build.add("metadata", process_id=-1, key_code=code("steps"), value_code=code("5:17"))
-    assert "recorded were only steps 5:17 of the job, counted in updates" in summary(build.trace("./x"))
+    assert "only steps 5:17 of the job were recorded, counted in optimizer updates" in summary(build.trace("./x"))
 
 
 @pytest.mark.parametrize(
@@ -503,8 +503,8 @@ def test_a_second_job_is_not_passed_over() -> None:
     roles = processes["role_code"].copy()
     roles[processes["rank"] == 1] = ProcessRole.OTHER
     shown = " ".join(summary(trace.replace(processes=processes.replace(role_code=roles))).split())
-    assert "not in these numbers: " in shown
-    assert "12 updates) trained too; run each job by itself" in shown
+    assert "these numbers leave out other training: " in shown
+    assert "12 updates); record each job by itself" in shown
 
 
 def test_missing_ranks_are_asked_for() -> None:

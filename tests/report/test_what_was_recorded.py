@@ -37,7 +37,7 @@ def head_of_table(trace: Trace) -> list[str]:
 
 def test_a_recording_without_steps_is_called_one(tmp_path: Path) -> None:
     told = words(stashtrace.load(write(tmp_path / "one.json", EVENTS)))
-    assert "1 rank, no step is marked: the whole recording of 390 us as one" in told
+    assert "1 rank, no step is marked; the whole recording of 390 us counts as one" in told
     assert "marked step" not in told
 
 
@@ -124,7 +124,7 @@ def test_workers_that_are_always_busy_set_the_pace() -> None:
         now += 60 * MS
     facts = gather(build.trace())
     data = next(v for v in verdicts(facts) if v.kind == "data")
-    assert "hand-over of batches that were ready" in data.evidence[0]
+    assert "hand-off of batches that were ready" in data.evidence[0]
     assert "more workers would not help" not in " ".join(data.evidence)
     assert "more workers would shorten each step in proportion" in data.evidence[-1]
 

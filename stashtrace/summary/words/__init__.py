@@ -13,14 +13,14 @@ from stashtrace.summary.words.parts import Finding
 
 
 def claim_text(finding: Finding) -> str:
-    """The sentence of a claim, empty if its kind is drawn elsewhere."""
+    """Word a claim; empty for kinds whose evidence alone is shown."""
     if finding.row["section"] == "loss":
         return loss(finding)
     return verdict_text(finding) if finding.row["section"] == "verdict" else CLAIMS[finding.row["kind"]](finding)
 
 
 def evidence_texts(finding: Finding) -> list[str]:
-    """Sentences of a claim's evidence."""
+    """Word the evidence of a claim, in sentences."""
     sentences: list[str] = []
     for row in finding.evidence:
         words = EVIDENCE.get(row["code"])

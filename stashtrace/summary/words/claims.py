@@ -6,12 +6,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stashtrace.summary.words.evidence import BLOCKED_WORDS
-from stashtrace.summary.words.parts import Finding, Row, amount, lost, operation, plural, ranks, share, verb
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.summary.words.parts import (
+    Finding,
+    Row,
+    amount,
+    counted,
+    lost,
+    not_entered,
+    operation,
+    plural,
+    ranks,
+    share,
+    verb,
+)
+from stashtrace.units import duration_text, percent_text
 
 _ALL_RATIO = 0.95
 #: From this share of the step on, waiting for batches is what bounds a rank.
 _BOUND_RATIO = 0.25
+#: A longer list of missing ranks is replaced by their number.
+_RANKS_WIDTH = 20
 
 
 def _data(f: Finding) -> str:
@@ -36,7 +50,7 @@ def _late(f: Finding) -> str:
     root = f.first("late_root")
     if root is not None:
         share = percent_text(root["part_ratio"])
-        return f"{head} for others to arrive; {share} of all waits end at rank {root['rank']}"
+        return f"{head} for others to arrive; {share} of all waiting traces back to rank {root['rank']}"
     causes = [e for e in f.all("waited_for") if e["rank"] >= 0]
     if not causes:
         return f"{head} for other ranks to arrive"
@@ -49,16 +63,16 @@ def _late(f: Finding) -> str:
     named = [f"rank {e['rank']} ({duration_text(e['amount_ns'])})" for e in causes]
     listed = f"{', '.join(named[:-1])} and {named[-1]}"
     if row["items_count"] > 1:
-        return f"{head} for others to arrive; rank {row['rank']} for {listed}"
+        return f"{head} for others to arrive; rank {row['rank']} waits for {listed}"
     return f"{head} for {listed} to arrive"
 
 
 _DOUBT_WORDS = {
     "operation_unknown": "part of it may be waiting: what the operations wait for is not in the recording",
-    "members_unknown": "part of it may be waiting: who takes part is not in the recording",
+    "members_unknown": "part of it may be waiting: which ranks take part is not in the recording",
     "ranks_missing": "part of it may be waiting: some members left no record of these operations",
     "untimed": "part of it may be waiting: some ranks have no device times of these operations",
-    "matched_by_order": "part of it may be waiting: operations of the ranks were matched by their order alone",
+    "matched_by_order": "part of it may be waiting: the operations of the ranks were matched by order alone",
 }
 
 
@@ -92,10 +106,10 @@ def _host(f: Finding) -> str:
         hosts = "its host" if row["items_count"] == 1 else "their hosts"
         return f"{_devices(row)} {verb(row, 'waits', 'wait')} {lost(row)} for {hosts} to launch work"
     inside = f.first("blocking_call")
-    why = " after the host waited for it"
+    why = " after the host has waited for it"
     if inside is not None:
         most = "" if inside["amount_ns"] >= _ALL_RATIO * row["stall_ns"] else ", mostly"
-        why = f"{most} while the host was inside {inside['kind']}"
+        why = f"{most} while the host is inside {inside['kind']}"
     elif f.first("draining_call") is not None:
         why = " after blocking calls that drained it"
     return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)}{why}"
@@ -108,20 +122,21 @@ def _other(f: Finding) -> str:
     if row["cause_kind"] == "gil":
         return f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} for the GIL, which another thread holds"
     if row["cause_kind"] == "host_functions":
-        return f"the streams of {ranks(row)} stand {lost(row)} while the host runs functions of the job's"
+        stand = verb(row, "stand", "stand")
+        return f"the streams of {ranks(row)} {stand} still for {lost(row)} while the host runs functions of the job"
     blocked = f"{ranks(row)} {verb(row, 'is', 'are')} blocked {lost(row)}"
     held, part = f.first("held"), f.first("blocked_in")
     if row["cause_kind"] in ("asleep_partly", "gil_partly") and part is not None:
         return f"{blocked}, {duration_text(part['amount_ns'])} of it {BLOCKED_WORDS[part['kind']]}"
     if row["cause_kind"] == "host_functions_partly" and held is not None:
-        return f"{blocked}, up to {duration_text(held['amount_ns'])} of it while the host runs functions of the job's"
+        return f"{blocked}, up to {duration_text(held['amount_ns'])} of it while the host runs functions of the job"
     return f"{blocked} with no known cause"
 
 
 def _compute_bound(f: Finding) -> str:
     bound = "" if f.row["confidence"] == "exact" else f" (at least {int(100 * f.row['least_ratio'])} % of every step)"
     waits = f.first("waits_for_cpu")
-    but = f" but waiting for a CPU (up to {percent_text(waits['part_ratio'])})" if waits is not None else ""
+    but = f" except waiting for a CPU (up to {percent_text(waits['part_ratio'])})" if waits is not None else ""
     return f"no stall above 3 %{but}: compute bound{bound}"
 
 
@@ -130,18 +145,18 @@ def _not_told(f: Finding) -> str:
         percent_text(f.row[n] / max(f.row["stall_ns"], 1) * f.row["share_ratio"]) for n in ("low_ns", "high_ns")
     )
     return (
-        f"no stall above 3 % was seen, but that is not all: between {low} and {high} of the step of rank"
-        f" {f.row['rank']} is compute, the rest cannot be told from it by this recording"
+        f"no stall above 3 % was seen, but there may be some: between {low} and {high} of the step of rank"
+        f" {f.row['rank']} is compute, and this recording cannot tell the rest from it"
     )
 
 
 def verdict_text(f: Finding) -> str:
-    """The sentence of a verdict, with the steps that it is about where these do not train."""
+    """Word a verdict; it begins with the kind of steps it is about unless these are training steps."""
     text = CLAIMS[f.row["kind"]](f)
     return f"in {f.row['name']} steps, {text}" if f.row["name"] else text
 
 
-#: Kinds of steps as the headline calls them.
+#: Kind of step -> its name in the headline.
 _STEP_WORDS = {
     "train": "training",
     "training": "training",
@@ -155,21 +170,16 @@ _SKEWED_RATIO = 0.1
 
 
 def steps_text(f: Finding, *, alone: bool) -> str:
-    """Count and length of steps: ``40 validation steps of 59.0 ms``; the only kind goes without its name."""
+    """Word count and length of steps: ``40 validation steps of 59.0 ms``; the only kind goes without its name."""
     mean, middle = f.row["stall_ns"], (f.first("median_step") or {"amount_ns": f.row["stall_ns"]})["amount_ns"]
-    name = f.row["name"]
-    word = "" if alone and name in ("train", "training") else f"{_STEP_WORDS.get(name, name.replace('_', ' '))} "
-    many = (
-        f"iteration{plural(f.row['items_count'])}"
-        if name == "iteration"
-        else f"{word}step{plural(f.row['items_count'])}"
-    )
+    name, count = f.row["name"], f.row["items_count"]
     if name == "recording":
-        return f"no step is marked: the whole recording of {duration_text(mean)} as one"
-    counted = f"{f.row['items_count']} {many}"
+        return f"no step is marked; the whole recording of {duration_text(mean)} counts as one"
+    word = "" if alone and name in ("train", "training") else f"{_STEP_WORDS.get(name, name.replace('_', ' '))} "
+    many = f"{count} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
-        return f"{counted}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
-    return f"{counted} of {duration_text(mean)}{_rollout(f)}"
+        return f"{many}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
+    return f"{many} of {duration_text(mean)}{_rollout(f)}"
 
 
 def _rollout(f: Finding) -> str:
@@ -188,8 +198,8 @@ def _low_confidence(f: Finding) -> str:
 def _records_lost(f: Finding) -> str:
     whole = f.evidence[0]["items_count"]
     share = percent_text(f.row["share_ratio"])
-    why = f", most of them by {_reason(f.row['name'])}" if f.row["name"] else ""
-    return f"RECORDS LOST: {f.row['items_count']:,} of {whole:,} ({share}){why}; figures below are of the others"
+    why = f", most of them because of {_reason(f.row['name'])}" if f.row["name"] else ""
+    return f"RECORDS LOST: {f.row['items_count']:,} of {whole:,} ({share}){why}; the figures below leave them out"
 
 
 def _machine_contention(f: Finding) -> str:
@@ -198,27 +208,27 @@ def _machine_contention(f: Finding) -> str:
     which = f"rank {row['rank']}'s step thread" if one else f"the step threads of ranks {row['ranks']}"
     upto = "" if one else "up to "
     return (
-        f"CPU contention: {which} waited for a CPU for {upto}{percent_text(row['share_ratio'])} of the step,"
-        f" which counts as {row['name']} here"
+        f"CPU contention: {which} waited for a CPU for {upto}{percent_text(row['share_ratio'])} of the step"
+        f" (counted as {row['name']})"
     )
 
 
 def _other_trainers(f: Finding) -> str:
     at_most = 3
-    named = [f"{e['name']} ({e['of_count']}, {e['items_count']} update{plural(e['items_count'])})" for e in f.evidence]
+    named = [f"{e['name']} (pid {e['of_count']}, {counted(e['items_count'], 'update')})" for e in f.evidence]
     more = f" and {len(named) - at_most} more" if len(named) > at_most else ""
-    return f"not in these numbers: {', '.join(named[:at_most])}{more} trained too; run each job by itself"
+    return f"these numbers leave out other training: {', '.join(named[:at_most])}{more}; record each job by itself"
 
 
 def _unordered(f: Finding) -> str:
     nobody, durations = f.first("nobody_last"), f.first("by_durations")
-    text = f"events that different hosts share are not ordered where closer than {duration_text(f.row['stall_ns'])}"
+    text = f"the order of events on different hosts is unknown within {duration_text(f.row['stall_ns'])}"
     if nobody is not None:
-        text += f": in {nobody['items_count']} of {nobody['of_count']} collectives nobody is called last"
+        text += f": in {nobody['items_count']} of {nobody['of_count']} collectives no rank is called last"
     if durations is not None:
         joiner = ";" if nobody is not None else ":"
         split = f"{durations['items_count']} of {durations['of_count']}"
-        text += f"{joiner} {split} are split by durations instead of by clocks"
+        text += f"{joiner} {split} are split into waiting and transfer by durations, not by clocks"
     return text
 
 
@@ -226,11 +236,11 @@ def _hosts(f: Finding) -> str:
     at_most, width = 8, 40
     named = []
     for e in f.evidence:
-        listed = (
-            f"{e['items_count']} ranks" if len(e["kind"]) > width else f"rank{plural(e['items_count'])} {e['kind']}"
-        )
+        listed = counted(e["items_count"], "rank")
+        if len(e["kind"]) <= width:
+            listed = f"rank{plural(e['items_count'])} {e['kind']}"
         known = e["items_count"] > 0
-        others = f"{e['of_count']} {'other ' if known else ''}process{'' if e['of_count'] == 1 else 'es'}"
+        others = counted(e["of_count"], "other process" if known else "process")
         parts = [listed] * known + [others if known else f"{others} without a rank"] * (e["of_count"] > 0)
         named.append(f"{e['name'] or '(not named)'} {' and '.join(parts)}")
     more = f" and {len(named) - at_most} more" if len(named) > at_most else ""
@@ -244,15 +254,14 @@ def _own_cost(f: Finding) -> str:
 
 def _clocks(f: Finding) -> str:
     methods = {e["name"] for e in f.all("clock_method")}
-    agree = "of the files taken to agree"
     text = "not aligned"
     if f.row["items_count"] > 0:
         if methods == {"assumed"}:
-            return f"clocks {agree}"
+            return "clocks assumed to agree"
         named = sorted(methods - {"same_clock", "assumed"})
         by = f" by {', '.join(named)}" if named else ""
         if "assumed" in methods:
-            by += f"; those {agree} where no host is named"
+            by += "; assumed to agree between files that name no host"
         hosts = "one host" if f.row["items_count"] == 1 else f"{f.row['items_count']} hosts"
         # One clock stamped everything that a file of one host holds: there is nothing to be wrong about.
         error = f", ±{duration_text(f.row['stall_ns'])}" if f.row["stall_ns"] > 0 or f.row["items_count"] > 1 else ""
@@ -262,16 +271,15 @@ def _clocks(f: Finding) -> str:
 
 
 def _agreement(f: Finding) -> str:
-    many = f"{f.row['items_count']} step{plural(f.row['items_count'])}"
-    share = percent_text(f.row["share_ratio"])
-    return f"brackets agree with the kernels of {many} to {share} of the step (worst kind: {f.row['name']})"
+    steps, share = counted(f.row["items_count"], "step"), percent_text(f.row["share_ratio"])
+    return f"brackets and kernels agree to {share} of a step over {steps} (largest difference: {f.row['name']})"
 
 
 def _sources(label: str) -> Callable[[Finding], str]:
     return lambda f: f"{label}: {', '.join(e['name'] for e in f.evidence) or '-'}"
 
 
-#: Reason of a loss -> what happened to its records.
+#: Reason of a loss -> why records were lost.
 _REASONS = {
     "no_lane": "too many threads at once",
     "lost_lane_rows": "too many threads at once",
@@ -285,10 +293,10 @@ def _reason(name: str) -> str:
 
 
 def loss(f: Finding) -> str:
-    """One kind of loss; of many files the first stands for all. Some losses are no number of records."""
+    """Word one kind of loss; the first of many files stands for all. Some losses have no number of records."""
     row = f.row
     if row["kind"] == "more":
-        return f"{row['items_count']} more kind{plural(row['items_count'])} of loss, see `stashtrace info`"
+        return f"{row['items_count']} more kind{plural(row['items_count'])} of loss; see `stashtrace info`"
     advice = f.first("loss_advice")
     alike = f" (and {advice['items_count']:,} more like it)" if advice is not None and advice["items_count"] > 0 else ""
     if row["kind"] == "importers" and advice is not None:
@@ -303,36 +311,37 @@ def loss(f: Finding) -> str:
 
 def _hung(f: Finding) -> str:
     row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
-    have = "have" if "," in row["ranks"] or "-" in row["ranks"] else "has"
-    size = f", {bytes_text(group['moved_bytes'])}" if group["moved_bytes"] > 0 else ""
-    where = f"{row['call']} {row['items_count']} of {group['name'] or 'a group without a name'}{size}"
-    return f"it hung: rank{'s' if have == 'have' else ''} {row['ranks']} {have} not entered {where}"
+    where = not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
+    return f"the job hung: {where}"
 
 
 def _outlived(f: Finding) -> str:
-    one = f.row["items_count"] == 1
-    head = "a process still ran" if one else f"{f.row['items_count']} processes still ran"
-    return f"{head} when the recording was closed (pid {f.row['name']}): what they did later is not in it"
+    who, it = ("a process", "it") if f.row["items_count"] == 1 else (f"{f.row['items_count']} processes", "they")
+    return f"{who} still ran when the recording was closed (pid {f.row['name']}): what {it} did later is not in it"
 
 
 def _staged(f: Finding) -> str:
     if f.row["items_count"] > 0:
         return f"staged: {f.row['items_count']:,} open{plural(f.row['items_count'])} served by copies"
-    return "no open was served by a copy: the job opens the files by other names than the list has, or not at all"
+    return "no open was served by a copy: the job opens the files under names that are not in the list, or not at all"
+
+
+def _ranks_missing(f: Finding) -> str:
+    count = f.row["items_count"]
+    if len(f.row["ranks"]) < _RANKS_WIDTH:
+        return f"rank{plural(count)} {f.row['ranks']} of the job left no record here ({count} missing)"
+    return f"{count} ranks of the job left no record here"
 
 
 CLAIMS: dict[str, Callable[[Finding], str]] = {
     # headline; ``steps_text`` words the steps
     "steps": lambda f: steps_text(f, alone=False),
-    "ranks": lambda f: f"{f.row['items_count']} rank{plural(f.row['items_count'])}",
+    "ranks": lambda f: counted(f.row["items_count"], "rank"),
     "warmup": lambda f: f"first {f.row['items_count']} steps left out",
     "records_lost": _records_lost,
     "low_confidence": _low_confidence,
     "host_timed_steps": lambda f: "LOW CONFIDENCE: no timed step marks on the device, steps are the host's",
-    "ranks_missing": lambda f: (
-        f"rank{plural(f.row['items_count'])} {f.row['ranks'] if len(f.row['ranks']) < 20 else ''} of the job"
-        f" left no record here ({f.row['items_count']} missing)"
-    ),
+    "ranks_missing": _ranks_missing,
     "no_steps": lambda f: (
         "no training steps among the records that are left" if f.row["name"] == "lost" else "no training steps seen"
     ),
@@ -342,8 +351,8 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "link": _link,
     "copy": lambda f: f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)} for copies between host and device",
     "save": lambda f: (
-        f"checkpoints {verb(f.row, 'stop', 'stop')} {ranks(f.row)} for {amount(f.row)} a"
-        f" step on average ({share(f.row)})"
+        f"checkpoints {verb(f.row, 'stop', 'stop')} {ranks(f.row)} for {amount(f.row)} a step on average"
+        f" ({share(f.row)})"
     ),
     "host": _host,
     "other": _other,
@@ -364,17 +373,17 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
         f"host steal: the hypervisor took {percent_text(f.row['share_ratio'])} of the CPU time of {f.row['name']}"
     ),
     "thinned": lambda f: (
-        f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget):"
-        " the shares are theirs"
+        f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
+        " the shares are of these"
     ),
-    "steps_wanted": lambda f: f"recorded were only steps {f.row['name']} of the job, counted in updates",
+    "steps_wanted": lambda f: f"only steps {f.row['name']} of the job were recorded, counted in optimizer updates",
     "other_trainers": _other_trainers,
     "unordered": _unordered,
     "ended_by_signal": lambda f: (
-        f"the job was ended by signal {f.row['name']}: a step that was not finished is not counted"
+        f"the job was ended by signal {f.row['name']}; a step that it did not finish is not counted"
     ),
     "ended_with_code": lambda f: f"the job ended with exit code {f.row['name']}",
-    "killed": lambda f: f"{f.row['items_count']} process{'' if f.row['items_count'] == 1 else 'es'} ended by a signal:",
+    "killed": lambda f: f"{counted(f.row['items_count'], 'process')} ended by a signal:",
     "outlived": _outlived,
     "emulated_compute": lambda f: (
         f"compute is emulated: {f.row['name']} sleeps for as long as a real step would compute"

@@ -7,14 +7,23 @@ import os
 import re
 from collections.abc import Callable
 
-from stashtrace.summary.words.parts import Finding, Row, number, operation, plural
+from stashtrace.summary.words.parts import (
+    Finding,
+    Row,
+    counted,
+    last_called,
+    number,
+    operation,
+    ranks_named,
+    waiting_inside,
+)
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
 _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
-#: Where a thread was blocked, behind "of it".
+#: Kind of blocking call -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
 BLOCKED_WORDS = {
     "asleep": "asleep (time.sleep, usleep or the like)",
     "gil": "waiting for the GIL",
@@ -47,22 +56,22 @@ _CONDITION_WORDS = {
 
 
 def _blocked_in(row: Row, f: Finding) -> str:
-    """Where, unless the claim has said it already; then what to do about it."""
+    """Say where the thread was blocked; where the claim says so already, only what would help."""
     if f.row["cause_kind"].startswith("asleep"):
         return ""
     if f.row["cause_kind"].startswith("gil"):
-        return "Python code of another thread runs meanwhile; in a process of its own it would not hold this one up"
+        return "Python code of another thread runs meanwhile; in a process of its own it would not block this one"
     most = _part(row["amount_ns"] / max(f.row["stall_ns"], 1))
-    return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the time line shows where"
+    return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the timeline shows where"
 
 
 def _epochs(row: Row, f: Finding) -> str:
     times = {1: "once", 2: "twice"}.get(row["items_count"], f"{row['items_count']} times")
     each = duration_text(row["amount_ns"]) + (" each" if row["items_count"] > 1 else "")
     workers = (f.first("epochs_workers") or {"items_count": 1})["items_count"]
-    what = "its worker" if workers == 1 else f"its {workers} workers"
+    restarted = "its worker" if workers == 1 else f"its {workers} workers"
     why = (
-        f"to start {what} anew and make a first batch: persistent_workers=True keeps them"
+        f"to start {restarted} again and make a first batch; persistent_workers=True keeps them"
         if row["code"] == "epochs_start_workers"
         else "for a first batch that no worker had made ahead"
     )
@@ -74,26 +83,24 @@ def _part(ratio: float) -> str:
 
 
 def _batch_time(row: Row, f: Finding) -> str:
-    several = f" and a step takes {row['part_ratio']:.3g} of them" if row["part_ratio"] > 0 else ""
+    several = f" (a step uses {row['part_ratio']:.3g} batches)" if row["part_ratio"] > 0 else ""
     whose = f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
     who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
         row["items_count"], f"each of its {row['items_count']} workers"
     )
+    head = f"{whose}{who} takes {duration_text(row['amount_ns'])} to make a batch{several}"
     parts = f.all("batch_part")
     if not parts:
-        return f"{whose}a batch takes {who} {duration_text(row['amount_ns'])} to make{several}"
-    spent = [f"{duration_text(p['amount_ns'])} {_PART_WORDS[p['kind']]}" for p in parts]
-    if parts[0]["part_ratio"] > 0.995:
-        spent[0] = f"all of it {_PART_WORDS[parts[0]['kind']]}"
-    else:
-        spent[0] = f"{duration_text(parts[0]['amount_ns'])} of it {_PART_WORDS[parts[0]['kind']]}"
-    return f"{whose}a batch takes {who} {duration_text(row['amount_ns'])} to make{several}: {', '.join(spent)}"
+        return head
+    first = "all" if parts[0]["part_ratio"] > 0.995 else duration_text(parts[0]["amount_ns"])
+    spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
+    spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
+    return f"{head}: {', '.join(spent)}"
 
 
 def _blocked_reads(row: Row, f: Finding) -> str:
     name = os.path.basename(row["name"]) or "a file without a name"
-    via = "from" if re.fullmatch(r".+:\d+", name) else "in"
-    where = f"mostly {via} {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
+    where = f"mostly from {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
     typical = duration_text(row["amount_ns"])
     if row["rate_bytes_per_s"] < 0:
         return f"the median blocked read took {typical}, {where}"
@@ -102,10 +109,10 @@ def _blocked_reads(row: Row, f: Finding) -> str:
 
 
 def _more_workers(row: Row, f: Finding) -> str:
-    many = f"{row['items_count']} worker{plural(row['items_count'])}"
+    many = counted(row["items_count"], "worker")
     if row["kind"] == "pass":
         length = duration_text(row["low_ns"])
-        return f"{many}, one for each batch of a pass, would bring a step to about {length}: a pass begins with a wait"
+        return f"{many}, one for each batch of a pass, would bring a step to about {length}; a pass begins with a wait"
     condition = f", {_CONDITION_WORDS[row['kind']]}" if row["items_count"] > 1 or row["kind"] == "" else ""
     cpus = f.first("cpus")
     if cpus is not None and cpus["amount_ns"] > 0:
@@ -118,7 +125,7 @@ def _more_workers(row: Row, f: Finding) -> str:
 def _cpus_are_full(row: Row, f: Finding) -> str:
     cpus = f.first("cpus")
     if f.row.get("cause_kind") == "handoff":
-        return "the hand-over waits for a CPU: more workers would not help, fewer might"
+        return "the hand-off waits for a CPU: more workers would not help, fewer might"
     if cpus is not None and row["code"] == "others_use_cpus":
         used, count = number(cpus["low_ns"] / 1e9), number(cpus["part_ratio"])
         return f"more workers would not help while other processes use {used} of the {count} CPUs"
@@ -134,9 +141,9 @@ def _cpus_are_full(row: Row, f: Finding) -> str:
 def _fewer_batches(row: Row, f: Finding) -> str:
     often = f", {row['part_ratio']:.3g} times a step" if row["part_ratio"] > 1.05 else ""
     return (
-        f"a batch takes {duration_text(row['low_ns'])} to make, then {duration_text(row['amount_ns'])} to hand"
-        f" over{often}: more workers would not help; larger batches would where they are small, and less to pickle"
-        " where they hold many Python objects"
+        f"making a batch takes {duration_text(row['low_ns'])}, its hand-off {duration_text(row['amount_ns'])}{often}:"
+        " more workers would not help; larger batches would where they are small, and less to pickle where they hold"
+        " many Python objects"
     )
 
 
@@ -156,11 +163,11 @@ def _blocking_call(row: Row, f: Finding) -> str:
     item = " (also .item() and .cpu())" if name.lower().replace("_", "").endswith("streamsynchronize") else ""
     often, length = f"{number(row['part_ratio'])} a step", duration_text(row["amount_ns"])
     if row["code"] == "draining_call":
-        return f"{name}{item} on {where}: {often}; the device runs dry in them, for {length} a step"
+        return f"{name}{item} on {where}: {often}; the device runs out of work in them, for {length} a step"
     return f"{name}{item} on {where}: {often}, during {length} of that"
 
 
-#: What a late rank has more of than the rank that waits for it, by column of the summary.
+#: Kind of time -> what a late rank does longer than the rank that waits for it.
 _SURPLUS_WORDS = {
     "compute": "computes {more} longer",
     "data": "waits {more} longer for batches",
@@ -185,12 +192,12 @@ _LATE_WORDS = {
     "cpu_contention": "it waited {ns} longer for a CPU",
     "checkpoint": "it saved a checkpoint {ns} longer",
     "h2d": "copies between host and device took it {ns} longer",
-    "sync": "its device ran dry {ns} longer after blocking calls",
+    "sync": "its device was out of work {ns} longer after blocking calls",
     "launch": "its device waited {ns} longer for its host to launch",
     "straggler": "it waited {ns} longer for others itself",
     "network": "its transfers between hosts took {ns} longer",
     "interconnect": "its transfers inside the host took {ns} longer",
-    "before": "it began {ns} later, what kept it lies before",
+    "before": "it began {ns} later; the cause lies before that",
     "other": "it was blocked {ns} longer with no known cause",
 }
 
@@ -202,30 +209,29 @@ def _late_surplus(row: Row, f: Finding) -> str:
 
 def _late_alone(row: Row, f: Finding) -> str:
     later = duration_text(row["amount_ns"])
-    return f"rank {row['rank']} came {later} later than the second latest rank over the whole run"
+    return f"summed over the run, rank {row['rank']} came {later} later than the second latest rank"
 
 
-def _waiting_ranks(row: Row) -> tuple[str, bool]:
-    several = "," in row["name"] or "-" in row["name"]
-    return f"rank{'s' if several else ''} {row['name']}", several
+def _is_several(ranks: str) -> bool:
+    return "," in ranks or "-" in ranks
 
 
 def _worst_wait(row: Row, f: Finding) -> str:
-    whom, several = _waiting_ranks(row)
-    where = f"{operation(row['kind'])} {row['items_count']}"
-    if row["code"] == "hung_wait":
-        return f"the worst: {whom} {'hang' if several else 'hangs'} in {where}, which rank {row['rank']} never entered"
-    if row["code"] == "hung_wait_unknown":
-        verb = "hang" if several else "hangs"
-        return f"the worst: {whom} {verb} in {where}; ranks that left no record here may never have entered it"
-    waited = f"the worst: {whom} waited {'up to ' if several else ''}{duration_text(row['amount_ns'])} in {where}"
+    where = f"in {operation(row['kind'])} {row['items_count']}"
+    if row["code"].startswith("hung"):
+        hanging = f"the costliest wait: {ranks_named(row['name'], ('hangs', 'hang'))} {where}"
+        if row["code"] == "hung_wait":
+            return f"{hanging}, which rank {row['rank']} never entered"
+        return f"{hanging}; ranks that left no record here may never have entered it"
+    length = f"{'up to ' if _is_several(row['name']) else ''}{duration_text(row['amount_ns'])}"
+    waited = f"the costliest wait: {ranks_named(row['name'], ('waited', 'waited'))} {length} {where}"
     if row["code"] == "worst_wait_unknown":
         return f"{waited}; the clocks cannot tell for whom"
     return f"{waited}; rank {row['rank']} was late"
 
 
 def _late_because(row: Row, f: Finding) -> str:
-    """What kept the late rank, with worker and file, kernel or phase where they are known."""
+    """Say why the rank was late, with the worker and file, kernel or phase where they are known."""
     kind, worker, name = row["kind"], row["worker_id"], shortened(row["name"], _NAME_WIDTH)
     who = f"its worker {worker}" if worker >= 0 else "it"
     if kind == "fetch" and row["name"]:
@@ -236,7 +242,7 @@ def _late_because(row: Row, f: Finding) -> str:
         else _LATE_WORDS[kind]
     )
     text = words.format(ns=duration_text(row["amount_ns"]), who=who)
-    if _waiting_ranks(f.first("worst_wait") or {"name": ""})[1]:
+    if _is_several((f.first("worst_wait") or {"name": ""})["name"]):
         text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
     if not name or (kind, name) == ("other", "gil"):
         return text
@@ -257,23 +263,23 @@ def _bus_bandwidth(row: Row, f: Finding) -> str:
     least = "" if f.first("all_arrived") is not None else "at least "
     line = f"{operation(row['name'])} reached {least}{reached}/s of bus bandwidth over {row['items_count']} transfers"
     if row["part_ratio"] >= 0:
-        line += f", {percent_text(row['part_ratio'])} of what calibration found this link to do"
+        line += f", {percent_text(row['part_ratio'])} of what this link can do by its calibration"
     return line
 
 
 def _payload(row: Row, f: Finding) -> str:
-    calls = max(round(row["part_ratio"]), 1)
-    return f"{calls} operation{plural(calls)} with {bytes_text(row['moved_bytes'])} of payload a step"
+    operations = counted(max(round(row["part_ratio"]), 1), "operation")
+    return f"{operations} with {bytes_text(row['moved_bytes'])} of payload a step"
 
 
 def _io_calls(row: Row, f: Finding) -> str:
-    processes = f"{row['of_count']} process{'' if row['of_count'] == 1 else 'es'}"
+    processes = counted(row["of_count"], "process")
     moved, spent = bytes_text(row["moved_bytes"]), duration_text(row["amount_ns"])
-    return f"{row['items_count']:,} I/O calls of {processes} moved {moved} in {spent} of calls"
+    return f"{counted(row['items_count'], 'I/O call')} of {processes} moved {moved} and took {spent} in total"
 
 
 def _path(path: str) -> str:
-    """A path that fits: folders are cut before the name of the file. Some tools know a file by a number alone."""
+    """Shorten a path to a line: folders are cut before the name of the file. Some tools give a number instead."""
     if not path:
         return "(path not known)"
     if path.isdecimal():
@@ -285,12 +291,12 @@ def _path(path: str) -> str:
 
 
 def _file_calls(row: Row, f: Finding) -> str:
-    name = _path(row["name"])
-    return f"{row['items_count']:,} call{plural(row['items_count'])}, {duration_text(row['amount_ns'])}, on {name}"
+    calls, spent = counted(row["items_count"], "call"), duration_text(row["amount_ns"])
+    return f"{calls}, {spent}, on {_path(row['name'])}"
 
 
 def _killed(row: Row, f: Finding) -> str:
-    who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process of no rank"
+    who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process without a rank"
     if row["worker_id"] >= 0:
         who = f"worker {row['worker_id']} of {who}"
     memory = "; the kernel does that when memory runs out" if row["name"] == "SIGKILL" else ""
@@ -302,26 +308,14 @@ def _epochs_workers_end(row: Row, f: Finding) -> str:
     return f"{of} was spent waiting for the workers of the epoch before to end"
 
 
-def _hung_inside(row: Row, f: Finding) -> str:
-    one = row["items_count"] == 1
-    since = duration_text(row["amount_ns"])
-    return f"rank{'' if one else 's'} {row['name']} {'waits' if one else 'wait'} in it for {since}"
-
-
-def _hung_last(row: Row, f: Finding) -> str:
-    if row["items_count"] >= 0:
-        return f"rank {row['rank']} last called number {row['items_count']}"
-    return f"rank {row['rank']} has called nothing in it"
-
-
 def _late_often_of_worst(row: Row, f: Finding) -> str:
     every = row["items_count"] == row["of_count"] > 1
     times = f"{'each' if every else row['items_count']} of the {row['of_count']} steps"
-    return f"rank {row['rank']} is the late one in {times} with most of this waiting"
+    return f"rank {row['rank']} is the one waited for in {times} with most of this waiting"
 
 
 def _checkpoints(row: Row, f: Finding) -> str:
-    count = f"{row['items_count']} checkpoint{plural(row['items_count'])}"
+    count = counted(row["items_count"], "checkpoint")
     after = f", and {duration_text(row['low_ns'])} each in later calls on their files" if row["low_ns"] > 0 else ""
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
@@ -333,29 +327,31 @@ def _transfers(row: Row, f: Finding) -> str:
     return f"the transfers themselves take {f'{low} to' if row['low_ns'] > 0 else 'up to'} {high} a step"
 
 
-#: Evidence that goes on with the sentence before it, and how; all other codes begin a sentence.
-JOINERS = {"late_because": ": ", "late_why_unknown": ", ", "late_mixed": ": "}
+#: Code of evidence that continues the sentence before it -> what joins them; all others begin a sentence.
+JOINERS = {"late_because": ": ", "late_why_unknown": "; ", "late_mixed": ": "}
 #: Code of evidence -> its words.
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "epochs_start_workers": _epochs,
     "epochs_first_batch": _epochs,
     "makers_not_recorded": (
-        lambda r, f: "who made them is not in the recording: reading, decoding and hand-over cannot be told apart"
+        lambda r, f: "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
     ),
     "step_thread_not_recorded": (
         lambda r, f: (
-            "the step thread made them itself (num_workers=0): reading and decoding cannot be told apart in"
-            " this recording; a few workers might hide both"
+            "the step thread makes the batches itself (num_workers=0): this recording cannot tell reading from"
+            " decoding; a few workers might hide both"
         )
     ),
     "makers_left_no_records": (lambda r, f: "its workers left no records of their own"),
     "handed_over": (
         lambda r, f: (
-            f"{_part(r['part_ratio'])} of that is hand-over of batches that were ready (queue, unpickling, pinning)"
+            f"{_part(r['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
         )
     ),
     "batch_time": _batch_time,
-    "blocked_by_guess": (lambda r, f: "storage or memory: told by how long calls took, so part of it may be the other"),
+    "blocked_by_guess": (
+        lambda r, f: "storage and memory are told apart by how long calls took, so part of one may be the other"
+    ),
     "blocked_reads": _blocked_reads,
     "page_faults": (
         lambda r, f: (
@@ -381,7 +377,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "host_function": (
         lambda r, f: (
             f"functions on the host: {number(r['part_ratio'])} a step on {r['name'] or 'an unnamed stream'},"
-            f" {duration_text(r['amount_ns'])} inside"
+            f" taking {duration_text(r['amount_ns'])}"
         )
     ),
     "host_lead": (
@@ -397,39 +393,41 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     ),
     "late_begins_later_once": (
         lambda r, f: (
-            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}; what"
-            " kept it lies before the recording"
+            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}; the"
+            " cause lies before the recording"
         )
     ),
     "late_varies": (
         lambda r, f: f"no kind of time is much longer on rank {r['rank']}: it is late in some steps, early in others"
     ),
     "late_not_explained": (lambda r, f: f"no kind of time is much longer on rank {r['rank']} in this step"),
-    "late_often": (lambda r, f: f"rank {r['rank']} is the late one in {r['items_count']} of {r['of_count']} steps"),
+    "late_often": (
+        lambda r, f: f"rank {r['rank']} is the one waited for in {r['items_count']} of {r['of_count']} steps"
+    ),
     "late_often_of_worst": _late_often_of_worst,
     "worst_wait": _worst_wait,
     "worst_wait_unknown": _worst_wait,
     "hung_wait": _worst_wait,
     "hung_wait_unknown": _worst_wait,
     "late_because": _late_because,
-    "late_mixed": (lambda r, f: "several kinds of its time differ"),
-    "late_why_unknown": (lambda r, f: "why is not in the recording"),
+    "late_mixed": (lambda r, f: "several kinds of its time differ from those of the others"),
+    "late_why_unknown": (lambda r, f: "the recording does not show why"),
     "transfers": _transfers,
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,
     "blocked_in": _blocked_in,
-    "nothing_recorded": (lambda r, f: "nothing was recorded there"),
+    "nothing_recorded": (lambda r, f: "nothing was recorded in that time"),
     "unknown_block": (
         lambda r, f: (
-            "most of it lies in no recorded call that blocks; a lock, a socket or a subprocess can still be behind it;"
-            " the time line shows where"
+            "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause;"
+            " the timeline shows where"
         )
     ),
     "io_calls": _io_calls,
     "file_calls": _file_calls,
     "killed": _killed,
     "epochs_workers_end": _epochs_workers_end,
-    "hung_inside": _hung_inside,
-    "hung_last": _hung_last,
+    "hung_inside": (lambda r, f: waiting_inside(r["name"], r["amount_ns"])),
+    "hung_last": (lambda r, f: last_called(r["rank"], r["items_count"])),
 }

@@ -1,4 +1,4 @@
-"""Claims as templates see them, and phrases that several of them use."""
+"""A finding as templates see it, and the phrases that several templates use."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.schema.table import Table
-from stashtrace.units import duration_text, percent_text
+from stashtrace.units import bytes_text, duration_text, percent_text
 
 Row = dict[str, Any]
 
@@ -19,22 +19,22 @@ _RANKS_WIDTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A claim with its evidence, as rows."""
+    """A row of ``findings`` with its rows of ``finding_evidence``."""
 
     row: Row
     evidence: tuple[Row, ...]
 
     def first(self, code: str) -> Row | None:
-        """The first evidence of a code, None if there is none."""
+        """Return the first evidence with this code; None if there is none."""
         return next((e for e in self.evidence if e["code"] == code), None)
 
     def all(self, code: str) -> list[Row]:
-        """Evidence of a code."""
+        """Return all evidence with this code, in order."""
         return [e for e in self.evidence if e["code"] == code]
 
 
 def findings_of(findings: Table, evidence: Table) -> list[Finding]:
-    """Rows of both tables, joined, in reading order."""
+    """Join the rows of both tables; the findings are in reading order."""
     by_finding: dict[int, list[Row]] = {}
     for row in evidence.sort_by("finding_id", "order").rows():
         by_finding.setdefault(row["finding_id"], []).append(row)
@@ -42,7 +42,7 @@ def findings_of(findings: Table, evidence: Table) -> list[Finding]:
 
 
 def amount(row: Row) -> str:
-    """A mean time per step, as certain as its bounds allow."""
+    """Word the mean time per step: the figure, a bound or a range, as ``confidence`` allows."""
     point, low, high = (duration_text(row[name]) for name in ("stall_ns", "low_ns", "high_ns"))
     if row["confidence"] == "exact":
         least = duration_text(row["least_ns"])
@@ -52,7 +52,7 @@ def amount(row: Row) -> str:
 
 
 def share(row: Row) -> str:
-    """Share of the step that goes with ``amount``: a range where the ranks differ, else of the rank hit hardest."""
+    """Word the share of the step that ``amount`` is: a range where ranks differ, else that of the rank hit hardest."""
     if row["confidence"] != "exact" and row["stall_ns"] > 0:
         scale = row["share_ratio"] / row["stall_ns"]
         low, high = (percent_text(row[name] * scale) for name in ("low_ns", "high_ns"))
@@ -65,11 +65,12 @@ def share(row: Row) -> str:
 
 
 def lost(row: Row) -> str:
+    """Word the time lost per step and its share: ``20.1 ms a step (35 %)``."""
     return f"{amount(row)} a step ({share(row)})"
 
 
 def ranks(row: Row) -> str:
-    """``ranks 0-3,7``; of many that do not fold, how many, and the first and last."""
+    """Name the ranks: ``ranks 0-3,7``; a list too long to read becomes a count with the first and last ones."""
     if len(row["ranks"]) > _RANKS_WIDTH:
         named = row["ranks"].split(",")
         return f"{row['items_count']} ranks ({', '.join(named[:3])} … {named[-1]})"
@@ -77,19 +78,53 @@ def ranks(row: Row) -> str:
 
 
 def verb(row: Row, one: str, many: str) -> str:
-    """The verb for one rank or several; what may be nothing only ``may``."""
+    """Return the verb for one rank or for several; ``may`` precedes it where the lower bound is close to nothing."""
     if row["stall_ns"] > 0 and row["low_ns"] * row["share_ratio"] < _NOTHING_RATIO * row["stall_ns"]:
         return "may be" if many == "are" else f"may {many}"
     return many if row["items_count"] > 1 else one
 
 
 def operation(name: str) -> str:
+    """Return the name of a collective as people write it: ``all-reduce`` for ``all_reduce``."""
     return name.replace("_", "-")
 
 
 def plural(count: float) -> str:
+    """Return the ending of a noun behind a count."""
     return "" if count == 1 else "s"
 
 
+def counted(count: int, noun: str) -> str:
+    """Count something: ``1 worker``, ``2 processes``, ``1,204 calls``."""
+    ending = plural(count) if not noun.endswith("s") else "" if count == 1 else "es"
+    return f"{count:,} {noun}{ending}"
+
+
+def ranks_named(text: str, verbs: tuple[str, str]) -> str:
+    """Put ``rank`` or ``ranks`` before a list such as ``0-2,5``, and the verb for one or for several behind it."""
+    several = "," in text or "-" in text
+    return f"rank{'s' if several else ''} {text} {verbs[several]}"
+
+
+def not_entered(ranks: str, call: str, sequence: int, group: str, message_bytes: int) -> str:
+    """Say which ranks have not entered which collective of which group."""
+    size = f", {bytes_text(message_bytes)}" if message_bytes > 0 else ""
+    name = group or "a group without a name"
+    return f"{ranks_named(ranks, ('has', 'have'))} not entered {operation(call)} {sequence} of {name}{size}"
+
+
+def waiting_inside(ranks: str, since_ns: int) -> str:
+    """Say which ranks wait in that collective, and for how long."""
+    return f"{ranks_named(ranks, ('waits', 'wait'))} in it for {duration_text(since_ns)}"
+
+
+def last_called(rank: int, sequence: int) -> str:
+    """Say which collective of that group a missing rank called last; -1: none."""
+    if sequence < 0:
+        return f"rank {rank} has called no collective of this group"
+    return f"rank {rank} last called number {sequence}"
+
+
 def number(value: float) -> str:
+    """Print a mean count with two digits, whole from 10 on."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

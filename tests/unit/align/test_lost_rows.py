@@ -75,7 +75,7 @@ def test_what_ran_on_an_unknown_stream_is_shown_under_its_process(tmp_path: Path
 def test_merge_writes_the_time_line_of_the_golden_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(GOLDEN, tmp_path / "node01.1.0.stash")
     assert main(["merge", str(tmp_path)]) == 0
-    assert "fault of stashtrace" not in capsys.readouterr().err
+    assert "bug in stashtrace" not in capsys.readouterr().err
     assert (tmp_path / "timeline.pftrace.gz").stat().st_size > 0
 
 

@@ -1,0 +1,60 @@
+"""Answers of commands on stdout, as text or JSON, and pictures of them in files."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def print_answer(format_name: str, lines: Sequence[str], content: Any) -> None:
+    """Write ``lines`` to stdout, or ``content`` where the format is ``json``."""
+    if format_name == "json":
+        print_json(content)
+    else:
+        print_lines(lines)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Write lines of text to stdout."""
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def print_json(content: Any) -> None:
+    """Write JSON to stdout; numbers that are not finite are null."""
+    sys.stdout.write(json.dumps(_finite(content), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_plot(path: str | None, *, made: Path | None = None) -> None:
+    """Check the file of ``--plot``, if it is given, before anything is measured or computed.
+
+    Parameters
+    ----------
+    path : str or None
+    made : Path, optional
+        Folder that the command itself makes.
+
+    Raises
+    ------
+    UsageError
+        If the suffix is unknown or matplotlib is not installed.
+    CaptureError
+        If the file cannot be written.
+    """
+    if path:
+        from stashtrace.lab.plot import check_plot_file, check_plot_folder
+
+        check_plot_file(path)
+        check_plot_folder(path, made=made)
