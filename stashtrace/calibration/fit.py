@@ -107,7 +107,7 @@ class Fit:
 
     @property
     def residual_ratio(self) -> float:
-        """Largest of the pieces."""
+        """Largest residual ratio of the pieces."""
         return max(p.residual_ratio for p in self.pieces)
 
     @property
@@ -196,7 +196,7 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
 
 
 def bus_bytes(op: str, ranks: int, message_bytes: float) -> float:
-    """Bytes that the busiest link carries: what makes collectives comparable with the hardware's bandwidth.
+    """Bytes that the busiest link carries: makes collectives comparable with the bandwidth of hardware.
 
     The factors are those of nccl-tests (doc/PERFORMANCE.md): all-reduce 2 (n - 1) / n; all-gather, reduce-scatter and
     all-to-all (n - 1) / n of the whole; broadcast and reduce 1. ``message_bytes`` is one rank's input everywhere in

@@ -166,7 +166,7 @@ def _solve(slope: Floats, intercept: Floats, target: Floats, weights: Floats) ->
 
 
 def _covariance(sizes: Floats, spread: Floats, residual: Floats) -> Floats:
-    """Of intercept and slope for a residual scale of one."""
+    """Covariance of intercept and slope for a residual scale of one."""
     inside = residual / _BISQUARE
     kept = np.abs(inside) < 1
     influence = np.where(kept, residual * (1 - inside**2) ** 2, 0.0)
@@ -190,7 +190,7 @@ def _scale(residual: Floats, coefficients: int) -> float:
 
 
 def _positive(model: Floats, times: Floats) -> Floats:
-    """The model, kept from zero where a negative intercept would carry it there."""
+    """Keep the model above zero where a negative intercept would carry it there."""
     floor: Floats = np.maximum(model, 0.01 * times)
     return floor
 

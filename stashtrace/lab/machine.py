@@ -28,12 +28,12 @@ def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def free_memory_bytes() -> int:
-    """Bytes that could be had now, of the machine or of the control group if that is less; very many if unknown."""
+    """Free memory of the machine, or of the control group if that is less; 1 PiB if unknown."""
     return min(free for free in (free_bytes(), group_free_bytes(), 2**50) if free is not None)
 
 
 def group_free_bytes(listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that the control groups around this process leave free, the least of them; None if none has a limit.
+    """Free memory of the tightest control group around this process; None if none has a limit.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Measure what the links of this machine can do: plan, run the workers, fit, and hand back a ``Calibration``.
+"""Measure what the links of this machine can do: plan, run the workers, fit, return a ``Calibration``.
 
 Called by ``stashtrace calibrate``. Nothing heavy is imported here; workers are processes of their own, so a driver
 that crashes takes one of them and not the answer.
@@ -46,7 +46,7 @@ Runner = Callable[..., list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for.
+    """A calibration that was asked for.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class LinkPlan:
     disk: str = ""
 
     def task(self) -> dict[str, Any]:
-        """As ``worker`` reads it."""
+        """The task as ``worker`` reads it."""
         return {"what": "measure", **asdict(self)}
 
 
@@ -297,7 +297,7 @@ def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:
 
 
 def pooled(launches: Sequence[Points]) -> Points:
-    """Medians over the starts, of the medians and of the quartiles; all repetitions."""
+    """Pool the points of several starts: medians of their medians and quartiles; all repetitions."""
     middle, low, high = (
         tuple(np.median([getattr(points, name) for points in launches], axis=0).tolist())
         for name in ("median_ns", "low_ns", "high_ns")

@@ -248,7 +248,7 @@ _COMPLAINT = re.compile(r"can't|cannot|not found|No such|denied|Killed|refused|u
 
 
 def last_words(log: Path) -> str:
-    """The line of a log that tells most of a failure: the last one that names an error, else the job's last."""
+    """Find the line of a log that explains a failure: the last that names an error, else the job's last."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - 65536))
@@ -265,7 +265,7 @@ def last_words(log: Path) -> str:
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
-    """End what still runs: ask, wait, make it; who interrupts the waiting wants no more of it."""
+    """End what still runs: SIGTERM, wait, SIGKILL; an interruption ends the waiting."""
     left = any(process.poll() is None for process in started)
     interrupted = False
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -303,7 +303,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """Find a port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -240,7 +240,7 @@ class Characterizer:
         )
 
     def _require_synthetic_data(self, trace: Trace) -> None:
-        """Raise RunInvalidError unless every rank replayed batches; note what makes them dearer than synthetic ones."""
+        """Raise RunInvalidError unless every rank replayed batches; note what makes their steps longer."""
         data = synthetic_data(trace)
         if not data.complete:
             raise RunInvalidError(data.sentence)
@@ -350,7 +350,7 @@ def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list
 
 
 def _address(host: str) -> str:
-    """Where the other hosts find the first one."""
+    """Address at which the other hosts find the first one."""
     return os.uname().nodename if host in _THIS_HOST else host
 
 

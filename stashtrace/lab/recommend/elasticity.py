@@ -110,7 +110,7 @@ def _device(instance: str, catalog: Catalog) -> str:
 
 
 def _alone(profiles: Sequence[Profile], catalog: Catalog) -> dict[str, float]:
-    """Device -> samples per second of one, with the batch that suits it best."""
+    """Device -> samples per second of one device with its best batch."""
     best: dict[str, float] = {}
     for profile in profiles:
         step = profile.step_ns.get(1)
@@ -131,7 +131,7 @@ def _row(place: tuple[str, int, int], batch: int, step: Interval, best: float, m
 
 
 def _between(steps: dict[int, Interval], batch: int) -> Interval:
-    """Step of a batch between two that are known, on the line through them."""
+    """Interpolate the step of a batch between the two nearest known batches."""
     low, high = max(b for b in steps if b < batch), min(b for b in steps if b > batch)
     part = (batch - low) / (high - low)
     return steps[low].times(1 - part) + steps[high].times(part)

@@ -81,7 +81,7 @@ def _budgets(axes: Any, answer: Recommendation) -> None:
 
 
 def _scales(axes: Any, candidates: Sequence[Candidate]) -> None:
-    """Both logarithmic where one spans more than a factor of four: then one price is one straight line."""
+    """Make both axes logarithmic where one spans more than a factor of four: one price is then one straight line."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     every = [
@@ -102,7 +102,7 @@ def _scales(axes: Any, candidates: Sequence[Candidate]) -> None:
 
 
 def _names(figure: Any, axes: Any, answer: Recommendation, candidates: Sequence[Candidate]) -> None:
-    """The front chooses its places first."""
+    """Write the names beside the points, those of the front first."""
     front = sorted((candidate for candidate in candidates if candidate.pareto), key=faster)
     lines: list[tuple[Any, Any]] = [
         ([candidate.hours.value for candidate in front], [candidate.cost.value for candidate in front])
@@ -137,5 +137,5 @@ def _legend(axes: Any, candidates: Sequence[Candidate]) -> list[Any]:
 
 
 def _bounds(span: Interval) -> tuple[float, ...]:
-    """Value and ends; an interval that begins at nothing has no place on a logarithmic axis, and runs out of it."""
+    """Value and ends; an end at zero has no place on a logarithmic axis."""
     return (span.value, *(end for end in (span.low, span.high) if span.known and end > 0))

@@ -28,7 +28,7 @@ _HOUR_NS = 3600e9
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The answer.
+    """Candidates, and those that fit the budgets.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Recommendation:
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
-        """Those that nothing beats in both, cheapest first."""
+        """Candidates that no other beats in time and cost together, cheapest first."""
         return tuple(candidate for candidate in self.candidates if candidate.pareto)
 
 
@@ -74,7 +74,7 @@ def recommend(
     data: str = "auto",
     max_count: int = 8,
 ) -> Recommendation:
-    """All candidates for the work, and those that fit the budgets.
+    """Find all candidates for the work, and those that fit the budgets.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def recommend(
 def _possible(
     profiles: Sequence[Profile], catalog: Catalog, work: Work, data: str, max_count: int
 ) -> tuple[list[Candidate], dict[str, str], list[str]]:
-    """All candidates; instances of which nothing is said, and why; why nothing is said of others in some counts."""
+    """Find all candidates; instances that cannot be predicted, and why; notes on counts that cannot be."""
     candidates: dict[tuple[str, int, int, int], Candidate] = {}
     reasons: dict[str, str] = {}
     counts: dict[tuple[str, str], list[int]] = {}
@@ -271,7 +271,7 @@ def _candidate(
 def _mean_step(
     prediction: Prediction, work: Work, data: str
 ) -> tuple[Interval, Interval | None, Interval | None, tuple[str, ...]]:
-    """Mean step, and of what it is made: (step, warm, cold, what else was assumed)."""
+    """Mean step of the work: (step, warm step, cold step, what else was assumed)."""
     warm, cold, epochs = prediction.warm, prediction.cold, work.epochs if work.samples else 0.0
     if data == "auto":
         data = "first-cold" if epochs and warm is not None and cold is not None else "warm"
@@ -322,7 +322,7 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
 
 
 def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
-    """Steps of an unknown number of samples beside steps of a known one."""
+    """Note that some profiles do not know their batch while others do."""
     unknown = [profile.path for profile in profiles if not profile.batch_samples]
     if not work.iterations or len(unknown) in (0, len(profiles)):
         return []
@@ -334,6 +334,6 @@ def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
 
 
 def _named_alike(device: str, names: Sequence[str]) -> bool:
-    """Whether the machine's own names hold the device's, as a word: an L40S is no L4."""
+    """Whether one of the machine's device names holds the catalog's, as a word: an L40S is no L4."""
     model = re.escape(device.partition("-")[0].lower())
     return any(re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name.lower()) for name in names)

@@ -29,7 +29,7 @@ _SMALL = 0.02
 
 
 def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
-    """Everything that the command says.
+    """Lines of text about a recommendation.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
 
 
 def choices(answer: Recommendation) -> list[list[str]]:
-    """For each question that was asked the answer, and behind it the reasons, as sentences."""
+    """Sentences for each question that was asked: the answer, then its reasons."""
     out: list[list[str]] = []
     budget = answer.budget
     if budget.hours is not None:
@@ -83,7 +83,7 @@ def choices(answer: Recommendation) -> list[list[str]]:
 
 
 def answer_object(answer: Recommendation, work: Mapping[str, Any], elastic: Sequence[Scaling] | None) -> dict[str, Any]:
-    """The answer for scripts; numbers that nobody knows are null."""
+    """Content of a recommendation for JSON; unknown numbers are null."""
     whole: dict[str, Any] = {
         "format": 1,
         "work": dict(work),
@@ -157,7 +157,7 @@ def _facts(candidate: Candidate) -> str:
 
 
 def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
-    """Why this one: those of the same price, what more money buys, what it cannot be told from."""
+    """Why this one: others of the same price, what more money buys, which intervals overlap."""
     out: list[str] = []
     others = [candidate for candidate in answer.candidates if candidate is not best]
     # The same instances with another batch are no other thing to rent.
@@ -204,7 +204,7 @@ def _more(ratio: float) -> str:
 
 
 def _pairs(candidates: Sequence[Candidate]) -> list[str]:
-    """Sets of as many devices that cost the same an hour, one of which was run: what the network makes of the money."""
+    """Compare sets of as many devices at the same price, one of which was run: what the network costs."""
     return [
         _pair(first, other)
         for at, first in enumerate(candidates)
@@ -218,7 +218,7 @@ def _pairs(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _pair(best: Candidate, other: Candidate) -> str:
-    """Two of one price: what an hour buys."""
+    """Compare what an hour of two candidates of one price buys."""
     same_steps = best.devices_count == other.devices_count and best.batch_samples == other.batch_samples
     done, slow = (best, other) if best.hours.value <= other.hours.value else (other, best)
     if not same_steps:
@@ -231,7 +231,7 @@ def _pair(best: Candidate, other: Candidate) -> str:
 
 
 def _times(ratio: float) -> str:
-    """A factor above one; of a small one its digits behind the point are all that it says."""
+    """Factor above one; a factor close to one gets more digits."""
     return f"{ratio:.2g}x" if ratio >= 1.095 else f"{ratio:.3g}x"
 
 
@@ -341,13 +341,13 @@ def scaling_row(row: Scaling) -> dict[str, Any]:
 
 
 def _numbers(name: str, interval: Interval) -> dict[str, float | None]:
-    """Value and bounds under the names that they have in JSON and CSV."""
+    """Value and bounds by their names in JSON and CSV."""
     bounds = {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
     return {key: finite_or_none(number, _DIGITS) for key, number in bounds.items()}
 
 
 def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
-    """Throughput and efficiency, as a table."""
+    """Table of throughput and efficiency."""
     if not rows:
         return ["elasticity: configuration 1 or the batch was not measured (--batch-size N gives the batch)"]
     head = ("instances", "devices", "batch each", "batch", "samples/s", "at least", "at most", "scaling", "each", "")
@@ -371,7 +371,7 @@ def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
 
 
 def catalog_lines(catalog: Catalog) -> list[str]:
-    """The catalog, with day and source of each price."""
+    """Table of the catalog, with day and source of each price."""
     if not catalog.instances:
         return ["the catalog is empty"]
     head = ("instance", "device", "devices", "joined by", "network", "vCPUs", "price/h", "", "of", "region")
@@ -398,7 +398,7 @@ def catalog_lines(catalog: Catalog) -> list[str]:
 
 
 def hours_text(hours: float, *, padded: bool = False) -> str:
-    """Time that a job takes, as a person says it; ``padded``: always three digits, as in a column.
+    """Hours in a suitable unit; ``padded``: always three digits, as in a column.
 
     Examples
     --------
@@ -415,7 +415,7 @@ def hours_text(hours: float, *, padded: bool = False) -> str:
 
 
 def cost_text(cost: float, currency: str) -> str:
-    """Money with the digits that matter.
+    """Cost with as many digits as matter.
 
     Examples
     --------

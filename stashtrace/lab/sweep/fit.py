@@ -58,7 +58,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a study found about one variant.
+    """Results of one variant.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All variants and what explains them.
+    """All variants and the fits to their stalls.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Study:
         return self.fits[0] if self.fits else None
 
     def predict(self, messages: int, sent_bytes: int) -> tuple[float, float]:
-        """Stall in ns of a variant that was not measured, and its standard error.
+        """Predict the stall in ns of a variant that was not measured, and its standard error.
 
         Raises
         ------
@@ -169,7 +169,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
 
 
 def _outcome(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], ranks: int) -> Outcome:
-    """What the runs of a variant say; raise MissingDataError if none of one rank, or of all, worked."""
+    """Evaluate the runs of a variant; raise MissingDataError if none of one rank, or of all, worked."""
     singles = {r["repeat"]: r for r in runs if r["name"] == variant["network_name"] and r["ranks"] == 1}
     several = {r["repeat"]: r for r in runs if r["name"] == variant["name"] and r["ranks"] == ranks}
     t1, tn = ([_step_ns(runs_of.get(k)) for k in sorted({*singles, *several})] for runs_of in (singles, several))

@@ -20,7 +20,7 @@ _SCALES = {"messages": 1.0, "bytes": 1e6}
 
 
 def study_lines(study: Study) -> list[str]:
-    """Everything that a sweep says."""
+    """Lines of text about a study."""
     ranks = study.settings["ranks"]
     rows: list[tuple[str, ...]] = [tuple(title.format(ranks) for title in _MEASURED)]
     rows += [_measured(outcome) for outcome in study.outcomes]
@@ -42,7 +42,7 @@ def study_lines(study: Study) -> list[str]:
 
 
 def study_json(study: Study) -> dict[str, Any]:
-    """The same for scripts."""
+    """Content of a study for JSON."""
     best = study.best
     return {
         "settings": dict(study.settings),
@@ -82,7 +82,7 @@ def study_json(study: Study) -> dict[str, Any]:
 
 
 def prediction_lines(name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: Study) -> list[str]:
-    """A variant that was not measured."""
+    """Lines of text about the predicted stall of a variant that was not measured."""
     assert study.best is not None
     typical = typical_error(study.best)
     doubt = "" if math.isnan(typical) else f"; a variant that was left out was typically {percent_text(typical)} off"
@@ -95,7 +95,7 @@ def prediction_lines(name: str, messages: int, sent: int, stall_ns: float, error
 
 
 def typical_error(fit: LinearFit) -> float:
-    """Median of the sizes of the relative errors of variants left out."""
+    """Median absolute relative error of the predictions of variants that were left out of the fit."""
     known = fit.left_out_errors[np.isfinite(fit.left_out_errors)]
     return float(np.median(np.abs(known))) if len(known) else math.nan
 
