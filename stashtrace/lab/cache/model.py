@@ -108,7 +108,7 @@ class LoadingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class PredictedSteps:
     """Predicted steps, one entry per hit ratio; compute, prep and fetch add up to the step.
 
     Attributes
@@ -129,7 +129,7 @@ class Steps:
         return list(np.where(np.maximum(self.fetch_ns, self.prep_ns) > slack_ns, larger, COMPUTE).tolist())
 
 
-def predict(job: LoadingJob, hits: Any) -> Steps:
+def predict(job: LoadingJob, hits: Any) -> PredictedSteps:
     """Predict step time and stalls at these hit ratios; the queue of prepared batches is never the limit.
 
     A step takes as long as the slowest of three: compute; a worker's time for a batch, divided by the workers; the
@@ -142,7 +142,7 @@ def predict(job: LoadingJob, hits: Any) -> Steps:
     step, warm = _step_ns(job, ratio), _step_ns(job, np.ones(1))[0]
     step = np.maximum(step, warm)  # storage faster than the page cache is no gain that anybody should count on
     compute = np.full(len(ratio), float(job.compute_ns))
-    return Steps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
+    return PredictedSteps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
 
 
 def _step_ns(job: LoadingJob, hits: Floats) -> Floats:

@@ -45,7 +45,7 @@ Runner = Callable[..., list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CalibrationRequest:
     """A calibration that was asked for.
 
     Attributes
@@ -90,7 +90,7 @@ class LinkPlan:
         return {"what": "measure", **asdict(self)}
 
 
-def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
+def plan(request: CalibrationRequest, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
     """Plan what will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
 
     Raises
@@ -120,7 +120,7 @@ def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[L
 
 
 def _chosen(
-    request: Request, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
+    request: CalibrationRequest, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
 ) -> list[str]:
     if request.ranks is not None and request.ranks < 2:
         raise UsageError(f"{request.ranks} rank has nobody to talk to", hint="--ranks 2 or more")
@@ -157,7 +157,7 @@ def _chosen(
     return chosen
 
 
-def _sizes(request: Request, backend: str, ranks: int, room_bytes: int, ops_count: int) -> tuple[int, ...]:
+def _sizes(request: CalibrationRequest, backend: str, ranks: int, room_bytes: int, ops_count: int) -> tuple[int, ...]:
     low, high = request.sizes_bytes or SIZES[backend]
     if low < 1 or high < low:
         raise UsageError(f"--sizes {low}:{high} is no range", hint="for example --sizes 1K:32M")
@@ -176,7 +176,7 @@ def _sizes(request: Request, backend: str, ranks: int, room_bytes: int, ops_coun
 
 
 def calibrate(
-    request: Request,
+    request: CalibrationRequest,
     *,
     version: str = "",
     command: str = "",
@@ -188,7 +188,7 @@ def calibrate(
 
     Parameters
     ----------
-    request : Request
+    request : CalibrationRequest
         What to measure.
     version, command : str
         Of stashtrace, and what was typed; kept in the result.

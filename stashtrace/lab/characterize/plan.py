@@ -18,7 +18,7 @@ from stashtrace.record.directory import file_rights
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CharacterizationRequest:
     """A characterisation that was asked for.
 
     Attributes
@@ -90,7 +90,7 @@ class Request:
         }
 
 
-def open_characterization(request: Request) -> Characterization:
+def open_characterization(request: CharacterizationRequest) -> Characterization:
     """Read what is in the directory already, or begin a new characterisation there.
 
     Raises
