@@ -47,14 +47,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     from stashtrace import __version__
     from stashtrace.calibration.file import calibration_text
-    from stashtrace.lab.calibrate.measure import Request, calibrate
+    from stashtrace.lab.calibrate.measure import CalibrationRequest, calibrate
     from stashtrace.lab.calibrate.report import calibration_lines
 
     check_plot(arguments.plot)
     out = _checked_out(arguments.out)
     if arguments.disk is not None and not os.path.isdir(arguments.disk):
         raise UsageError(f"{arguments.disk} is not a folder", hint="--disk takes a folder on the disk to measure")
-    request = Request(
+    request = CalibrationRequest(
         backend=arguments.backend,
         ranks=arguments.ranks,
         sizes_bytes=arguments.sizes,

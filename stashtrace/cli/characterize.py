@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.cli import INTERRUPTED
     from stashtrace.lab.characterize.answer import FILE_NAME
     from stashtrace.lab.characterize.network import parsed_shape
-    from stashtrace.lab.characterize.plan import Request
+    from stashtrace.lab.characterize.plan import CharacterizationRequest
     from stashtrace.lab.characterize.report import characterization_lines
     from stashtrace.lab.characterize.run import characterize
     from stashtrace.lab.plot import check_plot_folder
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.html:
         check_plot_folder(arguments.html, option="--html", made=out)
     lengths = _QUICK if arguments.quick else _FULL
-    request = Request(
+    request = CharacterizationRequest(
         command=tuple(command),
         out=out,
         configurations=arguments.steps,
